@@ -90,6 +90,7 @@ async def serving(config: RewardConfig) -> AsyncIterator[tuple[RewardProxy, str]
 @asynccontextmanager
 async def _address(config: RewardConfig) -> AsyncIterator[str]:
     async with serving(config) as (_, address):
+        loops.FullPasses.take_over()
         yield address
 
 

@@ -52,6 +52,7 @@ from plexsvc.reward.programs.registry import check_settings
 from plexsvc.reward.record import BatchRecord, Pending
 from plexsvc.reward.view import program_view, rewards_view
 from plexsvc.reward.workers import Heard, Workers
+from plexsvc.rpc.loops import FullPasses
 
 log = Log(__name__)
 
@@ -90,6 +91,7 @@ class RewardProxy:
         self.planner: PlannerLine | None = None
         self._has_begun = False
         self._failure: BaseException | None = None
+        self._full_passes = FullPasses()
 
     @property
     def worker_pids(self) -> Mapping[WorkerId, int]:
@@ -136,7 +138,7 @@ class RewardProxy:
             for _ in indices:
                 yield (await queue.get()).SerializeToString()
         finally:
-            record.unsubscribe(queue)
+            record.unsubscribe(queue, indices)
             record.readers -= 1
             record.quiet_since_us = self._clock.monotonic_us()
 
@@ -350,6 +352,7 @@ class RewardProxy:
             if not record.readers and record.quiet_since_us + self._config.keep_us <= now_us:
                 self.post(BatchLeft(at_us=now_us, batch=batch_id))
                 del self.records[batch_id]
+        self._full_passes.look(now_us, is_idle=not self.core.batches)
 
 
 def _new_record(request: pb.ScoreRequest, library: Library) -> BatchRecord:

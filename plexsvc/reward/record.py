@@ -98,10 +98,10 @@ class BatchRecord:
                 self._waiting.setdefault(index, []).append(queue)
         return queue
 
-    def unsubscribe(self, queue: asyncio.Queue[pb.ScoreReply]) -> None:
-        """Tell a queue no more."""
-        for queues in self._waiting.values():
-            if queue in queues:
+    def unsubscribe(self, queue: asyncio.Queue[pb.ScoreReply], indices: Iterable[int]) -> None:
+        """Tell a queue of these samples no more."""
+        for index in indices:
+            if queue in (queues := self._waiting.get(index, [])):
                 queues.remove(queue)
 
 

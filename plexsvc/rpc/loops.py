@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import uvloop
 
@@ -22,6 +22,10 @@ from plexsvc.tether import die_with_parent
 
 Result = TypeVar("Result")
 Config = TypeVar("Config")
+
+IDLE_PASS_US: Final = 60_000_000
+BUSY_PASS_US: Final = 600_000_000
+NEVER: Final = 1 << 30
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
@@ -36,6 +40,31 @@ def keep_what_is_there() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+class FullPasses:
+    """Full passes of the garbage collector, when a loop has time for them.
+
+    One takes some milliseconds for each thousand samples or calls that a process holds, and the
+    collector begins them in the middle of the busiest time. What is no cycle goes without them.
+    """
+
+    def __init__(self) -> None:
+        self._last_us = 0
+
+    @staticmethod
+    def take_over() -> None:
+        """Have the collector begin none by itself, in this process."""
+        young, middle, _ = gc.get_threshold()
+        gc.set_threshold(young, middle, NEVER)
+
+    def look(self, now_us: int, *, is_idle: bool) -> bool:
+        """Make one, and say so, if it is time: an idle loop's comes sooner."""
+        is_due = now_us - self._last_us >= (IDLE_PASS_US if is_idle else BUSY_PASS_US)
+        if is_due:
+            gc.collect()
+            self._last_us = now_us
+        return is_due
 
 
 def serve(into: type[Config], serving: Callable[[Config], AbstractAsyncContextManager[str]]) -> int:
