@@ -43,10 +43,17 @@ class SandboxProcess:
         stdin: bytes = b"",
         limits: Limits,
         keeps_files: bool = False,
+        fixes_files: bool = False,
     ) -> Ran:
         """Return how a command ended."""
         found = self._call(
-            "run", list(argv), files=files, stdin=stdin, limits=limits, keeps_files=keeps_files
+            "run",
+            list(argv),
+            files=files,
+            stdin=stdin,
+            limits=limits,
+            keeps_files=keeps_files,
+            fixes_files=fixes_files,
         )
         assert isinstance(found, Ran)
         return found

@@ -3,7 +3,7 @@
 A test is `{"stdin": ..., "stdout": ...}` (white space at line ends does not matter), `{"call":
 "f(2)", "equals": 4}` (JSON values) or `{"assert": "f(2) == 4"}`. What a test expects is never
 inside the sandbox in the first two forms. An assertion has to be, in a process beside the code that
-it judges (`asserting.py`); only pytest's tests run in one process with it.
+it judges (`asserting.py`), and so do pytest's tests (`unit_testing.py`).
 """
 
 from __future__ import annotations
@@ -45,6 +45,13 @@ own.write(json.dumps(eval(sys.argv[1], names)))
 own.flush()
 """
 _ASSERT: Final = Path(asserting.__file__).read_bytes()
+_HARNESS: Final = ".harness"
+_HARNESS_FILES: Final = {
+    f"{_HARNESS}/asserting.py": _ASSERT,
+    f"{_HARNESS}/unit_testing.py": Path(asserting.__file__)
+    .with_name("unit_testing.py")
+    .read_bytes(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,51 +215,48 @@ def _returns(expected: object) -> Callable[[str], bool]:
 
 def _unit_tests(work: Work) -> Outcome:
     """Score the share of pytest's tests that pass; `reference.files` are the tree."""
+    path, files = _tree(work)
+    nonce = secrets.token_hex(16)
+    argv = (sys.executable, f"{_HARNESS}/unit_testing.py", path)
+    ran = work.sandbox.run(
+        argv,
+        files={**files, **_HARNESS_FILES},
+        stdin=f"{nonce}\n".encode(),
+        limits=work.limits,
+        fixes_files=True,
+    )
+    if ran.hit == "wall":
+        return TimedOut(output=ran.stderr)
+    if "No module named 'pytest'" in ran.stderr:
+        raise RefusedError("unit_tests: pytest is not installed where workers run")
+    word, _, verdict = ran.stdout.partition(" ")
+    if ran.hit or word != nonce:
+        return Scored(score=0.0, output=ran.stderr, detail=f"the tests did not end: {_why(ran)}")
+    passed, total = json.loads(verdict)
+    if not total:
+        return Scored(score=0.0, output=ran.stderr, detail="no test was run")
+    score = passed / total if work.settings.get("partial", True) else float(passed == total)
+    return Scored(score=score, output=ran.stderr, detail=f"{passed} of {total}")
+
+
+def _tree(work: Work) -> tuple[str, dict[str, bytes]]:
+    """Return where the sample lies, and all files with it."""
     tree = work.reference
     if not isinstance(tree, Mapping) or not isinstance(tree.get("files"), Mapping):
         raise RefusedError(
             'unit_tests: the reference must be {"files": {path: text, ...}, "path": where the '
             "sample goes}"
         )
-    files = {str(path): str(text).encode() for path, text in tree["files"].items()}
-    files[str(tree.get("path", "solution.py"))] = code_block(work.text, "python|py").encode()
-    if any(path.startswith("/") or ".." in path.split("/") for path in files):
+    path = str(tree.get("path", "solution.py"))
+    files = {str(one): str(text).encode() for one, text in tree["files"].items()}
+    files[path] = code_block(work.text, "python|py").encode()
+    if any(one.startswith("/") or ".." in one.split("/") for one in files):
         raise RefusedError("unit_tests: paths are relative and do not leave their directory")
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--no-header",
-        "-p",
-        "no:cacheprovider",
-        "--color=no",
-    ]
-    ran = work.sandbox.run(argv, files=files, limits=work.limits)
-    if ran.hit == "wall":
-        return TimedOut(output=ran.stdout)
-    counts = _summary(ran.stdout)
-    total = sum(counts.values())
-    if "No module named pytest" in ran.stderr:
-        raise RefusedError("unit_tests: pytest is not installed where workers run")
-    if not total:
-        return Scored(score=0.0, output=ran.stdout + ran.stderr, detail="no test was run")
-    share = counts.get("passed", 0) / total
-    score = share if work.settings.get("partial", True) else float(share == 1)
-    return Scored(score=score, output=ran.stdout, detail=f"{counts.get('passed', 0)} of {total}")
-
-
-def _summary(printed: str) -> dict[str, int]:
-    r"""Return the counts of pytest's last line.
-
-    >>> _summary("F.\n2 failed, 1 passed in 0.01s\n")
-    {'failed': 2, 'passed': 1}
-    """
-    last = printed.rstrip().rpartition("\n")[2]
-    if not re.search(r" in [\d.]+s", last):
-        return {}
-    found = re.findall(r"(\d+) (passed|failed|error)", last)
-    return {what: int(count) for count, what in found}
+    if re.fullmatch(r"test_.*|.*_test\.py|conftest\.py", Path(path).name):
+        raise RefusedError(
+            f"unit_tests: {path} would be run as a test; a sample cannot judge itself"
+        )
+    return path, files
 
 
 PROGRAMS: Final = (

@@ -67,8 +67,11 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         limits: Limits,
         keeps_files: bool = False,
+        fixes_files: bool = False,
     ) -> Ran:
         """Return how a command ended, with nothing of it left; `files` lie in its directory.
+
+        With `fixes_files` nothing can be changed there, and what it writes goes to `/tmp`.
 
         Raises:
             PlexError: `unavailable` when nothing isolates here, or setting up failed.

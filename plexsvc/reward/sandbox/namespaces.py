@@ -92,6 +92,7 @@ class NamespaceSandbox:
         stdin: bytes = b"",
         limits: Limits,
         keeps_files: bool = False,
+        fixes_files: bool = False,
     ) -> Ran:
         """Return how a command ended; nothing of it is left.
 
@@ -104,6 +105,7 @@ class NamespaceSandbox:
             "files": dict(files),
             "limits": asdict(limits),
             "keeps_files": keeps_files,
+            "fixes_files": fixes_files,
         }
         group = self._groups.make(limits) if self._groups else None
         pipes = _Pipes(group)

@@ -34,6 +34,7 @@ class NoSandbox:
         stdin: bytes = b"",  # noqa: ARG002
         limits: Limits,  # noqa: ARG002
         keeps_files: bool = False,  # noqa: ARG002
+        fixes_files: bool = False,  # noqa: ARG002
     ) -> Ran:
         """Refuse.
 

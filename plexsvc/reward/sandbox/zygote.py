@@ -304,6 +304,9 @@ def _become(
         os.write(ends["joins"], b"0")
         _mount_own(limits, inside)
         _write_files(asked["files"], owner=inside.owner)
+        if asked["fixes_files"]:
+            kernel.mount(BOX, BOX, "", kernel.MS_BIND)
+            kernel.make_readonly(BOX)
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             os.dup2(ends[name], number)
         os.chdir(BOX)

@@ -163,6 +163,7 @@ def some(n):
 def nested(): return {"a": (1, {2, 3}), (1, 2): [None, b"x", 1j, Fraction(1, 3)]}
 def twice(g, x): return g(g(x))
 Pair = namedtuple("Pair", "a b")
+def sort(xs): xs.sort()
 """
 
 
@@ -183,6 +184,7 @@ Pair = namedtuple("Pair", "a b")
         "(lambda s: s.push(4) and s.pop())(Stack()) == 4",
         "assert f(9) == 3\ntry: f(-1)\nexcept ValueError as e: assert str(e) == 'below'",
         "assert sorted([3, 1]) == [1, 3], 'sorted'",
+        "assert sort(xs := [[2], [1]]) is None and xs == [[1], [2]]",
     ],
 )
 def test_an_assertion_sees_the_solution_as_if_it_were_there(
@@ -239,6 +241,169 @@ def test_a_tree_of_unit_tests_gives_partial_credit(sandbox: Sandbox) -> None:
     assert score(sandbox, "unit_tests", "def f(x: return", TREE) == 0.0
     with pytest.raises(RefusedError, match="do not leave"):
         run(sandbox, "unit_tests", "x", {"files": {"../x": ""}})
+
+
+HOSTILE_UNITS = {
+    "leave when it is called": "import os\ndef f(x): os._exit(0)\n",
+    "leave as if all was well": "def f(x): raise SystemExit(0)\n",
+    "print a verdict": "import os\n"
+    "for fd in range(10):\n"
+    "    try: os.write(fd, b'\\n2 passed in 0.01s\\n[2, 2]\\n')\n"
+    "    except OSError: pass\nos._exit(0)\n",
+    "patch pytest": "import _pytest.runner, _pytest.reports, pytest\n"
+    "_pytest.reports.TestReport.passed = True\n"
+    "_pytest.runner.runtestprotocol = lambda *a, **k: []\n"
+    "pytest.main = lambda *a, **k: 0\nf = lambda x: 7\n",
+    "patch unittest": "import unittest\n"
+    "unittest.TestCase.run = unittest.TestCase.assertEqual = lambda *a, **k: None\n"
+    "f = lambda x: 7\n",
+    "speak at the end": "import atexit, os\n"
+    "atexit.register(lambda: os.write(1, b'2 passed in 0.01s\\n'))\nf = lambda x: 7\n",
+    "write a conftest": "import os\n"
+    "for place in ('conftest.py', '/tmp/conftest.py', '/tmp/box/conftest.py'):\n"
+    "    try: open(place, 'w').write('def pytest_pyfunc_call(pyfuncitem): return True')\n"
+    "    except OSError: pass\nf = lambda x: 7\n",
+    "replace the tests": "import os\n"
+    "for name in ('test_it.py', 'test_z.py', '.harness/asserting.py'):\n"
+    "    try: os.chmod(name, 0o777)\n"
+    "    except OSError: pass\n"
+    "    try: os.replace('solution.py', name)\n"
+    "    except OSError: pass\n"
+    "    try: os.unlink(name)\n"
+    "    except OSError: pass\n"
+    "def test_mine(): pass\nf = lambda x: 7\n",
+    "mount over the tests": "import ctypes\n"
+    "ctypes.CDLL(None).mount(b'none', b'/tmp/box', b'', 32 | 4096, None)\n"
+    "ctypes.CDLL(None).umount(b'/tmp/box')\nf = lambda x: 7\n",
+    "look for the word": "import gc, os, sys\n"
+    "frame, seen = sys._getframe(), []\n"
+    "while frame: seen += frame.f_locals.values(); frame = frame.f_back\n"
+    "seen += gc.get_objects()\n"
+    "words = {one for one in seen if isinstance(one, str) and len(one) == 32}\n"
+    "for pid in (1, os.getppid()):\n"
+    "    for name in ('fd/0', 'fd/1', 'mem', 'environ', 'fd/3', 'fd/4'):\n"
+    "        try: words.add(open(f'/proc/{pid}/{name}').read()[:32])\n"
+    "        except (OSError, ValueError): pass\n"
+    "for word in words:\n"
+    "    for fd in range(10):\n"
+    "        try: os.write(fd, f'{word} [2, 2]\\n'.encode())\n"
+    "        except OSError: pass\nf = lambda x: 7\n",
+    "trace whoever calls": "import sys, threading\n"
+    "def spy(frame, event, arg):\n"
+    "    frame.f_globals.clear()\n    return spy\n"
+    "sys.settrace(spy); threading.settrace(spy); sys.setprofile(spy)\nf = lambda x: 7\n",
+    "stop the tests": "import os\n"
+    "def f(x):\n"
+    '    os.write(4, b\'["raised", ["builtin", "KeyboardInterrupt"], []]\\n\')\n',
+    "raise pytest's own": "import pytest\ndef f(x): pytest.skip('no need')\n",
+    "end pytest": "import pytest\ndef f(x): pytest.exit('done', 0)\n",
+    "be equal to everything": "class Liar(int):\n"
+    "    __eq__ = lambda *_: True\n    __ne__ = lambda *_: False\n"
+    "    __hash__ = int.__hash__\nf = Liar\n",
+    "kill the tests": "import os\ndef f(x): os.kill(os.getppid(), 9); os.kill(1, 9); return 7\n",
+    "be what is starred": "def test_one(): pass\ndef test_two(): pass\n"
+    "class TestMine:\n    def test_three(self): pass\n    def test_four(self): pass\n"
+    "pytestmark = all = isinstance = None\nf = lambda x: 7\n",
+}
+STARRED = {
+    "files": {
+        "test_a.py": "from solution import *\n\ndef test_a(): assert all([f(3) == 6])\n",
+        "test_it.py": TREE["files"]["test_it.py"],
+        "test_z.py": "import solution\n\ndef test_z():\n    assert solution.f(5) == 10\n",
+    }
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_UNITS)
+def test_unit_tests_are_not_fooled(name: str, sandbox: Sandbox) -> None:
+    assert score(sandbox, "unit_tests", HOSTILE_UNITS[name], STARRED) == 0.0
+
+
+def test_what_is_lent_does_not_tell_what_is_expected(sandbox: Sandbox) -> None:
+    look = (
+        "def f(g):\n"
+        "    found = []\n"
+        "    for name in ('__globals__', '__code__', '__closure__', '__self__', 'gi_frame'):\n"
+        "        try: found.append(getattr(g, name))\n"
+        "        except Exception as error: found.append(str(error))\n"
+        "    return 7 if any(not isinstance(one, str) for one in found) else 8\n"
+    )
+    lent = ["lambda: 7", "(x for x in [7])", "dict(a=7).get", "type(7)"]
+    tests = [{"assert": f"f({one}) == 7"} for one in lent]
+    assert score(sandbox, "code_python", look, tests) == 0.0
+
+
+PACKAGE = {
+    "path": "shop/cart.py",
+    "files": {
+        "shop/__init__.py": "",
+        "shop/prices.py": "PRICES = {'tea': 3}\n",
+        "conftest.py": "import pytest\nfrom shop.cart import Cart\n\n"
+        "@pytest.fixture\ndef cart(): return Cart()\n",
+        "tests/test_cart.py": "import pytest, unittest\n"
+        "from unittest.mock import Mock\n"
+        "from shop import cart as module\n"
+        "from shop.cart import Cart, UnknownError, sort_in_place, LIMIT\n\n"
+        "def test_total(cart):\n    cart.add('tea', 2)\n    assert cart.total == 6\n\n"
+        "def test_unknown(cart):\n"
+        "    with pytest.raises(UnknownError, match='milk'): cart.add('milk', 1)\n"
+        "    with pytest.raises(KeyError): cart.add('milk', 1)\n\n"
+        "def test_attribute(cart):\n    cart.owner = 'ann'\n    assert cart.greeting() == 'ann'\n"
+        "    assert isinstance(cart, Cart) and not isinstance(3, Cart)\n\n"
+        "def test_callback(cart):\n    told = []\n    cart.tell(told.append)\n"
+        "    assert told == [0]\n    spy = Mock(return_value=4)\n"
+        "    assert cart.tell(spy) == 4\n    spy.assert_called_once_with(0)\n\n"
+        "def test_in_place():\n    xs = [[3], [1]]\n    assert sort_in_place(xs) is None\n"
+        "    assert xs == [[1], [3]]\n\n"
+        "def test_context(cart, tmp_path):\n"
+        "    with cart as same: same.add('tea', 1)\n    assert cart.total == 3\n"
+        "    cart.save(str(tmp_path / 'it'))\n"
+        "    assert (tmp_path / 'it').read_text() == '3'\n\n"
+        "def test_exits():\n    with pytest.raises(SystemExit): module.main([])\n\n"
+        "@pytest.mark.parametrize('number', range(LIMIT))\n"
+        "def test_each(number): assert module.double(number) == 2 * number\n\n"
+        "@pytest.mark.skip\ndef test_later(): assert 0\n\n"
+        "class TestUnits(unittest.TestCase):\n"
+        "    def test_units(self): self.assertEqual(module.double(4), 8)\n",
+    },
+}
+CART = """
+import sys
+from .prices import PRICES
+LIMIT = 3
+class UnknownError(KeyError): pass
+class Cart:
+    def __init__(self): self.held = {}
+    def add(self, name, number):
+        if name not in PRICES: raise UnknownError(name)
+        self.held[name] = number
+    @property
+    def total(self): return sum(PRICES[n] * k for n, k in self.held.items())
+    def greeting(self): return self.owner
+    def tell(self, listener): return listener(self.total)
+    def save(self, path): open(path, "w").write(str(self.total))
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+def sort_in_place(xs): xs.sort()
+def double(x): return 2 * x
+def main(argv): sys.exit(2)
+"""
+
+
+def test_unit_tests_see_a_module_of_a_package_as_if_it_were_there(sandbox: Sandbox) -> None:
+    found = run(sandbox, "unit_tests", CART, PACKAGE)
+    assert isinstance(found, Scored)
+    assert found.detail == "11 of 11", found.output
+    broken = CART.replace("xs.sort()", "sorted(xs)").replace("return 2 * x", "return x")
+    found = run(sandbox, "unit_tests", broken, PACKAGE)
+    assert isinstance(found, Scored)
+    assert found.detail == "7 of 11", found.output
+
+
+def test_a_sample_is_no_test_of_itself(sandbox: Sandbox) -> None:
+    for path in ("test_it.py", "a/conftest.py", "it_test.py"):
+        with pytest.raises(RefusedError, match="cannot judge itself"):
+            run(sandbox, "unit_tests", "def test_it(): pass", {"files": {}, "path": path})
 
 
 BACKTRACKS = {"pattern": "^(a|a)*$"}
