@@ -28,9 +28,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from plexsvc.ids import JobId, TenantId
-from plexsvc.reward.core.machine import PoolLimits, Request, RewardCore
+from plexsvc.reward.core.machine import RewardCore
 from plexsvc.reward.core.planner import Aims, PlannerCore, cost_of
 from plexsvc.reward.core.planning import Expected, Floor, History, Load, PoolCosts, Route, plan
+from plexsvc.reward.core.state import PoolLimits, Request
 from plexsvc.reward.core.vocabulary import (
     BatchesExpected,
     BatchId,

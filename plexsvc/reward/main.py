@@ -17,7 +17,8 @@ from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.clock import ServiceClock, SystemClock
 from plexsvc.log import Log
 from plexsvc.reward.config import RewardConfig
-from plexsvc.reward.core.machine import PoolLimits, RewardCore
+from plexsvc.reward.core.machine import RewardCore
+from plexsvc.reward.core.state import PoolLimits
 from plexsvc.reward.hosts import HostedWorkers
 from plexsvc.reward.plans import PlannerLine
 from plexsvc.reward.programs.library import Library

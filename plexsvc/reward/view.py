@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from plexclient.wire.v1 import reward_pb2 as pb
-from plexsvc.reward.core.machine import Batch, RewardCore
+from plexsvc.reward.core.machine import RewardCore
 from plexsvc.reward.core.pools import Pool
+from plexsvc.reward.core.state import Batch
 from plexsvc.reward.core.vocabulary import BatchId
 from plexsvc.reward.programs.base import Program
 from plexsvc.reward.programs.registry import PROGRAMS

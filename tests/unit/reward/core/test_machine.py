@@ -13,11 +13,11 @@ from plexsvc.reward.core.machine import (
     MAX_FAILED_STARTS,
     MAX_TRIES,
     PATIENCE_US,
-    PoolLimits,
     RewardCore,
 )
 from plexsvc.reward.core.planning import UnderWay
 from plexsvc.reward.core.pools import PLANNED_IDLE_US
+from plexsvc.reward.core.state import PoolLimits
 from plexsvc.reward.core.vocabulary import (
     LEAST,
     AnswerRequest,
