@@ -37,6 +37,10 @@ class RewardConfig:
     worker_start_us: int = 30_000_000
     """How long a worker may take to start."""
 
+    no_room_us: int = 600_000_000
+    """How long a sample waits while every node that could run it is closed or lost; then it is
+    answered as an error with the cause."""
+
     keep_us: int = 60_000_000
     """How long a batch that nobody asks for is kept: then its samples are not run, and its scores
     are dropped."""

@@ -50,6 +50,7 @@ async def serving(config: RewardConfig) -> AsyncIterator[tuple[RewardProxy, str]
             max_workers=max(config.max_workers or os.cpu_count() or 1, config.min_workers),
             idle_us=config.idle_us,
             start_us=config.worker_start_us,
+            no_room_us=config.no_room_us,
         )
     )
     library = Library(config.programs_dir, max_bytes=config.max_program_bytes)

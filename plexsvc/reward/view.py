@@ -106,7 +106,14 @@ def _critical(core: RewardCore, batch: Batch, *, now_us: int) -> str:
     )
     if request.worker is not None:
         return text
-    return f"{text}. {_why_it_waits(_pool(core, core.pools[stage.resource], now_us=now_us))}"
+    pool = core.pools[stage.resource]
+    if pool.homeless_since_us is not None:
+        left_s = (pool.homeless_since_us + core.limits.no_room_us - now_us) / 1e6
+        return (
+            f"{text}. No node that could have a worker of {pool.resource} is open: they are closed "
+            f"or lost; if none is back in {left_s:.0f} s, what waits is answered as an error"
+        )
+    return f"{text}. {_why_it_waits(_pool(core, pool, now_us=now_us))}"
 
 
 def _why_it_waits(pool: pb.RewardPool) -> str:

@@ -101,6 +101,7 @@ class RewardCore:
         """Return when `TimePassed` is due if nothing happens before; None while nothing is."""
         times = [self._deadline_us(worker, self._at_us) for worker in self.workers.values()]
         times += [self._patience_ends_us(pool) for pool in self.pools.values()]
+        times += [self._gives_up_us(pool) for pool in self.pools.values()]
         due = [time for time in times if time is not None]
         return min([*due, self._start_at_us] if self._is_start_due else due, default=None)
 
@@ -141,6 +142,29 @@ class RewardCore:
     def has_room_for(self, resource: Resource) -> bool:
         """Return whether any node could have a worker that holds this."""
         return any(resource.fits(place.room) for place in self.places.values())
+
+    def _gives_up_us(self, pool: Pool) -> int | None:
+        """Return until when what waits does so without a node that could run it."""
+        if pool.homeless_since_us is None:
+            return None
+        return pool.homeless_since_us + self.limits.no_room_us
+
+    def _note_homeless(self, now_us: int) -> None:
+        """Note which pools have work and no node, and answer what has waited too long for one."""
+        for pool in self.pools.values():
+            if pool.working or not len(pool.queue) or self.has_room_for(pool.resource):
+                pool.homeless_since_us = None
+                continue
+            if pool.homeless_since_us is None:
+                pool.homeless_since_us = now_us
+            if now_us >= pool.homeless_since_us + self.limits.no_room_us:
+                waited_s = (now_us - pool.homeless_since_us) / 1e6
+                reason = (
+                    f"no node had room for a worker of {pool.resource} for {waited_s:g} s "
+                    "(reward.no_room_us): those that could run it are closed or lost"
+                )
+                self._give_up(pool, now_us, reason=reason)
+                pool.homeless_since_us = None
 
     def _note(self, fact: Fact) -> None:
         match fact:
@@ -269,10 +293,14 @@ class RewardCore:
             return
         text = f"{MAX_FAILED_STARTS} workers in a row did not come up, last: {reason}"
         for pool in self.pools.values():
-            while (found := pool.queue.take(workers=1)) is not None:
-                request = self.batches[found.batch].requests[found.sample]
-                request.queue_us += at_us - request.since_us
-                self._answer(found, at_us, verdict=Verdict.ERROR, reason=text)
+            self._give_up(pool, at_us, reason=text)
+
+    def _give_up(self, pool: Pool, at_us: int, *, reason: str) -> None:
+        """Answer all that waits for a pool's workers."""
+        while (found := pool.queue.take(workers=1)) is not None:
+            request = self.batches[found.batch].requests[found.sample]
+            request.queue_us += at_us - request.since_us
+            self._answer(found, at_us, verdict=Verdict.ERROR, reason=reason)
 
     def _ended(self, fact: RunEnded) -> None:
         worker = self.workers.get(fact.worker)
@@ -420,6 +448,7 @@ class RewardCore:
 
     def _settle(self, now_us: int) -> None:
         """Give idle workers what waits, and start those that are wanted and have room."""
+        self._note_homeless(now_us)
         needy = self._needy(now_us)
         going = [
             one for one in self.pools.values() if needy is None or _first(one) <= _first(needy)

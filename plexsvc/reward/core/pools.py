@@ -26,6 +26,8 @@ class Pool:
     """Workers that are not stopped, those that start among them."""
     plan: PoolPlan | None = None
     plan_until_us: int = 0
+    homeless_since_us: int | None = None
+    """Since when something waits, and no node could have a worker for it."""
 
     def planned(self, now_us: int) -> PoolPlan | None:
         """Return the plan, if it still holds."""

@@ -23,6 +23,8 @@ class PoolLimits:
     """How long a worker may take from its start to being ready."""
     grace_us: int = 1_000_000
     """How long after a stage's timeout its worker may still say so itself."""
+    no_room_us: int = 600_000_000
+    """How long what waits does so while no node could have a worker for it."""
     max_histories: int = 4096
     """Programs of jobs whose last batch is remembered."""
 

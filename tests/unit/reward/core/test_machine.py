@@ -625,3 +625,31 @@ class World:
             self.step(2, 1)
             self.step(1, 0)
             self.step(7, 0)
+
+
+def test_what_no_node_can_run_waits_for_one_and_ends_with_the_cause() -> None:
+    core = RewardCore(PoolLimits(max_workers=1, no_room_us=60 * S))
+    core.handle(PlacesKnown(at_us=0, places={}))
+    assert core.handle(arrived(0, 1, at_us=S)) == []
+    core.handle(TimePassed(at_us=2 * S))
+    assert core.next_deadline_us() == 61 * S
+    assert core.handle(TimePassed(at_us=61 * S - 1)) == []
+    orders = core.handle(TimePassed(at_us=61 * S))
+    answers = [order for order in orders if isinstance(order, AnswerRequest)]
+    assert [(one.verdict, one.queue_us) for one in answers] == [(Verdict.ERROR, 60 * S)] * 2
+    assert "no node had room for a worker of cpu=1,mem=1GiB for 60 s" in answers[0].reason
+    assert core.next_deadline_us() is None
+    assert not core.batches
+
+
+def test_a_node_that_is_back_ends_the_wait_for_one() -> None:
+    core = RewardCore(PoolLimits(max_workers=1, no_room_us=60 * S))
+    core.handle(PlacesKnown(at_us=0, places={}))
+    core.handle(arrived(0, at_us=S))
+    core.handle(PlacesKnown(at_us=50 * S, places={"a": LEAST}))
+    assert list(core.workers) == [W1]
+    core.handle(PlacesKnown(at_us=51 * S, places={}))
+    core.handle(WorkerLost(at_us=52 * S, worker=W1, reason="its node is lost"))
+    core.handle(TimePassed(at_us=53 * S))
+    assert core.next_deadline_us() == 112 * S, "it waits anew"
+    assert core.batches
