@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -157,6 +159,42 @@ async def test_a_killed_worker_costs_a_retry_and_nothing_else(short: Path) -> No
     assert (found[0].verdict, found[0].score) == ("timeout", -1.0)
     assert found[0].detail == "stage compare took longer than 10 s"
     assert found[1].score == 1.0
+
+
+def named(name: str) -> list[int]:
+    """Return the processes below this one that have a name."""
+    found, todo = [], [os.getpid()]
+    while todo:
+        parent = todo.pop()
+        with contextlib.suppress(OSError):
+            found += [parent] if Path(f"/proc/{parent}/comm").read_text().strip() == name else []
+            for children in Path(f"/proc/{parent}/task").glob("*/children"):
+                todo += map(int, children.read_text().split())
+    return found
+
+
+@pytest.mark.parametrize("victim", ["reward-zygote", "sandbox-zygote"])
+async def test_a_killed_zygote_changes_no_score(victim: str, short: Path) -> None:
+    """Each seed kills one at a moment of its own, while a batch runs."""
+    texts = ["print(int(input()) * 2)", "print(0)", "raise Oops", "import os; os._exit(0)"] * 6
+    tests = [[{"stdin": str(n), "stdout": str(2 * n)}] for n in range(len(texts))]
+    expected = [float(n % 4 == 0) for n in range(len(texts))]
+    async with served(short, max_workers=2) as live:
+
+        async def scores(batch: bytes) -> list[tuple[float, str]]:
+            found = await live.score(asked("code_python", texts, tests, batch=batch))
+            return [(found[n].score, found[n].verdict) for n in range(len(texts))]
+
+        undisturbed = await scores(b"u" * 16)
+        assert undisturbed == [(value, "scored") for value in expected]
+        for seed in range(6):
+            dice = random.Random(seed)
+            async with asyncio.TaskGroup() as group:
+                scoring = group.create_task(scores(bytes([seed]) * 16))
+                await asyncio.sleep(dice.uniform(0, 0.15))
+                await until(lambda: named(victim))
+                os.kill(dice.choice(named(victim)), signal.SIGKILL)
+            assert scoring.result() == undisturbed, seed
 
 
 async def test_a_batch_that_nobody_waits_for_is_dropped_with_its_workers(short: Path) -> None:
