@@ -4,7 +4,8 @@
 and runs two GRPO jobs at once, twice: with scores of the reward service while others are being
 generated, and with controllers that run the same program in the same sandbox themselves, one sample
 after the other, when all are generated. `--wait-ms` has each program wait, as those do that
-read files or start others. The file is also the controller of both kinds.
+read files or start others. `--cases` has it tested in so many cases, each by a Python that starts
+anew and may import packages. The file is also the controller of both kinds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,11 +24,14 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TASKS: Final = ("write_polynomial", "write_choice")
+Attempt = Callable[..., tuple[Any, list[float]]]
 SKIPPED_STEPS: Final = 2
 """First steps, in which caches are cold."""
 
 
-def measure(directory: Path, *, model: Path | None, steps: int, wait_ms: int) -> dict[str, Any]:
+def measure(
+    directory: Path, *, model: Path | None, steps: int, wait_ms: int, cases: int
+) -> dict[str, Any]:
     """Return the figures."""
     from plexsvc.demo.model import device_bytes_for_one, make_model
     from plexsvc.demo.pool import PoolFigures, pool_figures
@@ -53,6 +57,7 @@ def measure(directory: Path, *, model: Path | None, steps: int, wait_ms: int) ->
                     Path(__file__),
                     way,
                     str(wait_ms),
+                    str(cases),
                     f"--task={task}",
                     f"--model={fresh}",
                     f"--steps={steps}",
@@ -72,6 +77,7 @@ def measure(directory: Path, *, model: Path | None, steps: int, wait_ms: int) ->
         "workers": asdict(pools["pool"]),
         "steps": steps,
         "wait_ms": wait_ms,
+        "cases": cases,
         "load_before": round(LOAD, 1),
     }
 
@@ -82,35 +88,61 @@ def step_times(out: Path) -> list[float]:
     return [line["wall_s"] for line in lines if line["kind"] == "step"][SKIPPED_STEPS:]
 
 
-def control(way: str, wait_ms: int) -> None:
+def control(way: str, wait_ms: int, cases: int) -> None:
     """Be a controller, whose samples the pool scores or it does itself, one after the other."""
     sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
     import grpo_arithmetic
     from verifiable_tasks import TASKS as KNOWN
 
     for name in TASKS:
-        KNOWN[name] = replace(KNOWN[name], make=waiting(KNOWN[name].make, wait_ms))
-    if way == "in_turn":
-        grpo_arithmetic.attempt = in_turn()
+        KNOWN[name] = replace(KNOWN[name], make=waiting(KNOWN[name].make, wait_ms, max(1, cases)))
+    settings = {"partial": False, "seconds": 30.0, "packages": cases > 0}
+    grpo_arithmetic.attempt = (in_turn if way == "in_turn" else by_pool)(settings)
     grpo_arithmetic.main()
 
 
-def waiting(make: Callable[[int], Iterator[Any]], wait_ms: int) -> Callable[[int], Iterator[Any]]:
-    """Return the problems with tests that wait before they call the function."""
+def waiting(
+    make: Callable[[int], Iterator[Any]], wait_ms: int, cases: int
+) -> Callable[[int], Iterator[Any]]:
+    """Return the problems with so many tests, which wait before they call the function."""
 
     def made(seed: int) -> Iterator[Any]:
         for problem in make(seed):
             wait = f"__import__('time').sleep({wait_ms / 1e3})"
             tests = [{**test, "call": f"[{wait}, {test['call']}][1]"} for test in problem.tests]
-            yield replace(problem, tests=tests)
+            yield replace(problem, tests=tests * cases)
 
     return made
 
 
-def in_turn() -> Callable[..., tuple[Any, list[float]]]:
-    """Return what generates, and then scores one sample after the other in this process."""
-    import grpo_arithmetic
+def by_pool(settings: Mapping[str, Any]) -> Attempt:
+    """Return what has each sample scored while others are being generated."""
 
+    def attempt(
+        rollout: Any,  # noqa: ANN401
+        task: Any,  # noqa: ANN401
+        problems: Sequence[Any],
+        *,
+        n: int,
+        seed: int,
+    ) -> tuple[Any, list[float]]:
+        samples = rollout.generate(
+            [problem.prompt for problem in problems],
+            n=n,
+            max_tokens=task.max_tokens,
+            temperature=1.0,
+            seed=seed,
+            score="code_python",
+            references=[problem.tests for problem in problems],
+            settings=settings,
+        )
+        return samples, [max(0.0, value) for value in samples.scores.filled(0.0)]
+
+    return attempt
+
+
+def in_turn(settings: Mapping[str, Any]) -> Attempt:
+    """Return what generates, and then scores one sample after the other in this process."""
     from plexsvc.reward.programs.base import Scored, Work
     from plexsvc.reward.programs.registry import PROGRAMS
     from plexsvc.reward.sandbox.opening import open_sandbox
@@ -122,7 +154,7 @@ def in_turn() -> Callable[..., tuple[Any, list[float]]]:
         work = Work(
             text=sample.text,
             reference=problem.tests,
-            settings={"partial": False, "seconds": grpo_arithmetic.MAX_PROGRAM_S},
+            settings=settings,
             limits=stage.limits,
             sandbox=sandbox,
         )
@@ -155,10 +187,15 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a model that was warmed up; else a random one")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--wait-ms", type=int, default=0, help="that each program waits")
+    parser.add_argument("--cases", type=int, default=0, help="of each program, by a new Python")
     arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="plexsvc-"))
     found = measure(
-        directory, model=arguments.model, steps=arguments.steps, wait_ms=arguments.wait_ms
+        directory,
+        model=arguments.model,
+        steps=arguments.steps,
+        wait_ms=arguments.wait_ms,
+        cases=arguments.cases,
     )
     sys.stdout.write(json.dumps(found) + "\n")
 
@@ -167,6 +204,6 @@ LOAD: Final = os.getloadavg()[0]
 
 if __name__ == "__main__":
     if sys.argv[1:2] in (["pool"], ["in_turn"]):
-        control(sys.argv.pop(1), int(sys.argv.pop(1)))
+        control(sys.argv.pop(1), int(sys.argv.pop(1)), int(sys.argv.pop(1)))
     else:
         main()
