@@ -8,8 +8,8 @@ own tenant. A worker takes 5 s to start, which counts as held.
 The workload is drawn (seed 1), not recorded, and its distributions decide: rollouts end by lengths
 that are lognormal (median 6,000 tokens, sigma 0.5, at most 16,384, of 330 s); 15 % of the samples
 have no code to compile; a compilation takes lognormally about 50 s (sigma 0.25), 2 % take all of
-120 s, and 20 % of the others fail; a run takes about 3 s (sigma 0.5), 3 % take all of 60 s.
-Colocated tasks begin a rollout every 600 s, disaggregated ones every 345 s; the tasks' first
+120 s, and 20 % of the others fail; a run takes about 3 s (sigma 0.5), 3 % (`--late`) take all of
+60 s. Colocated tasks begin a rollout every 600 s, disaggregated ones every 345 s; the tasks' first
 rollouts begin within two minutes.
 """
 
@@ -22,7 +22,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -69,6 +69,9 @@ PROGRAM = ProgramSpec(
 )
 PERIODS_S = {"colocated": 600, "disaggregated": 345}
 LONG_US = 1 << 50
+LATE = 0.03
+"""Share of runs that take their timeout, unless asked otherwise."""
+STAGGERS_S = (50, 100, 150, 200, 250)
 
 
 class Sample(NamedTuple):
@@ -78,9 +81,11 @@ class Sample(NamedTuple):
     runs_us: tuple[int, int]
 
 
-def drawn(dice: random.Random, size: int) -> list[Sample]:
+def drawn(dice: random.Random, size: int, *, late: float = LATE) -> list[Sample]:
     """Return what one rollout of `size` samples has to be scored, by arrival."""
-    made = [Sample(_rollout_us(dice), runs) for _ in range(size) if (runs := _runs_us(dice))[0]]
+    made = [
+        Sample(_rollout_us(dice), runs) for _ in range(size) if (runs := _runs_us(dice, late))[0]
+    ]
     return sorted(made)
 
 
@@ -89,13 +94,13 @@ def _rollout_us(dice: random.Random) -> int:
     return int(330 * S * tokens / 16_384)
 
 
-def _runs_us(dice: random.Random) -> tuple[int, int]:
+def _runs_us(dice: random.Random, late: float) -> tuple[int, int]:
     if dice.random() < 0.15:
         return (0, 0)
     compiled = 120.0 if dice.random() < 0.02 else min(119.0, 50 * dice.lognormvariate(0, 0.25))
     if compiled == 120.0 or dice.random() < 0.2:
         return (int(compiled * S), 0)
-    run = 60.0 if dice.random() < 0.03 else min(59.0, 3 * dice.lognormvariate(0, 0.5))
+    run = 60.0 if dice.random() < late else min(59.0, 3 * dice.lognormvariate(0, 0.5))
     return (int(compiled * S), int(run * S))
 
 
@@ -378,10 +383,12 @@ def figures(world: World) -> dict[str, Any]:
     }
 
 
-def shared(ways: Sequence[str], *, rollouts: str, size: int, batches: int) -> dict[str, Any]:
+def shared(
+    ways: Sequence[str], *, rollouts: str, size: int, batches: int, late: float
+) -> dict[str, Any]:
     """Play six tasks under each way of planning."""
     dice = random.Random(1)
-    drawn_batches = [[drawn(dice, size) for _ in range(batches + 1)] for _ in range(6)]
+    drawn_batches = [[drawn(dice, size, late=late) for _ in range(batches + 1)] for _ in range(6)]
     period_us = PERIODS_S[rollouts] * S
     offsets = [dice.randrange(120 * S) for _ in drawn_batches]
     starts = [[offset + number * period_us for number in range(batches)] for offset in offsets]
@@ -410,28 +417,42 @@ def alone(*, size: int, batches: int) -> dict[str, Any]:
     }
 
 
-def by_order(*, size: int, most_delay_s: float) -> dict[str, Any]:
-    """Return the fewest GPUs for a mean delay, by the queue's order.
+def by_order(*, size: int, most_delay_s: float, late: float) -> dict[str, Any]:
+    """Return the fewest GPUs for a mean delay, by the queue's order and by the stagger.
 
-    A tenant's two jobs, batches 100 s apart.
+    A tenant's two jobs have a batch each, the second so much later.
     """
     dice = random.Random(3)
-    made = [[drawn(dice, size) for _ in range(2)] for _ in range(2)]
-    starts: Mapping[int, list[int]] = {0: [0], 1: [100 * S]}
-    found: dict[str, Any] = {"mean_delay_s": most_delay_s}
-    for name, core in (("ebf", RewardCore), ("fcfs", FirstCome)):
-        low, high = 20, 150
-        while low < high:
-            middle = (low + high) // 2
-            way = Way(fixed=(1500, middle), is_one_tenant=True, core=core)
-            late_us = World(way, made, [starts[0], starts[1]]).run().late_us
-            if fmean(late_us.values()) / S <= most_delay_s:
-                high = middle
-            else:
-                low = middle + 1
-        found[name] = low
-    found["fewer"] = round(found["fcfs"] / found["ebf"], 2)
+    made = [[drawn(dice, size, late=late) for _ in range(2)] for _ in range(2)]
+    found: dict[str, Any] = {"mean_delay_s": most_delay_s, "late": late}
+    for stagger_s in STAGGERS_S:
+        fewest = {
+            name: _fewest(made, core, stagger_s=stagger_s, most_delay_s=most_delay_s)
+            for name, core in (("ebf", RewardCore), ("fcfs", FirstCome))
+        }
+        found[f"{stagger_s} s"] = {**fewest, "fewer": round(fewest["fcfs"] / fewest["ebf"], 2)}
+        print(json.dumps({"order": found[f"{stagger_s} s"], "stagger_s": stagger_s}), flush=True)
     return found
+
+
+def _fewest(
+    made: Sequence[Sequence[list[Sample]]],
+    core: Callable[[PoolLimits], RewardCore],
+    *,
+    stagger_s: int,
+    most_delay_s: float,
+) -> int:
+    """Return the fewest GPUs with which two batches end late by no more than that on average."""
+    low, high = 10, 150
+    while low < high:
+        middle = (low + high) // 2
+        way = Way(fixed=(1500, middle), is_one_tenant=True, core=core)
+        late_us = World(way, made, [[0], [stagger_s * S]]).run().late_us
+        if fmean(late_us.values()) / S <= most_delay_s:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def tenants() -> dict[str, Any]:
@@ -498,6 +519,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=8, help="of each task")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--rollouts", default="colocated,disaggregated")
+    parser.add_argument("--late", type=float, default=LATE, help="share of runs that time out")
     parser.add_argument("--parts", default="shared,alone,order,tenants,time")
     arguments = parser.parse_args()
     result: dict[str, Any] = {"benchmark": "reward_pools", "batch": arguments.batch}
@@ -505,14 +527,16 @@ def main() -> None:
     if "time" in parts:
         result["plan_of_16000"] = plan_time(16_000)
     if "order" in parts:
-        result["order"] = by_order(size=size, most_delay_s=3.0)
+        result["order"] = by_order(size=size, most_delay_s=3.0, late=arguments.late)
     if "tenants" in parts:
         result["tenants"] = tenants()
     if "alone" in parts:
         result["alone"] = alone(size=size, batches=2 * arguments.batches)
     for rollouts in arguments.rollouts.split(",") if "shared" in parts else ():
         ways = arguments.ways.split(",")
-        result[rollouts] = shared(ways, rollouts=rollouts, size=size, batches=arguments.batches)
+        result[rollouts] = shared(
+            ways, rollouts=rollouts, size=size, batches=arguments.batches, late=arguments.late
+        )
     print(json.dumps(result))
 
 
