@@ -223,7 +223,7 @@ class RewardProxy:
 
     def _all_rooms(self) -> list[Resource]:
         if not isinstance(self._workers, HostedWorkers):
-            return [place.room for place in self.core.places.values()]
+            return [place.room for place in self.core.crew.places.values()]
         if self._rooms is None:
             text = "the scheduler has not said yet which nodes run reward workers; ask again"
             raise PlexError(ErrorCode.UNAVAILABLE, text)

@@ -64,7 +64,7 @@ def _pool(core: RewardCore, pool: Pool, *, now_us: int) -> pb.RewardPool:
         busy=busy,
         starting=pool.starting,
         idle=len(pool.idle),
-        limit=core.most(pool.resource),
+        limit=core.crew.most(pool.resource),
     )
     plan = pool.planned(now_us)
     if plan is not None:

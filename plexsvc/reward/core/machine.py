@@ -13,17 +13,14 @@ again. A tenant's oldest runs, as many as its share, are never stopped for other
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from typing import Final, assert_never
 
-from plexsvc.ids import TenantId
+from plexsvc.reward.core.crew import Crew
 from plexsvc.reward.core.planner import ActiveBatch, HistoryKey, PlanFacts
-from plexsvc.reward.core.pools import PLANNED_IDLE_US, Place, Pool, place_for
+from plexsvc.reward.core.pools import PLANNED_IDLE_US, Pool, place_for
 from plexsvc.reward.core.queues import Urgency
 from plexsvc.reward.core.state import Batch, PoolLimits, Request, Worker
 from plexsvc.reward.core.vocabulary import (
-    LEAST,
     AnswerRequest,
     BatchesExpected,
     BatchId,
@@ -36,15 +33,12 @@ from plexsvc.reward.core.vocabulary import (
     ProgramSpec,
     RememberBatch,
     RequestId,
-    Resource,
     RunStage,
     SampleRefused,
     SamplesArrived,
     SampleScored,
     SampleTimedOut,
     StagePassed,
-    StartWorker,
-    StopWorker,
     TimePassed,
     Verdict,
     WorkerId,
@@ -65,8 +59,6 @@ START_PAUSE_US: Final = 1_000_000
 MAX_FAILED_STARTS: Final = 5
 """Workers that may die in a row before any was ready; then nothing waits for a worker."""
 
-NO_LIMIT_BYTES: Final = 1 << 62
-
 RunEnded = StagePassed | SampleScored | SampleTimedOut | SampleRefused | ProgramFailed
 
 
@@ -75,26 +67,24 @@ class RewardCore:
 
     def __init__(self, limits: PoolLimits) -> None:
         self.batches: dict[BatchId, Batch] = {}
-        self.workers: dict[WorkerId, Worker] = {}
-        self.pools: dict[Resource, Pool] = {LEAST: Pool(resource=LEAST)}
-        room = Resource(cpus=limits.max_workers, memory_bytes=NO_LIMIT_BYTES)
-        self.places: dict[str, Place] = {"": Place(room, room)}
         self.limits = limits
+        self._orders: list[Order] = []
+        self.crew = Crew(limits, self._orders.append)
+        self.workers, self.pools = self.crew.workers, self.crew.pools
         self._history_us: dict[HistoryKey, int] = {}
-        self._next_worker = 0
         self._arrivals = 0
         self._failed_starts = 0
         self._start_at_us = 0
         self._is_start_due = False
         self._at_us = 0
-        self._orders: list[Order] = []
 
     def handle(self, fact: Fact) -> list[Order]:
         """Return what is to be done because of `fact`, in order."""
         self._at_us = fact.at_us
         self._note(fact)
         self._settle(fact.at_us)
-        orders, self._orders = self._orders, []
+        orders = self._orders.copy()
+        self._orders.clear()
         return orders
 
     def next_deadline_us(self) -> int | None:
@@ -128,20 +118,10 @@ class RewardCore:
             for batch_id, batch in self.batches.items()
         )
         return PlanFacts(
-            now_us=now_us, batches=batches, most=[(one, self.most(one)) for one in sorted(used)]
+            now_us=now_us,
+            batches=batches,
+            most=[(one, self.crew.most(one)) for one in sorted(used)],
         )
-
-    def most(self, resource: Resource) -> int:
-        """Return how many workers of a type there may be, if no others run."""
-        rooms = (
-            min(has // needs for has, needs in zip(place.room, resource, strict=True) if needs)
-            for place in self.places.values()
-        )
-        return max(1, sum(rooms))
-
-    def has_room_for(self, resource: Resource) -> bool:
-        """Return whether any node could have a worker that holds this."""
-        return any(resource.fits(place.room) for place in self.places.values())
 
     def _gives_up_us(self, pool: Pool) -> int | None:
         """Return until when what waits does so without a node that could run it."""
@@ -152,7 +132,7 @@ class RewardCore:
     def _note_homeless(self, now_us: int) -> None:
         """Note which pools have work and no node, and answer what has waited too long for one."""
         for pool in self.pools.values():
-            if pool.working or not len(pool.queue) or self.has_room_for(pool.resource):
+            if pool.working or not len(pool.queue) or self.crew.has_room_for(pool.resource):
                 pool.homeless_since_us = None
                 continue
             if pool.homeless_since_us is None:
@@ -196,14 +176,14 @@ class RewardCore:
         match fact:
             case PlanMade():
                 for resource, found in fact.pools.items():
-                    pool = self._pool(resource)
+                    pool = self.crew.pool(resource)
                     pool.plan, pool.plan_until_us = found, fact.until_us
             case BatchesExpected():
                 for key, lasts_us in fact.lasts_us.items():
                     if self.expected_us(key) is None:
                         self._expect(key, lasts_us)
             case PlacesKnown():
-                self._replace_places(fact.places)
+                self.crew.replace_places(fact.places)
             case _:
                 assert_never(fact)
 
@@ -211,7 +191,7 @@ class RewardCore:
         batch = self.batches.get(fact.batch)
         if batch is None:
             batch = self.batches[fact.batch] = self._begin(fact)
-            self._pool(fact.program.stages[0].resource)
+            self.crew.pool(fact.program.stages[0].resource)
         batch.size = max(batch.size, fact.size)
         batch.arrived += len(fact.samples)
         for index in fact.samples:
@@ -247,18 +227,7 @@ class RewardCore:
             request.number,
             no_later_us=batch.expected_end_us - left_us if batch.is_known else 0,
         )
-        self._pool(request.resource).queue.put(found, urgency)
-
-    def _pool(self, resource: Resource) -> Pool:
-        return self.pools.setdefault(resource, Pool(resource=resource))
-
-    def _replace_places(self, rooms: Mapping[str, Resource]) -> None:
-        self.places = {name: Place(room, room) for name, room in rooms.items()}
-        for worker_id, worker in self.workers.items():
-            if worker.place in self.places and not worker.is_stopped:
-                self.places[worker.place].book(worker.pool.resource, 1)
-            elif worker_id in worker.pool.idle:
-                self._stop(worker_id)
+        self.crew.pool(request.resource).queue.put(found, urgency)
 
     def _ready(self, fact: WorkerReady) -> None:
         worker = self.workers[fact.worker]
@@ -266,22 +235,14 @@ class RewardCore:
             self._failed_starts = 0
             worker.is_ready, worker.since_us = True, fact.at_us
             worker.pool.starting -= 1
-            self._keep(fact.worker)
-
-    def _keep(self, worker_id: WorkerId) -> None:
-        """Let a worker wait for its next request, or stop it where its node takes no more."""
-        worker = self.workers[worker_id]
-        if worker.place in self.places:
-            worker.pool.idle[worker_id] = None
-        else:
-            self._stop(worker_id)
+            self.crew.keep(fact.worker)
 
     def _lost(self, fact: WorkerLost) -> None:
-        self._count_out(fact.worker)
+        self.crew.count_out(fact.worker)
         worker = self.workers.pop(fact.worker)
         if worker.request is not None:
             self._failed(worker.request, fact.at_us, reason=fact.reason)
-        elif not worker.is_ready and not worker.is_stopped and worker.place in self.places:
+        elif not worker.is_ready and not worker.is_stopped and worker.place in self.crew.places:
             self._failed_start(fact.at_us, reason=fact.reason)
 
     def _failed_start(self, at_us: int, *, reason: str) -> None:
@@ -308,12 +269,12 @@ class RewardCore:
             return  # it was stopped meanwhile, and what it ran was decided then
         found = worker.request
         if isinstance(fact, ProgramFailed):
-            self._stop(fact.worker)
+            self.crew.stop(fact.worker)
             self._failed(found, fact.at_us, reason=fact.reason)
             return
         request = self._finish_run(found, fact.at_us)
         worker.request, worker.since_us = None, fact.at_us
-        self._keep(fact.worker)
+        self.crew.keep(fact.worker)
         match fact:
             case StagePassed():
                 assert request.stage + 1 < len(request.program.stages), found
@@ -340,7 +301,7 @@ class RewardCore:
 
     def _finish_run(self, found: RequestId, at_us: int) -> Request:
         request = self.batches[found.batch].requests[found.sample]
-        self._pool(request.resource).queue.running[found.batch.tenant] -= 1
+        self.crew.pool(request.resource).queue.running[found.batch.tenant] -= 1
         request.runs_us[request.stage] += at_us - request.since_us
         request.since_us, request.worker = at_us, None
         return request
@@ -389,29 +350,12 @@ class RewardCore:
     def _leave(self, batch_id: BatchId) -> None:
         batch = self.batches.pop(batch_id, None)
         for index, request in batch.requests.items() if batch is not None else ():
-            queue = self._pool(request.resource).queue
+            queue = self.crew.pool(request.resource).queue
             if request.worker is None:
                 queue.drop(RequestId(batch_id, index))
             else:
                 queue.running[batch_id.tenant] -= 1
-                self._stop(request.worker)
-
-    def _count_out(self, worker_id: WorkerId) -> None:
-        """Have a worker count no more, and give its room back."""
-        worker = self.workers[worker_id]
-        if worker.is_stopped:
-            return
-        worker.pool.working -= 1
-        worker.pool.starting -= not worker.is_ready
-        worker.pool.idle.pop(worker_id, None)
-        if worker.place in self.places:
-            self.places[worker.place].book(worker.pool.resource, -1)
-
-    def _stop(self, worker_id: WorkerId) -> None:
-        self._count_out(worker_id)
-        worker = self.workers[worker_id]
-        worker.request, worker.is_ready, worker.is_stopped = None, False, True
-        self._orders.append(StopWorker(worker=worker_id))
+                self.crew.stop(request.worker)
 
     def _expire(self, now_us: int) -> None:
         for worker_id, worker in list(self.workers.items()):
@@ -422,7 +366,7 @@ class RewardCore:
             if not worker.is_ready:
                 reason = f"not ready after {self.limits.start_us / 1e6:g} s"
                 self._failed_start(now_us, reason=reason)
-            self._stop(worker_id)
+            self.crew.stop(worker_id)
             if found is not None:
                 self._finish_run(found, now_us)
                 self._time_out(found, now_us)
@@ -437,14 +381,11 @@ class RewardCore:
             request = self.batches[worker.request.batch].requests[worker.request.sample]
             timeout_us = request.program.stages[request.stage].timeout_us
             return worker.since_us + timeout_us + self.limits.grace_us
-        if not worker.pool.has_spare(now_us, least=self._least(worker.pool)):
+        if not worker.pool.has_spare(now_us, least=self.crew.least(worker.pool)):
             return None
         is_planned = worker.pool.planned(now_us) is not None
         idle_us = min(self.limits.idle_us, PLANNED_IDLE_US) if is_planned else self.limits.idle_us
         return worker.since_us + idle_us
-
-    def _least(self, pool: Pool) -> int:
-        return self.limits.min_workers if pool.resource == LEAST else 0
 
     def _settle(self, now_us: int) -> None:
         """Give idle workers what waits, and start those that are wanted and have room."""
@@ -474,38 +415,29 @@ class RewardCore:
             return None
         without = [pool for pool in self.pools.values() if len(pool.queue) and not pool.working]
         for pool in sorted(without, key=_first):
-            if not self.has_room_for(pool.resource):
+            if not self.crew.has_room_for(pool.resource):
                 continue
             less_urgent = [one for one in self.pools.values() if _first(one) > _first(pool)]
             for other in less_urgent:
-                while other.idle and place_for(self.places, pool.resource) is None:
-                    self._stop(next(iter(other.idle)))
-            if place_for(self.places, pool.resource) is None:
+                while other.idle and place_for(self.crew.places, pool.resource) is None:
+                    self.crew.stop(next(iter(other.idle)))
+            if place_for(self.crew.places, pool.resource) is None:
                 return pool
         return None
 
     def _start(self, pool: Pool, now_us: int) -> None:
         wanted = max(
-            pool.wanted(now_us, least=self._least(pool)),
+            pool.wanted(now_us, least=self.crew.least(pool)),
             self._is_announced(pool) - len(pool.idle) - pool.starting,
         )
         if wanted > 0 and self._failed_starts and now_us < self._start_at_us:
             self._is_start_due = True
             return
         for _ in range(wanted):
-            place = place_for(self.places, pool.resource)
+            place = place_for(self.crew.places, pool.resource)
             if place is None:
                 return
-            self._start_at(place, pool, now_us)
-
-    def _start_at(self, place: str, pool: Pool, now_us: int) -> None:
-        self._next_worker += 1
-        worker_id = WorkerId(self._next_worker)
-        self.workers[worker_id] = Worker(pool=pool, place=place, since_us=now_us)
-        pool.starting += 1
-        pool.working += 1
-        self.places[place].book(pool.resource, 1)
-        self._orders.append(StartWorker(worker=worker_id, place=place, resource=pool.resource))
+            self.crew.start_at(place, pool, now_us)
 
     def _take_back(self, pool: Pool, now_us: int) -> None:
         """Stop borrowed runs for tenants that have waited for their share, and let them wait."""
@@ -517,11 +449,11 @@ class RewardCore:
             if self._waits_since_us(found) + PATIENCE_US <= now_us
         )
         if owed > pool.starting:
-            for worker_id in self._borrowed(pool)[: owed - pool.starting]:
+            for worker_id in self.crew.borrowed(pool)[: owed - pool.starting]:
                 place = self.workers[worker_id].place
                 self._interrupt(worker_id, now_us)
-                if place in self.places:
-                    self._start_at(place, pool, now_us)
+                if place in self.crew.places:
+                    self.crew.start_at(place, pool, now_us)
 
     def _interrupt(self, worker_id: WorkerId, now_us: int) -> None:
         """Stop a worker; what it ran waits again, and the run counts as waiting."""
@@ -530,23 +462,9 @@ class RewardCore:
         request = self.batches[found.batch].requests[found.sample]
         request.queue_us += now_us - request.since_us
         request.since_us, request.worker = now_us, None
-        self._pool(request.resource).queue.running[found.batch.tenant] -= 1
-        self._stop(worker_id)
+        self.crew.pool(request.resource).queue.running[found.batch.tenant] -= 1
+        self.crew.stop(worker_id)
         self._put(found, request)
-
-    def _borrowed(self, pool: Pool) -> list[WorkerId]:
-        """Return workers whose runs are beyond their tenants' shares, the youngest run first."""
-        oldest_first = sorted(
-            (worker.since_us, worker_id, worker.request.batch.tenant)
-            for worker_id, worker in self.workers.items()
-            if worker.pool is pool and worker.request is not None
-        )
-        share, held, found = pool.queue.share(pool.working), Counter[TenantId](), []
-        for _, worker_id, tenant in oldest_first:
-            held[tenant] += 1
-            if held[tenant] > share:
-                found.append(worker_id)
-        return found[::-1]
 
     def _patience_ends_us(self, pool: Pool) -> int | None:
         """Return when runs are to be stopped for a tenant that waits; None where that is past."""

@@ -472,8 +472,8 @@ def test_workers_start_where_there_is_most_room() -> None:
     orders = core.handle(arrived(*range(9)))
     places = [order.place for order in orders if isinstance(order, StartWorker)]
     assert places == ["b", "a", "b", "a", "b"]
-    assert core.has_room_for(BIG)
-    assert not core.has_room_for(Resource(cpus=4))
+    assert core.crew.has_room_for(BIG)
+    assert not core.crew.has_room_for(Resource(cpus=4))
 
 
 def core_on(places: dict[str, Resource]) -> RewardCore:
