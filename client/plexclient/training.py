@@ -104,37 +104,6 @@ class Trained(Loadable):
         body = Operation(export=operations_pb2.Export(path=str(path)))
         return self._run(body, read=facts)
 
-    def _forward_backward(
-        self,
-        batch: Batch,
-        *,
-        loss: str,
-        temperature: float | None,
-        return_logprobs: bool,
-        loss_args: dict[str, float],
-    ) -> Future[LossResult]:
-        arrays = required(batch, find_loss(loss).arrays, what=f"loss {loss!r}")
-        arguments = {name: real(f"loss {loss!r}: {name}", x) for name, x in loss_args.items()}
-        body = Operation(
-            forward_backward=operations_pb2.ForwardBackward(
-                loss=loss,
-                loss_args=arguments,
-                return_logprobs=return_logprobs,
-                temperature=_temperature(temperature, batch),
-            )
-        )
-
-        async def read(result: Result) -> LossResult:
-            shards = await self._shards(result) if return_logprobs else []
-            logprobs = (
-                gather(shards, cu_seqlens=batch.cu_seqlens, name="logprobs")
-                if return_logprobs
-                else None
-            )
-            return LossResult(**_common(result), logprobs=logprobs)
-
-        return self._run(body, arrays=arrays, read=read)
-
 
 class Actor(Trained, Scorer):
     """The policy under training."""
@@ -162,13 +131,18 @@ class Actor(Trained, Scorer):
             PlexError: `unknown_loss`; `bad_batch` when the loss needs an array that is not there;
                 `logprob_mismatch` beyond the deployment's `max_logprob_gap`.
         """
-        return self._forward_backward(
-            batch,
-            loss=loss,
-            temperature=temperature,
-            return_logprobs=return_logprobs,
-            loss_args=loss_args,
-        )
+        divisor = _temperature(temperature, batch)
+        body, arrays = _loss_pass(loss, loss_args, batch=batch, temperature=divisor)
+        body.forward_backward.return_logprobs = return_logprobs
+
+        async def read(result: Result) -> LossResult:
+            if not return_logprobs:
+                return LossResult(**_common(result), logprobs=None)
+            shards = await self._shards(result)
+            logprobs = gather(shards, cu_seqlens=batch.cu_seqlens, name="logprobs")
+            return LossResult(**_common(result), logprobs=logprobs)
+
+        return self._run(body, arrays=arrays, read=read)
 
     @call
     def backward(
@@ -231,13 +205,26 @@ class Critic(Trained):
         Raises:
             PlexError: `unknown_loss`; `bad_batch` when the loss needs an array that is not there.
         """
-        return self._forward_backward(
-            batch, loss=loss, temperature=1.0, return_logprobs=False, loss_args=loss_args
-        )
+        body, arrays = _loss_pass(loss, loss_args, batch=batch, temperature=1.0)
+
+        async def read(result: Result) -> LossResult:
+            return LossResult(**_common(result), logprobs=None)
+
+        return self._run(body, arrays=arrays, read=read)
 
 
 class Reference(Loadable, Synced, Scorer):
     """A model that only scores; it holds no gradients and no optimizer state."""
+
+
+def _loss_pass(
+    loss: str, given: dict[str, float], *, batch: Batch, temperature: float
+) -> tuple[Operation, dict[str, npt.NDArray[np.generic]]]:
+    """Return the operation of a built-in loss, and the arrays of `batch` that it reads."""
+    arrays = required(batch, find_loss(loss).arrays, what=f"loss {loss!r}")
+    arguments = {name: real(f"loss {loss!r}: {name}", x) for name, x in given.items()}
+    body = operations_pb2.ForwardBackward(loss=loss, loss_args=arguments, temperature=temperature)
+    return Operation(forward_backward=body), arrays
 
 
 def _gradient(name: str, values: npt.ArrayLike, *, batch: Batch) -> FloatArray:
