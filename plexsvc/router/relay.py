@@ -225,16 +225,27 @@ class Uploads:
     async def _forward(self, upload: Upload) -> operations_pb2.DispatchPlan:
         spec = next(spec for spec in upload.header.tensors if spec.name == "cu_seqlens")
         tap = LengthsTap(spec)
-        targets = staging_targets(upload.deployment)
-        try:
-            async with self._streams(targets) as streams, asyncio.TaskGroup() as answers:
-                for stream in streams:  # one that refuses ends the upload, whatever is yet to come
-                    answers.create_task(stream.answer())
-                await self._pump(upload, streams=streams, tap=tap)
+        header = service_pb2.StageRequest(header=upload.header).SerializeToString()
+        loop = asyncio.get_running_loop()
+        told_s = loop.time()
+        async with self._streams(staging_targets(upload.deployment)) as streams:
+            for stream in streams:
+                await stream.send(header)
+            async for message in upload.messages:
+                if loop.time() - told_s >= self._config.upload_stall_us / 1e6:
+                    told_s = loop.time()
+                    await self._tell_under_way(upload.header)
+                if len(message) > self._config.max_chunk_bytes + 64:
+                    raise bad_request(
+                        f"an upload message of {len(message)} bytes exceeds router.max_chunk_bytes "
+                        f"= {self._config.max_chunk_bytes}; send chunks of {tensors.CHUNK_BYTES}"
+                    )
+                if not tap.is_full:
+                    tap.look(message)
                 for stream in streams:
-                    await stream.end()
-        except BaseExceptionGroup as failures:
-            raise first_failure(failures) from failures
+                    await stream.send(message)
+                if tap.is_full and all(stream.has_answered for stream in streams):
+                    break
         if not tap.is_full:
             raise PlexError(
                 ErrorCode.UNAVAILABLE,
@@ -242,28 +253,6 @@ class Uploads:
                 "send it again",
             )
         return self._rules.plan(tap.lengths(), upload.deployment)
-
-    async def _pump(self, upload: Upload, *, streams: Sequence[Target], tap: LengthsTap) -> None:
-        header = service_pb2.StageRequest(header=upload.header).SerializeToString()
-        for stream in streams:
-            await stream.send(header)
-        loop = asyncio.get_running_loop()
-        told_s = loop.time()
-        async for message in upload.messages:
-            if loop.time() - told_s >= self._config.upload_stall_us / 1e6:
-                told_s = loop.time()
-                await self._tell_under_way(upload.header)
-            if len(message) > self._config.max_chunk_bytes + 64:
-                raise bad_request(
-                    f"an upload message of {len(message)} bytes exceeds router.max_chunk_bytes = "
-                    f"{self._config.max_chunk_bytes}; send chunks of {tensors.CHUNK_BYTES}"
-                )
-            if not tap.is_full:
-                tap.look(message)
-            for stream in streams:
-                await stream.send(message)
-            if tap.is_full and all(stream.has_answered for stream in streams):
-                return
 
     async def _tell_under_way(self, header: service_pb2.StageHeader) -> None:
         """Have the operation wait on for a payload that takes long; the scheduler may not hear."""
@@ -274,11 +263,22 @@ class Uploads:
 
     @asynccontextmanager
     async def _streams(self, targets: Sequence[str]) -> AsyncIterator[list[Target]]:
-        """Hold a stream to each target."""
+        """Hold a stream to each target; end them after the block, and await their answers.
+
+        Raises:
+            PlexError: why a target refuses, which ends the block, whatever is yet to come.
+        """
         timeout_s = self._config.wait_timeout_us / 1e6
         streams = [Target(self._channels.to(target), timeout_s=timeout_s) for target in targets]
         try:
-            yield streams
+            async with asyncio.TaskGroup() as answers:
+                for stream in streams:
+                    answers.create_task(stream.answer())
+                yield streams
+                for stream in streams:
+                    await stream.end()
+        except BaseExceptionGroup as failures:
+            raise first_failure(failures) from failures
         finally:
             for stream in streams:
                 stream.cancel()
