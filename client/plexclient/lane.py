@@ -201,14 +201,14 @@ class Lane:
         retry = self.session.retry(f"the payload of {self._name(operation)}")
         timeout_s = transfer_timeout_s(given.nbytes, options=self.session.options)
 
-        async def attempt() -> None:
+        async def send() -> None:
             await self._turn(ticket.seq, retry)
             requests = stage_requests(operation, given)
             await self.session.link.stage(requests, timeout_s=timeout_s)
 
         self._uploading.add(ticket.seq)
         try:
-            await persist(attempt, retry=retry)
+            await persist(send, retry=retry)
         except Exception as error:  # noqa: BLE001 - whoever awaits the answer raises it
             refused.set_result(error)
         finally:
