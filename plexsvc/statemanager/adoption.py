@@ -8,14 +8,16 @@ what it maps when it resumes, and is told what it should.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from plexclient.wire.v1 import statemanager_pb2
+from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.statelink import dataplane
-from plexsvc.statemanager import records
+from plexsvc.statemanager import checkpoints, records
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
@@ -63,6 +65,9 @@ def adopt(node: Node, clients: Clients, mover: Mover, entries: Sequence[Entry]) 
         node.publisher.adopt(entry)
     for entry in _take(left, "staged"):
         node.staging.adopt(entry)
+    for entry in _take(left, checkpoints.SAVE):
+        _clear_away(entry)
+        node.book.drop(entry.key)
     for entry in left.values():  # of a rank that is in no record any more
         dataplane.close_all(entry.fds)
         node.book.drop(entry.key)
@@ -72,6 +77,16 @@ def adopt(node: Node, clients: Clients, mover: Mover, entries: Sequence[Entry]) 
     clients.await_ranks(node.links)
     if entries:
         log.warning("adopted what was left", wpgs=len(node.ledger.wpgs), ranks=len(node.links))
+
+
+def _clear_away(entry: Entry) -> None:
+    """Remove what an unfinished save of a predecessor left, if its place can still be reached."""
+    place = paths.Place(path=Path(entry.facts["directory"]), root=Path(entry.facts["root"]))
+    try:
+        with paths.opened_directory(place) as directory:
+            checkpoints.remove_unfinished(directory)
+    except (PlexError, OSError) as error:
+        log.warning("an unfinished save stays", directory=place.path, error=error)
 
 
 def _arena(entry: Entry) -> ArenaFile:

@@ -43,6 +43,9 @@ from plexsvc.weights.checkpoints import (
 from plexsvc.weights.owner import check_owner
 from plexsvc.weights.pieces import RegionBytes, Tensor
 
+SAVE: Final = "save"
+"""Begins the key of a record in the book: where a checkpoint is being written."""
+
 SCRATCH: Final = ".tmp-"
 """Follows the name of a checkpoint in that of the directory in which it is being written."""
 
@@ -116,20 +119,22 @@ def materialize(
 
 @contextmanager
 def _scratch(path: Path) -> Iterator[Path]:
-    """Make a directory beside `path`, locked while it is in use; what was left there is removed.
-
-    A save that was killed leaves its directory without the lock, whatever its name was.
-    """
+    """Make a directory beside `path`, locked while it is in use; what was left there is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".*{SCRATCH}*"):
-        if _SCRATCH_NAME.fullmatch(left.name):
-            _remove_unused(left)
+    remove_unfinished(path.parent)
     scratch, fd = _make_locked(path)
     try:
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         os.close(fd)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what killed saves left in `directory`: without a lock, whatever their names were."""
+    for left in directory.glob(f".*{SCRATCH}*"):
+        if _SCRATCH_NAME.fullmatch(left.name):
+            _remove_unused(left)
 
 
 def _make_locked(path: Path) -> tuple[Path, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -314,7 +315,11 @@ class StateManagerServicer:
 
     def _materialize(self, request: pb.MaterializeRequest, caller: Caller) -> checkpoints.Written:
         self._node.admit(request.fence)
-        with self._copied(request.copies, caller) as state, _places(request) as (path, model):
+        with (
+            self._copied(request.copies, caller) as state,
+            _places(request) as (path, model),
+            self._noted(request),
+        ):
             return checkpoints.materialize(
                 state,
                 path,
@@ -323,6 +328,18 @@ class StateManagerServicer:
                 caller=caller,
                 tenant=request.tenant,
             )
+
+    @contextmanager
+    def _noted(self, request: pb.MaterializeRequest) -> Iterator[None]:
+        """Have a successor know of a save while it is written: it removes what a kill leaves."""
+        key = (checkpoints.SAVE, secrets.token_hex(8))
+        directory = str(Path(request.path).parent)
+        self._node.book.put(key, {"directory": directory, "root": request.root})
+        try:
+            self._node.book.settle()
+            yield
+        finally:
+            self._node.book.drop(key)
 
     def _digest(self, request: pb.DigestRequest, caller: Caller) -> pb.DigestReply:
         self._node.admit(request.fence)

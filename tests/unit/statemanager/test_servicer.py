@@ -24,7 +24,7 @@ from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClie
 from plexsvc.statelink.session import Member
 from plexsvc.statemanager import book as books
 from plexsvc.statemanager import checkpoints, publishing, snapshot, tiers
-from plexsvc.statemanager.book import Book
+from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
 from plexsvc.statemanager.dataserver import DataServer
@@ -201,6 +201,26 @@ async def test_what_is_saved_does_not_change_while_it_is_written(
         disk.goes_on.set()
     assert not save.result().HasField("error")
     assert saved(tmp_path / "out") == [1.0, 1.0]
+
+
+async def test_a_save_is_on_record_while_it_is_written(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = await daemon.copy(1)
+    known: dict[Key, Facts] = {}
+    found: list[Facts] = []
+    write = checkpoints.materialize
+
+    def look(*args: Any, **kwargs: Any) -> checkpoints.Written:  # noqa: ANN401 - passed on
+        found.extend(known.values())
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoints, "materialize", look)
+    monkeypatch.setattr(daemon.node.book, "put", known.__setitem__)
+    monkeypatch.setattr(daemon.node.book, "drop", known.pop)
+    assert not (await daemon.save(tmp_path / "out", copies)).HasField("error")
+    assert found == [{"directory": str(tmp_path), "root": str(tmp_path)}]
+    assert known == {}
 
 
 async def test_slow_saves_hold_up_neither_moves_nor_publishing(
