@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -96,20 +97,27 @@ async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
     return events.WpgForgotten(wpg_id=action.wpg_id)
 
 
-async def _spawn(reach: Reach, wpg: WpgRecord) -> events.Event:
-    """Start every rank of a WPG; return once all answer.
+async def _spawn(reach: Reach, wpg: WpgRecord) -> events.Event | None:
+    """Start every rank of a WPG; return once all answer, None if it was forgotten meanwhile.
 
     Raises:
         ExceptionGroup: of `PlexError` (what an agent refused or a rank died of) and call failures.
     """
     hosts = [reach.nodes.link(place.node_id).host for place in wpg.places]
     rendezvous = specs.rendezvous_of(wpg, hosts)
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(_spawn_rank(reach, wpg, rank, rendezvous=rendezvous))
-            for rank in range(len(wpg.places))
-        ]
-    reach.ranks.add(wpg.wpg_id, [task.result() for task in tasks])
+    async with AsyncExitStack() as opened:
+
+        async def spawn_rank(index: int) -> Rank:
+            rank = await _spawn_rank(reach, wpg, index, rendezvous=rendezvous)
+            opened.push_async_callback(rank.close)
+            return rank
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(spawn_rank(index)) for index in range(len(wpg.places))]
+        if reach.registry.by_wpg.get(wpg.wpg_id) is not wpg:
+            return None
+        reach.ranks.add(wpg.wpg_id, [task.result() for task in tasks])
+        opened.pop_all()  # `forget` closes them
     return await _describe(reach, wpg)
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import WpgId
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.orders import spawn
+from plexsvc.scheduler.orders.ranks import Rank
 from tests.rigs.scheduler_rig import Rig, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
@@ -79,3 +84,40 @@ async def test_a_wpg_counts_as_stopped_only_when_its_ranks_are_or_its_node_is_lo
         await rig.end("a")
         assert rig.behaviour.stopped == ["wpg-1-1/0"]
         assert not rig.agents[0].ranks
+
+
+@pytest.fixture
+def spawned(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Rank], asyncio.Event]:
+    """Return the ranks that were spawned, and what lets the scheduler go on with them."""
+    ranks: list[Rank] = []
+    may_go_on = asyncio.Event()
+    real = spawn._spawn_rank
+
+    async def held_back(*args: Any, **kwargs: Any) -> Rank:  # noqa: ANN401 - passed on
+        rank = await real(*args, **kwargs)
+        ranks.append(rank)
+        await may_go_on.wait()
+        return rank
+
+    monkeypatch.setattr(spawn, "_spawn_rank", held_back)
+    return ranks, may_go_on
+
+
+async def test_ranks_of_a_wpg_that_is_forgotten_while_it_spawns_are_closed(
+    rig: Rig, spawned: tuple[list[Rank], asyncio.Event]
+) -> None:
+    ranks, may_go_on = spawned
+    await rig.job("a")
+
+    async def deploy_in_vain() -> None:
+        with pytest.raises(PlexError, match="its job has ended"):
+            await rig.deploy("a", tp=2)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(deploy_in_vain())
+        await until(lambda: len(ranks) == 2)
+        await rig.end("a")
+        await until(lambda: W not in rig.driver.reach.registry.by_wpg)
+        may_go_on.set()
+        await until(lambda: all(rank.is_closed for rank in ranks))
+    assert rig.driver.reach.ranks.of(W) == ()
