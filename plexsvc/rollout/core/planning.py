@@ -1,8 +1,7 @@
-"""Plans by expected lengths: who gets which prompts, how many instances, what is prefilled once.
+"""Plans by expected lengths: who gets which prompts, and how many instances.
 
 The rules of RLHFless: prompts of like length together and equal work for each instance (section
-4.3), the number of instances by a weighted score of time and cost (4.4), the shared prefix that
-fills a prefill (4.2), and the condition under which sending weights and caches is hidden (4.5).
+4.3), and the number of instances by a weighted score of time and cost (4.4).
 """
 
 from __future__ import annotations
@@ -100,26 +99,3 @@ def choose_plan(
 def _scaled(values: Mapping[int, float]) -> dict[int, float]:
     low, high = min(values.values()), max(values.values())
     return {key: (value - low) / (high - low or 1.0) for key, value in values.items()}
-
-
-def prefix_length(prompts: Sequence[Sequence[int]], *, capacity: int) -> int:
-    """Return the longest prefix whose unique ones fit together into `capacity` tokens; 0: none.
-
-    >>> prefix_length([[1, 2, 3], [1, 2, 4], [1, 2, 3]], capacity=5)
-    2
-    """
-    longest = 0
-    for length in range(1, max(map(len, prompts), default=0) + 1):
-        unique = {tuple(prompt[:length]) for prompt in prompts}
-        if sum(map(len, unique)) <= capacity:
-            longest = length
-    return longest
-
-
-def is_hidden(*, sync: float, prefill: float, send: float, time: float, time_near: float) -> bool:
-    """Whether an instance that is far from the learner ends no later than the one beside it.
-
-    Weights are sent to it (`sync`) while prompts are prefilled; then their cache is sent, and it
-    generates for `time`. The one beside the learner begins after `prefill` and takes `time_near`.
-    """
-    return max(sync, prefill) + send + time <= prefill + time_near

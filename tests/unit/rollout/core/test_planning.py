@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plexsvc.rollout.core.planning import choose_plan, is_hidden, prefix_length, rank, time_of
+from plexsvc.rollout.core.planning import choose_plan, rank, time_of
 
 LENGTHS = st.lists(st.integers(1, 2000), min_size=1, max_size=60)
 
@@ -49,24 +49,3 @@ def test_speed_takes_more_instances_than_cost() -> None:
     assert counts[0] == 1 < counts[-1]
     assert plans[1.0].time <= plans[0.7].time <= plans[0.0].time
     assert plans[0.0].cost <= plans[0.7].cost <= plans[1.0].cost
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
-    st.integers(0, 40),
-)
-def test_the_prefix_is_the_longest_that_fits(prompts: list[list[int]], capacity: int) -> None:
-    found = prefix_length(prompts, capacity=capacity)
-
-    def tokens(length: int) -> int:
-        return sum(len(one) for one in {tuple(prompt[:length]) for prompt in prompts})
-
-    longest = max(map(len, prompts))
-    assert found == 0 or tokens(found) <= capacity
-    assert all(tokens(longer) > capacity for longer in range(found + 1, longest + 1))
-
-
-def test_sending_is_hidden_while_the_near_instance_takes_longer() -> None:
-    assert is_hidden(sync=3, prefill=2, send=1, time=6, time_near=8)
-    assert not is_hidden(sync=3, prefill=2, send=1, time=7, time_near=8)
-    assert not is_hidden(sync=6, prefill=2, send=1, time=6, time_near=8)
