@@ -132,6 +132,10 @@ class RolloutConfig:
     max_streams_per_deployment: int = 256
     """Streams one deployment may have open at once, so that nobody takes all of them; the next is
     refused with `queue_full`."""
+    plans_by_length: bool = False
+    """Whether prompts are dealt by how long their answers were in the generates before:
+    prompts of like length to one instance, and equal work for each. A manager's successor begins
+    anew. Tokens do not depend on it."""
     call_bytes: int = 2 << 20
     """Requests sent to an instance in one call."""
     spot: SpotConfig = field(default_factory=SpotConfig)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
+
+import xxhash
 
 from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.core.lengths import LengthHistory
 from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.fleet import Fleet, Gone
 from plexsvc.rollout.generation import Generation, metrics_of
@@ -53,6 +57,7 @@ class RolloutDeployment:
         self._takes_weights = False
         """Whether its weights come from another deployment, by `sync`."""
         self._limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)
+        self._lengths = LengthHistory()
 
     async def initialize(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         """Connect to the instances; those it had are let go, their samples go on with these.
@@ -129,22 +134,34 @@ class RolloutDeployment:
         sampling = operation.generate.sampling
         most_tokens = len(record.samples) * sampling.max_tokens * (1 + sampling.texts)
         records.admit(record, most_tokens=most_tokens)
+        names: list[bytes] = []
+        if operation.seq and self._config.plans_by_length:
+            names = [_name(prompt) for prompt in operation.generate.prompts]
         generation = Generation(
             record,
             self.fleet,
             config=self._config,
             clock=self._clock,
             vocab_size=self._limits.vocab_size,
+            expected=self._lengths.expect_all(names),
         )
         started_us = self._clock.monotonic_us()
         losses = await generation.run()
         wall_us = self._clock.monotonic_us() - started_us
+        for index, prompt in enumerate(names):
+            answers = [record.samples[index, one] for one in range(max(1, sampling.n))]
+            self._lengths.observe(prompt, [len(answer.tokens) for answer in answers])
         reply = success(operation)
         for name, value in metrics_of(record, wall_us=wall_us, losses=losses).items():
             reply.result.metrics[name] = value
         reply.result.weight_version = self.fleet.core.version.version
         reply.digest = record.digest()
         return reply
+
+
+def _name(prompt: operations_pb2.Prompt) -> bytes:
+    """Return what a prompt is remembered by: a digest of its tokens."""
+    return xxhash.xxh3_128_digest(array("I", prompt.token_ids).tobytes())
 
 
 def _shorter(asked: int, able: int) -> int:

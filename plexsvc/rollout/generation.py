@@ -37,8 +37,10 @@ class Generation:
         config: RolloutConfig,
         clock: Clock,
         vocab_size: int,
+        expected: tuple[int, ...] = (),
     ) -> None:
-        self._vocab_size = vocab_size
+        """Deal prompts by the `expected` lengths of their answers; empty: by load alone."""
+        self._vocab_size, self._expected = vocab_size, expected
         self._record, self._fleet, self._config, self._clock = record, fleet, config, clock
         operation = record.operation
         self._id = OperationId(operation.operation_id)
@@ -70,6 +72,7 @@ class Generation:
             prompt_tokens=tuple(len(prompt.token_ids) for prompt in prompts),
             is_turn=not self._record.operation.seq,
             session=self._record.operation.generate.session,
+            expected=self._expected,
         )
         try:
             async with asyncio.TaskGroup() as self._group:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Final
 
 NEWEST: Final = 1.0
 """What the latest epoch counts for; 1: it alone. Larger windows gained little in the paper."""
 
-MAX_PROMPTS: Final = 1_000_000
+MAX_PROMPTS: Final = 262_144
 """Prompts that are remembered; the one not seen for longest goes first."""
 
 
@@ -40,3 +41,20 @@ class LengthHistory:
     def expect(self, prompt: bytes, *, reference: int) -> int:
         """Return a prompt's expected length; before its first epoch that of its reference."""
         return round(self._means.get(prompt, reference))
+
+    def expect_all(self, prompts: Sequence[bytes]) -> tuple[int, ...]:
+        """Return the expected lengths of prompts; those not seen yet get the mean of the others.
+
+        Empty before the first of them is known.
+
+        >>> history = LengthHistory()
+        >>> history.expect_all([b"p", b"q"])
+        ()
+        >>> history.observe(b"p", [100]); history.expect_all([b"p", b"q"])
+        (100, 100)
+        """
+        known = [self._means[prompt] for prompt in prompts if prompt in self._means]
+        if not known:
+            return ()
+        reference = round(fmean(known))
+        return tuple(self.expect(prompt, reference=reference) for prompt in prompts)

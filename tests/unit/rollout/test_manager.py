@@ -12,6 +12,8 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc import progress
 from plexsvc.ids import VersionId, new_operation_id
+from plexsvc.rollout.core.events import SampleKey
+from plexsvc.rollout.core.planning import rank
 from tests.fakes.fake_engine import fake_text
 from tests.fakes.fake_instances import FakeInstance, publish, start_instance
 from tests.rigs.rollout_bench import APPLIED, FAST, PROMPTS, Bench, bench, recorded
@@ -118,6 +120,57 @@ async def test_samples_of_a_lost_instance_go_on_elsewhere_exactly() -> None:
     assert result.metrics["instances_lost"] == 1
     assert {k: a.tokens for k, a in answers.items()} == {k: a.tokens for k, a in expected.items()}
     assert all(a.versions == [0] * 12 for a in answers.values())
+
+
+async def generate_twice(
+    b: Bench, *, hurt: bool
+) -> tuple[list[list[int]], list[dict[SampleKey, list[int]]]]:
+    """Generate the same twice; return requests by instance, then tokens, of both times.
+
+    The second time an instance is killed if it is to be `hurt`.
+    """
+    prompts = [[number, number + 1] for number in range(12)]
+    requests: list[list[int]] = []
+    answered: list[dict[SampleKey, list[int]]] = []
+    for epoch in range(2):
+        before = [len(instance.engine.salts) for instance in b.instances]
+        for instance in b.instances:
+            instance.engine.held = bool(hurt and epoch)
+        operation = b.generate(prompts, seed=2, n=1, max_tokens=60, stop_token_ids=range(5))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            if hurt and epoch:
+                for instance in b.instances:
+                    instance.engine.allow(1)
+                await recorded(b, operation, tokens=12)
+                await b.instances[0].kill()
+                b.instances[1].engine.release()
+        assert running.result().state == APPLIED
+        assert running.result().metrics["instances_lost"] == (hurt and epoch)
+        answers = await b.answers(operation)
+        answered.append({key: list(answer.tokens) for key, answer in answers.items()})
+        after = [len(instance.engine.salts) for instance in b.instances]
+        requests.append([now - then for now, then in zip(after, before, strict=True)])
+    return requests, answered
+
+
+async def test_prompts_are_dealt_by_the_lengths_of_the_generate_before() -> None:
+    async with bench(instances=2, config=replace(FAST, plans_by_length=True)) as b:
+        (first, second), (tokens, again) = await generate_twice(b, hurt=False)
+    parts = rank([len(tokens[prompt, 0]) for prompt in range(12)], 2)
+    assert first == [6, 6] != second
+    assert second == [len(part) for part in parts]
+    assert again == tokens
+
+
+@pytest.mark.parametrize("hurt", [False, True])
+async def test_tokens_are_the_same_whether_prompts_are_planned_or_not(*, hurt: bool) -> None:
+    async with bench(instances=2) as b:
+        (_, second), alone = await generate_twice(b, hurt=False)
+    async with bench(instances=2, config=replace(FAST, plans_by_length=True)) as b:
+        _, planned = await generate_twice(b, hurt=hurt)
+    assert second == [6, 6]
+    assert planned == alone
 
 
 async def test_samples_wait_for_the_only_instance_to_come_back_with_its_version() -> None:
