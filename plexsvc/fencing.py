@@ -49,13 +49,23 @@ class Gate:
     """
 
     def __init__(
-        self, *, scheduler_epoch: int = 0, incarnation: int = 0, is_process: bool = False
+        self,
+        *,
+        scheduler_epoch: int = 0,
+        incarnation: int = 0,
+        is_process: bool = False,
+        is_shared: bool = False,
     ) -> None:
-        """Start from these numbers. A gate that `is_process` refuses newer incarnations too."""
+        """Start from these numbers. A gate that `is_process` refuses newer incarnations too.
+
+        One that `is_shared` stands before what deployments use in turn, under leases and
+        incarnations of their own: it compares the scheduler's epoch alone.
+        """
         self._scheduler_epoch = scheduler_epoch
         self._lease_no = 0
         self._incarnation = incarnation
         self._is_process = is_process
+        self._is_shared = is_shared
 
     def admit_exclusive(self, fence: Fence, *, what: str) -> None:
         """Admit a command that runs alone on its devices.
@@ -64,7 +74,8 @@ class Gate:
             PlexError: `stale_fence`.
         """
         self.admit_shared(fence, what=what)
-        self._lease_no = fence.lease_no
+        if not self._is_shared:
+            self._lease_no = fence.lease_no
 
     def admit_shared(self, fence: Fence, *, what: str) -> None:
         """Admit a command that may overlap with others of its kind.
@@ -84,11 +95,12 @@ class Gate:
         refuse_older(
             what, "scheduler_epoch", given=fence.scheduler_epoch, seen=self._scheduler_epoch
         )
-        refuse_older(what, "incarnation", given=fence.incarnation, seen=self._incarnation)
-        if self._is_process and fence.incarnation != self._incarnation:
-            _refuse(what, "incarnation", given=fence.incarnation, seen=self._incarnation)
+        if not self._is_shared:
+            refuse_older(what, "incarnation", given=fence.incarnation, seen=self._incarnation)
+            if self._is_process and fence.incarnation != self._incarnation:
+                _refuse(what, "incarnation", given=fence.incarnation, seen=self._incarnation)
+            self._incarnation = fence.incarnation
         self._scheduler_epoch = fence.scheduler_epoch
-        self._incarnation = fence.incarnation
 
 
 def _refuse(what: str, number: str, *, given: int, seen: int) -> NoReturn:

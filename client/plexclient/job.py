@@ -156,7 +156,7 @@ class Job:
         same. While it waits, the logger `plexclient` says what for.
 
         A rollout has one engine, or so many `instances`; by `instances=plex.Elastic(dedicated=1,
-        spot=(0, 8))` further ones come and go. Its samples are the same.
+        spot=(0, 8), serving=(0, 4))` further ones come and go. Its samples are the same.
 
         `max_logprob_gap` above 0 makes an actor refuse a batch of a policy loss with
         `logprob_mismatch`, before any gradient is added, when a logprob of the sampler is further

@@ -108,8 +108,9 @@ class Elastic:
     """Rollout instances of several kinds: so many dedicated ones, and others that come and go.
 
     `spot=(0, 8)`: at most 8 spot instances while there are devices for them; a job below its first
-    number gets one before a job that is not. `price={"spot": 2.5}`: at most 2.5 for an instance an
-    hour, in the unit of the cluster; without one, whatever is asked.
+    number gets one before a job that is not. `serving=(0, 4)`: guests of at most 4 serving engines
+    that are lent. `price={"spot": 2.5}`: at most 2.5 for an instance an hour, in the unit of the
+    cluster; without one, whatever is asked.
 
     Raises:
         PlexError: `bad_request` for numbers that cannot be and kinds that are not known.
@@ -117,28 +118,35 @@ class Elastic:
 
     dedicated: int = 1
     spot: tuple[int, int] = (0, 0)
+    serving: tuple[int, int] = (0, 0)
     price: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         whole("Elastic: dedicated", self.dedicated, least=1, most=MAX_INSTANCES)
-        try:
-            first, last = self.spot
-        except (TypeError, ValueError):
-            raise _bad(f"Elastic: spot={self.spot!r}: give (least, most), e.g. (0, 8)") from None
-        least = whole("Elastic: spot[0]", first, most=MAX_INSTANCES)
-        whole("Elastic: spot[1]", last, least=least, most=MAX_INSTANCES)
+        for kind, asked in self._asked().items():
+            try:
+                first, last = asked
+            except (TypeError, ValueError):
+                text = f"Elastic: {kind}={asked!r}: give (least, most), e.g. (0, 8)"
+                raise _bad(text) from None
+            least = whole(f"Elastic: {kind}[0]", first, most=MAX_INSTANCES)
+            whole(f"Elastic: {kind}[1]", last, least=least, most=MAX_INSTANCES)
         for kind, price in self.price.items():
-            if kind != "spot":
-                raise _bad(f"Elastic: price of {kind!r}: instances with a price are spot")
+            if kind not in self._asked():
+                kinds = ", ".join(self._asked())
+                raise _bad(f"Elastic: price of {kind!r}: instances with a price are {kinds}")
             real(f"Elastic: price[{kind!r}]", price, least=0)
 
     def to_wire(self) -> list[service_pb2.InstanceRange]:
         """Return the wire form of what is not dedicated."""
-        least, most = self.spot
-        if not most:
-            return []
-        price = self.price.get("spot")
-        return [service_pb2.InstanceRange(kind="spot", least=least, most=most, price=price)]
+        return [
+            service_pb2.InstanceRange(kind=kind, least=least, most=most, price=self.price.get(kind))
+            for kind, (least, most) in self._asked().items()
+            if most
+        ]
+
+    def _asked(self) -> dict[str, tuple[int, int]]:
+        return {"spot": self.spot, "serving": self.serving}
 
 
 def instances_to_wire(

@@ -12,7 +12,7 @@ import grpc
 from plexclient.failures import error_of
 from plexclient.link import router_tls
 from plexclient.wire.channels import CHANNEL_OPTIONS
-from plexclient.wire.v1 import service_pb2_grpc
+from plexclient.wire.v1 import service_pb2, service_pb2_grpc
 from plexsvc.cluster.places import Card
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -33,6 +33,16 @@ def router(card: Card) -> Iterator[service_pb2_grpc.RouterStub]:
         opened = grpc.secure_channel(card.address, credentials, options=options)
     with opened as channel:
         yield service_pb2_grpc.RouterStub(grpc.intercept_channel(channel, _Caller(card)))
+
+
+def lending_to(card: Card) -> Callable[[service_pb2.LendInstanceRequest], object]:
+    """Return what tells a cluster of a guest, and raises a `PlexError` when it refuses."""
+
+    def tell(request: service_pb2.LendInstanceRequest) -> object:
+        with router(card) as stub:
+            return stub.LendInstance(request)
+
+    return tell
 
 
 @dataclass(frozen=True)

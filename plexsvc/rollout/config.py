@@ -21,6 +21,7 @@ class InstanceConfig:
     """Whose job it is."""
     job_id: str
     deployment_id: str
+    """Empty: deployments use it in turn."""
     model: str
     """Hugging Face directory; its weights are version 0."""
     model_root: str = ""

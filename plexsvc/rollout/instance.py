@@ -72,7 +72,11 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         self._update = asyncio.Lock()
         self._checksum = ""
         """Of the version in use."""
-        self._gate = Gate(scheduler_epoch=config.scheduler_epoch, incarnation=config.incarnation)
+        self._gate = Gate(
+            scheduler_epoch=config.scheduler_epoch,
+            incarnation=config.incarnation,
+            is_shared=not config.deployment_id,
+        )
 
     async def Generate(  # noqa: N802 - named by the service
         self, request: rollout_pb2.InstanceGenerateRequest, context: Context

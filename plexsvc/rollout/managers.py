@@ -6,7 +6,8 @@ deployment was initialised, its instances, and the version they serve. Every man
 sends a beat every second. One that sends none for `SILENT_LOOKS` looks is killed, and whoever
 started it starts a successor at the same address. A new incarnation is told of each deployment
 again; orders that were under way are repeated until it takes them, and it goes on from the token
-records of the one before. The pool of spot devices is here, because all managers share it.
+records of the one before. The pools of spot devices and of lent engines are here, because all
+managers share them.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, VersionId, new_operation_id
 from plexsvc.log import Log
 from plexsvc.rollout.config import SpotConfig
-from plexsvc.rollout.core.instances import SPOT
+from plexsvc.rollout.core.instances import SERVING, SPOT
 from plexsvc.rollout.core.pool import SlotClosed, SlotOpened, Wanted
 from plexsvc.rollout.providers.base import Hosts
+from plexsvc.rollout.providers.lent import LentEngines, Offer
 from plexsvc.rollout.providers.trace import Change
-from plexsvc.rollout.spot import SpotInstances, provider_of
+from plexsvc.rollout.spot import PooledInstances, provider_of
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.keys import ClusterKeys
@@ -98,7 +100,8 @@ class _Deployment:
     initialized: worker_pb2.ExecuteRequest | None = None
     addresses: list[str] = field(default_factory=list)
     """Of its dedicated instances."""
-    spot: list[str] = field(default_factory=list)
+    others: dict[str, str] = field(default_factory=dict)
+    """Addresses of the others, and the kind of each."""
     fence: common_pb2.Fence = field(default_factory=common_pb2.Fence)
     """Of the newest order that runs alone: instances refuse older ones."""
     pulled: worker_pb2.ExecuteRequest | None = None
@@ -117,7 +120,7 @@ class _Deployment:
             PlexError: `unavailable` when it does not answer, or its manager does not.
         """
         await self.change(address, joins_as=kind)
-        self.spot.append(address)
+        self.others[address] = kind
 
     async def drain(self, address: str) -> None:
         """Have an instance's samples go on elsewhere, and let it go then."""
@@ -125,8 +128,7 @@ class _Deployment:
 
     async def drop(self, address: str, *, because: str) -> None:
         """Forget an instance whose process has ended."""
-        if address in self.spot:
-            self.spot.remove(address)
+        self.others.pop(address, None)
         await self._tell(address, ended=because)
 
     async def change(self, address: str, **change: str | int | bool) -> None:
@@ -169,12 +171,17 @@ class Managers:
         self._deployments: dict[str, _Deployment] = {}
         self._report: GivenUp | None = None
         self._group: asyncio.TaskGroup | None = None
-        self.spot: SpotInstances | None = None
+        self._lent = LentEngines(clock)
+        self.lent = PooledInstances(
+            SERVING, self._lent, self._lent, clock=clock, fleet_of=self._deployments.get
+        )
+        self.spot: PooledInstances | None = None
 
     async def run(self) -> None:
         """Follow every manager until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._group:
+                self._group.create_task(self.lent.run())
                 for link in self._links:
                     self._group.create_task(self._follow(link))
                 while True:
@@ -265,8 +272,8 @@ class Managers:
         jobs[deployment.job_id].discard(deployment_id)
         if not jobs[deployment.job_id]:
             del jobs[deployment.job_id]
-        if self.spot is not None:
-            self.spot.post(Wanted(deployment_id=DeploymentId(deployment_id), most=0))
+        for pool in self._pools:
+            pool.post(Wanted(deployment_id=DeploymentId(deployment_id), most=0))
         request = worker_pb2.CancelRequest(wpg_id=deployment.wpg_id, fence=deployment.fence)
         try:
             await _cancel(deployment.link, request)
@@ -302,7 +309,7 @@ class Managers:
         return found.progress
 
     async def instances(self) -> list[service_pb2.InstanceView]:
-        """Return every instance and spot device; `device` of a dedicated one is its address.
+        """Return every instance and slot; `device` of a dedicated one is its address.
 
         Those of a manager that is not there are left out until its successor has them.
         """
@@ -313,56 +320,79 @@ class Managers:
                 found += (await link.manager.Inspect(request, timeout=CALL_S)).instances
             except grpc.aio.AioRpcError as error:
                 log.warning("manager does not answer", address=link.address, error=error)
-        if self.spot is None:
-            return found
-        for view in found:
-            self.spot.describe(view.device, view)
-        return found + self.spot.without_instance()
+        for pool in self._pools:
+            for view in found:
+                pool.describe(view.device, view)
+            found += pool.without_instance()
+        return found
 
-    # ---- spot devices
+    # ---- what comes and goes
 
-    def use(self, hosts: Hosts, changes: Sequence[Change], *, config: SpotConfig) -> SpotInstances:
+    @property
+    def _pools(self) -> list[PooledInstances]:
+        return [self.lent] if self.spot is None else [self.spot, self.lent]
+
+    def offer(self, request: service_pb2.LendInstanceRequest) -> None:
+        """Let deployments have the guest of a serving engine until its lease ends; 0 withdraws it.
+
+        Raises:
+            PlexError: `bad_request`, naming the field; `queue_full`.
+        """
+        offer = Offer(
+            name=request.name,
+            address=request.address,
+            model=request.model,
+            price=request.price,
+            owner=request.owner,
+            lend_to=frozenset(request.lend_to),
+        )
+        self._lent.lend(offer, lease_us=request.lease_us)
+
+    def use(
+        self, hosts: Hosts, changes: Sequence[Change], *, config: SpotConfig
+    ) -> PooledInstances:
         """Give deployments spot instances from now on, while what this returns runs."""
         provider = provider_of(config, changes, hosts=hosts, clock=self._clock)
-        self.spot = SpotInstances(
-            hosts, provider, clock=self._clock, fleet_of=self._deployments.get
+        self.spot = PooledInstances(
+            SPOT, hosts, provider, clock=self._clock, fleet_of=self._deployments.get
         )
         return self.spot
 
     def drain(self, device: str) -> None:
-        """Have the samples of a spot instance go on elsewhere, and close its device.
+        """Have the samples of an instance go on elsewhere, and close its spot device or engine.
 
         Raises:
-            PlexError: `not_found` when there is no such spot device.
+            PlexError: `not_found` when there is none of that name.
         """
-        self._spot(device).post(SlotClosed(slot_id=device))
+        self._pool_of(device).post(SlotClosed(slot_id=device))
 
     def open(self, device: str) -> None:
-        """Open a spot device that `drain` closed.
+        """Open a spot device or engine that `drain` closed.
 
         Raises:
-            PlexError: `not_found` when there is no such spot device; `bad_request` when it is not
+            PlexError: `not_found` when there is none of that name; `bad_request` when it is not
                 closed.
         """
-        spot = self._spot(device)
-        if device not in spot.pool.closed:
-            is_leaving = spot.pool.slots[device].is_noticed
+        found = self._pool_of(device)
+        if device not in found.pool.closed:
+            is_leaving = found.pool.slots[device].is_noticed
             was = "to be taken back by its provider" if is_leaving else "open"
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
-                f"spot device {device} was not drained by `plexctl instance drain`: it is {was}",
+                f"{found.kind.name} device {device} was not drained by `plexctl instance drain`: "
+                f"it is {was}",
             )
-        spot.post(SlotOpened(slot_id=device))
+        found.post(SlotOpened(slot_id=device))
 
-    def _spot(self, device: str) -> SpotInstances:
-        spot = self.spot
-        if spot is None or device not in {*spot.pool.slots, *spot.pool.closed}:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
-                f"no spot device {device!r}; `plexctl instance list` shows them. Dedicated "
-                "instances leave with `plexctl node drain`",
-            )
-        return spot
+    def _pool_of(self, device: str) -> PooledInstances:
+        for one in self._pools:
+            if device in one.pool.slots or device in one.pool.closed:
+                return one
+        raise PlexError(
+            ErrorCode.NOT_FOUND,
+            f"no spot device or serving engine {device!r}; `plexctl instance list` shows them. "
+            "Dedicated instances leave with `plexctl node drain`",
+        )
 
     # ---- managers that come and go
 
@@ -399,8 +429,8 @@ class Managers:
         if body == "initialize":
             deployment.initialized = request
             deployment.addresses = list(request.instance_addresses)
-            if self.spot is not None:
-                self.spot.post(_wanted(deployment.deployment_id, request.deployment.spec))
+            for pool in self._pools:
+                pool.post(_wanted(request.deployment, deployment, kind=pool.kind.name))
         elif body == "pull":
             deployment.pulled = request
             deployment.versions = {VersionId.of(request.published)}
@@ -442,25 +472,25 @@ class Managers:
                 log.warning("rollout deployment not restored yet", error=error)
             else:
                 if not reply.result.HasField("error"):
-                    await self._restore_spot(deployment)
+                    await self._restore_others(deployment)
                     return
                 because = from_wire(reply.result.error)
                 log.warning("rollout deployment not restored yet", error=because)
             await self._clock.sleep(RETRY_US)
 
-    async def _restore_spot(self, deployment: _Deployment) -> None:
-        for address in list(deployment.spot):
+    async def _restore_others(self, deployment: _Deployment) -> None:
+        for address, kind in list(deployment.others.items()):
             try:
-                await deployment.change(address, joins_as=SPOT.name)
+                await deployment.change(address, joins_as=kind)
             except PlexError as error:
-                if self.spot is not None:
-                    self.spot.gone(address, because=error.message)
+                for pool in self._pools:
+                    pool.gone(address, because=error.message)
 
     def _lose(self, gone: rollout_pb2.InstanceGone) -> None:
-        """Have a dedicated instance that was given up replaced; note that a spot one is gone."""
+        """Have a dedicated instance that was given up replaced; note that another is gone."""
         if not gone.is_dedicated:
-            if self.spot is not None:
-                self.spot.gone(gone.address, because=gone.because)
+            for pool in self._pools:
+                pool.gone(gone.address, because=gone.because)
         elif self._report is not None:
             self._report(gone.wpg_id, gone.address, gone.because)
 
@@ -505,14 +535,17 @@ def _gone(deployment_id: str) -> PlexError:
     return PlexError(ErrorCode.NOT_FOUND, f"rollout deployment {deployment_id} is gone")
 
 
-def _wanted(deployment_id: str, spec: service_pb2.DeploymentSpec) -> Wanted:
-    """Return how many spot instances a deployment asks for."""
-    asked = next((one for one in spec.instances if one.kind == SPOT.name), None)
+def _wanted(given: service_pb2.Deployment, deployment: _Deployment, *, kind: str) -> Wanted:
+    """Return how many instances of a kind a deployment asks for."""
+    spec, deployment_id = given.spec, DeploymentId(deployment.deployment_id)
+    asked = next((one for one in spec.instances if one.kind == kind), None)
     if asked is None:
-        return Wanted(deployment_id=DeploymentId(deployment_id), most=0)
+        return Wanted(deployment_id=deployment_id, most=0)
     return Wanted(
-        deployment_id=DeploymentId(deployment_id),
+        deployment_id=deployment_id,
         least=asked.least,
         most=asked.most,
         price=asked.price if asked.HasField("price") else None,
+        model=spec.model,
+        tenant=given.tenant,
     )

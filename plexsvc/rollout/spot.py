@@ -1,4 +1,6 @@
-"""The driver of the pool of spot devices: starts, drains and stops instances as the core orders.
+"""The driver of a pool of instances that come and go: starts, drains and stops them as ordered.
+
+There is one of spot devices and one of serving engines' guests.
 
 It stays in the scheduler's process, whichever managers have the instances.
 """
@@ -17,8 +19,8 @@ from plexsvc.ids import DeploymentId
 from plexsvc.log import Log
 from plexsvc.rollout.config import SpotConfig
 from plexsvc.rollout.core import pool
-from plexsvc.rollout.core.instances import SPOT
-from plexsvc.rollout.core.pool import SlotId, SpotPool, State
+from plexsvc.rollout.core.instances import Kind
+from plexsvc.rollout.core.pool import Pool, SlotId, State
 from plexsvc.rollout.providers.base import Hosts, Provider
 from plexsvc.rollout.providers.local import LocalProvider
 from plexsvc.rollout.providers.trace import Change, TraceProvider, read_trace
@@ -28,7 +30,7 @@ log = Log(__name__)
 TICK_US: Final = 500_000
 
 
-class SpotFleet(Protocol):
+class PooledFleet(Protocol):
     """The instances of a deployment."""
 
     async def add(self, address: str, *, kind: str) -> None:
@@ -48,7 +50,7 @@ class SpotFleet(Protocol):
         ...
 
 
-FleetOf = Callable[[DeploymentId], SpotFleet | None]
+FleetOf = Callable[[DeploymentId], PooledFleet | None]
 """Returns the instances of a deployment, None if it is gone."""
 
 
@@ -77,13 +79,14 @@ def provider_of(
     )
 
 
-class SpotInstances:
-    """Spot instances of all deployments. `run` must be running."""
+class PooledInstances:
+    """Instances of one kind, of all deployments. `run` must be running."""
 
     def __init__(
-        self, hosts: Hosts, provider: Provider, *, clock: Clock, fleet_of: FleetOf
+        self, kind: Kind, hosts: Hosts, provider: Provider, *, clock: Clock, fleet_of: FleetOf
     ) -> None:
-        self.pool = SpotPool()
+        self.kind = kind
+        self.pool = Pool()
         self.addresses: dict[SlotId, str] = {}
         """Where the instance of each slot answers."""
         self._hosts, self._provider, self._clock = hosts, provider, clock
@@ -118,15 +121,15 @@ class SpotInstances:
             view.device, view.price = slot_id, self.pool.slots[slot_id].price
 
     def without_instance(self) -> list[service_pb2.InstanceView]:
-        """Return the devices whose instance has not joined yet, or which have none."""
+        """Return the slots whose instance has not joined yet, or which have none."""
         return [
             service_pb2.InstanceView(
                 device=slot_id,
-                kind=SPOT.name,
+                kind=self.kind.name,
                 phase="closed" if self._is_closed(slot_id) else slot.state.value,
                 deployment_id=slot.user or "",
                 price=slot.price,
-                because=slot.because,
+                because=self.pool.why_idle(slot),
             )
             for slot_id, slot in self.pool.slots.items()
             if slot.state not in {State.UP, State.DRAINING}
@@ -165,15 +168,15 @@ class SpotInstances:
             fleet = self._fleet_of(deployment_id)
             if fleet is not None:
                 self.addresses[slot_id] = address
-                await fleet.add(address, kind=SPOT.name)
+                await fleet.add(address, kind=self.kind.name)
             self.post(pool.InstanceUp(slot_id=slot_id, number=number))
         except PlexError as error:
-            log.warning("spot instance not started", slot=slot_id, because=error.message)
+            log.warning("instance not started", slot=slot_id, because=error.message)
             failed = pool.InstanceFailed(slot_id=slot_id, number=number, because=error.message)
             self.post(failed)
 
     async def _drain(self, order: pool.DrainInstance) -> None:
-        log.info("spot instance noticed", slot=order.slot_id, deployment=order.deployment_id)
+        log.info("instance noticed", slot=order.slot_id, deployment=order.deployment_id)
         fleet = self._fleet_of(order.deployment_id)
         if fleet is None:
             self.post(pool.SlotDrained(slot_id=order.slot_id, number=order.number))
@@ -188,5 +191,5 @@ class SpotInstances:
         await self._hosts.stop(slot_id, number=order.number, deployment_id=order.deployment_id)
         address, fleet = self.addresses.pop(slot_id, ""), self._fleet_of(order.deployment_id)
         if address and fleet is not None:
-            await fleet.drop(address, because="its spot device was taken back, or it was stopped")
+            await fleet.drop(address, because=f"{slot_id} was taken back, or it was stopped")
         self.post(pool.InstanceStopped(slot_id=slot_id, number=order.number))

@@ -92,6 +92,8 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "JobShape.state_bytes": BYTES,
     "KeepAliveRequest.acks": COUNTER,
     "MicroBatch.sequences": UINT32,
+    "LendInstanceRequest.lease_us": MONTH_US,
+    "LendInstanceRequest.price": POSITIVE,
     "Operation.seq": COUNTER,
     "Optimizer.beta1": POSITIVE,
     "Optimizer.beta2": POSITIVE,

@@ -18,7 +18,7 @@ ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
     "noop": ("actor", "critic", "reference"),
     "vllm": ("rollout",),
 }
-ELASTIC_KINDS: Final = ("spot",)
+ELASTIC_KINDS: Final = ("spot", "serving")
 """Kinds of instances that come and go."""
 MAX_RANKS: Final = 1 << 16
 DTYPES: Final = ("", "float32", "bfloat16")

@@ -400,6 +400,9 @@ class FakeRolloutManager:
     def open(self, device: str) -> None:
         del device
 
+    def offer(self, request: service_pb2.LendInstanceRequest) -> None:
+        del request
+
     def versions_in_use(self) -> set[VersionId]:
         return set(self.used)
 

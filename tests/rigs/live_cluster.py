@@ -97,6 +97,15 @@ class LiveCluster:
         reply = self._call("ListJobs", service_pb2.ListJobsRequest(include_ended=True))
         return {job.job_id: job for job in reply.jobs}
 
+    def instances(self) -> dict[str, service_pb2.InstanceView]:
+        """Return rollout instances, and what may have one, by device."""
+        reply = self._call("ListInstances", service_pb2.ListInstancesRequest())
+        return {view.device: view for view in reply.instances}
+
+    def drain_instance(self, device: str) -> None:
+        """Do what `plexctl instance drain DEVICE` does."""
+        self._call("DrainInstance", service_pb2.DrainInstanceRequest(device=device))
+
     def timeline(self) -> list[service_pb2.Span]:
         """Return what the devices did."""
         return list(self._call("Timeline", service_pb2.TimelineRequest()).spans)

@@ -30,6 +30,14 @@ def test_one_older_number_is_enough_and_is_named(stale: tuple[int, int, int], nu
     gate.admit_exclusive(fence(2, 2, 2), what="a refused order changed nothing")
 
 
+def test_what_deployments_use_in_turn_compares_the_epoch_alone() -> None:
+    gate = Gate(is_shared=True)
+    gate.admit_exclusive(fence(2, 9, 9), what="x")
+    gate.admit_exclusive(fence(2, 1, 1), what="of another deployment")
+    with pytest.raises(PlexError, match="scheduler_epoch"):
+        gate.admit_shared(fence(1, 9, 9), what="x")
+
+
 def test_generates_overtake_each_other_but_not_an_exclusive_order() -> None:
     gate = Gate()
     gate.admit_shared(fence(1, 7, 1), what="x")

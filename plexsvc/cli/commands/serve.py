@@ -48,8 +48,16 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
     ] = None,
     lend_share: Annotated[float, typer.Option(help="Most of time and memory to lend.")] = 1.0,
     lend_hours: Annotated[str, typer.Option(help="When to lend, UTC, as 22:00-06:00.")] = "",
+    cluster: Annotated[
+        Path | None, typer.Option(help="State directory of the cluster whose jobs may have it.")
+    ] = None,
+    lend_price: Annotated[float, typer.Option(help="What they pay for it, an hour.")] = 0.0,
+    lend_owner: Annotated[str, typer.Option(help="The tenant whose engine it is.")] = "",
+    lend_to: Annotated[
+        list[str] | None, typer.Option(help="Tenants whose jobs may have it; by default, all.")
+    ] = None,
     keys: Annotated[
-        Path | None, typer.Option(help="The cluster's keys: its managers reach what is lent.")
+        Path | None, typer.Option(help="The cluster's keys; by default, in its state directory.")
     ] = None,
     instance: Annotated[str, typer.Option(help="Where they do.")] = "127.0.0.1:0",
     max_model_len: Annotated[int, typer.Option(help="Longest sequence; 0: the model's.")] = 0,
@@ -60,13 +68,16 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
     """Serve a model by vLLM's OpenAI application until TERM or Ctrl-C."""
     import os
 
+    from plexsvc.cluster.calls import lending_to
     from plexsvc.cluster.doctor import available_bytes
+    from plexsvc.cluster.places import find_cluster, keys_file
     from plexsvc.rollout.core.lending import Objectives
     from plexsvc.rollout.preload import ZYGOTE_ENV, preload
     from plexsvc.rollout.serving import process
     from plexsvc.rollout.serving.config import ServingConfig
 
     named = name or model.resolve().name
+    card = None if cluster is None else find_cluster(cluster, address=None, token=None)
     objectives = Objectives(ttft_us=round(slo_ttft * US), tpot_us=round(slo_tpot * US))
     config = ServingConfig(
         model=model,
@@ -79,8 +90,11 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
         kv_bytes=kv_bytes,
         guest=(lend_model or model) if lend else None,
         terms=_terms(lend_share, lend_hours),
-        keys_file=keys,
+        keys_file=keys if cluster is None else keys or keys_file(cluster),
         instance=instance,
+        price=lend_price,
+        owner=lend_owner,
+        lend_to=tuple(lend_to or ()),
     )
     process.check(config, available_bytes=available_bytes())
 
@@ -92,7 +106,7 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
 
     os.environ.update(ZYGOTE_ENV)
     preload()
-    process.main(config, ready=ready)
+    process.main(config, ready=ready, tell=None if card is None else lending_to(card))
 
 
 @serve_app.command(epilog="Example: plexctl serve report chat --json")

@@ -1,13 +1,14 @@
-"""The pure core of the pool of spot devices: which deployment has an instance on which.
+"""The pure core of a pool of capacity that comes and goes: which deployment has which slot of it.
 
-Theory of operation. Providers say which devices (*slots*) come, are noticed and go; deployments say
-how many instances they want, and what they pay for one an hour. A free slot goes to a deployment
-that pays its price: first to those below their least number, then to the one with the fewest. One
-that has two more than another gives one up, and so does one above its least number to one below it.
-A slot that is noticed, or closed by hand, gets no more instances, and its instance is drained; so
-is one whose price rises above what its deployment pays. One that goes has its process ended,
-whatever it did. A slot on which instances do not come up or die is left alone for a while, longer
-each time, so that a provider that lies costs little.
+Theory of operation. Providers say which *slots* come, are noticed and go: spot devices, or guests
+of serving engines. Deployments say how many instances they want, and what they pay for one an hour.
+A free slot goes to a deployment that it suits: one that pays its price, is of its model, and is of
+a tenant that it is open to. Those below their least number come first, then the one with the
+fewest. One that has two more than another gives one up, and so does one above its least number to
+one below it. A slot that is noticed, or closed by hand, gets no more instances, and its instance is
+drained; so is one that does not suit any more, as when its price rises. One that goes has its
+process ended, whatever it did. A slot on which instances do not come up or die is left alone for a
+while, longer each time, so that a provider that lies costs little.
 
 | slot | leaves it when |
 |---|---|
@@ -20,14 +21,14 @@ each time, so that a provider that lies costs little.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias, assert_never
 
 from plexsvc.ids import DeploymentId
 
 SlotId: TypeAlias = str
-"""A spot device, as NODE:INDEX."""
+"""A spot device, as NODE:INDEX; a guest of a serving engine, as serving/NAME."""
 
 FIRST_PAUSE_US: Final = 1_000_000
 MAX_PAUSE_US: Final = 60_000_000
@@ -36,16 +37,20 @@ MAX_PAUSE_US: Final = 60_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotCame:
-    """A spot device may be used from now on."""
+    """A slot may be used from now on, on these terms."""
 
     slot_id: SlotId
     price: float = 0.0
     """Of an instance an hour."""
+    model: str = ""
+    """The only model that its instance can be of; empty: any."""
+    tenants: frozenset[str] = frozenset()
+    """Those whose deployments may have it; none: everybody's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPriced:
-    """An instance on a spot device costs something else from now on."""
+    """An instance on a slot costs something else from now on."""
 
     slot_id: SlotId
     price: float
@@ -54,41 +59,43 @@ class SlotPriced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotNoticed:
-    """A spot device will be taken back soon, or is not to be used for now."""
+    """A slot will be taken back soon, or is not to be used for now."""
 
     slot_id: SlotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotClosed:
-    """An operator closed a spot device: it is not to be used until it is opened."""
+    """An operator closed a slot: it is not to be used until it is opened."""
 
     slot_id: SlotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotOpened:
-    """An operator opened a spot device that was closed."""
+    """An operator opened a slot that was closed."""
 
     slot_id: SlotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotGone:
-    """A spot device was taken back."""
+    """A slot was taken back."""
 
     slot_id: SlotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A deployment wants so many spot instances; a `most` of 0: none any more."""
+    """A deployment wants so many instances; a `most` of 0: none any more."""
 
     deployment_id: DeploymentId
     least: int = 0
     most: int
     price: float | None = None
     """The most it pays for one an hour; None: whatever is asked."""
+    model: str = ""
+    tenant: str = ""
 
     def pays(self, price: float) -> bool:
         """Whether it takes an instance at this price."""
@@ -201,9 +208,10 @@ CHANGES: Final = {
 
 @dataclass(slots=True)
 class Slot:
-    """One spot device."""
+    """One spot device, or guest."""
 
-    price: float
+    terms: SlotCame
+    """As its provider announced it, at the newest price."""
     state: State = State.FREE
     number: int = 0
     """Of its instance; every instance of the pool has another."""
@@ -216,13 +224,27 @@ class Slot:
     because: str = ""
     """Of the last failure."""
 
+    @property
+    def price(self) -> float:
+        """Return what an instance costs an hour."""
+        return self.terms.price
+
+    def suits(self, want: Wanted) -> bool:
+        """Whether a deployment may have it, and takes it at its price."""
+        terms = self.terms
+        return (
+            want.pays(terms.price)
+            and terms.model in {"", want.model}
+            and (not terms.tenants or want.tenant in terms.tenants)
+        )
+
     def enter(self, state: State) -> None:
         """Change the state by the table."""
         assert (self.state, state) in CHANGES, (self, state)
         self.state = state
 
 
-class SpotPool:
+class Pool:
     """Slots and the deployments that want them."""
 
     def __init__(self) -> None:
@@ -235,18 +257,30 @@ class SpotPool:
 
     def handle(self, event: Event) -> list[Order]:
         """Apply an event and return the orders that follow from it."""
-        return [*self._apply(event), *self._price_out(), *self._assign(), *self._share()]
+        return [*self._apply(event), *self._let_go(), *self._assign(), *self._share()]
 
     def count(self, deployment_id: DeploymentId) -> int:
         """Return how many slots a deployment has that it will keep."""
         kept = (State.STARTING, State.UP)
         return sum(s.user == deployment_id and s.state in kept for s in self.slots.values())
 
+    def why_idle(self, slot: Slot) -> str:
+        """Return why a free slot is nobody's: its last failure, or the term that suits nobody."""
+        wanting = [want for want in self.wanted.values() if want.most]
+        if slot.because or not wanting or any(map(slot.suits, wanting)):
+            return slot.because
+        terms = slot.terms
+        if all(terms.model not in {"", want.model} for want in wanting):
+            return f"model: no deployment that wants one is of {terms.model}"
+        if not any(want.pays(terms.price) for want in wanting):
+            return f"price: no deployment that wants one pays {terms.price:g}"
+        return "tenants: no deployment that it suits may have it"
+
     def _apply(self, event: Event) -> list[Order]:
         match event:
             case SlotCame():
-                slot = self.slots.setdefault(event.slot_id, Slot(event.price))
-                slot.price, slot.is_noticed, slot.is_gone = event.price, False, False
+                slot = self.slots.setdefault(event.slot_id, Slot(event))
+                slot.terms, slot.is_noticed, slot.is_gone = event, False, False
                 return []
             case Wanted():
                 return self._want(event)
@@ -269,7 +303,7 @@ class SpotPool:
     ) -> list[Order]:
         match event:
             case SlotPriced():
-                slot.price = event.price
+                slot.terms = replace(slot.terms, price=event.price)
                 return []
             case SlotNoticed():
                 slot.is_noticed = True
@@ -352,12 +386,12 @@ class SpotPool:
         """Whether a slot may get an instance, and keep one."""
         return not slot.is_noticed and slot_id not in self.closed
 
-    def _price_out(self) -> list[Order]:
-        """Drain instances that cost more than their deployments pay by now."""
+    def _let_go(self) -> list[Order]:
+        """Drain instances that do not suit their deployments any more: of another price by now."""
         return [
             order
             for slot_id, slot in self.slots.items()
-            if slot.user in self.wanted and not self.wanted[slot.user].pays(slot.price)
+            if slot.user in self.wanted and not slot.suits(self.wanted[slot.user])
             for order in self._drain(slot_id, slot)
         ]
 
@@ -374,11 +408,11 @@ class SpotPool:
         ]
         counts = {one: self.count(one) for one in self.wanted} if free else {}
         started: list[Order] = []
-        for price, name in sorted(free):
+        for _, name in sorted(free):
             takers = [
                 (counts[one] >= want.least, counts[one], order, one)
                 for order, (one, want) in enumerate(self.wanted.items())
-                if counts[one] < want.most and want.pays(price)
+                if counts[one] < want.most and self.slots[name].suits(want)
             ]
             if takers:
                 taker = min(takers)[-1]
@@ -396,7 +430,7 @@ class SpotPool:
         for poor in sorted(self.wanted, key=lambda one: counts[one]):
             want = self.wanted[poor]
             for slot_id, slot in newest if counts[poor] < want.most else ():
-                if slot.state is not State.UP or slot.user is None or not want.pays(slot.price):
+                if slot.state is not State.UP or slot.user is None or not slot.suits(want):
                     continue
                 spare = counts[slot.user] - self.wanted[slot.user].least
                 if counts[slot.user] - counts[poor] >= 2 or (

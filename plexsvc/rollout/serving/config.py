@@ -44,10 +44,18 @@ class ServingConfig:
     """The cluster's keys; with them its rollout managers reach the guest as an instance."""
     instance: str = "127.0.0.1:0"
     """Where they reach it: HOST:PORT or unix:PATH."""
+    price: float = 0.0
+    """What jobs pay for it, an hour."""
+    owner: str = ""
+    """The tenant whose engine it is; empty: the cluster's."""
+    lend_to: tuple[str, ...] = ()
+    """Tenants whose jobs may use it; none: everybody's."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= MAX_PORT:
             raise refuse("port", f"is {self.port}; it is one of 0 to {MAX_PORT}")
+        if not 0 <= self.price < float("inf"):
+            raise refuse("price", f"is {self.price}; it is a number from 0")
         for name in ("kv_bytes", "max_model_len", "max_num_seqs", "memory_bytes"):
             if getattr(self, name) < 0:
                 raise refuse(name, f"is {getattr(self, name)}; it is not negative")

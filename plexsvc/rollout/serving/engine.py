@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rollout.core.lending import Lender
+from plexsvc.rollout.core.lending import DAY_MIN, Lender
 from plexsvc.rollout.core.lent_memory import MemoryBudget
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.serving.config import ServingConfig
-from plexsvc.rollout.serving.lending import Coserving
+from plexsvc.rollout.serving.lending import MINUTE_US, Coserving
 from plexsvc.rollout.serving.report import LatencyLog
 
 if TYPE_CHECKING:
@@ -73,6 +73,13 @@ class ServingEngine:
             await self.guest.dispose()
         await asyncio.to_thread(self.front.shutdown)
         self.executor.close()
+
+    def is_lent(self) -> bool:
+        """Whether the guest may run at this time of day, as its owner says."""
+        if self.coserving is None:
+            return False
+        lender, minute = self.coserving.lender, self._clock.wall_us() // MINUTE_US % DAY_MIN
+        return lender.is_lent and lender.terms.is_open(minute)
 
     async def lend(self) -> Mapping[str, Any]:
         """Let the guest run."""

@@ -14,6 +14,7 @@ from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.instance import InstanceServicer, serving_instance
+from plexsvc.rollout.serving.announcing import Announcer, Tell
 from plexsvc.rollout.serving.config import ServingConfig, check_fits
 from plexsvc.rollout.serving.control import switches
 from plexsvc.rollout.serving.engine import ServingEngine
@@ -37,8 +38,10 @@ def check(config: ServingConfig, *, available_bytes: int) -> None:
     check_fits(config, available_bytes=available_bytes)
 
 
-def main(config: ServingConfig, *, ready: Ready) -> None:
+def main(config: ServingConfig, *, ready: Ready, tell: Tell | None = None) -> None:
     """Serve until TERM or Ctrl-C; vLLM was imported before (`preload`).
+
+    With `tell` the cluster hears of the guest while that is lent.
 
     Raises:
         PlexError: `bad_request` for a port that is taken, or what vLLM cannot run.
@@ -50,11 +53,16 @@ def main(config: ServingConfig, *, ready: Ready) -> None:
         text = f"port: cannot listen on {config.host}:{config.port}: {error.strerror}"
         raise PlexError(ErrorCode.BAD_REQUEST, text, field="port") from error
     with listener:
-        asyncio.run(serve(config, listener, ready=ready, clock=SystemClock()))
+        asyncio.run(serve(config, listener, ready=ready, tell=tell, clock=SystemClock()))
 
 
 async def serve(
-    config: ServingConfig, listener: socket.socket, *, ready: Ready, clock: Clock
+    config: ServingConfig,
+    listener: socket.socket,
+    *,
+    ready: Ready,
+    tell: Tell | None,
+    clock: Clock,
 ) -> None:
     """Serve until told to end; `ready` is given the address.
 
@@ -67,7 +75,11 @@ async def serve(
     offered = {"lend": engine.lend, "reclaim": engine.reclaim, "report": engine.report}
     server = uvicorn.Server(uvicorn.Config(await engine.app(), log_level="error"))
     try:
-        async with switches(config.socket, offered), _as_instance(engine, config, clock=clock):
+        async with (
+            switches(config.socket, offered),
+            _as_instance(engine, config, clock=clock),
+            _announced(engine, tell, clock=clock),
+        ):
             host, port = listener.getsockname()[:2]
             log.info("serving", name=config.name, port=port, lends=config.guest is not None)
             ready(f"http://{host}:{port}/v1")  # it listens already: what comes now waits
@@ -101,3 +113,20 @@ async def _as_instance(
         async with serving_instance(servicer, engine.guest, facts) as address:
             engine.instance = address
             yield
+
+
+@asynccontextmanager
+async def _announced(
+    engine: ServingEngine, tell: Tell | None, *, clock: Clock
+) -> AsyncIterator[None]:
+    """Keep the cluster told of the guest, and withdraw it before its instance ends."""
+    if tell is None or not engine.instance:
+        yield
+        return
+    announcer = Announcer(engine.config, engine.instance, tell, is_lent=engine.is_lent)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(announcer.run(clock))
+        try:
+            yield
+        finally:
+            running.cancel()

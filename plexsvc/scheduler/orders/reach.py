@@ -66,11 +66,15 @@ class RolloutPort(Protocol):
         ...
 
     def drain(self, device: str) -> None:
-        """Have the samples of a spot instance go on elsewhere, and close its device."""
+        """Have the samples of an instance go on elsewhere, and close its device or engine."""
         ...
 
     def open(self, device: str) -> None:
-        """Open a spot device that `drain` closed."""
+        """Open a spot device or engine that `drain` closed."""
+        ...
+
+    def offer(self, request: service_pb2.LendInstanceRequest) -> None:
+        """Let jobs have the guest of a serving engine until its lease ends; 0 withdraws it."""
         ...
 
     def versions_in_use(self) -> set[VersionId]:

@@ -1,6 +1,6 @@
 """Simulated runs of one job: the cores that run live decide, engines are profiles.
 
-Theory of operation. `RolloutCore` says which sample goes where, `SpotPool` which spot device has an
+Theory of operation. `RolloutCore` says which sample goes where, `Pool` which spot device has an
 instance, `Seeding` how long the training devices generate. This driver does what they order in
 virtual time and tells them what came of it, as `Fleet` and `SpotInstances` do live. Their
 invariants are checked after every event.
@@ -23,7 +23,7 @@ from plexsvc.rollout.core import events, pool
 from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.instances import RESERVED, SPOT
 from plexsvc.rollout.core.machine import RolloutCore
-from plexsvc.rollout.core.pool import SpotPool, State
+from plexsvc.rollout.core.pool import Pool, State
 from plexsvc.rollout.core.seeding import Seeding, StepTimes
 from plexsvc.sim.rollout.engine import Engine, Spent
 from plexsvc.sim.rollout.floor import DEPLOYMENT, Floor, Unit
@@ -116,7 +116,7 @@ class RolloutRun(Floor):
         self.migrates = policy.migrates
         self.outcome = RolloutOutcome(policy=policy)
         self._work, self._policy, self._seed, self._told = workload, policy, seed, told
-        self._pool = SpotPool()
+        self._pool = Pool()
         self._seeding = Seeding(
             engines=workload.trainer.engines, first_window_us=workload.first_window_us
         )

@@ -60,6 +60,8 @@ def test_an_optimizer_that_divides_by_zero_is_refused() -> None:
         ({"spot": (-1, 2)}, r"Elastic: spot\[0\]"),
         ({"spot": (3, 2)}, r"Elastic: spot\[1\]"),
         ({"spot": 3}, "Elastic: spot=3"),
+        ({"serving": (2, 1)}, r"Elastic: serving\[1\]"),
+        ({"serving": "many"}, "Elastic: serving='many'"),
         ({"price": {"spot": -1.0}}, r"Elastic: price\['spot'\]"),
         ({"price": {"spot": float("nan")}}, r"Elastic: price\['spot'\]"),
         ({"price": {"borrowed": 1.0}}, "price of 'borrowed'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,13 +14,15 @@ from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import PlexError
 from plexsvc.ids import VersionId
 from plexsvc.rollout.config import RolloutConfig, SpotConfig
-from plexsvc.rollout.spot import SpotInstances
+from plexsvc.rollout.spot import PooledInstances
 from tests.fakes.fake_hosts import FakeHosts
+from tests.fakes.fake_instances import start_instance
 from tests.rigs.rollout_bench import APPLIED, FAST, Bench, bench, recorded
 from tests.rigs.rollout_requests import Answer
 
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9], [4, 4]]
 SPOT = service_pb2.InstanceRange(kind="spot", most=4)
+LENT = service_pb2.InstanceRange(kind="serving", most=4)
 
 
 @asynccontextmanager
@@ -40,17 +43,20 @@ async def spot_bench(
                 await instance.kill()
 
 
-def of(b: Bench) -> SpotInstances:
+def of(b: Bench) -> PooledInstances:
     assert b.managers.spot is not None
     return b.managers.spot
 
 
-async def until(b: Bench, *, serving: int, closed: int = 0) -> None:
-    """Return when so many spot instances serve, and so many spot devices are closed."""
+async def until(
+    b: Bench, *, serving: int = 0, closed: int = 0, free: int = 0, kind: str = "spot"
+) -> None:
+    """Return when so many instances of a kind serve, and so many of its devices are as said."""
+    wanted = Counter(serving=serving, closed=closed, free=free)
     async with asyncio.timeout(10):
         while True:
-            found = [one.phase for one in await b.managers.instances() if one.kind == "spot"]
-            if (found.count("serving"), found.count("closed")) == (serving, closed):
+            found = [one.phase for one in await b.managers.instances() if one.kind == kind]
+            if all(found.count(phase) == count for phase, count in wanted.items()):
                 return
             await asyncio.sleep(0.005)
 
@@ -124,7 +130,7 @@ async def test_a_device_that_was_drained_is_opened_again_and_no_other() -> None:
         await until(b, serving=2)
         with pytest.raises(PlexError, match=r"n:0 was not drained by .* it is open"):
             b.managers.open("n:0")
-        with pytest.raises(PlexError, match="no spot device 'n:7'"):
+        with pytest.raises(PlexError, match="no spot device or serving engine 'n:7'"):
             b.managers.open("n:7")
         b.managers.drain("n:0")
         await until(b, serving=1, closed=1)
@@ -209,3 +215,50 @@ async def test_a_job_that_ends_gives_its_spot_devices_back() -> None:
         assert {one.phase for one in await b.managers.instances()} <= {"free", "stopping"}
         with pytest.raises(PlexError, match="is gone"):
             await b.execute(b.generate(PROMPTS))
+
+
+async def test_a_lent_engine_samples_until_it_is_withdrawn_and_no_token_is_made_twice() -> None:
+    expected = await undisturbed(7, seed=3)
+    guest = await start_instance(held=True)
+    offer = service_pb2.LendInstanceRequest(
+        name="chat", address=guest.address, lease_us=60_000_000, price=0.5
+    )
+    async with bench(held=True) as b:
+        b.ranges = [LENT]
+        assert (await b.initialize()).state == APPLIED
+        await b.pull(7)
+        b.managers.offer(offer)
+        await until(b, serving=1, kind="serving")
+        assert guest.engine.version == VersionId("actor", 1, 7), "it pulled that by itself"
+        (view,) = [one for one in await b.managers.instances() if one.kind == "serving"]
+        assert (view.device, view.price) == ("serving/chat", 0.5)
+        operation = b.generate(PROMPTS, seed=3)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            engines = [b.instances[0].engine, guest.engine]
+            for engine in engines:
+                engine.allow(12)
+            await recorded(b, operation, tokens=6 * 3)
+            b.managers.offer(service_pb2.LendInstanceRequest(name="chat", lease_us=0))
+            engines[0].release()
+        assert running.result().state == APPLIED
+        assert running.result().metrics["instances_lost"] == 0
+        assert tokens(await b.answers(operation)) == tokens(expected)
+        assert guest.engine.generated
+        assert sum(engine.generated for engine in engines) == 6 * 12, "no token was made twice"
+        await until(b, kind="serving")
+    await guest.kill()
+
+
+async def test_an_engine_that_has_another_model_is_given_to_nobody_and_says_why() -> None:
+    async with bench() as b:
+        b.ranges = [LENT]
+        assert (await b.initialize()).state == APPLIED
+        b.managers.offer(
+            service_pb2.LendInstanceRequest(
+                name="chat", address="unix:/nobody", model="/m/other", lease_us=60_000_000
+            )
+        )
+        await until(b, free=1, kind="serving")
+        (view,) = [one for one in await b.managers.instances() if one.kind == "serving"]
+        assert view.because == "model: no deployment that wants one is of /m/other"

@@ -30,6 +30,7 @@ CHANGING: list[Message] = [
     pb.PinJobRequest(job_id="j", is_pinned=True),
     pb.DrainInstanceRequest(device="spot-a:0"),
     pb.OpenInstanceRequest(device="spot-a:0"),
+    pb.LendInstanceRequest(name="chat", address="host:1", lease_us=1),
 ]
 LOOKING: list[Message] = [
     pb.ListNodesRequest(),

@@ -91,6 +91,7 @@ def test_options_of_methods_are_read_from_the_descriptor() -> None:
         "AddNode",
         "DrainInstance",
         "OpenInstance",
+        "LendInstance",
         "Repack",
         "MoveJob",
         "PinJob",

@@ -1139,3 +1139,25 @@ class OpenInstanceRequest(_message.Message):
     is_operator: bool
     device: str
     def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., device: _Optional[str] = ...) -> None: ...
+
+class LendInstanceRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "name", "address", "model", "price", "owner", "lend_to", "lease_us")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEND_TO_FIELD_NUMBER: _ClassVar[int]
+    LEASE_US_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    name: str
+    address: str
+    model: str
+    price: float
+    owner: str
+    lend_to: _containers.RepeatedScalarFieldContainer[str]
+    lease_us: int
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., price: _Optional[float] = ..., owner: _Optional[str] = ..., lend_to: _Optional[_Iterable[str]] = ..., lease_us: _Optional[int] = ...) -> None: ...

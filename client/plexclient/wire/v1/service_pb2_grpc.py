@@ -179,6 +179,11 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
                 _registered_method=True)
+        self.LendInstance = channel.unary_unary(
+                '/plexsvc.v1.Router/LendInstance',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.LendInstanceRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+                _registered_method=True)
         self.Score = channel.unary_stream(
                 '/plexsvc.v1.Router/Score',
                 request_serializer=plexsvc_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
@@ -383,6 +388,12 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LendInstance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Score(self, request, context):
         """as Reward.Score
         """
@@ -549,6 +560,11 @@ def add_RouterServicer_to_server(servicer, server):
             'OpenInstance': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenInstance,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
+            ),
+            'LendInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.LendInstance,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.LendInstanceRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
             ),
             'Score': grpc.unary_stream_rpc_method_handler(
@@ -1341,6 +1357,33 @@ class Router:
             _registered_method=True)
 
     @staticmethod
+    def LendInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/LendInstance',
+            plexsvc_dot_v1_dot_service__pb2.LendInstanceRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Score(request,
             target,
             options=(),
@@ -1584,6 +1627,11 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
                 _registered_method=True)
+        self.LendInstance = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/LendInstance',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.LendInstanceRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -1742,6 +1790,12 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LendInstance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1868,6 +1922,11 @@ def add_SchedulerServicer_to_server(servicer, server):
             'OpenInstance': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenInstance,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
+            ),
+            'LendInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.LendInstance,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.LendInstanceRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
             ),
     }
@@ -2546,6 +2605,33 @@ class Scheduler:
             target,
             '/plexsvc.v1.Scheduler/OpenInstance',
             plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LendInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/LendInstance',
+            plexsvc_dot_v1_dot_service__pb2.LendInstanceRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
             options,
             channel_credentials,

@@ -77,6 +77,7 @@ class RouterStub:
     ListInstances: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]
     DrainInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]
     OpenInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]
+    LendInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.LendInstanceRequest, _service_pb2.ListInstancesReply]
     Score: _grpc.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]
     """as Reward.Score"""
     GetRewards: _grpc.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]
@@ -129,6 +130,7 @@ class RouterAsyncStub(RouterStub):
     ListInstances: _aio.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     DrainInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     OpenInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
+    LendInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.LendInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     Score: _aio.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]  # type: ignore[assignment]
     """as Reward.Score"""
     GetRewards: _aio.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]  # type: ignore[assignment]
@@ -319,6 +321,12 @@ class RouterServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
 
+    def LendInstance(
+        self,
+        request: _service_pb2.LendInstanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
+
     def Score(
         self,
         request: _reward_pb2.ScoreRequest,
@@ -380,6 +388,7 @@ class SchedulerStub:
     ListInstances: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]
     DrainInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]
     OpenInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]
+    LendInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.LendInstanceRequest, _service_pb2.ListInstancesReply]
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -413,6 +422,7 @@ class SchedulerAsyncStub(SchedulerStub):
     ListInstances: _aio.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     DrainInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     OpenInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
+    LendInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.LendInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
 
 class SchedulerServicer:
     """Called by routers only. `tenant` fields are filled by the router."""
@@ -566,6 +576,12 @@ class SchedulerServicer:
     def OpenInstance(
         self,
         request: _service_pb2.OpenInstanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
+
+    def LendInstance(
+        self,
+        request: _service_pb2.LendInstanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
 

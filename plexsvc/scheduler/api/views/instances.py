@@ -21,10 +21,10 @@ async def list_instances(
 async def drain_instance(
     scheduler: LiveScheduler, request: service_pb2.DrainInstanceRequest
 ) -> service_pb2.ListInstancesReply:
-    """Have a spot instance's samples go elsewhere, and close its device until it is opened.
+    """Have an instance's samples go elsewhere, and close its device or engine until it is opened.
 
     Raises:
-        PlexError: `not_found` when no spot device is called so.
+        PlexError: `not_found` when no spot device or serving engine is called so.
     """
     scheduler.check_open()
     scheduler.reach.rollout.drain(request.device)
@@ -34,15 +34,27 @@ async def drain_instance(
 async def open_instance(
     scheduler: LiveScheduler, request: service_pb2.OpenInstanceRequest
 ) -> service_pb2.ListInstancesReply:
-    """Let a spot device that was drained by hand have instances again.
+    """Let a spot device or engine that was drained by hand have instances again.
 
     Raises:
-        PlexError: `not_found` when no spot device is called so; `bad_request` when it was not
-            drained.
+        PlexError: `not_found` when none is called so; `bad_request` when it was not drained.
     """
     scheduler.check_open()
     scheduler.reach.rollout.open(request.device)
     return await _one(scheduler, request)
+
+
+async def lend_instance(
+    scheduler: LiveScheduler, request: service_pb2.LendInstanceRequest
+) -> service_pb2.ListInstancesReply:
+    """Let jobs have the guest of a serving engine until its lease ends, or withdraw it.
+
+    Raises:
+        PlexError: `bad_request`, naming the field; `queue_full`.
+    """
+    scheduler.check_open()
+    scheduler.reach.rollout.offer(request)
+    return service_pb2.ListInstancesReply()
 
 
 async def _one(
@@ -78,4 +90,8 @@ async def _listed(scheduler: LiveScheduler, asked: Asked) -> service_pb2.ListIns
 
 
 METHODS: Final[Methods] = {"ListInstances": list_instances}
-CHANGES: Final[Methods] = {"DrainInstance": drain_instance, "OpenInstance": open_instance}
+CHANGES: Final[Methods] = {
+    "DrainInstance": drain_instance,
+    "OpenInstance": open_instance,
+    "LendInstance": lend_instance,
+}

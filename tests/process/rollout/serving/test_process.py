@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
 import socket
 import subprocess
-import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,56 +18,19 @@ from plexsvc.rollout.deployment import APPLIED
 from plexsvc.rollout.serving.control import ask
 from tests.fakes.fake_instances import FakeInstance
 from tests.rigs.keys import keys_file
+from tests.rigs.lent_engine import PLEXCTL, environment, plexctl, served
 from tests.rigs.rollout_bench import Bench, bench
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.vllm_process import vllm_instance
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
-ROOT = Path(__file__).parents[4]
-PLEXCTL = [sys.executable, "-m", "plexsvc.cli.main"]
-
-
-def environment(place: Path) -> dict[str, str]:
-    added = {"PYTHONPATH": f"{ROOT}:{ROOT}/client", "PLEX_STATE_DIR": str(place / "state")}
-    return os.environ | added  # noqa: TID251 - a child's environment
-
-
-@contextmanager
-def served(place: Path, *options: str) -> Iterator[str]:
-    """Yield the address of a serving engine; it ends with the block, and cleanly."""
-    command = [*PLEXCTL, "serve", str(place / "chat"), "--port", "0", "--json", *options]
-    objectives = ["--slo-ttft", "2", "--slo-tpot", "0.5"]
-    process = subprocess.Popen(
-        [*command, *objectives], stdout=subprocess.PIPE, env=environment(place), text=True
-    )
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())["address"]
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
-    finally:
-        process.kill()
-        process.stdout.close()
-        process.wait()
-
-
-def plexctl(place: Path, *words: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [*PLEXCTL, *words, "--json"],
-        env=environment(place),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return json.loads(done.stdout)
-
 
 def test_an_openai_client_is_served_beside_a_guest_that_can_be_sent_away(tmp_path: Path) -> None:
     make_qwen3(tmp_path / "chat", seed=1)
     make_qwen3(tmp_path / "guest", seed=2, layers=3)
-    with served(tmp_path, "--lend", "--lend-model", str(tmp_path / "guest")) as address:
+    with served(tmp_path, "--lend", "--lend-model", str(tmp_path / "guest")) as engine:
+        address = engine.address
         client = openai.OpenAI(base_url=address, api_key="none")
         asked: Any = {"model": "chat", "prompt": "1+2=", "max_tokens": 20, "temperature": 0}
         extra = {"ignore_eos": True}

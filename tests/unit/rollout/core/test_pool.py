@@ -11,19 +11,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from plexsvc.ids import DeploymentId
 from plexsvc.rollout.core import pool
-from plexsvc.rollout.core.pool import SpotPool, State
+from plexsvc.rollout.core.pool import Pool, State
 
 A, B = DeploymentId("a"), DeploymentId("b")
 
 
-def with_slots(count: int, *, price: float = 0.0) -> SpotPool:
-    made = SpotPool()
+def with_slots(count: int, *, price: float = 0.0) -> Pool:
+    made = Pool()
     for number in range(count):
         assert made.handle(pool.SlotCame(slot_id=f"s:{number}", price=price)) == []
     return made
 
 
-def users(made: SpotPool) -> Counter[DeploymentId | None]:
+def users(made: Pool) -> Counter[DeploymentId | None]:
     return Counter(slot.user for slot in made.slots.values())
 
 
@@ -72,6 +72,27 @@ def test_nobody_gets_an_instance_above_the_price_it_pays() -> None:
     assert made.handle(pool.Wanted(deployment_id=A, most=1, price=2.4)) == []
     assert made.handle(pool.Wanted(deployment_id=B, most=1, price=2.5)) == [
         pool.StartInstance(slot_id="s:0", number=1, deployment_id=B)
+    ]
+
+
+def test_a_slot_goes_to_deployments_of_its_model_and_of_tenants_it_is_open_to() -> None:
+    made = Pool()
+    lent = pool.SlotCame(slot_id="serving/chat", model="/m/a", tenants=frozenset({"lab"}))
+    assert made.handle(lent) == []
+    (slot,) = made.slots.values()
+    assert not made.why_idle(slot), "nobody wants one"
+    assert made.handle(pool.Wanted(deployment_id=A, most=1, model="/m/b", tenant="lab")) == []
+    assert made.why_idle(slot) == "model: no deployment that wants one is of /m/a"
+    assert made.handle(pool.Wanted(deployment_id=B, most=1, model="/m/a", tenant="rival")) == []
+    assert made.why_idle(slot) == "tenants: no deployment that it suits may have it"
+    fitting = pool.Wanted(deployment_id=A, most=1, model="/m/a", tenant="lab")
+    assert made.handle(fitting) == [
+        pool.StartInstance(slot_id="serving/chat", number=1, deployment_id=A)
+    ]
+    made.handle(pool.InstanceUp(slot_id="serving/chat", number=1))
+    others = pool.SlotCame(slot_id="serving/chat", model="/m/a", tenants=frozenset({"rival"}))
+    assert made.handle(others) == [
+        pool.DrainInstance(slot_id="serving/chat", number=1, deployment_id=A)
     ]
 
 
@@ -188,7 +209,7 @@ class Course(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = SpotPool()
+        self.pool = Pool()
         self.at_us = 0
         self.starting: list[pool.StartInstance] = []
         self.draining: list[pool.DrainInstance] = []

@@ -1,0 +1,119 @@
+"""Serving engines that lend: a job samples the same tokens beside their traffic, whatever goes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import plexclient as plex
+from plexclient.wire.v1 import service_pb2
+from plexsvc.rollout.serving.control import ask
+from tests.rigs.lent_engine import ServedEngine, served
+from tests.rigs.live_cluster import LiveCluster, start_cluster
+from tests.rigs.spot_cluster import PROMPTS, change_instance, tokens
+from tests.rigs.tiny_models import make_qwen3
+from tests.rigs.waiting import wait_until
+from tests.rigs.workloads import fixed_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
+
+OPTIONS = plex.SamplingOptions(n=4, max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
+DEVICE = "serving/chat"
+
+
+def lent(cluster: LiveCluster) -> service_pb2.InstanceView:
+    """Return the lent engine as the cluster sees it; nothing without one."""
+    return cluster.instances().get(DEVICE, service_pb2.InstanceView())
+
+
+def wait_for(cluster: LiveCluster, *phases: str) -> None:
+    wait_until(lambda: lent(cluster).phase in phases, what=f"{DEVICE} is {phases}", timeout_s=60)
+
+
+@contextmanager
+def traffic(engine: ServedEngine) -> Iterator[list[str]]:
+    """Ask the engine all the time while the block runs; yield its answers, which must be equal."""
+    client = openai.OpenAI(base_url=engine.address, api_key="none", max_retries=0)
+    asked: Any = {"model": "chat", "prompt": "1+2=", "max_tokens": 8, "temperature": 0}
+    answers: list[str] = []
+    failures: list[Exception] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                reply: Any = client.completions.create(**asked, extra_body={"ignore_eos": True})
+            except openai.OpenAIError as error:
+                failures.append(error)
+                return
+            answers.append(reply.choices[0].text)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        yield answers
+    finally:
+        over.set()
+        asking.join()
+    assert not failures
+    assert len(set(answers)) == 1, "what is served does not depend on the guest"
+
+
+def test_a_job_has_a_lent_engine_as_an_instance_until_its_owner_takes_it_back(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    make_qwen3(tmp_path / "chat", seed=1)
+    with start_cluster(tmp_path) as cluster, cluster.connect() as connection:
+        lending = ("--lend", "--lend-model", str(tiny_model), "--cluster", str(cluster.state_dir))
+        with connection.job("borrower") as job:
+            actor = job.deploy(
+                "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
+            )
+            rollout = job.deploy(
+                "rollout",
+                model=actor,
+                backend="vllm",
+                max_model_len=512,
+                instances=plex.Elastic(dedicated=1, serving=(0, 4)),
+            )
+            actor.forward_backward(fixed_batch(1), loss="ppo")
+            actor.step()
+            version = rollout.sync(actor)
+            expected = tokens(rollout.generate(PROMPTS, **OPTIONS))
+
+            def generate_while(act: Callable[[], Any]) -> None:
+                """Sample, and act when the guest is in the middle of it."""
+                wait_for(cluster, "serving")
+                under_way = rollout.generate.submit(PROMPTS, **OPTIONS)
+                wait_until(lambda: lent(cluster).running > 0, what="the guest samples")
+                act()
+                samples = under_way.result()
+                assert tokens(samples) == expected
+                assert {v for one in samples for v in one.versions} == {version}
+
+            with served(tmp_path, *lending, "--max-model-len", "512") as engine:
+                generate_while(lambda: None)
+                assert lent(cluster).version == version, "it pulled that by itself"
+                assert engine.plexctl("serve", "report", "chat")["harvested_tokens"] > 0
+                with traffic(engine) as answers:
+                    taken: dict[str, Any] = {}
+                    generate_while(lambda: taken.update(asyncio.run(ask(engine.socket, "reclaim"))))
+                    assert taken["left_bytes"] < 1 << 20, "resident, whatever was lent"
+                    wait_until(lambda: not lent(cluster).deployment_id, what="it is left")
+                    engine.plexctl("instance", "lend", "chat")
+                    generate_while(lambda: cluster.drain_instance(DEVICE))
+                    wait_for(cluster, "closed")
+                    change_instance(cluster, "open", DEVICE)
+                    wait_for(cluster, "serving")
+                assert len(answers) > 10, "traffic went on meanwhile"
+            wait_for(cluster, "", "free")
+            with served(tmp_path, *lending, "--max-model-len", "512") as engine:
+                generate_while(engine.process.kill)
+                assert tokens(rollout.generate(PROMPTS, **OPTIONS)) == expected
