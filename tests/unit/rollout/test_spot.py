@@ -246,7 +246,7 @@ async def test_a_lent_engine_samples_until_it_is_withdrawn_and_no_token_is_made_
         assert tokens(await b.answers(operation)) == tokens(expected)
         assert guest.engine.generated
         assert sum(engine.generated for engine in engines) == 6 * 12, "no token was made twice"
-        await until(b, kind="serving")
+        await until(b, free=1, kind="serving")
     await guest.kill()
 
 
