@@ -34,7 +34,11 @@ def lent(cluster: LiveCluster) -> service_pb2.InstanceView:
 
 
 def wait_for(cluster: LiveCluster, *phases: str) -> None:
-    wait_until(lambda: lent(cluster).phase in phases, what=f"{DEVICE} is {phases}", timeout_s=60)
+    try:
+        wait_until(lambda: lent(cluster).phase in phases, what=f"{DEVICE}: {phases}", timeout_s=25)
+    except AssertionError:
+        print(cluster.instances())
+        raise
 
 
 @contextmanager

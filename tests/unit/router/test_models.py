@@ -146,8 +146,8 @@ def test_degrees_that_divide_are_taken(model: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ([{"kind": "borrowed", "most": 1}], "kind 'borrowed'; give each of spot once"),
-        ([{"kind": "spot", "most": 1}] * 2, "kind 'spot'; give each of spot once"),
+        ([{"kind": "borrowed", "most": 1}], "kind 'borrowed'; give each of spot, serving once"),
+        ([{"kind": "spot", "most": 1}] * 2, "kind 'spot'; give each of spot, serving once"),
         ([{"kind": "spot", "least": 3, "most": 1}], "3 to 1 instances"),
     ],
 )
