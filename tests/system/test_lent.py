@@ -34,11 +34,7 @@ def lent(cluster: LiveCluster) -> service_pb2.InstanceView:
 
 
 def wait_for(cluster: LiveCluster, *phases: str) -> None:
-    try:
-        wait_until(lambda: lent(cluster).phase in phases, what=f"{DEVICE}: {phases}", timeout_s=25)
-    except AssertionError:
-        print(cluster.instances())
-        raise
+    wait_until(lambda: lent(cluster).phase in phases, what=f"{DEVICE} is {phases}", timeout_s=60)
 
 
 @contextmanager

@@ -59,7 +59,9 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
     keys: Annotated[
         Path | None, typer.Option(help="The cluster's keys; by default, in its state directory.")
     ] = None,
-    instance: Annotated[str, typer.Option(help="Where they do.")] = "127.0.0.1:0",
+    instance: Annotated[
+        str, typer.Option(help="HOST:PORT where its managers reach it; by default, on this host.")
+    ] = "",
     max_model_len: Annotated[int, typer.Option(help="Longest sequence; 0: the model's.")] = 0,
     kv_bytes: Annotated[int, typer.Option(help="KV memory, the lent part included.")] = 256 << 20,
     state_dir: StateDir = None,

@@ -42,8 +42,9 @@ class ServingConfig:
     terms: Terms = field(default_factory=Terms)
     keys_file: Path | None = None
     """The cluster's keys; with them its rollout managers reach the guest as an instance."""
-    instance: str = "127.0.0.1:0"
-    """Where they reach it: HOST:PORT or unix:PATH."""
+    instance: str = ""
+    """Where they reach it: HOST:PORT; empty: a Unix socket beside the owner's, from this host only,
+    where versions are mapped and not sent."""
     price: float = 0.0
     """What jobs pay for it, an hour."""
     owner: str = ""

@@ -105,7 +105,7 @@ async def _as_instance(
         job_id="",
         deployment_id="",
         model=str(config.guest),
-        listen=config.instance,
+        listen=config.instance or f"unix:{config.socket.absolute().with_suffix('.guest')}",
         keys_file=config.keys_file,
     )
     with contextlib.closing(VersionOpener(facts)) as opener:
