@@ -101,6 +101,8 @@ class VersionOpener:
     def _mapped(self, version: PublishedVersion, holder: VersionHolder) -> Published | None:
         """Return a holder's part as this host maps it, None when it must be streamed."""
         config = self._config
+        if not config.job_id:
+            return None  # of no job, and a state manager maps a job's versions for that job alone
         if self._is_here(holder):
             if self._here is not None:
                 return self._here(VersionId.of(version))

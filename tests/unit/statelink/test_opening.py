@@ -57,13 +57,16 @@ def far_version() -> statemanager_pb2.PublishedVersion:
     return version
 
 
-async def read(servicer: FakeStateManager, tmp_path: Path) -> Published:
+async def read(
+    servicer: FakeStateManager, tmp_path: Path, *, address: str = "127.0.0.1:0", job_id: str = "job"
+) -> Published:
     version, server = far_version(), new_server(KEYS)
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
-    version.holders[0].state_manager = listen(server, "127.0.0.1:0", KEYS, key="fake")
+    version.holders[0].state_manager = listen(server, address, KEYS, key="fake")
     await server.start()
     try:
-        config = replace(FakeInstance(FakeEngine()).config, keys_file=keys_file(tmp_path))
+        config = FakeInstance(FakeEngine()).config
+        config = replace(config, keys_file=keys_file(tmp_path), job_id=job_id)
         opener = VersionOpener(config)
         opened = await asyncio.to_thread(opener.open, version)
     finally:
@@ -80,6 +83,13 @@ async def test_a_version_of_another_host_arrives_whole(tmp_path: Path) -> None:
     assert bytes(part.data) == DATA
     assert part.data.readonly
     assert verify(part.manifest, part.data)
+
+
+async def test_to_an_instance_of_no_job_a_version_of_this_host_is_streamed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    address = f"unix:{tmp_path / 'state.sock'}"
+    part = await read(FakeStateManager(), tmp_path, address=address, job_id="")
+    assert bytes(part.data) == DATA
 
 
 async def test_a_holder_that_breaks_off_is_asked_again_and_one_that_stays_away_is_named(
