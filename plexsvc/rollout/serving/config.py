@@ -43,7 +43,7 @@ class ServingConfig:
     keys_file: Path | None = None
     """The cluster's keys; with them its rollout managers reach the guest as an instance."""
     instance: str = ""
-    """Where they reach it: HOST:PORT; empty: a Unix socket beside the owner's, for this host only."""
+    """Where they reach it: HOST:PORT; empty: a Unix socket beside the owner's, for this host."""
     price: float = 0.0
     """What jobs pay for it, an hour."""
     owner: str = ""

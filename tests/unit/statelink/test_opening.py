@@ -86,7 +86,6 @@ async def test_a_version_of_another_host_arrives_whole(tmp_path: Path) -> None:
 
 
 async def test_to_an_instance_of_no_job_a_version_of_this_host_is_streamed(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
     address = f"unix:{tmp_path / 'state.sock'}"
     part = await read(FakeStateManager(), tmp_path, address=address, job_id="")
     assert bytes(part.data) == DATA
