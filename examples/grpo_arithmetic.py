@@ -48,7 +48,7 @@ def train(job: plex.Job, options: argparse.Namespace, *, recorder: Recorder) -> 
         model=actor,
         backend="vllm",
         max_model_len=64,
-        instances=plex.Elastic(spot=(0, options.spot)),
+        instances=plex.Elastic(spot=(0, options.spot), serving=(0, options.serving)),
     )
     rollout.sync(actor)
     before = accuracy(rollout, task)
@@ -175,6 +175,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--wait-ms", type=float, default=0.0, help="an external tool's time a step")
     parser.add_argument("--spot", type=int, default=0, help="spot instances at most")
+    parser.add_argument("--serving", type=int, default=0, help="lent engines at most")
     parser.add_argument("--out", type=Path, help="JSON-lines file of what happened")
     return parser.parse_args(argv)
 

@@ -56,18 +56,21 @@ class Acts:
         waits_ms: Mapping[str, float] | None = None,
         steps: int | None = None,
         spot: int = 0,
+        serving: int = 0,
     ) -> list[Run]:
         """Run one GRPO job for each task, all at once; return them when they have completed.
 
-        Each may have `spot` spot instances beside its own.
+        Each may have `spot` spot instances and guests of `serving` engines beside its own.
         """
+        others = {"spot": spot, "serving": serving}
         names = [f"{task}-{label}" for task in tasks]
         job_ids = [
             stage.submit(
                 self._scripts / "grpo_arithmetic.py",
                 *self._arguments(
-                    task, name=name, wait_ms=(waits_ms or {}).get(task, 0.0), steps=steps, spot=spot
+                    task, name=name, wait_ms=(waits_ms or {}).get(task, 0.0), steps=steps
                 ),
+                *_options(others),
                 name=task,
                 label=label,
             )
@@ -85,9 +88,7 @@ class Acts:
             for task, name, end in zip(tasks, names, ends, strict=True)
         ]
 
-    def _arguments(
-        self, task: str, *, name: str, wait_ms: float, steps: int | None, spot: int
-    ) -> list[str]:
+    def _arguments(self, task: str, *, name: str, wait_ms: float, steps: int | None) -> list[str]:
         preset = self._preset
         return _options(
             {
@@ -99,7 +100,6 @@ class Acts:
                 "lr": preset.lr,
                 "seed": preset.seed,
                 "wait-ms": wait_ms,
-                "spot": spot,
                 "out": self._record(name),
             }
         )

@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 from plexsvc.demo.pool import PoolPoint, zero_queue
 from plexsvc.demo.pool import within as within_pool
 from plexsvc.demo.report import Run
+from plexsvc.demo.serving_report import LATENCIES, ServingAct
 from plexsvc.demo.spans import Span, Window, within
 from plexsvc.demo.spot_report import Act
 
@@ -116,6 +117,31 @@ def plot_spot(path: Path, *, without: Act, spot: Act) -> None:
         tokens.set(ylabel="tokens/s")
         rewards.set(ylabel="mean reward", xlabel="seconds", ylim=(0, 1))
     figure.legend(*grid[2][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.savefig(path, dpi=120)
+
+
+def plot_serving(path: Path, act: ServingAct) -> None:
+    """Write a picture of latencies by whether the guest was at work, its tokens, and rewards."""
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    grid = figure.subplots(2, 2)
+    for axes, name in zip(grid[0], LATENCIES, strict=True):
+        for color, which, aside in zip(COLORS, ("alone", "lending"), (-0.2, 0.2), strict=False):
+            times = [act.report[which][name].get(p, 0.0) for p in ("p50", "p90", "p99")]
+            axes.bar([at + aside for at in range(3)], times, 0.4, color=color, label=which)
+        objective = act.report["alone"][name]["objective"]
+        axes.axhline(objective, color="black", linestyle="--", label="objective")
+        axes.set_xticks(range(3), ["p50", "p90", "p99"])
+        axes.set(title=f"{name.upper()} of those served", ylabel="ms")
+        axes.legend()
+    tokens, rewards = grid[1]
+    tokens.plot([p.at_s for p in act.points], [p.tokens for p in act.points], color=COLORS[1])
+    tokens.set(title="Tokens harvested", xlabel="seconds", ylabel="tokens")
+    for color, run, label in zip(
+        COLORS, (act.without, act.lent), ("without", "lent"), strict=False
+    ):
+        rewards.plot(smoothed(run.record.rewards), color=color, label=label)
+    rewards.set(title="Rewards", xlabel="GRPO step", ylabel="mean reward", ylim=(0, 1))
+    rewards.legend()
     figure.savefig(path, dpi=120)
 
 

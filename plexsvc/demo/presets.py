@@ -12,7 +12,9 @@ from plexsvc.errors import ErrorCode, PlexError
 class Preset:
     """One demonstration: a warm-up, each task's job alone, then all of them at once.
 
-    With spot devices: a warm-up, both jobs without spot instances, then both with them.
+    With spot devices: a warm-up, both jobs without spot instances, then both with them. With
+    requests: a warm-up, then the first task's job beside a serving engine without its guest, and
+    with it.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Preset:
     """Least speedup of the shared run over the jobs one after the other."""
     spot_devices: int = 0
     """Spot devices that come and go by the demo's trace; the run without them stands beside it."""
+    requests_per_s: float = 0.0
+    """Traffic of a serving engine that lends to the job; 0: there is none."""
     uses_rewards: bool = False
     """Whether the tasks are scored by the reward service, whose pool is then shown and drawn."""
     seed: int = 0
@@ -58,6 +62,7 @@ PRESETS: Final = {
             uses_rewards=True,
         ),
         Preset(name="spot", steps=40, spot_devices=3),
+        Preset(name="serving", steps=40, requests_per_s=2.0),
     )
 }
 """`frozen` learns at rate 0: its learning check must fail, and the demo with it."""

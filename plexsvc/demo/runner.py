@@ -15,7 +15,7 @@ from rich.console import Console
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc import perfetto
-from plexsvc.demo import plots, spot
+from plexsvc.demo import plots, serving, spot
 from plexsvc.demo.acts import Acts
 from plexsvc.demo.model import device_bytes_for_one
 from plexsvc.demo.plan import plan_figures
@@ -30,7 +30,7 @@ from plexsvc.demo.trace import trace_events
 from plexsvc.show.pack_png import draw_pack
 
 ROLLOUT_BYTES: Final = 1 << 30
-_OWN: Final = ("state", *spot.STATES, "models", "records", "logs")
+_OWN: Final = ("state", *spot.STATES, serving.STATE, "models", "records", "logs")
 """Folders that an earlier demo left in the output directory and this one replaces."""
 FILES: Final = (
     "summary.json",
@@ -40,6 +40,7 @@ FILES: Final = (
     "plan.png",
     "workers.png",
     spot.PICTURE,
+    serving.PICTURE,
     "trace.json",
 )
 
@@ -77,6 +78,8 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     if preset.spot_devices:
         found = spot.run(preset, out_dir=out_dir, talk=talk, as_json=as_json)
+    elif preset.requests_per_s:
+        found = serving.run(preset, out_dir=out_dir, talk=talk, as_json=as_json)
     else:
         found = _share(preset, out_dir=out_dir, talk=talk, as_json=as_json)
     written = [name for name in FILES if (out_dir / name).exists()]

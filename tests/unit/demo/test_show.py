@@ -89,7 +89,7 @@ def test_pictures_are_written(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(PlexError, match="arithmetic, code, frozen, spot, waits"):
+    with pytest.raises(PlexError, match="arithmetic, code, frozen, serving, spot, waits"):
         find_preset("nope")
 
 
