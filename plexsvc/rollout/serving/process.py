@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from plexsvc import log as logs
@@ -83,9 +84,20 @@ async def serve(
             host, port = listener.getsockname()[:2]
             log.info("serving", name=config.name, port=port, lends=config.guest is not None)
             ready(f"http://{host}:{port}/v1")  # it listens already: what comes now waits
-            await server.serve([listener])
+            with _ending_in_order():
+                await server.serve([listener])
     finally:
         await engine.close()
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Let TERM end uvicorn alone: it raises the signal again, and what follows would not run."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @asynccontextmanager
