@@ -8,14 +8,15 @@ two jobs may share rollout devices alone. Until its cycle is known a job has bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Final
 
-from plexsvc.ids import DeploymentId
+from plexsvc.ids import DeploymentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.bounds import Spot
+from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import PPM, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -28,7 +29,17 @@ MAX_TRIES: Final = 48
 """Pairs of groups that are played for a job."""
 
 ROOM_PPM: Final = 750_000
-"""The share of a job's bound that may be predicted to be used; the rest is for what varies."""
+"""The share of a job's bound that may be predicted to be used; the rest is for what varies. A
+job that has used more meets nobody new."""
+
+CLOSE_PPM: Final = 920_000
+"""The share of its bound from which a job gets units of its own."""
+
+MAX_LEFT: Final = 2
+"""Parts of jobs in a group that may be emptied."""
+
+NOWHERE: Final = Spot(units=(UnitId(""),))
+"""A place that is shared with nobody."""
 
 Placed = tuple[Deployment, tuple[Place, ...]]
 Part = tuple[Planner, Demand]
@@ -54,32 +65,83 @@ def admit(placement: Placement) -> list[Placed]:
     return done
 
 
-def leaving(
+def emptied(
     placement: Placement, *, may_leave: Callable[[Deployment], bool]
-) -> tuple[Deployment, Gang] | None:
-    """Return a part of a job that has a group to itself and may join another, and its units there.
+) -> list[tuple[Deployment, Gang]]:
+    """Return where all parts of jobs in one group may join others; none if no group can be emptied.
 
-    So units become idle that a job which ended left to one alone.
+    So units become idle that jobs which ended left to few.
     """
-    lonely = [
-        (planner, group)
-        for planner in placement.planning.planners.values()
-        for group in planner.board.groups.values()
-        if len(group.residents) == 1
-    ]
     parts: dict[str, list[tuple[Demand, Gang]]] = {}
-    for planner, group in sorted(lonely, key=lambda each: each[1].duty_ppm):
-        ((resident_id, resident),) = group.residents.items()
-        one = placement.deployments[DeploymentId(resident_id)]
-        if one.takes_turns_with is None or resident.demand.is_cold or not may_leave(one):
+    groups = [each for each in _groups(placement) if len(each[1].residents) <= MAX_LEFT]
+    for planner, group in sorted(groups, key=lambda each: each[1].duty_ppm):
+        leaving = [
+            (placement.deployments[DeploymentId(name)], resident.demand)
+            for name, resident in group.residents.items()
+        ]
+        is_cold = any(demand.is_cold for _, demand in leaving)
+        if is_cold or _past(planner, group, ROOM_PPM) or not all(may_leave(d) for d, _ in leaving):
             continue
         parts = parts or _parts_of(placement)
-        players = [turns_of(each) for name, each in parts.items() if name != _name(one)]
-        beside = [each for each in parts[_name(one)] if each[0] is not resident.demand]
-        for spot in _options(planner, resident.demand, may_join=True):
-            job = turns_of([*beside, (resident.demand, spot.units)])
-            if spot.groups and spot.groups[0] is not group and _is_within_bounds(job, players):
-                return one, spot.units
+        left, moves = dict(parts), []
+        for one, demand in leaving:
+            units = _other_place(planner, demand, left, name=_name(one), barred=group.units)
+            if units is None:
+                break
+            moves.append((one, units))
+        else:
+            return moves
+    return []
+
+
+def relieved(
+    placement: Placement, *, may_leave: Callable[[Deployment], bool]
+) -> tuple[Deployment, Gang] | None:
+    """Return a part of a job that has used most of its bound, and idle units for it alone."""
+    for planner, group in _groups(placement):
+        close = _past(planner, group, CLOSE_PPM) if len(group.residents) > 1 else ()
+        for demand in close:
+            one = placement.deployments[DeploymentId(demand.resident_id)]
+            gang = planner.idle_gang(demand, planner.kept_units())
+            if gang is not None and may_leave(one):
+                return one, gang
+    return None
+
+
+def _groups(placement: Placement) -> Iterator[tuple[Planner, Group]]:
+    """Yield the groups in which all take turns with others on two pools."""
+    for planner in placement.planning.planners.values():
+        for group in planner.board.groups.values():
+            living = (placement.deployments[DeploymentId(name)] for name in group.residents)
+            if all(one.takes_turns_with is not None for one in living):
+                yield planner, group
+
+
+def _past(planner: Planner, group: Group, share_ppm: int) -> list[Demand]:
+    """Return who of a group has used more than some share of its bound."""
+    demands = (resident.demand for resident in group.residents.values())
+    return [d for d in demands if planner.paces.lost_ppm(d) > share_ppm]
+
+
+def _other_place(
+    planner: Planner,
+    demand: Demand,
+    parts: dict[str, list[tuple[Demand, Gang]]],
+    *,
+    name: str,
+    barred: Gang,
+) -> Gang | None:
+    """Return the units of the fullest group that a part of a job may join; book it in `parts`."""
+    players = [turns_of(each) for other, each in parts.items() if other != name]
+    spots = [spot for spot in _options(planner, demand, may_join=True) if spot.groups]
+    for spot in sorted(spots, key=lambda spot: _cost((spot,))):
+        there = sum(units == spot.units for each in parts.values() for _, units in each)
+        if spot.units == barred or there >= planner.policy.max_jobs:
+            continue
+        moved = [(d, spot.units if d is demand else units) for d, units in parts[name]]
+        if _is_within_bounds(turns_of(moved), players):
+            parts[name] = moved
+            return spot.units
     return None
 
 
@@ -128,18 +190,24 @@ def _turns(parts: Sequence[Part], spots: Sequence[Spot]) -> Turns:
 def _spots(
     parts: Sequence[Part], players: Sequence[Turns], *, is_shared: bool
 ) -> Sequence[Spot] | None:
-    """Return the place of each part of a job; None if there is none."""
+    """Return the place of each part of a job; None if there is none.
+
+    A group is tried first with the job's other part by itself: what breaks a bound then breaks it
+    beside others, too.
+    """
     may_join = is_shared and not any(demand.is_cold for _, demand in parts)
-    options = [_options(planner, demand, may_join=may_join) for planner, demand in parts]
-    tries = 0
-    for spots in sorted(product(*options), key=_cost):
-        job = _turns(parts, spots)
-        if all(not spot.groups for spot in spots):
+    options = []
+    for at, (planner, demand) in enumerate(parts):
+        found = []
+        for spot in _options(planner, demand, may_join=may_join):
+            alone = [spot if at == other else NOWHERE for other in range(len(parts))]
+            if not spot.groups or _is_within_bounds(_turns(parts, alone), players):
+                found.append(spot)
+        options.append(found)
+    for tries, spots in enumerate(sorted(product(*options), key=_cost)):
+        if sum(bool(spot.groups) for spot in spots) <= 1:
             return spots
-        tries += 1
-        if tries > MAX_TRIES:
-            continue
-        if _is_within_bounds(job, players):
+        if tries < MAX_TRIES and _is_within_bounds(_turns(parts, spots), players):
             return spots
     return None
 
@@ -170,10 +238,11 @@ def _takes(planner: Planner, spot: Spot, demand: Demand) -> bool:
     """Return whether a group has room for a part of a job, whatever the turns are like."""
     group = spot.groups[0]
     is_open = not (group.is_closed or group.late or group.probing)
+    is_slow = bool(_past(planner, group, ROOM_PPM))
     is_full = len(group.residents) >= planner.policy.max_jobs
     duty_ppm = group.duty_ppm + demand.profile.duty_ppm
     has_room = planner.board.memory.holds(spot.units, demand.host_bytes)
-    return is_open and not is_full and has_room and duty_ppm <= demand.max_slowdown_ppm
+    return is_open and not (is_full or is_slow) and has_room and duty_ppm <= demand.max_slowdown_ppm
 
 
 def _cost(spots: Sequence[Spot]) -> tuple[int, int]:

@@ -62,7 +62,10 @@ class Planning:
     """Whether devices came free or were asked for since waiting deployments were last looked at."""
 
     paired_us: int = 0
-    """When jobs that take turns were last looked at for units that one has alone."""
+    """When jobs that take turns were last looked at for units that few have."""
+
+    parted_us: int = 0
+    """When they were last looked at for jobs that are close to their bounds."""
 
     gangs_known: dict[tuple[str, int], bool] = field(default_factory=dict)
     """Whether the nodes that are up can make a gang, by kind and size; forgotten with each change

@@ -8,6 +8,7 @@ are planned beside the core (`planning/plans.py`).
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -25,6 +26,9 @@ from plexsvc.scheduler.core.state import Deployment
 
 RELIEF_EVERY_US: Final = 10_000_000
 """Shortest time between two looks at groups in which a job is late."""
+
+PART_EVERY_US: Final = 60_000_000
+"""Shortest time between two looks at jobs that take turns and are close to their bounds."""
 
 MAX_ATTEMPTS: Final = 3
 """Times that a plan is computed anew because its base did not stand; then it waits for its turn."""
@@ -55,6 +59,9 @@ def settle(lives: Lives) -> None:
     if every_us and now_us - planning.paired_us >= every_us:
         planning.paired_us = now_us
         _pair_up(lives)
+    if planning.policy.is_bounded and now_us - planning.parted_us >= PART_EVERY_US:
+        planning.parted_us = now_us
+        _part(lives)
     for kind, planner in planning.planners.items():
         if now_us - planner.relieved_us >= RELIEF_EVERY_US:
             planner.relieved_us = now_us
@@ -129,17 +136,27 @@ def _on_draining(devices: Devices) -> dict[WpgId, NodeId]:
 
 
 def _pair_up(lives: Lives) -> None:
-    """Send parts of jobs that take turns from units which they alone hold to those of others."""
-
-    def may_leave(deployment: Deployment) -> bool:
-        is_pinned = lives.jobs[deployment.job_id].is_pinned
-        return not is_pinned and departures.may_leave(lives.devices, deployment)
-
+    """Send parts of jobs that take turns from units which few hold to those of others."""
     for _ in range(MAX_PAIRED):
-        found = pairs.leaving(lives.devices.placement, may_leave=may_leave)
+        moves = pairs.emptied(lives.devices.placement, may_leave=partial(_may_leave, lives))
+        for deployment, units in moves:
+            departures.send_to(lives, deployment, units, reason=_REASONS[Goal.REPACK])
+        if not moves:
+            return
+
+
+def _part(lives: Lives) -> None:
+    """Send parts of jobs that take turns and are close to their bounds to units of their own."""
+    for _ in range(MAX_PAIRED):
+        found = pairs.relieved(lives.devices.placement, may_leave=partial(_may_leave, lives))
         if found is None:
             return
-        departures.send_to(lives, *found, reason=_REASONS[Goal.REPACK])
+        departures.send_to(lives, *found, reason=_REASONS[Goal.RELIEF])
+
+
+def _may_leave(lives: Lives, deployment: Deployment) -> bool:
+    is_pinned = lives.jobs[deployment.job_id].is_pinned
+    return not is_pinned and departures.may_leave(lives.devices, deployment)
 
 
 def _make_room(lives: Lives, planner: Planner) -> None:

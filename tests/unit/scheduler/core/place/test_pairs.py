@@ -136,3 +136,33 @@ def test_a_job_that_is_left_alone_joins_others_and_its_units_are_idle_again() ->
     assert (after["z/roll"], after["z/actor"]) == (after["y/roll"], after["y/actor"])
     boards = [planner.board for planner in world.core.view.planners.values()]
     assert [len(board.idle) for board in boards] == [1, 1]
+
+
+def test_a_job_shares_one_pool_however_many_groups_refuse_it_on_the_other() -> None:
+    world = FakeWorld(limits=Limits(max_slowdown_ppm=1_200_000))
+    jobs = [f"j{at}" for at in range(60)]
+    known(world, **dict.fromkeys(jobs, 59))
+    world.join("n0", train=60, rollout=60)
+    for job in jobs:
+        ask(world, job)
+    places = lives(world)
+    assert len({places[f"{job}/roll"] for job in jobs}) == 60
+    assert len({places[f"{job}/actor"] for job in jobs}) == 30
+
+
+def test_two_that_are_left_join_others_together() -> None:
+    world = FakeWorld()
+    jobs = [f"j{at}" for at in range(7)]
+    known(world, **dict.fromkeys(jobs, 20))
+    world.join("n0", train=7, rollout=7)
+    for job in jobs:
+        ask(world, job)
+    before = lives(world)
+    assert [before[f"{job}/roll"] for job in jobs] == [before["j0/roll"]] * 5 + [8] * 2
+    for job in jobs[:3]:
+        world.end(job)
+    world.drain()
+    world.tick(by_us=700 * SECOND_US)
+    world.job("later")
+    world.drain()
+    assert len({lives(world)[f"{job}/roll"] for job in jobs[3:]}) == 1
