@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from plexclient.wire.v1.statemanager_pb2 import VersionManifest
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.weights.boxes import Box
+from plexsvc.weights.checkpoints import HEADER_SIZE_BYTES
+from plexsvc.weights.pieces import packed_strides
+from plexsvc.weights.reading import PARAMETERS, Published
 
 MAX_HEADER_BYTES: Final = 100 << 20
 """Largest safetensors header that is read: the format's own limit."""
@@ -47,7 +53,7 @@ def read_model_dir(path: Path) -> ModelDir:
     config = _json(path / "config.json")
     generation = path / "generation_config.json"
     stops = _json(generation) if generation.exists() else {}
-    files = sorted(path.glob("*.safetensors"))
+    files = _files(path)
     if not files or "vocab_size" not in config:
         found = "no *.safetensors" if not files else "no vocab_size in config.json"
         raise PlexError(
@@ -84,16 +90,51 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _tensors(file: Path) -> dict[str, TensorFacts]:
+def opened(model: ModelDir) -> list[Published]:
+    """Return the checkpoint's tensors as a version that is opened: mapped, nothing is read."""
+    return [_opened(file) for file in _files(model.path)]
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.safetensors"))
+
+
+def _opened(file: Path) -> Published:
+    start, header = _header(file)
     with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    manifest = VersionManifest(nbytes=len(mapped))
+    for name, entry in header.items():
+        box = Box.whole(tuple(entry["shape"]))
+        manifest.pieces.add(
+            kind=PARAMETERS,
+            name=name,
+            global_shape=box.size,
+            start=box.start,
+            size=box.size,
+            dtype=entry["dtype"],
+            offset=start + entry["data_offsets"][0],
+            stride=packed_strides(box),
+        )
+    return Published(manifest=manifest, data=memoryview(mapped))
+
+
+def _tensors(file: Path) -> dict[str, TensorFacts]:
+    _, header = _header(file)
+    return {
+        name: TensorFacts(dtype=entry["dtype"], shape=tuple(entry["shape"]))
+        for name, entry in header.items()
+    }
+
+
+def _header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Return where the tensors begin in a safetensors file, and what it says of each."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(HEADER_SIZE_BYTES), "little")
         if length > MAX_HEADER_BYTES:
             raise PlexError(
                 ErrorCode.UNKNOWN_MODEL, f"{file} is not a safetensors file: header {length} bytes"
             )
         header = json.loads(stream.read(length))
-    return {
-        name: TensorFacts(dtype=entry["dtype"], shape=tuple(entry["shape"]))
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
+    header.pop("__metadata__", None)
+    return HEADER_SIZE_BYTES + length, header

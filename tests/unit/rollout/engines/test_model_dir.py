@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from plexclient.errors import ErrorCode, PlexError
-from plexsvc.rollout.engines.model_dir import read_model_dir
+from plexsvc.rollout.engines.model_dir import opened, read_model_dir
+from plexsvc.weights.boxes import Box
+from plexsvc.weights.reading import VersionReader
 from tests.rigs.tiny_models import make_qwen3
 
 
@@ -36,3 +40,15 @@ def test_what_is_missing_is_named(tmp_path: Path, broken: str, says: str) -> Non
     with pytest.raises(PlexError, match=says) as caught:
         read_model_dir(path)
     assert caught.value.code == ErrorCode.UNKNOWN_MODEL
+
+
+def test_the_models_own_weights_are_read_like_a_version(tmp_path: Path) -> None:
+    model = read_model_dir(make_qwen3(tmp_path / "m", seed=0))
+    reader = VersionReader(opened(model))
+    arrays = load_file(model.path / "model.safetensors")
+    assert set(reader.names) == set(arrays)
+    for name, array in arrays.items():
+        tensor = reader.find(name)
+        assert tensor is not None
+        found = reader.read(tensor, Box.whole(array.shape))
+        assert np.array_equal(found.view(array.dtype).reshape(array.shape), array)
