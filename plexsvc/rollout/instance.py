@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from plexsvc.fencing import Gate
 from plexsvc.ids import VersionId
 from plexsvc.paths import model_view
 from plexsvc.rollout.config import InstanceConfig
-from plexsvc.rollout.engines.base import Engine
+from plexsvc.rollout.engines.base import MODEL, Engine, LoadReport
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import read_keys
 from plexsvc.rpc.status import abort_with
@@ -120,14 +120,28 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
     ) -> rollout_pb2.LoadVersionReply:
         """Verify and load a version in place; the version in use is answered at once."""
         del context
+        return await self._fenced(request, self._load)
+
+    async def Sleep(  # noqa: N802 - named by the service
+        self, request: rollout_pb2.SleepRequest, context: Context
+    ) -> rollout_pb2.SleepReply:
+        """Give the memory of weights and KV cache back; what is under way waits."""
+        del context
         try:
-            self._gate.admit_exclusive(request.fence, what=f"load on {self._config.wpg_id}")
+            self._gate.admit_exclusive(request.fence, what=f"sleep of {self._config.wpg_id}")
             async with self._update:
-                return await self._load(request)
+                nbytes = await self._engine.sleep()
         except Exception as error:  # noqa: BLE001 - whoever called is told, whatever it is
-            told = _typed(error)
-            log.warning("version not loaded", version=VersionId.of(request.published), error=told)
-            return self._served(error=to_wire(told))
+            return rollout_pb2.SleepReply(error=to_wire(_typed(error)))
+        log.info("instance asleep", nbytes=nbytes)
+        return rollout_pb2.SleepReply(nbytes=nbytes)
+
+    async def Wake(  # noqa: N802 - named by the service
+        self, request: rollout_pb2.LoadVersionRequest, context: Context
+    ) -> rollout_pb2.LoadVersionReply:
+        """Verify and fill a version, and go on; one that is awake loads it if it serves another."""
+        del context
+        return await self._fenced(request, self._wake)
 
     async def Stats(  # noqa: N802 - named by the service
         self, request: rollout_pb2.InstanceStatsRequest, context: Context
@@ -144,17 +158,47 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             broken=None if self._engine.broken is None else to_wire(self._engine.broken),
             generated_tokens=stats.generated_tokens,
             progress=progress.count(),
+            is_asleep=self._engine.is_asleep,
         )
 
+    async def _fenced(
+        self,
+        request: rollout_pb2.LoadVersionRequest,
+        act: Callable[[rollout_pb2.LoadVersionRequest], Awaitable[rollout_pb2.LoadVersionReply]],
+    ) -> rollout_pb2.LoadVersionReply:
+        try:
+            self._gate.admit_exclusive(request.fence, what=f"load on {self._config.wpg_id}")
+            async with self._update:
+                return await act(request)
+        except Exception as error:  # noqa: BLE001 - whoever called is told, whatever it is
+            told = _typed(error)
+            log.warning("version not loaded", version=VersionId.of(request.published), error=told)
+            return self._served(error=to_wire(told))
+
     async def _load(self, request: rollout_pb2.LoadVersionRequest) -> rollout_pb2.LoadVersionReply:
-        version = VersionId.of(request.published)
-        if version == self._engine.version:
+        if VersionId.of(request.published) == self._engine.version:
             return self._served()
-        if not request.published.holders:
+        return await self._fill(request.published, self._engine.load_version)
+
+    async def _wake(self, request: rollout_pb2.LoadVersionRequest) -> rollout_pb2.LoadVersionReply:
+        if not self._engine.is_asleep:
+            return await self._load(request)
+        return await self._fill(request.published, self._engine.wake)
+
+    async def _fill(
+        self,
+        published: statemanager_pb2.PublishedVersion,
+        act: Callable[..., Awaitable[LoadReport]],
+    ) -> rollout_pb2.LoadVersionReply:
+        version = VersionId.of(published)
+        is_models_own = version == self._engine.version == MODEL
+        if not published.holders and not is_models_own:
             raise PlexError(ErrorCode.BAD_REQUEST, f"{version} came without a node that holds it")
         started_us = self._clock.monotonic_us()
-        opened = await asyncio.to_thread(self._open_version, request.published)
-        report = await self._engine.load_version(opened.parts, version=version)
+        opened = OpenedVersion()
+        if not is_models_own:
+            opened = await asyncio.to_thread(self._open_version, published)
+        report = await act(opened.parts, version=version)
         self._checksum = report.checksum
         load_us = self._clock.monotonic_us() - started_us
         log.info("version loaded", version=version, nbytes=report.nbytes, load_us=load_us)

@@ -53,6 +53,9 @@ class FakeEngine:
         self.held = held
         self.broken: PlexError | None = None
         self._broke = asyncio.Event()
+        self.is_asleep = False
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._step_s = STEP_S
         self._turn: asyncio.Lock | None = None
         self._permits = asyncio.Semaphore(0)
@@ -105,6 +108,7 @@ class FakeEngine:
     ) -> AsyncIterator[list[operations_pb2.SampleDelta]]:
         if self.broken is not None:
             raise self.broken
+        self._be_awake()
         box = DeltaBox()
         for request in requests:
             _check(request)
@@ -138,11 +142,30 @@ class FakeEngine:
     async def load_version(
         self, published: Sequence[Published], *, version: VersionId
     ) -> LoadReport:
+        self._be_awake()
+        return await self._fill(published, version=version)
+
+    def _be_awake(self) -> None:
+        if self.is_asleep:
+            raise PlexError(ErrorCode.UNAVAILABLE, "the fake is asleep")
+
+    async def _fill(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
         checksums = [verify(part.manifest, part.data) for part in published]
         await self.loads(version)
         self.version = version
         nbytes = sum(part.manifest.nbytes for part in published)
         return LoadReport(nbytes=nbytes, checksum="+".join(checksums))
+
+    async def sleep(self) -> int:
+        self.is_asleep = True
+        self._awake.clear()
+        return 1 << 20
+
+    async def wake(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
+        report = await self._fill(published, version=version)
+        self.is_asleep = False
+        self._awake.set()
+        return report
 
     async def dispose(self) -> None:
         await self.abort(list(self._boxes))
@@ -157,6 +180,7 @@ class FakeEngine:
             if self.held:
                 await self._permits.acquire()
             await asyncio.sleep(self._step_s)
+            await self._awake.wait()
             for request in requests:
                 if request.request_id in self._boxes:
                     self._draw(request, box, step=step)

@@ -12,7 +12,7 @@ from plexclient.errors import ErrorCode
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
 from plexsvc.ids import VersionId
 from plexsvc.rpc.errors import error_from
-from tests.rigs.rollout_requests import Answer, call, collect, request
+from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
 
 PROMPTS = ([3, 4, 5], [6, 7, 8, 9], [10, 11])
 TIMEOUT_S = 30
@@ -160,6 +160,36 @@ class EngineContract:
         # one that nobody aborts makes all its tokens; one may be quicker than its cancel
         made = [await self._made_of_a_cancelled_stream(stub, name=f"x{i}") for i in range(TRIES)]
         assert min(made) < LONG, "it ran to its end every time"
+
+    async def test_an_engine_asleep_makes_no_token_and_goes_on_exactly(self, stub: Stub) -> None:
+        """Its weights are the model's own: nothing else is needed to wake it."""
+        asked = request(PROMPTS[0], max_tokens=LONG, ignore_eos=True)
+        whole = (await answers(stub, asked))[0, 0]
+        found: dict[tuple[int, int], Answer] = {}
+        async for frame in stub.Generate(call(asked), timeout=TIMEOUT_S):
+            if not found:
+                asleep = await stub.Sleep(rollout_pb2.SleepRequest(fence=FENCE), timeout=TIMEOUT_S)
+                assert (asleep.error.code, asleep.nbytes > 0) == ("", True)
+                await self._check_asleep(stub)
+                wake = rollout_pb2.LoadVersionRequest(fence=FENCE)
+                assert (await stub.Wake(wake, timeout=TIMEOUT_S)).error.code == ""
+            collect(frame.deltas, found)
+        assert found[0, 0].tokens == whole.tokens
+        assert found[0, 0].logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+        assert (await answers(stub, asked))[0, 0].tokens == whole.tokens
+
+    async def _check_asleep(self, stub: Stub) -> None:
+        asked = rollout_pb2.InstanceStatsRequest()
+        before = await stub.Stats(asked, timeout=5)
+        other = call(request(PROMPTS[0], name="other"))
+        for _ in range(20):  # each takes as long as a step of the model
+            assert await refusal(stub.Generate(other, timeout=TIMEOUT_S)) == ErrorCode.UNAVAILABLE
+        after = await stub.Stats(asked, timeout=5)
+        assert after.is_asleep
+        assert after.running + after.waiting == 1, "it waits"
+        assert after.generated_tokens == before.generated_tokens
+        again = await stub.Sleep(rollout_pb2.SleepRequest(fence=FENCE), timeout=TIMEOUT_S)
+        assert again.error.code == ""
 
     async def _made_of_a_cancelled_stream(self, stub: Stub, *, name: str) -> int:
         before = await stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=5)

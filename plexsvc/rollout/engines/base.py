@@ -109,7 +109,31 @@ class Engine(Protocol):
 
         Raises:
             PlexError: `checksum_mismatch` or `bad_request`: the old weights are still in use;
-                `internal` when the engine broke.
+                `unavailable` while it sleeps; `internal` when the engine broke.
+        """
+        ...
+
+    @property
+    def is_asleep(self) -> bool:
+        """Return whether it sleeps."""
+        ...
+
+    async def sleep(self) -> int:
+        """Stop between two steps and free weights and KV cache; return the bytes that were freed.
+
+        What is under way stays, and goes on exactly once the engine has woken. Nothing new is
+        taken: `generate` raises `unavailable`. To one that sleeps nothing happens.
+
+        Raises:
+            PlexError: `bad_request` for an engine that cannot sleep; `internal` when it broke.
+        """
+        ...
+
+    async def wake(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
+        """Fill the weights and go on; `MODEL` needs nothing published.
+
+        Raises:
+            PlexError: `checksum_mismatch` or `bad_request`: it sleeps on; `internal` when it broke.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -226,6 +227,52 @@ async def test_the_same_number_of_another_source_brings_that_sources_weights(
         assert np.abs(np.array(answer.logprobs) - expected).max() < 1e-4
         found.append(answer.tokens)
     assert found[0] != found[1]
+
+
+async def test_an_engine_asleep_has_given_its_memory_back_and_wakes_as_it_was(
+    tmp_path: Path,
+) -> None:
+    wide = make_qwen3(
+        tmp_path / "wide", seed=5, hidden=512, layers=4, heads=8, kv_heads=4, ffn=1536
+    )
+    arrays = load_file(wide / "model.safetensors")
+    publish_arrays(tmp_path / "v1", arrays, version=1)
+    kv_bytes = 64 << 20
+    held = sum(array.nbytes for array in arrays.values()) + kv_bytes
+    others = children()
+    with vllm_instance(wide, kv_cache_bytes=kv_bytes) as address:
+        (preloaded,) = children() - others
+        (pid,) = children(preloaded)
+        async with open_channel(address, KEYS) as channel:
+            stub: Stub = rollout_pb2_grpc.RolloutInstanceStub(channel)
+            await load(stub, tmp_path / "v1", version=1)
+            awake = await answers(stub, *batch())
+            full = resident_bytes(pid)
+            slept = await stub.Sleep(rollout_pb2.SleepRequest(fence=FENCE), timeout=TIMEOUT_S)
+            assert slept.nbytes > 0.9 * held, "vLLM writes its whole KV cache when it starts"
+            assert full - resident_bytes(pid) > 0.9 * held
+            await stub.Wake(
+                rollout_pb2.LoadVersionRequest(
+                    fence=FENCE, published=lying_in(tmp_path / "v1", version=1)
+                ),
+                timeout=TIMEOUT_S,
+            )
+            woken = await answers(stub, *batch())
+    for key, answer in awake.items():
+        assert woken[key].tokens == answer.tokens
+        assert woken[key].logprobs == answer.logprobs, "the same bits"
+        assert set(woken[key].versions) == {1}
+
+
+def children(parent: int | str = "self") -> set[int]:
+    """Return the processes that a process has started."""
+    files = Path(f"/proc/{parent}/task").glob("*/children")
+    return {int(pid) for file in files for pid in file.read_text().split()}
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * mmap.PAGESIZE
 
 
 async def test_an_engine_that_fails_in_a_step_answers_and_its_process_ends(

@@ -35,6 +35,16 @@ async def load(
     return await instance.servicer.LoadVersion(request, HERE)
 
 
+async def wake(
+    instance: FakeInstance,
+    published: statemanager_pb2.PublishedVersion,
+    *,
+    fence: common_pb2.Fence = FENCE,
+) -> rollout_pb2.LoadVersionReply:
+    request = rollout_pb2.LoadVersionRequest(fence=fence, published=published)
+    return await instance.servicer.Wake(request, HERE)
+
+
 def checksum(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(xxhash.xxh3_128_digest(data))
 
@@ -68,6 +78,50 @@ async def test_the_version_in_use_is_answered_at_once_with_its_checksum() -> Non
     again = await load(instance, published)
     await instance.kill()
     assert (again.nbytes, again.checksum) == (0, loaded.checksum)
+
+
+async def test_one_asleep_loads_nothing_and_wakes_with_verified_weights_alone() -> None:
+    instance = await start_instance()
+    await load(instance, publish(1))
+    assert not (
+        await instance.servicer.Sleep(rollout_pb2.SleepRequest(fence=FENCE), HERE)
+    ).error.code
+    refused = await load(instance, publish(2))
+    none = await instance.servicer.Wake(rollout_pb2.LoadVersionRequest(fence=FENCE), HERE)
+    damaged = await wake(instance, publish(2, is_damaged=True))
+    assert [reply.error.code for reply in (refused, none, damaged)] == [
+        ErrorCode.UNAVAILABLE,
+        ErrorCode.BAD_REQUEST,
+        ErrorCode.CHECKSUM_MISMATCH,
+    ]
+    assert instance.engine.is_asleep
+    woken = await wake(instance, publish(2))
+    await instance.kill()
+    assert (woken.error.code, woken.version.version) == ("", 2)
+    assert not instance.engine.is_asleep
+
+
+async def test_one_asleep_wakes_with_the_version_it_had_and_one_awake_is_left_alone() -> None:
+    instance = await start_instance()
+    published = publish(1)
+    await load(instance, published)
+    await instance.servicer.Sleep(rollout_pb2.SleepRequest(fence=FENCE), HERE)
+    woken, again = [await wake(instance, published) for _ in range(2)]
+    await instance.kill()
+    assert woken.nbytes > 0
+    assert (again.error.code, again.nbytes) == ("", 0)
+
+
+async def test_whoever_was_replaced_neither_wakes_an_instance_nor_has_it_sleep() -> None:
+    instance = await start_instance()
+    older = common_pb2.Fence(scheduler_epoch=1, lease_no=0, incarnation=1)
+    await load(instance, publish(1))
+    slept = await instance.servicer.Sleep(rollout_pb2.SleepRequest(fence=older), HERE)
+    assert (slept.error.code, instance.engine.is_asleep) == (ErrorCode.STALE_FENCE, False)
+    await instance.servicer.Sleep(rollout_pb2.SleepRequest(fence=FENCE), HERE)
+    woken = await wake(instance, publish(1), fence=older)
+    await instance.kill()
+    assert (woken.error.code, instance.engine.is_asleep) == (ErrorCode.STALE_FENCE, True)
 
 
 async def test_an_instance_whose_engine_breaks_answers_and_ends(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from plexclient.wire.v1 import service_pb2 as plexsvc_dot_v1_dot_service__pb2
 from plexclient.wire.v1 import statemanager_pb2 as plexsvc_dot_v1_dot_statemanager__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18plexsvc/v1/rollout.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\x1a\x1bplexsvc/v1/operations.proto\x1a\x18plexsvc/v1/service.proto\x1a\x1dplexsvc/v1/statemanager.proto\"\xb7\x01\n\x0fInstanceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.plexsvc.v1.Prompt\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.plexsvc.v1.SamplingParams\x12\x14\n\x0cprompt_index\x18\x04 \x01(\r\x12\x14\n\x0csample_index\x18\x05 \x01(\r\x12\x12\n\ncache_salt\x18\x06 \x01(\t\"4\n\rEncodeRequest\x12#\n\x07prompts\x18\x01 \x03(\x0b\x32\x12.plexsvc.v1.Prompt\"2\n\x0b\x45ncodeReply\x12#\n\x07prompts\x18\x01 \x03(\x0b\x32\x12.plexsvc.v1.Prompt\"\x92\x01\n\x17InstanceGenerateRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12-\n\x08requests\x18\x02 \x03(\x0b\x32\x1b.plexsvc.v1.InstanceRequest\x12&\n\x07version\x18\x03 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\"8\n\rInstanceFrame\x12\'\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x17.plexsvc.v1.SampleDelta\"+\n\x14InstanceAbortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x14\n\x12InstanceAbortReply\"g\n\x12LoadVersionRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12/\n\tpublished\x18\x02 \x01(\x0b\x32\x1c.plexsvc.v1.PublishedVersion\"\x8f\x01\n\x10LoadVersionReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0f\n\x07load_us\x18\x03 \x01(\x04\x12&\n\x07version\x18\x04 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\t\"\x16\n\x14InstanceStatsRequest\"\xd2\x01\n\rInstanceStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12&\n\x07version\x18\x04 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\t\x12!\n\x06\x62roken\x18\x08 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x10\n\x08progress\x18\t \x01(\x04J\x04\x08\x05\x10\x06\"\x0f\n\rFollowRequest\"J\n\x0bManagerNews\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12&\n\x04gone\x18\x02 \x01(\x0b\x32\x18.plexsvc.v1.InstanceGone\"V\n\x0cInstanceGone\x12\x0e\n\x06wpg_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x65\x63\x61use\x18\x03 \x01(\t\x12\x14\n\x0cis_dedicated\x18\x04 \x01(\x08\"\xc6\x01\n\x15\x43hangeInstanceRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0e\n\x06wpg_id\x18\x02 \x01(\t\x12\x15\n\rdeployment_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x12\n\x08replaces\x18\x05 \x01(\rH\x00\x12\x12\n\x08joins_as\x18\x06 \x01(\tH\x00\x12\x10\n\x06\x64rains\x18\x07 \x01(\x08H\x00\x12\x0f\n\x05\x65nded\x18\x08 \x01(\tH\x00\x42\x08\n\x06\x63hange\"\x15\n\x13\x43hangeInstanceReply\"&\n\x0eInspectRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\x0c\"M\n\x0cManagerFacts\x12+\n\tinstances\x18\x01 \x03(\x0b\x32\x18.plexsvc.v1.InstanceView\x12\x10\n\x08progress\x18\x02 \x01(\x04\x32\xfb\x02\n\x0fRolloutInstance\x12L\n\x08Generate\x12#.plexsvc.v1.InstanceGenerateRequest\x1a\x19.plexsvc.v1.InstanceFrame0\x01\x12I\n\x05\x41\x62ort\x12 .plexsvc.v1.InstanceAbortRequest\x1a\x1e.plexsvc.v1.InstanceAbortReply\x12K\n\x0bLoadVersion\x12\x1e.plexsvc.v1.LoadVersionRequest\x1a\x1c.plexsvc.v1.LoadVersionReply\x12\x44\n\x05Stats\x12 .plexsvc.v1.InstanceStatsRequest\x1a\x19.plexsvc.v1.InstanceStats\x12<\n\x06\x45ncode\x12\x19.plexsvc.v1.EncodeRequest\x1a\x17.plexsvc.v1.EncodeReply2\xe7\x01\n\x0eRolloutManager\x12>\n\x06\x46ollow\x12\x19.plexsvc.v1.FollowRequest\x1a\x17.plexsvc.v1.ManagerNews0\x01\x12T\n\x0e\x43hangeInstance\x12!.plexsvc.v1.ChangeInstanceRequest\x1a\x1f.plexsvc.v1.ChangeInstanceReply\x12?\n\x07Inspect\x12\x1a.plexsvc.v1.InspectRequest\x1a\x18.plexsvc.v1.ManagerFactsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18plexsvc/v1/rollout.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\x1a\x1bplexsvc/v1/operations.proto\x1a\x18plexsvc/v1/service.proto\x1a\x1dplexsvc/v1/statemanager.proto\"\xb7\x01\n\x0fInstanceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.plexsvc.v1.Prompt\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.plexsvc.v1.SamplingParams\x12\x14\n\x0cprompt_index\x18\x04 \x01(\r\x12\x14\n\x0csample_index\x18\x05 \x01(\r\x12\x12\n\ncache_salt\x18\x06 \x01(\t\"4\n\rEncodeRequest\x12#\n\x07prompts\x18\x01 \x03(\x0b\x32\x12.plexsvc.v1.Prompt\"2\n\x0b\x45ncodeReply\x12#\n\x07prompts\x18\x01 \x03(\x0b\x32\x12.plexsvc.v1.Prompt\"\x92\x01\n\x17InstanceGenerateRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12-\n\x08requests\x18\x02 \x03(\x0b\x32\x1b.plexsvc.v1.InstanceRequest\x12&\n\x07version\x18\x03 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\"8\n\rInstanceFrame\x12\'\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x17.plexsvc.v1.SampleDelta\"+\n\x14InstanceAbortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x14\n\x12InstanceAbortReply\"g\n\x12LoadVersionRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12/\n\tpublished\x18\x02 \x01(\x0b\x32\x1c.plexsvc.v1.PublishedVersion\"\x8f\x01\n\x10LoadVersionReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0f\n\x07load_us\x18\x03 \x01(\x04\x12&\n\x07version\x18\x04 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\t\"0\n\x0cSleepRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\">\n\nSleepReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\"\x16\n\x14InstanceStatsRequest\"\xe5\x01\n\rInstanceStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12&\n\x07version\x18\x04 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\t\x12!\n\x06\x62roken\x18\x08 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x10\n\x08progress\x18\t \x01(\x04\x12\x11\n\tis_asleep\x18\n \x01(\x08J\x04\x08\x05\x10\x06\"\x0f\n\rFollowRequest\"J\n\x0bManagerNews\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12&\n\x04gone\x18\x02 \x01(\x0b\x32\x18.plexsvc.v1.InstanceGone\"V\n\x0cInstanceGone\x12\x0e\n\x06wpg_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x65\x63\x61use\x18\x03 \x01(\t\x12\x14\n\x0cis_dedicated\x18\x04 \x01(\x08\"\xc6\x01\n\x15\x43hangeInstanceRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0e\n\x06wpg_id\x18\x02 \x01(\t\x12\x15\n\rdeployment_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x12\n\x08replaces\x18\x05 \x01(\rH\x00\x12\x12\n\x08joins_as\x18\x06 \x01(\tH\x00\x12\x10\n\x06\x64rains\x18\x07 \x01(\x08H\x00\x12\x0f\n\x05\x65nded\x18\x08 \x01(\tH\x00\x42\x08\n\x06\x63hange\"\x15\n\x13\x43hangeInstanceReply\"&\n\x0eInspectRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\x0c\"M\n\x0cManagerFacts\x12+\n\tinstances\x18\x01 \x03(\x0b\x32\x18.plexsvc.v1.InstanceView\x12\x10\n\x08progress\x18\x02 \x01(\x04\x32\xfc\x03\n\x0fRolloutInstance\x12L\n\x08Generate\x12#.plexsvc.v1.InstanceGenerateRequest\x1a\x19.plexsvc.v1.InstanceFrame0\x01\x12I\n\x05\x41\x62ort\x12 .plexsvc.v1.InstanceAbortRequest\x1a\x1e.plexsvc.v1.InstanceAbortReply\x12K\n\x0bLoadVersion\x12\x1e.plexsvc.v1.LoadVersionRequest\x1a\x1c.plexsvc.v1.LoadVersionReply\x12\x39\n\x05Sleep\x12\x18.plexsvc.v1.SleepRequest\x1a\x16.plexsvc.v1.SleepReply\x12\x44\n\x04Wake\x12\x1e.plexsvc.v1.LoadVersionRequest\x1a\x1c.plexsvc.v1.LoadVersionReply\x12\x44\n\x05Stats\x12 .plexsvc.v1.InstanceStatsRequest\x1a\x19.plexsvc.v1.InstanceStats\x12<\n\x06\x45ncode\x12\x19.plexsvc.v1.EncodeRequest\x1a\x17.plexsvc.v1.EncodeReply2\xe7\x01\n\x0eRolloutManager\x12>\n\x06\x46ollow\x12\x19.plexsvc.v1.FollowRequest\x1a\x17.plexsvc.v1.ManagerNews0\x01\x12T\n\x0e\x43hangeInstance\x12!.plexsvc.v1.ChangeInstanceRequest\x1a\x1f.plexsvc.v1.ChangeInstanceReply\x12?\n\x07Inspect\x12\x1a.plexsvc.v1.InspectRequest\x1a\x18.plexsvc.v1.ManagerFactsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,26 +53,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADVERSIONREQUEST']._serialized_end=820
   _globals['_LOADVERSIONREPLY']._serialized_start=823
   _globals['_LOADVERSIONREPLY']._serialized_end=966
-  _globals['_INSTANCESTATSREQUEST']._serialized_start=968
-  _globals['_INSTANCESTATSREQUEST']._serialized_end=990
-  _globals['_INSTANCESTATS']._serialized_start=993
-  _globals['_INSTANCESTATS']._serialized_end=1203
-  _globals['_FOLLOWREQUEST']._serialized_start=1205
-  _globals['_FOLLOWREQUEST']._serialized_end=1220
-  _globals['_MANAGERNEWS']._serialized_start=1222
-  _globals['_MANAGERNEWS']._serialized_end=1296
-  _globals['_INSTANCEGONE']._serialized_start=1298
-  _globals['_INSTANCEGONE']._serialized_end=1384
-  _globals['_CHANGEINSTANCEREQUEST']._serialized_start=1387
-  _globals['_CHANGEINSTANCEREQUEST']._serialized_end=1585
-  _globals['_CHANGEINSTANCEREPLY']._serialized_start=1587
-  _globals['_CHANGEINSTANCEREPLY']._serialized_end=1608
-  _globals['_INSPECTREQUEST']._serialized_start=1610
-  _globals['_INSPECTREQUEST']._serialized_end=1648
-  _globals['_MANAGERFACTS']._serialized_start=1650
-  _globals['_MANAGERFACTS']._serialized_end=1727
-  _globals['_ROLLOUTINSTANCE']._serialized_start=1730
-  _globals['_ROLLOUTINSTANCE']._serialized_end=2109
-  _globals['_ROLLOUTMANAGER']._serialized_start=2112
-  _globals['_ROLLOUTMANAGER']._serialized_end=2343
+  _globals['_SLEEPREQUEST']._serialized_start=968
+  _globals['_SLEEPREQUEST']._serialized_end=1016
+  _globals['_SLEEPREPLY']._serialized_start=1018
+  _globals['_SLEEPREPLY']._serialized_end=1080
+  _globals['_INSTANCESTATSREQUEST']._serialized_start=1082
+  _globals['_INSTANCESTATSREQUEST']._serialized_end=1104
+  _globals['_INSTANCESTATS']._serialized_start=1107
+  _globals['_INSTANCESTATS']._serialized_end=1336
+  _globals['_FOLLOWREQUEST']._serialized_start=1338
+  _globals['_FOLLOWREQUEST']._serialized_end=1353
+  _globals['_MANAGERNEWS']._serialized_start=1355
+  _globals['_MANAGERNEWS']._serialized_end=1429
+  _globals['_INSTANCEGONE']._serialized_start=1431
+  _globals['_INSTANCEGONE']._serialized_end=1517
+  _globals['_CHANGEINSTANCEREQUEST']._serialized_start=1520
+  _globals['_CHANGEINSTANCEREQUEST']._serialized_end=1718
+  _globals['_CHANGEINSTANCEREPLY']._serialized_start=1720
+  _globals['_CHANGEINSTANCEREPLY']._serialized_end=1741
+  _globals['_INSPECTREQUEST']._serialized_start=1743
+  _globals['_INSPECTREQUEST']._serialized_end=1781
+  _globals['_MANAGERFACTS']._serialized_start=1783
+  _globals['_MANAGERFACTS']._serialized_end=1860
+  _globals['_ROLLOUTINSTANCE']._serialized_start=1863
+  _globals['_ROLLOUTINSTANCE']._serialized_end=2371
+  _globals['_ROLLOUTMANAGER']._serialized_start=2374
+  _globals['_ROLLOUTMANAGER']._serialized_end=2605
 # @@protoc_insertion_point(module_scope)

@@ -86,12 +86,26 @@ class LoadVersionReply(_message.Message):
     checksum: str
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., load_us: _Optional[int] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ..., checksum: _Optional[str] = ...) -> None: ...
 
+class SleepRequest(_message.Message):
+    __slots__ = ("fence",)
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ...) -> None: ...
+
+class SleepReply(_message.Message):
+    __slots__ = ("error", "nbytes")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    nbytes: int
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
 class InstanceStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class InstanceStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "version", "generated_tokens", "checksum", "broken", "progress")
+    __slots__ = ("running", "waiting", "kv_usage", "version", "generated_tokens", "checksum", "broken", "progress", "is_asleep")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +114,7 @@ class InstanceStats(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    IS_ASLEEP_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_usage: float
@@ -108,7 +123,8 @@ class InstanceStats(_message.Message):
     checksum: str
     broken: _common_pb2.Error
     progress: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., broken: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., progress: _Optional[int] = ...) -> None: ...
+    is_asleep: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., broken: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., progress: _Optional[int] = ..., is_asleep: _Optional[bool] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ()

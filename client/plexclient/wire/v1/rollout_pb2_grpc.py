@@ -49,6 +49,16 @@ class RolloutInstanceStub:
                 request_serializer=plexsvc_dot_v1_dot_rollout__pb2.LoadVersionRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.LoadVersionReply.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/plexsvc.v1.RolloutInstance/Sleep',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.SleepRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.SleepReply.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/plexsvc.v1.RolloutInstance/Wake',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.LoadVersionRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.LoadVersionReply.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/plexsvc.v1.RolloutInstance/Stats',
                 request_serializer=plexsvc_dot_v1_dot_rollout__pb2.InstanceStatsRequest.SerializeToString,
@@ -84,6 +94,21 @@ class RolloutInstanceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Gives the memory of weights and KV cache back between two steps. What is under way stays, and
+        waits; nothing new is taken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Fills the weights, and goes on. Without `published`: with the model's own, if it served those.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -112,6 +137,16 @@ def add_RolloutInstanceServicer_to_server(servicer, server):
             ),
             'LoadVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadVersion,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.LoadVersionRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.LoadVersionReply.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.SleepRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.SleepReply.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
                     request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.LoadVersionRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_rollout__pb2.LoadVersionReply.SerializeToString,
             ),
@@ -205,6 +240,60 @@ class RolloutInstance:
             request,
             target,
             '/plexsvc.v1.RolloutInstance/LoadVersion',
+            plexsvc_dot_v1_dot_rollout__pb2.LoadVersionRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.LoadVersionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.RolloutInstance/Sleep',
+            plexsvc_dot_v1_dot_rollout__pb2.SleepRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.SleepReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.RolloutInstance/Wake',
             plexsvc_dot_v1_dot_rollout__pb2.LoadVersionRequest.SerializeToString,
             plexsvc_dot_v1_dot_rollout__pb2.LoadVersionReply.FromString,
             options,

@@ -36,6 +36,12 @@ class RolloutInstanceStub:
     Abort: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.InstanceAbortRequest, _rollout_pb2.InstanceAbortReply]
     LoadVersion: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.LoadVersionRequest, _rollout_pb2.LoadVersionReply]
     """Loads a verified version in place; serves only after its checksums hold."""
+    Sleep: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.SleepRequest, _rollout_pb2.SleepReply]
+    """Gives the memory of weights and KV cache back between two steps. What is under way stays, and
+    waits; nothing new is taken.
+    """
+    Wake: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.LoadVersionRequest, _rollout_pb2.LoadVersionReply]
+    """Fills the weights, and goes on. Without `published`: with the model's own, if it served those."""
     Stats: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.InstanceStatsRequest, _rollout_pb2.InstanceStats]
     Encode: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.EncodeRequest, _rollout_pb2.EncodeReply]
     """Texts and chats as token ids, by the model's tokenizer and chat template."""
@@ -48,6 +54,12 @@ class RolloutInstanceAsyncStub(RolloutInstanceStub):
     Abort: _aio.UnaryUnaryMultiCallable[_rollout_pb2.InstanceAbortRequest, _rollout_pb2.InstanceAbortReply]  # type: ignore[assignment]
     LoadVersion: _aio.UnaryUnaryMultiCallable[_rollout_pb2.LoadVersionRequest, _rollout_pb2.LoadVersionReply]  # type: ignore[assignment]
     """Loads a verified version in place; serves only after its checksums hold."""
+    Sleep: _aio.UnaryUnaryMultiCallable[_rollout_pb2.SleepRequest, _rollout_pb2.SleepReply]  # type: ignore[assignment]
+    """Gives the memory of weights and KV cache back between two steps. What is under way stays, and
+    waits; nothing new is taken.
+    """
+    Wake: _aio.UnaryUnaryMultiCallable[_rollout_pb2.LoadVersionRequest, _rollout_pb2.LoadVersionReply]  # type: ignore[assignment]
+    """Fills the weights, and goes on. Without `published`: with the model's own, if it served those."""
     Stats: _aio.UnaryUnaryMultiCallable[_rollout_pb2.InstanceStatsRequest, _rollout_pb2.InstanceStats]  # type: ignore[assignment]
     Encode: _aio.UnaryUnaryMultiCallable[_rollout_pb2.EncodeRequest, _rollout_pb2.EncodeReply]  # type: ignore[assignment]
     """Texts and chats as token ids, by the model's tokenizer and chat template."""
@@ -72,6 +84,22 @@ class RolloutInstanceServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.LoadVersionReply, _abc.Awaitable[_rollout_pb2.LoadVersionReply]]:
         """Loads a verified version in place; serves only after its checksums hold."""
+
+    def Sleep(
+        self,
+        request: _rollout_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.SleepReply, _abc.Awaitable[_rollout_pb2.SleepReply]]:
+        """Gives the memory of weights and KV cache back between two steps. What is under way stays, and
+        waits; nothing new is taken.
+        """
+
+    def Wake(
+        self,
+        request: _rollout_pb2.LoadVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.LoadVersionReply, _abc.Awaitable[_rollout_pb2.LoadVersionReply]]:
+        """Fills the weights, and goes on. Without `published`: with the model's own, if it served those."""
 
     def Stats(
         self,

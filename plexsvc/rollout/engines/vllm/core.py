@@ -53,6 +53,7 @@ class PreparedWeights:
 
     found: list[Target]
     refusal: str
+    kv_caches: list[torch.Tensor]
     device_bytes: int
     """Of weights and KV cache together."""
 
@@ -145,13 +146,14 @@ def prepare_worker(worker: Any, model: ModelDir) -> PreparedWeights:  # noqa: AN
     """Make sampling a function of position, and learn what fills each weight."""
     draw_by_position(worker.model_runner)
     module = worker.get_model()
-    held = [*module.parameters(), *worker.model_runner.kv_caches]
+    kv_caches = worker.model_runner.kv_caches
+    held = [*module.parameters(), *kv_caches]
     device_bytes = sum(tensor.numel() * tensor.element_size() for tensor in held)
     try:
         found, refusal = _bake(module, model), ""
     except NotImplementedError as error:
         found, refusal = [], str(error)
-    return PreparedWeights(found, refusal, device_bytes)
+    return PreparedWeights(found, refusal, kv_caches, device_bytes)
 
 
 def _bake(module: torch.nn.Module, model: ModelDir) -> list[Target]:

@@ -43,7 +43,8 @@ from plexsvc.rollout.engines.base import (
 )
 from plexsvc.rollout.engines.drawing import DRAW_ORIGIN
 from plexsvc.rollout.engines.executor import StepExecutor
-from plexsvc.rollout.engines.model_dir import ModelDir, read_model_dir
+from plexsvc.rollout.engines.model_dir import ModelDir, opened, read_model_dir
+from plexsvc.rollout.engines.sleeping import Span, give_back, spans
 from plexsvc.rollout.engines.stopping import StopWatcher, TokenizerDecoder
 from plexsvc.rollout.engines.texts import Pieces, Texts
 from plexsvc.rollout.engines.vllm.core import (
@@ -99,6 +100,7 @@ class VllmEngine:
         self._broke = asyncio.Event()
         self._generated = 0
         self._is_loading = False
+        self._is_asleep = False
         self._version = MODEL
         self._texts = Texts(model)
 
@@ -199,10 +201,10 @@ class VllmEngine:
         """Yield deltas of all `requests` until each has finished.
 
         Raises:
-            PlexError: `bad_request` for a request that does not fit; `internal` when vLLM failed.
+            PlexError: `bad_request` for a request that does not fit; `unavailable` while it
+                sleeps; `internal` when vLLM failed.
         """
-        if self._broken is not None:
-            raise self._broken
+        self._be_awake()
         box = DeltaBox()
         try:
             built = [self._admit(request, box) for request in requests]
@@ -238,14 +240,52 @@ class VllmEngine:
 
         Raises:
             PlexError: `checksum_mismatch` or `bad_request`: the old weights are still in use;
-                `internal` when it broke, with weights of which nobody knows what they are.
+                `unavailable` while it sleeps; `internal` when it broke, with weights of which
+                nobody knows what they are.
+        """
+        self._be_awake()
+        return await self._load(published, version=version)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Return whether it sleeps."""
+        return self._is_asleep
+
+    async def sleep(self) -> int:
+        """Stop between two steps and give the pages of weights and KV cache back; return the bytes.
+
+        Raises:
+            PlexError: `bad_request` on anything but a CPU, or for weights that cannot be filled
+                again; `internal` when vLLM failed.
         """
         if self._broken is not None:
             raise self._broken
+        weights = [target.live for target in self._weights.targets()]
+        memory = spans([*weights, *self._weights.kv_caches])
+        return await asyncio.wrap_future(self._executor.call(lambda: self._lie_down(memory)))
+
+    async def wake(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
+        """Fill the weights and go on with what was under way; `MODEL` needs nothing published.
+
+        Raises:
+            PlexError: `checksum_mismatch` or `bad_request`: it sleeps on; `internal` when it broke.
+        """
+        if self._broken is not None:
+            raise self._broken
+        return await self._load(published, version=version)
+
+    def _be_awake(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._is_asleep:
+            raise PlexError(ErrorCode.UNAVAILABLE, "the engine is asleep; wake it first")
+
+    async def _load(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
         checksums = [
             await asyncio.to_thread(verify, part.manifest, part.data) for part in published
         ]
-        filling = fill(self._weights.targets(), published)
+        parts = opened(self._model) if version == MODEL else published
+        filling = fill(self._weights.targets(), parts)
         try:
             nbytes = await asyncio.wrap_future(self._swap(filling, version))
         except PlexError:
@@ -280,6 +320,7 @@ class VllmEngine:
                     return
                 self._core.reset_prefix_cache(reset_running_requests=True)
                 self._core.set_weight_version(_label(version))
+                self._is_asleep = False
             except BaseException as error:  # noqa: BLE001 - every outcome belongs to the caller
                 done.set_exception(error)
             else:
@@ -304,8 +345,17 @@ class VllmEngine:
 
     def has_work(self) -> bool:
         """Return whether the core has requests."""
-        is_held = self._is_loading or self._broken is not None
+        is_held = self._is_loading or self._is_asleep or self._broken is not None
         return not is_held and self._core.scheduler.has_requests()
+
+    def _lie_down(self, memory: Sequence[Span]) -> int:
+        """Have every request wait, with its tokens and without KV blocks; free the memory."""
+        if self._is_asleep:
+            return 0
+        self._is_asleep = True
+        is_unused = self._core.reset_prefix_cache(reset_running_requests=True)
+        assert is_unused, "a request holds KV blocks and is not running"
+        return give_back(memory)
 
     def step(self) -> None:
         """Run one step and hand its outputs to the event loop."""
