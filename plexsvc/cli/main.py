@@ -83,7 +83,9 @@ def down(state_dir: StateDir = None, json: Json = False) -> None:
 
 @app.command(epilog="Example: plexctl demo arithmetic --out runs/demo")
 def demo(
-    preset: Annotated[str, typer.Argument(help="arithmetic, waits, code or spot.")] = "arithmetic",
+    preset: Annotated[
+        str, typer.Argument(help="arithmetic, waits, code, spot or serving.")
+    ] = "arithmetic",
     out: Annotated[Path, typer.Option(help="Where figures and summary go.")] = Path("runs/demo"),
     json: Json = False,
 ) -> None:
