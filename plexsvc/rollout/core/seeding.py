@@ -9,10 +9,11 @@ instances (Algorithm 1). It also says how many instances are worth having: those
 into the time of training. Without any other instance the window lasts as long as the samples.
 
 Two things are not in the paper. The rate is not a constant: a second of the window is worth
-`1 + engines / instances` seconds of wait, so a difference divided by that would be gone in one
-step; `CAUTION` makes it two. And when instances have become more or fewer, to a number that is not
-remembered, the window moves as that does under which the same work of rollout ends with training:
-`window * engines + (window + training) * instances`.
+`1 + engines / instances` seconds of wait, so a difference divided by that is gone in one step. And
+after a change of instances to a number that is not remembered, the window is the one under which
+the same work of rollout ends with training: `window * engines + (window + training) * instances`.
+Numbers change about as often as steps end, so most windows are of this kind: one that is only moved
+from the last one's lags behind them, and the trainer or the instances wait.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
-
-CAUTION: Final = 2.0
-"""What the rate is multiplied by: lengths differ from step to step."""
 
 STEADY: Final = 0.25
 """A step had one number of instances if its mean is so close to the number at its end."""
@@ -64,7 +62,7 @@ class Seeding:
     ...     )
     ... )
     >>> seeding.window_us, seeding.most_instances
-    (113, 10)
+    (127, 10)
     """
 
     def __init__(self, *, engines: int, first_window_us: int) -> None:
@@ -87,17 +85,9 @@ class Seeding:
         work_us = step.remote_us + step.seeded_us * self._engines
         self.most_instances = max(1, ceil(work_us / max(1, step.train_us)))
         now = step.instances_now
-        if step.instances:
-            rate = CAUTION * (1 + self._engines / step.instances)
-            self.window_us += round((step.train_wait_us - step.remote_wait_us) / rate)
-        self.window_us = max(0, self.window_us)
-        if abs(step.instances - now) < STEADY:
-            self._windows[now] = self.window_us
-        shift = self._even(work_us, step.train_us, now) - self._even(
-            work_us, step.train_us, step.instances
-        )
-        self.window_us = self._windows.get(now, max(0, round(self.window_us + shift)))
-
-    def _even(self, work_us: float, train_us: float, instances: float) -> float:
-        """Return the window under which rollout and training end together."""
-        return (work_us - train_us * instances) / (self._engines + instances)
+        if abs(step.instances - now) < STEADY and now:
+            rate = 1 + self._engines / now
+            moved_us = (step.train_wait_us - step.remote_wait_us) / rate
+            self._windows[now] = max(0, round(self.window_us + moved_us))
+        even_us = (work_us - step.train_us * now) / (self._engines + now)
+        self.window_us = self._windows.get(now, max(0, round(even_us)))

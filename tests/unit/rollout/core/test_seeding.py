@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from plexsvc.rollout.core.seeding import Seeding, StepTimes
@@ -56,6 +58,14 @@ def test_a_number_of_instances_seen_before_has_its_window_back() -> None:
     )
     seeding.end_step(times)
     assert seeding.window_us == before_us
+
+
+@pytest.mark.parametrize("first_us", [0, 100_000])
+def test_a_new_number_of_instances_has_the_right_window_at_once(first_us: int) -> None:
+    seeding = Seeding(engines=ENGINES, first_window_us=first_us)
+    seeding.end_step(replace(step_of(seeding, instances=2), instances=1.5, instances_now=3))
+    times = step_of(seeding, instances=3)
+    assert abs(times.train_wait_us - times.remote_wait_us) <= TRAIN_US // 50
 
 
 def test_as_many_instances_are_worth_having_as_do_the_work_while_training_lasts() -> None:
