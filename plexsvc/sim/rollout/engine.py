@@ -154,10 +154,19 @@ class Engine:
                 break
             arrived.append(_arrival(self._leave(self._ends[0][1]), is_last=True))
         if now_us >= self._report_us:
-            self._report_us = now_us + REPORT_US
-            arrived += [_arrival(self._count(task)) for task in self._running.values()]
+            arrived += self._report(now_us)
         self._admit(now_us)
         return arrived
+
+    def report(self, now_us: int) -> list[Arrival]:
+        """Generate until now; return the tokens of all."""
+        arrived = self.advance(now_us)
+        return arrived + self._report(now_us)
+
+    def _report(self, now_us: int) -> list[Arrival]:
+        self._report_us = now_us + REPORT_US
+        grown = [self._count(task) for task in self._running.values()]
+        return [_arrival(task) for task in grown if task.made > task.sent]
 
     # ---- steps
 

@@ -5,9 +5,8 @@ Subclasses say what happens besides: `answered`, `completed`, `served`, `release
 
 from __future__ import annotations
 
-import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -18,6 +17,7 @@ from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.sim.rollout.engine import Engine, Spent, Task
+from plexsvc.sim.rollout.timeline import Timeline
 
 DEPLOYMENT: Final = DeploymentId("job/rollout")
 MAX_EVENTS: Final = 20_000_000
@@ -36,12 +36,13 @@ class Unit:
     number: int = 0
 
 
-class Floor(ABC):
+class Floor(Timeline, ABC):
     """Engines and the core that says what they do. Times are virtual, in microseconds."""
 
     def __init__(self, core: RolloutCore, *, prompt_tokens: int, pull_us: int) -> None:
         """`pull_us` is what an instance takes to load a version."""
-        self.core, self.now_us, self.events = core, 0, 0
+        super().__init__()
+        self.core, self.events = core, 0
         self.units: dict[InstanceId, Unit] = {}
         self.spent = Spent()
         """Of the engines that are gone."""
@@ -54,7 +55,6 @@ class Floor(ABC):
         self.moved = 0
         """Samples that went on elsewhere."""
         self._prompt_tokens, self._pull_us = prompt_tokens, pull_us
-        self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = 0
 
     # ---- what happens besides
@@ -77,26 +77,20 @@ class Floor(ABC):
 
     # ---- time
 
-    def after(self, us: float, happens: Callable[[], None]) -> None:
-        """Have something happen later."""
-        self._numbers += 1
-        heapq.heappush(self._due, (self.now_us + round(us), self._numbers, happens))
-
     def happen(self) -> None:
         """Let the next thing happen.
 
         Raises:
             PlexError: `internal` if there is none, or there were too many.
         """
-        if not self._due or self.events >= MAX_EVENTS:
+        if self.is_empty or self.events >= MAX_EVENTS:
             waiting = sum(len(one.waiting) for one in self.core.generates.values())
             raise PlexError(
                 ErrorCode.INTERNAL,
                 f"the rollout stands still in step {self.step} after {self.events} events: "
                 f"{waiting} samples wait",
             )
-        self.now_us, _, happens = heapq.heappop(self._due)
-        happens()
+        super().happen()
 
     # ---- the core
 
@@ -225,6 +219,12 @@ class Floor(ABC):
         due_us, alarm = unit.engine.next_us(), unit.alarm
         if due_us is not None:
             self.after(max(0, due_us - self.now_us), lambda: self._wake_engine(one, alarm))
+
+    def balance(self) -> None:
+        """Let time pass for the core, which has all tokens by then, as from frames of 20 ms."""
+        for one, unit in self.units.items():
+            self._sent(one, unit.engine.report(self.now_us))
+        self.after(0, lambda: self.tell(events.Ticked(at_us=self.now_us)))
 
     def _wake_engine(self, one: InstanceId, alarm: int) -> None:
         unit = self.units.get(one)

@@ -167,7 +167,7 @@ class RolloutRun(Floor):
         """Let time pass for both cores, as their drivers do."""
         self._tell_pool(pool.PoolTicked(at_us=self.now_us))
         if self._policy.balances:
-            self.tell(events.Ticked(at_us=self.now_us))
+            self.balance()
         self._look()
         self.after(self._work.balance_us, self._tick)
 
