@@ -1,18 +1,23 @@
 """Simulated rollouts of all presets, one JSON line each.
 
-    python -m benchmarks.rollout_presets [--seed 1] [--only rlboost-a]
+    python -m benchmarks.rollout_presets [--seed 1] [--only rlboost-a] [--traffic FILE] [--load 2]
 
-A line is that of `plexctl simulate --rollout PRESET --json`, without its runs.
+Serving engines get the requests of a trace of the Azure or Mooncake kind (`.csv.gz`), or generated
+ones, `--load` times as fast. A line is that of `plexctl simulate --rollout PRESET --json`, without
+its runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from plexsvc.sim.rollout.planned import as_json, compare_plans
 from plexsvc.sim.rollout.presets import PLANNED, PRESETS, rollout_preset
 from plexsvc.sim.rollout.report import compare_rollouts
+from plexsvc.sim.rollout.rose import LENT, TRAFFIC_S, compare_lending, lent_json
+from plexsvc.sim.rollout.traffic import Traffic, faster, read_traffic
 
 
 def main() -> None:
@@ -20,9 +25,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="")
+    parser.add_argument("--traffic", type=Path)
+    parser.add_argument("--load", type=float, default=1.0)
     options = parser.parse_args()
-    for name in filter(lambda one: one.startswith(options.only), [*PRESETS, *PLANNED]):
-        if name in PLANNED:
+    for name in filter(lambda one: one.startswith(options.only), [*PRESETS, *PLANNED, *LENT]):
+        if name in LENT:
+            line = _lent(name, seed=options.seed, path=options.traffic, load=options.load)
+        elif name in PLANNED:
             line = as_json(
                 compare_plans(PLANNED[name](), seed=options.seed), preset=name, seed=options.seed
             )
@@ -33,6 +42,13 @@ def main() -> None:
             line = summary.as_json()
             line.pop("runs")
         print(json.dumps(line), flush=True)
+
+
+def _lent(name: str, *, seed: int, path: Path | None, load: float) -> dict[str, object]:
+    plain = read_traffic(path) if path else Traffic().draw(seconds=TRAFFIC_S, seed=seed)
+    found = compare_lending(LENT[name](), seed=seed, traffic=faster(plain, load))
+    told = f"{path.name if path else 'generated'}, {load:g} times as fast"
+    return lent_json(found, preset=name, seed=seed, traffic=told)
 
 
 if __name__ == "__main__":

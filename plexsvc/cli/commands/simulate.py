@@ -24,7 +24,9 @@ def simulate(
     preset: Annotated[str | None, typer.Option(help="A named workload: cluster-256, ...")] = None,
     rollout: Annotated[
         str | None,
-        typer.Option(help="Rollouts of one job instead: rlboost-a-14b, spot-4-8b, ..., or a file."),
+        typer.Option(
+            help="Rollouts of one job instead: rlboost-a-14b, rose-8b-grpo, ..., or a file."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -75,16 +77,26 @@ def simulate(
 
 def _roll_out(name: str, *, seed: int, out: Path | None, export: Path | None, json: bool) -> None:
     """Play rollouts of a preset or a file, or write them to a file."""
+    from plexsvc.sim.rollout.presets import PLANNED
+    from plexsvc.sim.rollout.rose import LENT
+
+    if (name in {*LENT, *PLANNED} and export) or (name in PLANNED and out):
+        raise typer.BadParameter(f"{name} has no such output; rose-* has --out, rlboost-* both")
+    if name in LENT:
+        _lend(name, seed=seed, out=out, json=json)
+    elif name in PLANNED:
+        _plan(name, seed=seed, json=json)
+    else:
+        _use_spot(name, seed=seed, out=out, export=export, json=json)
+
+
+def _use_spot(name: str, *, seed: int, out: Path | None, export: Path | None, json: bool) -> None:
+    """Play a job beside spot instances, or write it to a file."""
     from plexsvc.sim.output import make_directory
-    from plexsvc.sim.rollout.presets import PLANNED, rollout_preset
+    from plexsvc.sim.rollout.presets import rollout_preset
     from plexsvc.sim.rollout.report import PICTURE, compare_rollouts, draw
     from plexsvc.sim.rollout.workload import read_workload, write_workload
 
-    if name in PLANNED:
-        if out or export:
-            raise typer.BadParameter(f"{name} has neither --out nor --export")
-        _plan(name, seed=seed, json=json)
-        return
     workload = read_workload(Path(name)) if name.endswith(".json") else rollout_preset(name)
     if export is not None:
         make_directory(export)
@@ -122,6 +134,31 @@ def _plan(name: str, *, seed: int, json: bool) -> None:
         return
     for one in plans.values():
         typer.echo(f"{one.policy:10} {one.speedup:.2f} times as fast at {one.cost:.0%} of the cost")
+
+
+def _lend(name: str, *, seed: int, out: Path | None, json: bool) -> None:
+    """Play agents beside serving engines that lend, under each policy."""
+    from plexsvc.sim.output import make_directory
+    from plexsvc.sim.rollout.rose import LENT, PICTURE, compare_lending, draw_lending, lent_json
+
+    if out is not None:
+        make_directory(out, without=("summary.json", PICTURE))
+    work = LENT[name]()
+    found = compare_lending(work, seed=seed)
+    told = jsonlib.dumps(lent_json(found, preset=name, seed=seed))
+    if out is not None:
+        (out / "summary.json").write_text(told + "\n", encoding="utf-8")
+        title = f"{name}, seed {seed}"
+        draw_lending(out / PICTURE, found, objectives=work.objectives, title=title)
+    if json:
+        typer.echo(told)
+        return
+    for one in found.values():
+        kept = "kept" if one.is_kept else "MISSED"
+        typer.echo(
+            f"{one.sharing:10} {one.speedup:.2f} times as fast, objectives {kept}, "
+            f"{one.harvested:.0%} of idle time used"
+        )
 
 
 def _tell_step(policy: str, step: StepRecord) -> None:
