@@ -10,6 +10,13 @@ from plexsvc.ids import OperationId
 from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.instances import Instance
 
+KEPT: Final = 0.2
+"""Share of its highest throughput that an instance keeps when it hands samples to an idle one.
+
+RLBoost keeps most of it. But whoever has nothing to do costs as much as whoever has, and a sample
+in a smaller batch ends sooner: for that the last ones of a step are waited for.
+"""
+
 NEVER: Final = 1 << 62
 """The tick of a sample that is not taken for one that waits."""
 
@@ -46,8 +53,7 @@ def choose(serving: Mapping[InstanceId, Instance], *, tick: int) -> Move | None:
     wait in the engine's queue. It may also be in a long prefill, which a move begins anew, so it is
     moved once until it has a token. While one instance has such and another has none, half of them
     move. Where no sample waits and an instance has nothing at all, the one with the longest work
-    hands over what it has beyond the plateau of its profile, where fewer samples cost it no
-    throughput; or, where it is slower, what the other ends sooner. Never so many that it would be
+    hands over what it has beyond the batch that its profile says to keep; or, where it is slower, what the other ends sooner. Never so many that it would be
     done first.
     """
     if len(serving) <= 1:
@@ -73,8 +79,9 @@ def _beyond(instance: Instance, *, than: int) -> int:
     level = (2 * running * instance.slowness + both - 1) // (2 * both)  # halves stay
     if instance.slowness > than:
         return level
-    plateau = instance.profile.plateau(context=instance.context_tokens / max(1, instance.load))
-    return 0 if plateau is None else min(running - plateau, level)
+    context = instance.context_tokens / max(1, instance.load)
+    kept = instance.profile.plateau(context=context, share=KEPT)
+    return 0 if kept is None else min(running - kept, level)
 
 
 def _step_s(instance: Instance) -> float:

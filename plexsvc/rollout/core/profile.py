@@ -46,8 +46,8 @@ class Profile:
                 self._normal[i][j] = self._normal[i][j] * KEPT + one * other
         self._count += 1
 
-    def plateau(self, *, context: float) -> int | None:
-        """Return the batch that has `PLATEAU` of the highest throughput; None if not known yet."""
+    def plateau(self, *, context: float, share: float = PLATEAU) -> int | None:
+        """Return the batch that has so much of the highest throughput; None if not known yet."""
         if self._count < MIN_OBSERVATIONS:
             return None
         ridge = 1e-9 * np.eye(3)  # without variety of contexts the last two cannot be told apart
@@ -55,4 +55,4 @@ class Profile:
         growing = each + more * context / 1000
         if fixed <= 0 or growing <= 0:
             return None
-        return max(1, round(PLATEAU / (1 - PLATEAU) * float(fixed / growing)))
+        return max(1, round(share / (1 - share) * float(fixed / growing)))
