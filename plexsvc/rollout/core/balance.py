@@ -53,8 +53,8 @@ def choose(serving: Mapping[InstanceId, Instance], *, tick: int) -> Move | None:
     wait in the engine's queue. It may also be in a long prefill, which a move begins anew, so it is
     moved once until it has a token. While one instance has such and another has none, half of them
     move. Where no sample waits and an instance has nothing at all, the one with the longest work
-    hands over what it has beyond the batch that its profile says to keep; or, where it is slower, what the other ends sooner. Never so many that it would be
-    done first.
+    hands over half, beyond the batch that its profile says to keep; or, where it is slower, what
+    the other ends sooner. Never so many that it would be done first.
     """
     if len(serving) <= 1:
         return None

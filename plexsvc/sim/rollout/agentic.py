@@ -260,14 +260,13 @@ class AgenticRun(Timeline):
         for one, seat in self._seats.items():
             self._arrive(one, list(seat.jobs.values()))
         self._tell(events.Ticked(at_us=self.now_us))
+        check(self.core)
         self.after(TICK_US, self._tick)
 
     # ---- the core
 
     def _tell(self, event: events.Event) -> None:
-        ordered = self.core.handle(event)
-        check(self.core)
-        for order in ordered:
+        for order in self.core.handle(event):
             self._perform(order)
 
     def _perform(self, order: orders.Order) -> None:

@@ -704,9 +704,7 @@ class Course(RuleBasedStateMachine):
     def tick(self, plateau: int) -> None:
         self.at_us += 1_000_000
         for instance in self.core.instances.values():
-            instance.profile.plateau = lambda *, context, share=1: (
-                plateau if context + share >= 0 else None
-            )  # type: ignore[method-assign]
+            instance.profile.plateau = lambda **_: plateau  # type: ignore[method-assign]
         self.tell(events.Ticked(at_us=self.at_us))
 
     @precondition(lambda self: self.calls)
