@@ -70,26 +70,26 @@ def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
     return wpg
 
 
-def move_failed(devices: Devices, event: MoveFailed) -> tuple[Wpg, Fault] | None:
+def move_failed(devices: Devices, event: MoveFailed) -> list[Wpg]:
     """Put a switch off that found no room.
 
-    Returns a WPG that must be failed, and why: a move of it failed otherwise, or there was no room
-    to initialize it.
+    Returns the WPGs that must be failed: one whose move failed otherwise, or those that there was
+    no room to initialize.
     """
     wpg = devices.wpgs.get(event.wpg_id)
     if wpg is None or wpg.move_id != event.move_id:
-        return None
+        return []
     assert wpg.residency in MOVING, wpg
     wpg.shift(ResidencyTrigger.MOVE_FAILED)
     wpg.move_id = None
     devices.touch(wpg.wpg_id)
     if event.fault.code is not ErrorCode.NO_ROOM:
-        return wpg, event.fault
-    failed = None
-    for waiter in [wpg, *_waiting_for(devices, wpg)]:
-        if waiter.switch is not None and not _put_off(devices, waiter, event.fault):
-            failed = waiter, event.fault
-    return failed
+        return [wpg]
+    return [
+        waiter
+        for waiter in [wpg, *_waiting_for(devices, wpg)]
+        if waiter.switch is not None and not _put_off(devices, waiter, event.fault)
+    ]
 
 
 def withdraw(devices: Devices, wpg: Wpg) -> Operation | None:

@@ -154,9 +154,8 @@ def moved(devices: Devices, event: events.ResidencyMoved) -> None:
 def did_not_move(devices: Devices, event: events.MoveFailed) -> None:
     """Put off the switch that a move was for, or fail a WPG that cannot be trusted any more."""
     wpg = devices.wpgs.get(event.wpg_id)
-    failed = switch.move_failed(devices, event)
-    if failed is not None:
-        deployments.fail_wpg(devices, *failed)
+    for failed in switch.move_failed(devices, event):
+        deployments.fail_wpg(devices, failed, event.fault)
     if wpg is not None:
         wpgs.stop_when_idle(devices, wpg)
 
