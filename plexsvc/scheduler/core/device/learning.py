@@ -129,19 +129,21 @@ def _is_at_work(devices: Devices, deployment: Deployment) -> bool:
     return has_work or lanes.rolls_out(devices.queues, job)
 
 
-def keep(devices: Devices, deployment: Deployment) -> None:
-    """Keep a deployment's cycle, and how long its job ran, for later submissions of its kind."""
+def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
+    """Keep a deployment's cycle, what `wpg` took on a device and how long its job ran.
+
+    Later submissions of its kind are planned by it.
+    """
     profile = deployment.pattern.profile
     if profile is None:
         return
-    wpg = devices.wpg_of(deployment)
     key = placing.profile_key(devices.placement, deployment)
     kept = KeptProfile(
         key=key,
         run_us=_run_us(devices, deployment, key),
         profile=profile,
         at_us=devices.now_us,
-        device_bytes=0 if wpg is None else max(wpg.device_bytes, default=0),
+        device_bytes=max(wpg.device_bytes, default=0),
         error_ppm=deployment.pattern.error_ppm,
     )
     devices.placement.planning.book.keep(kept)
@@ -194,7 +196,7 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
         profile = replace(pattern.profile, switch_us=wpg.switch_cost_us or planned.switch_us)
         pattern.cycles.profile = profile
         planner.learned(key, profile, at_us=operation.started_us)
-        keep(devices, deployment)
+        keep(devices, deployment, wpg)
     else:
         planner.note_phase(key, operation.started_us, alone_us=own_us - pattern.noted_us)
         pattern.noted_us = own_us

@@ -116,7 +116,7 @@ def refuse_waiting(devices: Devices, deployment: Deployment, fault: Fault) -> No
 
 def end(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
     """Note that nothing is left of a deployment's current WPG."""
-    learning.keep(devices, deployment)
+    learning.keep(devices, deployment, wpg)
     placing.free(devices.placement, wpg)
     deployment.wpg_id = None
     if deployment.state is not DeploymentState.FAILED:

@@ -325,7 +325,8 @@ def demand(placement: Placement, deployment: Deployment) -> Demand:
     profile, state_bytes = GUESS, deployment.state_bytes
     if warm is not None:
         error_ppm = book.error_ppm if warm.error_ppm is None else warm.error_ppm
-        profile, state_bytes = warm.profile.padded(error_ppm), warm.device_bytes
+        profile = warm.profile.padded(error_ppm)
+        state_bytes = warm.device_bytes or state_bytes
     return Demand(
         resident_id=deployment.resident_id,
         num_units=deployment.num_devices,

@@ -85,6 +85,8 @@ def test_a_cycle_is_learned_and_kept_for_the_next_run() -> None:
     assert any(isinstance(action, KeepProfile) for action in world.log)
     world.end("a")
     world.drain()
+    last = [action.kept for action in world.log if isinstance(action, KeepProfile)][-1]
+    assert last.device_bytes == world.device_bytes
     world.bring_up("a")
     assert profile_of(world, "a") == profile
 
