@@ -9,6 +9,7 @@ from typing import Final
 from plexsvc.ids import OperationId
 from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.instances import Instance
+from plexsvc.rollout.core.profile import PLATEAU
 
 KEPT: Final = 0.2
 """Share of its highest throughput that an instance keeps when it hands samples to an idle one.
@@ -80,7 +81,8 @@ def _beyond(instance: Instance, *, than: int) -> int:
     if instance.slowness > than:
         return level
     context = instance.context_tokens / max(1, instance.load)
-    kept = instance.profile.plateau(context=context, share=KEPT)
+    share = PLATEAU if instance.turns else KEPT  # turns leave their prefix behind
+    kept = instance.profile.plateau(context=context, share=share)
     return 0 if kept is None else min(running - kept, level)
 
 

@@ -444,6 +444,27 @@ def test_half_of_the_samples_move_to_an_idle_instance(count: int) -> None:
     assert stop.samples == keys[: count // 2], "the shortest"
 
 
+def test_turns_stay_with_their_prefix_while_a_smaller_batch_would_be_slower() -> None:
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
+    core.handle(joined(v(0)))
+    profile = core.instances[ONE].profile
+    for batch in (2, 4, 8, 16, 32, 64) * 2:  # 8 samples have 80 % of the highest throughput
+        profile.observe(batch=batch, context=10, tokens_per_s=batch / (0.002 + 0.001 * batch))
+    asked = [turn(session, 1) for session in "abcdefgh"]
+    for one in asked:
+        core.handle(one)
+        core.handle(
+            events.TokensArrived(
+                operation_id=one.operation_id,
+                instance_id=ONE,
+                arrivals=[Arrival((0, 0), 0, 1, is_last=False)],
+            )
+        )
+    core.handle(events.Ticked(at_us=1))
+    core.handle(spot(3))
+    assert core.handle(events.Ticked(at_us=2)) == []
+
+
 def turn(session: str, number: int) -> events.SamplesSubmitted:
     return events.SamplesSubmitted(
         operation_id=OperationId(f"{session}{number}".encode().ljust(16, b".")),
