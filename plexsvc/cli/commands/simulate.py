@@ -93,11 +93,15 @@ def _roll_out(name: str, *, seed: int, out: Path | None, export: Path | None, js
 def _use_spot(name: str, *, seed: int, out: Path | None, export: Path | None, json: bool) -> None:
     """Play a job beside spot instances, or write it to a file."""
     from plexsvc.sim.output import make_directory
-    from plexsvc.sim.rollout.presets import rollout_preset
+    from plexsvc.sim.rollout.presets import PLANNED, rollout_preset
     from plexsvc.sim.rollout.report import PICTURE, compare_rollouts, draw
+    from plexsvc.sim.rollout.rose import LENT
     from plexsvc.sim.rollout.workload import read_workload, write_workload
 
-    workload = read_workload(Path(name)) if name.endswith(".json") else rollout_preset(name)
+    is_file = name.endswith(".json")
+    workload = (
+        read_workload(Path(name)) if is_file else rollout_preset(name, others=[*PLANNED, *LENT])
+    )
     if export is not None:
         make_directory(export)
         path = write_workload(export, workload)

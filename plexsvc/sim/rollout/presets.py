@@ -8,7 +8,7 @@ of half of the nodes of the same trace that have the allocations and preemptions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -209,8 +209,8 @@ PLANNED: Final[Mapping[str, Callable[[], PlannedWorkload]]] = MappingProxyType(
 """Generates that are planned by expected lengths."""
 
 
-def rollout_preset(name: str) -> RolloutWorkload:
-    """Return a named workload.
+def rollout_preset(name: str, *, others: Iterable[str] = PLANNED) -> RolloutWorkload:
+    """Return a named workload; an error names `others` too, which are of another kind.
 
     Raises:
         PlexError: `bad_request` with the names there are.
@@ -218,6 +218,6 @@ def rollout_preset(name: str) -> RolloutWorkload:
     if name not in PRESETS:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
-            f"there is no rollout preset {name!r}; there are {', '.join([*PRESETS, *PLANNED])}",
+            f"there is no rollout preset {name!r}; there are {', '.join([*PRESETS, *others])}",
         )
     return PRESETS[name]()
