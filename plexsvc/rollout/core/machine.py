@@ -434,10 +434,13 @@ class RolloutCore:
     def _spread_waiting(self, among: Iterable[InstanceId] | None = None) -> list[Order]:
         """Give samples that wait to instances that may have got room."""
         started: list[Order] = []
-        waiting = [(i, generate) for i, generate in self.generates.items() if generate.waiting]
-        for operation_id, generate in sorted(waiting, key=lambda one: not one[1].is_turn):
-            if serving := self._serving(among):
+        for is_turn in (True, False):
+            kind = [(i, g) for i, g in self.generates.items() if g.waiting and g.is_turn == is_turn]
+            for operation_id, generate in kind:
+                serving = self._serving(among)
                 count = sum(self._room(instance, generate) for _, instance in serving)
+                if not count:
+                    break  # nor is there room for others of the kind
                 taken = min(count, len(generate.waiting))
                 keys = [generate.waiting.popleft() for _ in range(taken)]
                 started += self._spread(operation_id, keys, among)
