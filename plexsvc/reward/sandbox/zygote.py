@@ -266,6 +266,7 @@ def _keep(ends: dict[str, int], inside: Inside, *, zygote: int) -> list[str]:
     """Keep a command until it has ended; returns in it, with what this Python is to run."""
     try:
         die_with_parent(zygote)
+        set_process_name("sandbox")  # the command's too
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with os.fdopen(ends.pop("asked"), "rb") as file:
