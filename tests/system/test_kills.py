@@ -57,7 +57,9 @@ def test_a_killed_worker_fails_its_job_with_a_cause_and_the_other_goes_on(
             (pid,) = rank_processes(cluster, [doomed.deployment_id])
             os.kill(pid, signal.SIGKILL)
             doomed.step()
-    XX.wpg_id in caught.value.message
+        refusal = caught.value  # of the step, which may have come after the death was known
+        assert refusal.facts.get("cause", refusal.code) == "worker_died"
+        assert doomed.info.wpg_id in caught.value.message
         assert caught.value.facts["signal"] == "9"
         assert "log_tail" in caught.value.facts
         kept.forward_backward(fixed_batch(2), loss="ppo")
