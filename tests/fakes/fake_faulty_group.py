@@ -183,11 +183,12 @@ class FaultyGroup:
             deployment_id="job/source", version=5, holders=holders
         )
         request = worker_pb2.ExecuteRequest(operation=made, published=version, attempt=self.attempt)
+        sent = request.SerializeToString()
         self.meeting.open()
 
         def execute(one: Executor) -> Outcome:
-            try:
-                return one.execute(request)
+            try:  # ranks are processes: each reads a message of its own
+                return one.execute(worker_pb2.ExecuteRequest.FromString(sent))
             finally:
                 self.meeting.leave()
 
