@@ -67,7 +67,7 @@ def test_a_second_cluster_is_refused_in_a_line_and_down_ends_the_first(
     assert second.returncode == 1
     (line,) = second.stderr.splitlines()
     assert f"already (pid {cluster_pid})" in line
-    assert (tmp_path / "up.log").read_bytes() == log
+    assert (tmp_path / "up.log").read_bytes().startswith(log), "it is the first one's"
     family = [cluster_pid, *descendants(cluster_pid)]
     down = plexctl(tmp_path, "down", "--json")
     assert json.loads(down.stdout)["pid"] == cluster_pid, down.stderr
