@@ -231,6 +231,8 @@ def _judge_record(devices: Devices, deployment: Deployment) -> None:
     if kept is not None:
         pattern = deployment.pattern
         pattern.error_ppm = book.judge(kept, busy_us=pattern.cycles.last_busy_us)
+        if book.has_shifted():
+            placing.renew(devices.placement)
 
 
 def _has_drifted(planned: Profile, measured: Profile) -> bool:

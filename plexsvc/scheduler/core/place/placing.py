@@ -154,6 +154,13 @@ def request(placement: Placement, deployment: Deployment) -> None:
             placement.set_timer(DrainTimer(deployment.deployment_id), at_us=until_us)
 
 
+def renew(placement: Placement) -> None:
+    """Have those that wait ask anew: their records are more, or less, wrong than it seemed."""
+    for planner in placement.planning.planners.values():
+        for name in planner.waiting:
+            planner.renew(demand(placement, placement.deployments[DeploymentId(name)]))
+
+
 def withdraw(placement: Placement, deployment: Deployment) -> None:
     """Take a deployment out of those that wait."""
     _no_longer_waits(placement, deployment)
@@ -314,18 +321,14 @@ def free(placement: Placement, wpg: Wpg) -> None:
 
 
 def demand(placement: Placement, deployment: Deployment) -> Demand:
-    """Return what a deployment asks of placement: its cycle if an earlier run measured it.
-
-    Records are padded by how wrong they were last: its own, else all of them on average.
-    """
+    """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
     job, book = placement.jobs[deployment.job_id], placement.planning.book
     key = profile_key(placement, deployment)
     warm = book.warm(key, now_us=placement.now_us)
     steps = max(1, job.expected_steps - job.cycle) if job.expected_steps else 0
     profile, state_bytes = GUESS, deployment.state_bytes
     if warm is not None:
-        error_ppm = book.error_ppm if warm.error_ppm is None else warm.error_ppm
-        profile = warm.profile.padded(error_ppm)
+        profile = book.believed(warm)
         state_bytes = warm.device_bytes or state_bytes
     return Demand(
         resident_id=deployment.resident_id,

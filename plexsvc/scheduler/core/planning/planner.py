@@ -108,6 +108,16 @@ class Planner:
         self._unseen.add(demand.resident_id)
         self._queue_news = True
 
+    def renew(self, demand: Demand) -> None:
+        """Let a waiting job ask for what it is by now expected to need."""
+        resident_id = demand.resident_id
+        needed_us = self.waiting[resident_id].profile.busy_us
+        self.waiting[resident_id] = demand
+        self._loads.pop(resident_id, None)
+        if demand.profile.busy_us < needed_us:
+            self._unseen.add(resident_id)
+            self._queue_news = True
+
     def withdraw(self, resident_id: ResidentId) -> None:
         """Take a waiting job out of the queue."""
         self.board.shares.leave(self.waiting.pop(resident_id).tenant, self.board.kind)

@@ -91,7 +91,10 @@ class Profile:
         return min(1, len(self.segments)) + sum(a.end_us < b.offset_us for a, b in joins)
 
     def padded(self, error_ppm: int) -> Profile:
-        """Return the cycle with longer device times; without slack, it gets longer itself."""
+        """Return the cycle with longer device times, or shorter ones where it is negative.
+
+        Without slack, the cycle gets as much longer or shorter itself.
+        """
         if not error_ppm:
             return self
         segments, longer_us = [], 0

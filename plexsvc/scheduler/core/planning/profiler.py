@@ -39,6 +39,16 @@ _FELT_PPM: Final = 2_500
 """Device time of less than this share of the cycle, more or less, moves nobody."""
 
 
+_MOST_WRONG: Final = 4
+"""A record that is wrong by more than this factor is of other work, and counts as if by this."""
+
+_SPREAD_PPM: Final = 300_000
+"""Share of the spread of records' errors that is added to their mean."""
+
+_SHIFT: Final = 8
+"""Beliefs that are off by one over this are formed anew."""
+
+
 class News(StrEnum):
     """What one operation taught."""
 
@@ -351,9 +361,13 @@ class ProfileBook:
 
     def __init__(self, *, limit: int = 1000, max_age_us: int = 30 * 86_400_000_000) -> None:
         self.max_age_us = max_age_us
-        self.error_ppm = 0
-        """By how much first cycles pass the device times on record, on average."""
+        self.ratio_ppm = PPM
+        """Device time of first cycles over that on record, averaged over those measured lately."""
 
+        self.spread_ppm = 0
+        """By how much single ones differ from that, on average."""
+
+        self._applied_ppm = 0
         self._kept = Newest[ProfileKey, KeptProfile](limit)
 
     def __len__(self) -> int:
@@ -363,11 +377,39 @@ class ProfileBook:
         """Remember a profile. `O(1)`."""
         self._kept[kept.key] = kept
 
+    @property
+    def error_ppm(self) -> int:
+        """By how much device times pass those on record: below 0, where records say too much.
+
+        Where records are wrong by different factors, it is more than the mean.
+        """
+        return self.ratio_ppm + self.spread_ppm * _SPREAD_PPM // PPM - PPM
+
     def judge(self, kept: KeptProfile, *, busy_us: int) -> int:
         """Learn how wrong a record was: return by how much `busy_us` passes it, in ppm. `O(1)`."""
-        error_ppm = max(0, busy_us * PPM // max(1, kept.profile.busy_us) - PPM)
-        self.error_ppm = _toward(self.error_ppm, error_ppm, _WEIGHT)
-        return error_ppm
+        ratio_ppm = busy_us * PPM // max(1, kept.profile.busy_us)
+        counted_ppm = min(max(ratio_ppm, PPM // _MOST_WRONG), PPM * _MOST_WRONG)
+        off_ppm = abs(counted_ppm - self.ratio_ppm)
+        self.ratio_ppm = _toward(self.ratio_ppm, counted_ppm, _WEIGHT)
+        self.spread_ppm = _toward(self.spread_ppm, off_ppm, _WEIGHT)
+        return max(0, ratio_ppm - PPM)
+
+    def has_shifted(self) -> bool:
+        """Return whether `error_ppm` is clearly another one than when this was last so."""
+        off_ppm = abs(self.error_ppm - self._applied_ppm)
+        if off_ppm * _SHIFT < PPM + self._applied_ppm:
+            return False
+        self._applied_ppm = self.error_ppm
+        return True
+
+    def believed(self, kept: KeptProfile) -> Profile:
+        """Return the cycle to plan a record's next run by: padded by how wrong records were.
+
+        One that followed another record is newer than what it proved wrong: it is padded if that
+        said too little. Any other is taken to be as wrong as records are.
+        """
+        error_ppm = self.error_ppm if kept.error_ppm is None else kept.error_ppm
+        return kept.profile.padded(error_ppm)
 
     def warm(self, key: ProfileKey, *, now_us: int) -> KeptProfile | None:
         """Return the profile of an earlier run; None without one, or if too old. `O(1)`."""

@@ -328,7 +328,7 @@ def test_a_record_is_planned_as_wrong_as_it_was_last_else_as_records_are(
     world = FakeWorld()
     world.join(train=1)
     planning = world.core.cluster.placement.planning
-    planning.book.error_ppm = 500_000
+    planning.book.ratio_ppm = 1_500_000
     segments = (Segment(phase="step", offset_us=0, duration_us=20_000),)
     profile = Profile(period_us=100_000, segments=segments, mode=Mode.ASYNC1)
     key = ProfileKey(tenant=TenantId("lab"), model="", layout="", name="a/actor")
@@ -357,3 +357,26 @@ def test_a_run_leaves_on_record_how_far_its_first_cycle_passed_the_record() -> N
     assert kept is not None
     assert (kept.error_ppm or 0) > 900_000
     assert book.error_ppm > 100_000
+
+
+def test_jobs_that_wait_ask_for_less_once_records_turn_out_to_say_too_much() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    segments = (Segment(phase="step", offset_us=0, duration_us=8 * RUN_US),)
+    profile = Profile(period_us=10 * RUN_US, segments=segments)
+    keys = [
+        ProfileKey(tenant=TenantId("lab"), model="", layout="", name=f"{name}/actor")
+        for name in ("a", "b")
+    ]
+    records = tuple(KeptProfile(key=key, profile=profile, at_us=0) for key in keys)
+    world.tell(ProfilesLoaded(at_us=world.tick(), profiles=records))
+    planning = world.core.cluster.placement.planning
+    world.bring_up("a")
+    world.job("b")
+    world.deploy("b")
+    (before,) = planning.planner("train").waiting.values()
+    planning.book.ratio_ppm = 700_000
+    train(world, "a", cycles=3)
+    (after,) = planning.planner("train").waiting.values()
+    assert before.profile.busy_us == 8 * RUN_US
+    assert 4 * RUN_US < after.profile.busy_us < 6 * RUN_US

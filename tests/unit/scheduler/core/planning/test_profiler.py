@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,15 +115,57 @@ def test_a_record_counts_as_one_cycle_for_device_times_and_as_many_for_the_perio
     assert profiler.profile.period_us == 102
 
 
-def test_a_record_is_padded_by_how_wrong_records_were() -> None:
+KEPT = KeptProfile(
+    key=ProfileKey(tenant=TenantId("t"), model="m", layout="l", name="n"),
+    profile=record(20),
+    at_us=0,
+)
+
+
+def judged(*busy_us: int) -> ProfileBook:
     book = ProfileBook()
-    key = ProfileKey(tenant=TenantId("t"), model="m", layout="l", name="n")
-    kept = KeptProfile(key=key, profile=record(20), at_us=0)
-    assert [book.judge(kept, busy_us=busy) for busy in (10, 20, 40)] == [0, 0, 1_000_000]
-    assert book.error_ppm == 125_000
-    for _ in range(100):
-        book.judge(kept, busy_us=40)
-    assert book.error_ppm > 990_000
+    for each in busy_us:
+        book.judge(KEPT, busy_us=each)
+    return book
+
+
+def test_a_record_is_judged_by_how_far_the_truth_passes_it() -> None:
+    book = ProfileBook()
+    assert [book.judge(KEPT, busy_us=busy) for busy in (10, 20, 40)] == [0, 0, 1_000_000]
+
+
+@pytest.mark.parametrize("busy_us", [10, 20, 40])
+def test_records_that_are_wrong_alike_are_believed_to_be_what_is_true(busy_us: int) -> None:
+    book = judged(*[busy_us] * 100)
+    assert abs(book.believed(KEPT).busy_us - busy_us) <= 1
+
+
+def test_records_that_are_wrong_by_different_factors_are_padded_beyond_the_mean() -> None:
+    book = judged(*[10, 20, 40] * 30)
+    assert 24 < book.believed(KEPT).busy_us < 40
+
+
+def test_one_record_of_other_work_hardly_moves_the_belief() -> None:
+    assert judged(*[20] * 50, 20_000).believed(KEPT).busy_us < 35
+
+
+def test_a_record_that_followed_another_is_not_held_to_say_too_much() -> None:
+    book = judged(*[10] * 100)
+    assert book.believed(replace(KEPT, error_ppm=0)).busy_us == 20
+    assert book.believed(replace(KEPT, error_ppm=500_000)).busy_us == 30
+
+
+def test_beliefs_are_formed_anew_only_when_records_are_clearly_more_or_less_wrong() -> None:
+    book = judged(20, 20)
+    assert not book.has_shifted()
+    news = [judged_again(book, busy_us=10) for _ in range(100)]
+    assert 1 < sum(news) < 20
+    assert not any(news[50:])
+
+
+def judged_again(book: ProfileBook, *, busy_us: int) -> bool:
+    book.judge(KEPT, busy_us=busy_us)
+    return book.has_shifted()
 
 
 def test_padding_lengthens_device_times_and_the_cycle_of_a_job_without_slack() -> None:
