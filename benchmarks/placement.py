@@ -127,7 +127,7 @@ class Loop:
     def _plan(self, order: ComputePlan) -> None:
         """Compute a plan; the event loop only makes the copy that it is computed from."""
         began = time.thread_time_ns()
-        question = self.core.view.question(order)
+        question = self.core.view.question(order.device_kind, order.goal)
         self.note("copy for a plan", time.thread_time_ns() - began)
         began = time.thread_time_ns()
         plan = compute(question)

@@ -240,7 +240,7 @@ def _plan(driver: VirtualDriver, action: actions.ComputePlan) -> None:
         device_kind=action.device_kind,
         goal=action.goal,
         base=action.base,
-        plan=compute(driver.core.view.question(action)),
+        plan=compute(driver.core.view.question(action.device_kind, action.goal)),
     )
     driver.expect(outcome, at_us=driver.now_us)
 

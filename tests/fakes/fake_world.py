@@ -101,7 +101,7 @@ class FakeWorld:
 
     def computed(self, order: ComputePlan) -> list[Action]:
         """Compute a plan and report it."""
-        plan = compute(self.core.view.question(order))
+        plan = compute(self.core.view.question(order.device_kind, order.goal))
         told = PlanComputed(
             at_us=self.tick(),
             device_kind=order.device_kind,

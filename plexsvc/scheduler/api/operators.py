@@ -17,7 +17,7 @@ from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import nodes
 from plexsvc.scheduler.api.views.lens import Lens
-from plexsvc.scheduler.core.actions import Action, ComputePlan, RelocationChanged
+from plexsvc.scheduler.core.actions import Action, RelocationChanged
 from plexsvc.scheduler.core.events import (
     Event,
     JobMoveRequested,
@@ -115,10 +115,8 @@ async def repack(
     Raises:
         PlexError: `unavailable` when no plan could be made.
     """
-    actions = await _decided(scheduler, RepackRequested())
-    for action in actions:  # a plan whose base did not stand is followed by another
-        if isinstance(action, ComputePlan):
-            actions.extend(await scheduler.beside.decided(action))
+    ordered = await _decided(scheduler, RepackRequested())
+    actions = await scheduler.beside.followed(ordered)
     return _moves(scheduler, actions, lens=Lens(scheduler.registry, request))
 
 

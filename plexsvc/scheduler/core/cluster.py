@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
-from plexsvc.scheduler.core.actions import Action, ComputePlan, SetTimer
+from plexsvc.scheduler.core.actions import Action, SetTimer
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.planning.plans import Goal
@@ -121,8 +121,8 @@ class Placement(Slice):
         """Nodes that take no further work; the value: whether what is there shall leave."""
 
         self.unplaced: list[DeploymentId] = []
-        self.plans: dict[tuple[str, Goal], ComputePlan] = {}
-        """Plans that are being computed, by device kind and goal."""
+        self.plans: dict[tuple[str, Goal], int] = {}
+        """Plans that are being computed, by device kind and goal, and which attempt it is."""
 
         self.homeless: dict[tuple[WpgId, int], Fault] = {}
         """Ranks of instances that were on a lost node and wait for a device, and why."""

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
 from plexsvc.scheduler.core import due, story, timers
-from plexsvc.scheduler.core.actions import ComputePlan
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import space
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.copies import copy_of
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.plans import Question
+from plexsvc.scheduler.core.planning.plans import Goal, Question
 from plexsvc.scheduler.core.relocate import packing
 from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
 from plexsvc.scheduler.core.story import Story
@@ -92,10 +91,9 @@ class ClusterView:
         self._copies[kind] = copy_of(self.planners[kind], before=before)
         return self._copies[kind]
 
-    def question(self, action: ComputePlan) -> Question:
-        """Return what a plan is made from."""
-        copied = self.copy_of(action.device_kind)
-        return packing.question(self._cluster.devices, action, planner=copied)
+    def question(self, kind: str, goal: Goal) -> Question:
+        """Return what a plan for a device kind is made from."""
+        return packing.question(self._cluster.devices, goal, planner=self.copy_of(kind))
 
     def explain(self, operation_id: OperationId, *, now_us: int) -> Story | None:
         """Return why an operation is where it is; None for one the core does not hold."""

@@ -17,6 +17,7 @@ from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     OperationKind,
     OperationState,
+    Place,
 )
 from plexsvc.scheduler.faults import WIRE_STATES, refusal
 from plexsvc.scheduler.handler import Handler
@@ -243,12 +244,13 @@ class Recorder:
         if is_current:
             wpg.deployment.wpg = wpg
 
-    def rank_respawned(self, wpg: WpgRecord, action: actions.SpawnInstance) -> None:
-        """Note which process takes the place of a lost one, and where."""
-        wpg.respawned[action.rank] = action.incarnation
-        if action.place is not None:
-            before, after = wpg.places[: action.rank], wpg.places[action.rank + 1 :]
-            wpg.places = (*before, action.place, *after)
+    def rank_respawned(
+        self, wpg: WpgRecord, rank: int, *, incarnation: int, place: Place | None
+    ) -> None:
+        """Note which process takes the place of a lost one, and where if not there."""
+        wpg.respawned[rank] = incarnation
+        if place is not None:
+            wpg.places = (*wpg.places[:rank], place, *wpg.places[rank + 1 :])
 
     def wpg_stopping(self, wpg: WpgRecord) -> None:
         """Note that the exits of a WPG's processes are wanted from here on."""

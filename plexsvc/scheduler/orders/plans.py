@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -20,7 +20,7 @@ from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import Action, ComputePlan
 from plexsvc.scheduler.core.events import PlanComputed
 from plexsvc.scheduler.core.planning import plans
-from plexsvc.scheduler.core.planning.plans import Question
+from plexsvc.scheduler.core.planning.plans import Goal, Question
 from plexsvc.scheduler.core.planning.repack import Relief
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.handler import Handler, Work
@@ -40,7 +40,7 @@ class Beside:
     def __init__(
         self,
         *,
-        question: Callable[[ComputePlan], Question],
+        question: Callable[[str, Goal], Question],
         decide: Callable[[PlanComputed], Awaitable[list[Action]]],
     ) -> None:
         self._question = question
@@ -56,11 +56,15 @@ class Beside:
     def plan(self, action: ComputePlan) -> Work:
         """Compute a plan from the state in which it was ordered."""
         self._decided[action] = asyncio.get_running_loop().create_future()
-        return self._plan(action, self._question(action))
+        return self._plan(action, self._question(action.device_kind, action.goal))
 
-    async def decided(self, action: ComputePlan) -> list[Action]:
-        """Return what followed from a plan that is being computed."""
-        return await asyncio.shield(self._decided[action])
+    async def followed(self, actions: Sequence[Action]) -> list[Action]:
+        """Return actions that were ordered just now, and what follows from plans among them."""
+        found = [*actions]
+        for action in found:  # a plan whose base did not stand is followed by another
+            if isinstance(action, ComputePlan):
+                found.extend(await asyncio.shield(self._decided[action]))
+        return found
 
     async def run(self, work: Callable[[], T]) -> T:
         """Return what `work` returns; it may use nothing that the event loop changes."""

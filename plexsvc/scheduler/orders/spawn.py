@@ -60,7 +60,9 @@ def spawn(reach: Reach, action: SpawnWpg) -> Work:
 def respawn(reach: Reach, action: SpawnInstance) -> Work:
     """Start a rollout instance in the place of a lost one."""
     wpg = reach.registry.by_wpg[action.wpg_id]
-    reach.recorder.rank_respawned(wpg, action)
+    reach.recorder.rank_respawned(
+        wpg, action.rank, incarnation=action.incarnation, place=action.place
+    )
     return _respawn(reach, wpg, action)
 
 

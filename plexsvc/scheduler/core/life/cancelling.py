@@ -10,10 +10,10 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import show
-from plexsvc.scheduler.core.actions import CancelOperation
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.events import CancelRequested
+from plexsvc.scheduler.core.life import wpgs
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState
@@ -32,7 +32,7 @@ def cancel(devices: Devices, event: CancelRequested) -> None:
     if operation.state is OperationState.RUNNING:
         is_written = wpg is not None and event.operation_id in wpg.writing
         if operation.wpg_id is not None and (is_written or operation.kind in ENDABLE):
-            devices.emit(CancelOperation(operation_id=event.operation_id, wpg_id=operation.wpg_id))
+            wpgs.cancel(devices, event.operation_id, operation.wpg_id)
         return
     granted = None if wpg is None else wpg.switch
     if wpg is not None and granted is not None and granted.operation_id == event.operation_id:

@@ -10,7 +10,7 @@ from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.core.life import wpgs
 from plexsvc.scheduler.core.place import circles, pairs, placing
 from plexsvc.scheduler.core.queues import endings
-from plexsvc.scheduler.core.state import Deployment, Wpg
+from plexsvc.scheduler.core.state import Deployment, Job, Wpg
 from plexsvc.scheduler.core.timers import PlaceTimer
 from plexsvc.scheduler.core.transitions import JOB_TRANSITIONS, JobTrigger, step
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault
@@ -66,7 +66,7 @@ def place_waiting(lives: Lives) -> None:
         job = lives.jobs[deployment.job_id]
         was, job.state = job.state, step(JOB_TRANSITIONS, job.state, JobTrigger.PLACED)
         if was is not job.state:
-            lives.emit(JobChanged(job_id=job.job_id, state=job.state, reason=""))
+            announce_job(lives, job)
         announce(lives.devices, deployment)
         wpgs.spawn(lives.devices, wpg)
         learning.start_probe(lives.devices, deployment)
@@ -133,4 +133,11 @@ def announce(devices: Devices, deployment: Deployment) -> None:
             wpg_id=deployment.wpg_id,
             fault=deployment.fault,
         )
+    )
+
+
+def announce_job(lives: Lives, job: Job) -> None:
+    """Tell a job's state."""
+    lives.emit(
+        JobChanged(job_id=job.job_id, state=job.state, reason=job.reason, device_us=job.device_us)
     )

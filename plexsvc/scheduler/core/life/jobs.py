@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.scheduler.core.actions import CancelOperation, JobChanged
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import lease
 from plexsvc.scheduler.core.events import JobEndRequested, JobPinned, JobSubmitted
@@ -91,12 +90,10 @@ def drop_ended(lives: Lives, job: Job) -> None:
     if len(ended) > MAX_ENDED_JOBS:
         forgotten, _ = ended.popitem(last=False)
         lease.forget_waits(lives.devices, forgotten)
-    lives.emit(
-        JobChanged(job_id=job.job_id, state=job.state, reason=job.reason, device_us=job.device_us)
-    )
+    deployments.announce_job(lives, job)
 
 
 def _cancel_generates(devices: Devices, wpg: Wpg) -> None:
     for operation in wpg.running.values():
         if operation.kind is OperationKind.GENERATE:
-            devices.emit(CancelOperation(operation_id=operation.operation_id, wpg_id=wpg.wpg_id))
+            wpgs.cancel(devices, operation.operation_id, wpg.wpg_id)

@@ -6,7 +6,7 @@ from typing import Final
 
 from plexsvc.errors import RETRYABLE, ErrorCode
 from plexsvc.ids import OperationId, show
-from plexsvc.scheduler.core.actions import DropPayload, RefuseOperation
+from plexsvc.scheduler.core.actions import DropPayload
 from plexsvc.scheduler.core.cluster import Queues
 from plexsvc.scheduler.core.events import (
     OperationSubmitted,
@@ -168,13 +168,8 @@ def _deployment_gone(name: str, deployment: Deployment) -> Fault:
 
 
 def _refuse(queues: Queues, event: OperationSubmitted, fault: Fault) -> None:
-    queues.emit(
-        RefuseOperation(
-            operation_id=event.operation_id,
-            state=OperationState.REFUSED,
-            fault=fault,
-            is_final=False,
-        )
+    endings.tell_refused(
+        queues, event.operation_id, fault, state=OperationState.REFUSED, is_final=False
     )
     if not event.is_staged and fault.code not in RETRYABLE:
         queues.emit(DropPayload(operation_id=event.operation_id))

@@ -89,6 +89,20 @@ def end_running(
     _say_refused(queues, operation, fault, is_final=is_final)
 
 
+def tell_refused(
+    queues: Queues,
+    operation_id: OperationId,
+    fault: Fault,
+    *,
+    state: OperationState,
+    is_final: bool,
+) -> None:
+    """Tell whoever waits that an operation was refused or failed."""
+    queues.emit(
+        RefuseOperation(operation_id=operation_id, state=state, fault=fault, is_final=is_final)
+    )
+
+
 def turn_away(queues: Queues, operation_id: OperationId, job: Job, fault: Fault) -> None:
     """Remember (bounded) that an operation will never run, for those that come after it."""
     job.turned_away[operation_id] = fault
@@ -123,14 +137,7 @@ def advance(deployment: Deployment) -> None:
 
 
 def _say_refused(queues: Queues, operation: Operation, fault: Fault, *, is_final: bool) -> None:
-    queues.emit(
-        RefuseOperation(
-            operation_id=operation.operation_id,
-            state=operation.state,
-            fault=fault,
-            is_final=is_final,
-        )
-    )
+    tell_refused(queues, operation.operation_id, fault, state=operation.state, is_final=is_final)
     if is_final:
         _keep(queues, operation)
         return

@@ -12,7 +12,6 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import NodeId, UnitId
-from plexsvc.scheduler.core.actions import RelocationChanged
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import JobMoveRequested, RelocationRequested
 from plexsvc.scheduler.core.place import placing
@@ -174,12 +173,5 @@ def _say_stays(devices: Devices, deployment: Deployment, why: str, *, reason: st
 
 
 def _tell_failed(devices: Devices, deployment: Deployment, *, reason: str, fault: Fault) -> None:
-    devices.emit(
-        RelocationChanged(
-            deployment_id=deployment.deployment_id,
-            stage=RelocationStage.FAILED,
-            places=(),
-            reason=reason,
-            fault=fault,
-        )
-    )
+    stage = RelocationStage.FAILED
+    relocation.tell(devices, deployment, stage, places=(), reason=reason, fault=fault)

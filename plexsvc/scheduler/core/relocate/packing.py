@@ -79,11 +79,11 @@ def repack_all(lives: Lives, _: RepackRequested) -> None:
         _order(lives, kind, Goal.EMPTY)
 
 
-def question(devices: Devices, action: ComputePlan, *, planner: Planner) -> Question:
+def question(devices: Devices, goal: Goal, *, planner: Planner) -> Question:
     """Return what a plan is made from, with a copy of the planner as it is now."""
     return Question(
         planner=planner,
-        goal=action.goal,
+        goal=goal,
         busy=frozenset(_busy(devices, planner)),
         rules=Repacking(link_bytes_s=devices.limits.link_bytes_s),
         now_us=devices.now_us,
@@ -93,13 +93,13 @@ def question(devices: Devices, action: ComputePlan, *, planner: Planner) -> Ques
 def carry_out(lives: Lives, event: PlanComputed) -> None:
     """Do as a plan says if its base still stands; else have another made, a few times."""
     placement, kind = lives.devices.placement, event.device_kind
-    asked = placement.plans.pop((kind, event.goal), None)
-    if asked is None:
+    attempt = placement.plans.pop((kind, event.goal), None)
+    if attempt is None:
         return
     planner = placement.planning.planners[kind]
     if not _stands(lives.devices, planner, event):
-        if asked.attempt < MAX_ATTEMPTS:
-            _order(lives, kind, event.goal, attempt=asked.attempt + 1)
+        if attempt < MAX_ATTEMPTS:
+            _order(lives, kind, event.goal, attempt=attempt + 1)
         return
     plan, reason = event.plan, _REASONS[event.goal]
     book(planner, plan)
@@ -175,9 +175,8 @@ def _order(lives: Lives, kind: str, goal: Goal, *, attempt: int = 1) -> None:
     placement = lives.devices.placement
     if (kind, goal) not in placement.plans:
         base = placement.planning.planners[kind].board.version
-        order = ComputePlan(device_kind=kind, goal=goal, base=base, attempt=attempt)
-        placement.plans[kind, goal] = order
-        lives.emit(order)
+        placement.plans[kind, goal] = attempt
+        lives.emit(ComputePlan(device_kind=kind, goal=goal, base=base, attempt=attempt))
 
 
 def _stands(devices: Devices, planner: Planner, event: PlanComputed) -> bool:

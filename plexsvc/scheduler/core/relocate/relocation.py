@@ -165,6 +165,27 @@ def give_up_waiting(lives: Lives, wpg_id: WpgId) -> None:
     abandon(lives, deployment, fault)
 
 
+def tell(
+    devices: Devices,
+    deployment: Deployment,
+    stage: RelocationStage,
+    *,
+    places: tuple[Place, ...],
+    reason: str,
+    fault: Fault | None,
+) -> None:
+    """Tell how far a relocation is, or why it ended or did not begin."""
+    devices.emit(
+        RelocationChanged(
+            deployment_id=deployment.deployment_id,
+            stage=stage,
+            places=places,
+            reason=reason,
+            fault=fault,
+        )
+    )
+
+
 def _settle(lives: Lives, deployment: Deployment, relocation: Relocation) -> None:
     ended = _why_over(lives.devices, deployment, relocation)
     if ended is not None:
@@ -254,15 +275,8 @@ def _tell(
     stage: RelocationStage | None = None,
     fault: Fault | None = None,
 ) -> None:
-    devices.emit(
-        RelocationChanged(
-            deployment_id=deployment.deployment_id,
-            stage=stage or relocation.stage,
-            places=relocation.places,
-            reason=relocation.reason,
-            fault=fault,
-        )
-    )
+    stage, places = stage or relocation.stage, relocation.places
+    tell(devices, deployment, stage, places=places, reason=relocation.reason, fault=fault)
 
 
 def _initialize_id(deployment: Deployment) -> OperationId:

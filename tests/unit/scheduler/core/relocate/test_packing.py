@@ -135,7 +135,7 @@ def test_no_second_plan_is_ordered_while_one_is_computed() -> None:
 def test_a_plan_whose_base_does_not_stand_is_made_anew_a_few_times() -> None:
     world = two_on_two_nodes()
     (order,) = ordered(world.tell(RepackRequested(at_us=world.tick())))
-    plan = compute(world.core.view.question(order))
+    plan = compute(world.core.view.question(order.device_kind, order.goal))
     assert len(plan.moves) == 1
     for attempt in range(1, packing.MAX_ATTEMPTS + 1):
         assert order.attempt == attempt
@@ -155,7 +155,7 @@ def test_a_plan_whose_base_does_not_stand_is_made_anew_a_few_times() -> None:
 def test_a_plan_that_moves_a_job_which_was_pinned_meanwhile_is_made_anew() -> None:
     world = two_on_two_nodes()
     (order,) = ordered(world.tell(RepackRequested(at_us=world.tick())))
-    plan = compute(world.core.view.question(order))
+    plan = compute(world.core.view.question(order.device_kind, order.goal))
     for job in "ab":
         world.tell(JobPinned(at_us=world.tick(), job_id=JobId(job), is_pinned=True))
     told = PlanComputed(
