@@ -95,3 +95,29 @@ def test_a_class_name_stands_for_one_thing_in_a_package() -> None:
 def test_a_module_name_stands_for_one_thing_in_a_room() -> None:
     names = [(room_of(module, depth=3), module.stem, module) for module in modules()]
     assert doubles(names) == {}
+
+
+ACTIONS = ROOT / "plexsvc" / "scheduler" / "core" / "actions.py"
+MAX_FILES = 3
+"""Files that name an action: the room that orders it, who performs it, and one more."""
+
+
+def actions() -> list[str]:
+    return [n.name for n in ast.parse(ACTIONS.read_text()).body if isinstance(n, ast.ClassDef)]
+
+
+def names_in(module: Path) -> set[str]:
+    """Return the names and attributes that a module's code uses."""
+    nodes = list(ast.walk(ast.parse(module.read_text())))
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return attributes | {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def test_an_action_is_named_in_three_files_beside_its_definition() -> None:
+    used = {module: names_in(module) for module in modules() if module != ACTIONS}
+    found = {
+        action: [str(module.relative_to(ROOT)) for module in used if action in used[module]]
+        for action in actions()
+    }
+    assert len(found) > MAX_FILES
+    assert {action: where for action, where in found.items() if len(where) > MAX_FILES} == {}

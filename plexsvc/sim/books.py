@@ -9,18 +9,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, NodeId, OperationId, ResidentId, UnitId, WpgId
-from plexsvc.residency import Residency
-from plexsvc.scheduler.core import actions, events
+from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.view import ClusterView
-from plexsvc.scheduler.core.vocabulary import Place, RelocationStage
+from plexsvc.scheduler.core.vocabulary import Place
+from plexsvc.sim.clients import Answer, Subject
 from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.hosts import HostMemory
+from plexsvc.sim.notes import Notes
 from plexsvc.sim.records import Counts, Drained, Lost, Move, Pause, Record, Stay
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Life:
+    """Ranks, from their start until nothing is left of them."""
+
+    deployment_id: DeploymentId
+    places: Sequence[Place]
+
+    @property
+    def nodes(self) -> tuple[UnitId, ...]:
+        return tuple(UnitId(place.node_id) for place in self.places)
+
+
 @dataclass(slots=True, kw_only=True)
-class Books:
+class Books(Notes):
     """The records that only events, actions and the core's view tell."""
 
     view: ClusterView
@@ -41,15 +54,16 @@ class Books:
     drains: dict[NodeId, Drained] = field(default_factory=dict)
     losses: list[Lost] = field(default_factory=list)
 
-    _lives: dict[WpgId, actions.SpawnWpg] = field(default_factory=dict)
+    _lives: dict[WpgId, _Life] = field(default_factory=dict)
     _taken: dict[Place, int] = field(default_factory=dict)
     _devices: int = 0
     _price: float = 0.0
     _loading: dict[WpgId, tuple[int, bool]] = field(default_factory=dict)
     """Since when somebody's state is brought in, its victims' way out included, and whether
     ahead."""
-    _carrying: dict[DeploymentId, int] = field(default_factory=dict)
-    _running: dict[OperationId, tuple[WpgId, int]] = field(default_factory=dict)
+    _carrying: dict[DeploymentId, tuple[int, str]] = field(default_factory=dict)
+    """Since when a state is copied, and why."""
+    _running: dict[Subject, tuple[WpgId, int]] = field(default_factory=dict)
     _number_of: dict[UnitId, int] = field(default_factory=dict)
     _last_us: int = 0
     _relieved_us: dict[str, int] = field(default_factory=dict)
@@ -64,18 +78,20 @@ class Books:
         """Return the nodes of a training deployment, and the bytes of it on the disk of each."""
         wpg_id = self.view.deployments[deployment_id].wpg_id
         assert wpg_id is not None, deployment_id
-        return _nodes(self._lives[wpg_id]), self.memory.disk_bytes(wpg_id)
+        return self._lives[wpg_id].nodes, self.memory.disk_bytes(wpg_id)
 
-    def note(self, event: events.Event, actions: Sequence[actions.Action]) -> None:
-        """Take in one event and what followed."""
+    def happened(self, event: events.Event) -> None:
+        """Note an event that was decided."""
         at_us = event.at_us
         self.node_us += len(self._taken) * (at_us - self._last_us)
         self.device_us += self._devices * (at_us - self._last_us)
         self.cost += self._price * (at_us - self._last_us)
         self._last_us = at_us
         self._note_event(event, at_us=at_us)
-        for action in actions:
-            self._note_action(action, at_us=at_us)
+
+    def settled(self) -> None:
+        """Note which node is empty now, and whose pause began or ended."""
+        at_us = self._last_us
         if any(map(self._is_draining, self.drains)):
             self._note_empty(at_us)
         for kind, planner in self.view.planners.items():
@@ -90,7 +106,7 @@ class Books:
             case events.WpgForgotten():
                 self._leave(event.wpg_id)
             case events.ResidencyMoved():
-                self._loaded(event.wpg_id, at_us=at_us)
+                self._loaded(event.wpg_id)
             case events.NodeCordoned(is_drained=True):
                 self.drains[event.node_id] = Drained(node_id=event.node_id, asked_us=at_us)
             case events.NodeUncordoned() if self._is_draining(event.node_id):
@@ -104,44 +120,27 @@ class Books:
             case _:
                 pass
 
-    def _note_action(self, action: actions.Action, *, at_us: int) -> None:
-        match action:
-            case actions.SpawnWpg():
-                self._arrive(action, at_us=at_us)
-            case actions.StopWpg():
-                self._loaded(action.wpg_id, at_us=at_us)
-            case actions.CarryState():
-                self._carrying[action.deployment_id] = at_us
-            case actions.CutOver():
-                self._cut_over(action, at_us=at_us)
-            case actions.RelocationChanged(stage=RelocationStage.DONE):
-                self._moved(action, at_us=at_us)
-            case actions.MoveState(to=Residency.DEVICE):
-                switch = self.view.wpgs[action.wpg_id].switch
-                assert switch is not None, action
-                self._loading[action.wpg_id] = switch.started_us, switch.operation_id is None
-            case actions.StartOperation():
-                self._running[action.operation_id] = (action.wpg_id, at_us)
-            case actions.AnswerOperation():
-                self._running.pop(action.operation_id, None)
-            case actions.RefuseOperation():
-                self._cut_short(action.operation_id, at_us=at_us)
-            case _:
-                pass
-
-    def _arrive(self, action: actions.SpawnWpg, *, at_us: int) -> None:
-        self._lives[action.wpg_id] = action
-        holder = self._holder_of(action.deployment_id)
+    def spawning(
+        self,
+        wpg_id: WpgId,
+        *,
+        deployment_id: DeploymentId,
+        places: Sequence[Place],
+        is_second: bool,
+    ) -> None:
+        """Note who has which places, and where a job lives."""
+        life = self._lives[wpg_id] = _Life(deployment_id=deployment_id, places=places)
+        holder = self._holder_of(deployment_id)
         if holder is None:
             return
-        if action.deployment_id in self.record_of:
+        if deployment_id in self.record_of:
             nbytes = holder.job.demand.state_bytes // holder.job.deployments
-            self.memory.arrive(action.wpg_id, _nodes(action), nbytes=nbytes)
-        if action.replaces is None:
+            self.memory.arrive(wpg_id, life.nodes, nbytes=nbytes)
+        if not is_second:
             if not holder.restarts:
-                holder.start_us = at_us  # a job starts when the last deployment has a place
-            self._stay(holder, action, at_us=at_us)
-        for place in action.places:
+                holder.start_us = self.now_us  # a job starts when the last deployment has a place
+            self._stay(holder, wpg_id)
+        for place in places:
             if place not in self._taken:
                 self._hold(place, 1)
             self._taken[place] = self._taken.get(place, 0) + 1
@@ -150,31 +149,56 @@ class Books:
         record = self.record_of.get(deployment_id)
         return record or self.rollout_record_of.get(deployment_id)
 
-    def _cut_over(self, action: actions.CutOver, *, at_us: int) -> None:
-        """Note that a job lives elsewhere now."""
-        holder = self._holder_of(action.deployment_id)
+    def stopping(self, wpg_id: WpgId) -> None:
+        """Note the end of a load, if there is one."""
+        self._loaded(wpg_id)
+
+    def loading(self, wpg_id: WpgId) -> None:
+        """Note since when a state is brought in."""
+        switch = self.view.wpgs[wpg_id].switch
+        assert switch is not None, wpg_id
+        self._loading[wpg_id] = switch.started_us, switch.operation_id is None
+
+    def carrying(self, deployment_id: DeploymentId) -> None:
+        """Note since when a job is held, and why."""
+        relocation = self.view.deployments[deployment_id].relocation
+        assert relocation is not None, deployment_id
+        self._carrying[deployment_id] = self.now_us, relocation.reason
+
+    def cut_over(self, deployment_id: DeploymentId, *, to_wpg_id: WpgId) -> None:
+        """Note that a job lives elsewhere now, and was held while its state was copied."""
+        holder = self._holder_of(deployment_id)
         if holder is not None:
-            self._stay(holder, self._lives[action.to_wpg_id], at_us=at_us)
+            self._stay(holder, to_wpg_id)
+        if deployment_id in self.record_of:
+            since_us, why = self._carrying.pop(deployment_id)
+            move = Move(since_us=since_us, until_us=self.now_us, why=why)
+            self.record_of[deployment_id].moves.append(move)
 
-    def _moved(self, action: actions.RelocationChanged, *, at_us: int) -> None:
-        """Note a job's move: it was held while its state was copied."""
-        since_us = self._carrying.pop(action.deployment_id, at_us)
-        record = self.record_of.get(action.deployment_id)
-        if record is not None:
-            record.moves.append(Move(since_us=since_us, until_us=at_us, why=action.reason))
+    def started(self, operation_id: OperationId, *, wpg_id: WpgId) -> None:
+        """Note since when an operation runs."""
+        self._running[operation_id] = wpg_id, self.now_us
 
-    def _stay(self, record: Record, action: actions.SpawnWpg, *, at_us: int) -> None:
+    def answered(self, answer: Answer) -> None:
+        """Note how long an operation ran in vain."""
+        wpg_id, since_us = self._running.pop(answer.subject, (None, 0))
+        life = None if wpg_id is None or answer.fault is None else self._lives.get(wpg_id)
+        if life is not None and life.deployment_id in self.record_of:
+            self.record_of[life.deployment_id].lost.append((since_us, self.now_us))
+
+    def _stay(self, record: Record, wpg_id: WpgId) -> None:
         """Note where a job lives: on the nodes of all its deployments that train, or roll out."""
-        is_training = action.deployment_id in self.record_of
+        life = self._lives[wpg_id]
+        is_training = life.deployment_id in self.record_of
         alike = self.record_of if is_training else self.rollout_record_of
-        nodes, disk_bytes = [*_nodes(action)], self.memory.disk_bytes(action.wpg_id)
-        for other in self._lives.values():
-            is_beside = other.deployment_id != action.deployment_id
+        nodes, disk_bytes = [*life.nodes], self.memory.disk_bytes(wpg_id)
+        for other_id, other in self._lives.items():
+            is_beside = other.deployment_id != life.deployment_id
             if is_beside and alike.get(other.deployment_id) is record:
-                nodes.extend(_nodes(other))
-                disk_bytes += self.memory.disk_bytes(other.wpg_id)
+                nodes.extend(other.nodes)
+                disk_bytes += self.memory.disk_bytes(other_id)
         group_id = self._number_of.setdefault(nodes[0], len(self._number_of))
-        stay = Stay(since_us=at_us, group_id=group_id, nodes=tuple(dict.fromkeys(nodes)))
+        stay = Stay(since_us=self.now_us, group_id=group_id, nodes=tuple(dict.fromkeys(nodes)))
         (record.stays if is_training else record.rollout_stays).append(stay)
         if is_training:
             record.disk_bytes = disk_bytes
@@ -196,13 +220,13 @@ class Books:
         self._devices += sign * group.devices
         self._price += sign * group.devices * group.price
 
-    def _loaded(self, wpg_id: WpgId, *, at_us: int) -> None:
+    def _loaded(self, wpg_id: WpgId) -> None:
         """Note the end of a load: it is done, or its processes are stopped."""
         since_us, is_ahead = self._loading.pop(wpg_id, (None, False))
         if since_us is not None:
             self.counts.switches += 1
             record = self.record_of[self._lives[wpg_id].deployment_id]
-            (record.prefetch if is_ahead else record.switch).append((since_us, at_us))
+            (record.prefetch if is_ahead else record.switch).append((since_us, self.now_us))
 
     def _note_pauses(self, planner: Planner, *, at_us: int) -> None:
         """Note whose pause began: relief was just considered."""
@@ -223,12 +247,6 @@ class Books:
             if not any(resident_id in group.paused for group in groups):
                 self._paused.pop(resident_id).until_us = at_us
 
-    def _cut_short(self, operation_id: OperationId, *, at_us: int) -> None:
-        wpg_id, since_us = self._running.pop(operation_id, (None, 0))
-        life = None if wpg_id is None else self._lives.get(wpg_id)
-        if life is not None and life.deployment_id in self.record_of:
-            self.record_of[life.deployment_id].lost.append((since_us, at_us))
-
     def _is_draining(self, node_id: NodeId) -> bool:
         return node_id in self.drains and self.drains[node_id].empty_us is None
 
@@ -237,7 +255,3 @@ class Books:
         for node_id in filter(self._is_draining, list(self.drains)):
             if node_id not in lived_on:
                 self.drains[node_id].empty_us = at_us
-
-
-def _nodes(life: actions.SpawnWpg) -> tuple[UnitId, ...]:
-    return tuple(UnitId(place.node_id) for place in life.places)

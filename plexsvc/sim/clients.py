@@ -5,29 +5,87 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from enum import StrEnum
+from typing import ClassVar, Final
 
+from plexsvc.errors import RETRYABLE
 from plexsvc.ids import DeploymentId, JobId, OperationId
 from plexsvc.scheduler.core.actions import (
+    Action,
     AnswerOperation,
     DeploymentChanged,
     JobChanged,
     RefuseOperation,
 )
 from plexsvc.scheduler.core.events import Event
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault
 
-Answer = AnswerOperation | RefuseOperation | DeploymentChanged | JobChanged
+ENDED: Final = frozenset({"completed", "failed", "cancelled"})
+
+Subject = JobId | DeploymentId | OperationId
 
 
-def subject_of(answer: Answer) -> JobId | DeploymentId | OperationId:
-    """Return what an answer is about."""
-    match answer:
-        case AnswerOperation() | RefuseOperation():
-            return answer.operation_id
+class What(StrEnum):
+    """What a moment of a job is."""
+
+    SENT = "sent"
+    TURNED_AWAY = "turned away"
+    """An operation, for now: its client submits it again."""
+    ANSWERED = "answered"
+    PLACED = "placed"
+    READY = "ready"
+    """Or failed, or stopped: a deployment does not start any more."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What happens once in a job's life: a post, by its row of the journal, or an id's answer."""
+
+    what: What
+    of: int | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a client is told about an operation, a deployment or a job."""
+
+    what: What
+    subject: Subject
+    fault: Fault | None = None
+    run_us: int = 0
+    is_placed: bool = False
+
+    @property
+    def key(self) -> Key | None:
+        """What it settles for its job, if it settles anything."""
+        if self.what in {What.TURNED_AWAY, What.PLACED}:
+            return None
+        name = self.subject.hex() if isinstance(self.subject, bytes) else self.subject
+        return Key(self.what, name)
+
+
+def answer_of(action: Action) -> Answer | None:
+    """Return what an action tells a client, if it tells one anything."""
+    match action:
+        case AnswerOperation():
+            return Answer(what=What.ANSWERED, subject=action.operation_id, run_us=action.run_us)
+        case RefuseOperation(fault=fault):
+            is_again = not action.is_final and fault.code in RETRYABLE
+            what = What.TURNED_AWAY if is_again else What.ANSWERED
+            return Answer(what=what, subject=action.operation_id, fault=fault)
         case DeploymentChanged():
-            return answer.deployment_id
-        case JobChanged():
-            return answer.job_id
+            is_starting = action.state is DeploymentState.STARTING
+            return Answer(
+                what=What.PLACED if is_starting else What.READY,
+                subject=action.deployment_id,
+                fault=action.fault,
+                is_placed=action.wpg_id is not None,
+            )
+        case JobChanged() if action.state in ENDED:
+            return Answer(what=What.ENDED, subject=action.job_id)
+        case _:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,14 @@ outcome, so they hold all that lies between, calls and queues of the driver incl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Final
 
-from plexsvc.errors import RETRYABLE
 from plexsvc.ids import DeploymentId, JobId, OperationId, WpgId
 from plexsvc.residency import Residency
-from plexsvc.scheduler.core import actions, events
+from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind, Place
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, Place, WpgState
 from plexsvc.scheduler.driver.encoding import Recording
-from plexsvc.sim.clients import Answer, subject_of
-
-ENDED: Final = frozenset({"completed", "failed", "cancelled"})
+from plexsvc.sim.clients import Answer, Key, What, answer_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +58,6 @@ class SpawnSample:
     fault: Fault | None
 
 
-class What(StrEnum):
-    """What a moment of a job is."""
-
-    SENT = "sent"
-    ANSWERED = "answered"
-    READY = "ready"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What happens once in a job's life: a post, by its row of the journal, or an id's answer."""
-
-    what: What
-    of: int | str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """When something happened to a job; `event` is what it posted."""
@@ -117,7 +95,8 @@ class _Watcher:
     def __init__(self, core: Scheduler) -> None:
         self.found = Observed()
         self._core = core
-        self._ordered: dict[object, tuple[actions.Action, int]] = {}
+        self._ordered_us: dict[object, int] = {}
+        """When the last order about a subject was given."""
         self._job_of: dict[object, JobId] = {}
         self._known: set[tuple[DeploymentId, OperationKind]] = set()
 
@@ -127,8 +106,10 @@ class _Watcher:
         for action in self._core.handle(event):
             name = getattr(action, "ends_by", None)
             if name is not None:
-                self._ordered[getattr(action, name)] = (action, event.at_us)
-            self._answer(action, at_us=event.at_us)
+                self._ordered_us[getattr(action, name)] = event.at_us
+            answer = answer_of(action)
+            if answer is not None:
+                self._answer(answer, at_us=event.at_us)
 
     def _event(self, event: events.Event, *, idx: int) -> None:  # noqa: C901, PLR0912 - one line an event
         match event:
@@ -147,10 +128,7 @@ class _Watcher:
             case events.TimerFired() | events.PlanComputed():
                 pass  # whoever plays the run makes their own
             case events.ProcExited():
-                order, _ = self._order(event.wpg_id)
-                if order is None or isinstance(
-                    order, actions.SpawnWpg
-                ):  # nobody had ordered its end
+                if not self._is_ending(event.wpg_id):
                     self.found.outside.append(event)
             case events.OperationSubmitted():
                 if event.operation_id not in self._job_of:
@@ -169,31 +147,31 @@ class _Watcher:
             case _:
                 self.found.outside.append(event)
 
-    def _answer(self, action: actions.Action, *, at_us: int) -> None:
-        key = answer_key(action) if isinstance(action, Answer) else None
-        if key is not None and isinstance(action, Answer):
-            job_id = self._job_of.get(subject_of(action))
-            if job_id is not None:
-                self.found.jobs[job_id].append(Moment(at_us=at_us, key=key))
+    def _answer(self, answer: Answer, *, at_us: int) -> None:
+        key, job_id = answer.key, self._job_of.get(answer.subject)
+        if key is not None and job_id is not None:
+            self.found.jobs[job_id].append(Moment(at_us=at_us, key=key))
 
     def _post(self, job_id: JobId | None, event: events.Event, *, idx: int) -> None:
         if job_id is not None:
             moment = Moment(at_us=event.at_us, key=Key(What.SENT, idx), event=event)
             self.found.jobs.setdefault(job_id, []).append(moment)
 
-    def _order(self, subject: object) -> tuple[actions.Action | None, int]:
-        """Return the last order about a subject and when it was given."""
-        return self._ordered.get(subject, (None, 0))
+    def _is_ending(self, wpg_id: WpgId) -> bool:
+        """Return whether somebody ordered the end of a WPG."""
+        wpg = self._core.view.wpgs.get(wpg_id)
+        is_known = wpg_id in self._ordered_us
+        return is_known and (wpg is None or wpg.state not in {WpgState.SPAWNING, WpgState.READY})
 
     def _took(self, wpg_id: WpgId, at_us: int, *, into: list[int]) -> None:
-        order, ordered_us = self._order(wpg_id)
-        if order is not None:
+        ordered_us = self._ordered_us.get(wpg_id)
+        if ordered_us is not None:
             into.append(at_us - ordered_us)
 
     def _finished(self, event: events.OperationFinished) -> None:
         operation = self._core.view.operations.get(event.operation_id)
-        order, started_us = self._order(event.operation_id)
-        if operation is None or order is None:
+        started_us = self._ordered_us.get(event.operation_id)
+        if operation is None or started_us is None:
             return
         deployment = self._core.view.deployments[operation.deployment_id]
         known = (deployment.deployment_id, operation.kind)
@@ -215,56 +193,40 @@ class _Watcher:
         self._known.add(known)
 
     def _moved(self, event: events.ResidencyMoved | events.StateCarried) -> None:
-        order, ordered_us = self._order(event.move_id)
-        deployment_id = None
-        if isinstance(order, actions.CarryState):
-            deployment_id = order.deployment_id
-        elif isinstance(order, actions.MoveState) and order.wpg_id in self._core.view.wpgs:
-            deployment_id = self._core.view.wpgs[order.wpg_id].deployment_id
-        if deployment_id is not None:
+        ordered_us = self._ordered_us.get(event.move_id)
+        if isinstance(event, events.StateCarried):
+            deployment_id, to = event.deployment_id, None
+        else:
+            wpg = self._core.view.wpgs.get(event.wpg_id)
+            if wpg is None or wpg.move_id != event.move_id:
+                return
+            is_loading = wpg.residency is Residency.LOADING
+            deployment_id = wpg.deployment_id
+            to = Residency.DEVICE if is_loading else Residency.HOST
+        if ordered_us is not None:
             self.found.moves.append(
                 MoveSample(
                     deployment_id=deployment_id,
-                    to=order.to if isinstance(order, actions.MoveState) else None,
+                    to=to,
                     nbytes=event.nbytes,
                     elapsed_us=event.at_us - ordered_us,
                 )
             )
 
     def _spawn_ended(self, event: events.WpgReady | events.SpawnFailed) -> None:
-        order, ordered_us = self._order(event.wpg_id)
-        if not isinstance(order, actions.SpawnWpg):
+        wpg = self._core.view.wpgs.get(event.wpg_id)
+        ordered_us = self._ordered_us.get(event.wpg_id)
+        if wpg is None or wpg.state is not WpgState.SPAWNING or ordered_us is None:
             return
-        del self._ordered[event.wpg_id]
-        deployment = self._core.view.deployments.get(order.deployment_id)
+        del self._ordered_us[event.wpg_id]
         self.found.spawns.append(
             SpawnSample(
-                deployment_id=order.deployment_id,
-                is_rollout=deployment is not None and deployment.is_rollout,
-                places=order.places,
+                deployment_id=wpg.deployment_id,
+                is_rollout=wpg.is_rollout,
+                places=wpg.places,
                 ordered_us=ordered_us,
                 elapsed_us=event.at_us - ordered_us,
                 device_bytes=() if isinstance(event, events.SpawnFailed) else event.device_bytes,
                 fault=event.fault if isinstance(event, events.SpawnFailed) else None,
             )
         )
-
-
-def answer_key(action: Answer) -> Key | None:
-    """Return what an answer settles for its job, if it settles anything."""
-    match action:
-        case actions.AnswerOperation():
-            return Key(What.ANSWERED, action.operation_id.hex())
-        case actions.RefuseOperation():
-            is_over = action.is_final or not is_tried_again(action)
-            return Key(What.ANSWERED, action.operation_id.hex()) if is_over else None
-        case actions.DeploymentChanged():
-            is_starting = action.state is DeploymentState.STARTING
-            return None if is_starting else Key(What.READY, action.deployment_id)
-        case actions.JobChanged():
-            return Key(What.ENDED, action.job_id) if action.state in ENDED else None
-
-
-def is_tried_again(action: actions.RefuseOperation) -> bool:
-    """Whether a client submits the same operation again."""
-    return not action.is_final and action.fault.code in RETRYABLE

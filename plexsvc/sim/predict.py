@@ -8,9 +8,9 @@ from typing import Final
 
 from plexsvc.ids import JobId
 from plexsvc.scheduler.driver.encoding import Recording
-from plexsvc.sim.clients import Outside
+from plexsvc.sim.clients import Outside, What
 from plexsvc.sim.fitted_costs import FittedCosts
-from plexsvc.sim.observed import Moment, Observed, What, observe
+from plexsvc.sim.observed import Moment, Observed, observe
 from plexsvc.sim.programs import ProgramClient, Step, program_of
 from plexsvc.sim.virtual_driver import VirtualDriver
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from plexsvc.ids import DeploymentId, OperationId
-from plexsvc.scheduler.core.actions import RefuseOperation
 from plexsvc.scheduler.core.events import (
     Acknowledged,
     Event,
@@ -21,8 +20,8 @@ from plexsvc.scheduler.core.events import (
     PayloadStaged,
     PayloadUnderWay,
 )
-from plexsvc.sim.clients import Answer, Client, Post, Posts
-from plexsvc.sim.observed import Key, Moment, What, answer_key, is_tried_again
+from plexsvc.sim.clients import Answer, Client, Key, Post, Posts, Subject, What
+from plexsvc.sim.observed import Moment
 
 RETRY_US: Final = 50_000
 """Pause before a client submits again what was refused for now."""
@@ -110,7 +109,7 @@ class ProgramClient(Client):
     _waiting: dict[Key, list[_Pending]] = field(default_factory=dict)
     _unposted: int = 0
     _unanswered: set[Key] = field(default_factory=set)
-    _submitted: dict[OperationId, OperationSubmitted] = field(default_factory=dict)
+    _submitted: dict[Subject, OperationSubmitted] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -143,12 +142,12 @@ class ProgramClient(Client):
 
     def told(self, answer: Answer, *, now_us: int) -> Posts:
         """Return what follows an answer; what was refused for now is submitted again."""
-        if isinstance(answer, RefuseOperation) and is_tried_again(answer):
-            again = self._submitted.get(answer.operation_id)
+        if answer.what is What.TURNED_AWAY:
+            again = self._submitted.get(answer.subject)
             if again is None:
                 return ()
             return (Post(now_us + RETRY_US, again, _AGAIN),)
-        key = answer_key(answer)
+        key = answer.key
         if key is None:
             return ()
         if key.what is What.ANSWERED:

@@ -77,9 +77,7 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
     clients: list[Client] = [nodes, *jobs]
     if not is_cold:
         clients.insert(0, Outside(events=[_profiles(workload.jobs)]))
-    driver = VirtualDriver(
-        core=core, costs=costs, clients=clients, watch=books.note, end_us=FOREVER_US
-    )
+    driver = VirtualDriver(core=core, costs=costs, clients=clients, notes=books, end_us=FOREVER_US)
     if not driver.run():
         raise _never_ended(jobs, core)
     prefetches = core.view.prefetches

@@ -16,7 +16,6 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId
-from plexsvc.scheduler.core.actions import AnswerOperation, DeploymentChanged, JobChanged
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
     Event,
@@ -25,12 +24,11 @@ from plexsvc.scheduler.core.events import (
     OperationSubmitted,
 )
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState, OperationKind
+from plexsvc.scheduler.core.vocabulary import Fault, JobState, OperationKind
 from plexsvc.sim.books import Books
-from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts
+from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts, Subject, What
 from plexsvc.sim.jobs import ROLLOUT, ROLLOUT_PHASES, Losses, Operation, Run, SimJob, run_of
 from plexsvc.sim.nodes import ROLLOUT_KIND, Nodes, kind_of
-from plexsvc.sim.observed import ENDED
 from plexsvc.sim.records import Record, Restart
 from plexsvc.sim.trace_costs import TraceCosts
 
@@ -105,11 +103,11 @@ class _Attempt:
     number: int = 1
     is_here: bool = False
     wanted: tuple[DeploymentId, ...] = ()
-    placed: set[DeploymentId] = field(default_factory=set)
-    ready: set[DeploymentId] = field(default_factory=set)
+    placed: set[Subject] = field(default_factory=set)
+    ready: set[Subject] = field(default_factory=set)
     seqs: dict[DeploymentId, int] = field(default_factory=dict)
     training: OperationId | None = None
-    rolling: set[OperationId] = field(default_factory=set)
+    rolling: set[Subject] = field(default_factory=set)
     is_playing: bool = False
     pause_us: int | None = None
     """When it is given up: how long after its end the next one begins."""
@@ -177,18 +175,16 @@ class TraceClient(Client):
     def told(self, answer: Answer, *, now_us: int) -> Posts:
         """Go on with the job's cycle."""
         match answer:
-            case DeploymentChanged(state=DeploymentState.FAILED, fault=fault):
-                assert fault is not None, answer
+            case Answer(what=What.READY, fault=Fault() as fault):
                 return self._failed(fault, now_us=now_us)
-            case DeploymentChanged() if answer.wpg_id is not None:
+            case Answer(what=What.PLACED | What.READY, is_placed=True):
                 return self._deployed(answer, now_us=now_us)
-            case AnswerOperation():
+            case Answer(what=What.ANSWERED, fault=None):
                 return self._answered(answer, now_us=now_us)
-            case JobChanged(state=state) if state in ENDED:
+            case Answer(what=What.ENDED):
                 return self._ended(now_us)
             case _:
-                pass
-        return ()
+                return ()
 
     def woken(self, tag: int, *, now_us: int) -> Posts:
         """A gap is over, or it is the job's turn to ask for nodes."""
@@ -278,17 +274,17 @@ class TraceClient(Client):
     def _named(self, name: str) -> DeploymentId:
         return DeploymentId(f"{self.job_id}/{name}")
 
-    def _deployed(self, answer: DeploymentChanged, *, now_us: int) -> Posts:
+    def _deployed(self, answer: Answer, *, now_us: int) -> Posts:
         """Begin, or begin again, when everything is there."""
         attempt = self._attempt
         if attempt.pause_us is not None:
             return ()
-        attempt.placed.add(answer.deployment_id)
+        attempt.placed.add(answer.subject)
         posts: list[Post | Alarm] = []
         if attempt.has_places:
             posts.extend(self.turnstile.leave(self, now_us=now_us))
-        if answer.state is DeploymentState.READY:
-            attempt.ready.add(answer.deployment_id)
+        if answer.what is What.READY:
+            attempt.ready.add(answer.subject)
         if len(attempt.ready) == len(attempt.wanted) and not attempt.is_playing:
             attempt.is_playing = True
             posts.extend(self._go_on(self._run.start(now_us), now_us=now_us))
@@ -324,11 +320,11 @@ class TraceClient(Client):
     def _end(self, now_us: int, outcome: JobState, *, reason: str = "") -> Post:
         return Post(now_us, JobEndRequested(job_id=self.job_id, outcome=outcome, reason=reason))
 
-    def _answered(self, answer: AnswerOperation, *, now_us: int) -> Posts:
-        if answer.operation_id in self._attempt.rolling:
-            self._attempt.rolling.remove(answer.operation_id)
+    def _answered(self, answer: Answer, *, now_us: int) -> Posts:
+        if answer.subject in self._attempt.rolling:
+            self._attempt.rolling.remove(answer.subject)
             return self._go_on(self._run.timer(ROLLOUT, now_us), now_us=now_us)
-        if answer.operation_id == self._attempt.training:
+        if answer.subject == self._attempt.training:
             return self._trained(answer.run_us, now_us=now_us)
         self.record.lost.append((now_us - answer.run_us, now_us))  # the attempt is given up
         return ()

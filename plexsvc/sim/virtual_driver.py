@@ -13,10 +13,11 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, OperationId
+from plexsvc.ids import OperationId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core import actions
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
@@ -36,8 +37,9 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.planning.plans import compute
 from plexsvc.scheduler.core.vocabulary import Fault
-from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts, subject_of
+from plexsvc.sim.clients import Alarm, Client, Post, Posts, Subject, answer_of
 from plexsvc.sim.costs import Costs, Took, Work
+from plexsvc.sim.notes import Notes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class VirtualDriver:
     clients: Sequence[Client]
     watch: Callable[[Event, Sequence[actions.Action]], None] | None = None
     """Told every event and what followed, before it is done."""
+    notes: Notes = field(default_factory=Notes)
     max_events: int = 100_000_000
     """A run that takes more has gone astray and ends."""
     end_us: int = 1 << 62
@@ -57,7 +60,7 @@ class VirtualDriver:
     now_us: int = 0
     events: int = 0
     moves: int = 0
-    client_of: dict[JobId | DeploymentId | OperationId, Client] = field(default_factory=dict)
+    client_of: dict[Subject, Client] = field(default_factory=dict)
     """Whom answers about a subject go to."""
     timers: dict[str, int] = field(default_factory=dict)
     _made: int = 0
@@ -92,14 +95,17 @@ class VirtualDriver:
         self._awaited += _is_awaited(post, client)
         heapq.heappush(self._heap, (post.at_us, self._made, post, client))
 
-    def tell(self, answer: Answer) -> None:
+    def tell(self, action: actions.Action) -> None:
         """Give an answer to its client, if it has one; an operation has one answer."""
-        subject = subject_of(answer)
-        client = self.client_of.get(subject)
+        answer = answer_of(action)
+        if answer is None:
+            return
+        self.notes.answered(answer)
+        client = self.client_of.get(answer.subject)
         if client is not None:
             self._post(client.told(answer, now_us=self.now_us), client)
-        if isinstance(subject, bytes):
-            self.client_of.pop(subject, None)
+        if isinstance(answer.subject, bytes):
+            self.client_of.pop(answer.subject, None)
 
     def _is_over(self) -> bool:
         return self._awaited == 0 and all(client.is_done for client in self.clients)
@@ -118,12 +124,12 @@ class VirtualDriver:
         actions = self.core.handle(event)
         if self.watch is not None:
             self.watch(event, actions)
+        self.notes.happened(event)
         if client is not None:
             self._post(client.happened(event, tag=post.tag), client)
         for action in actions:
-            perform = PERFORM.get(type(action))
-            if perform is not None:
-                perform(self, action)
+            PERFORM.get(type(action), VirtualDriver.tell)(self, action)
+        self.notes.settled()
 
     def _know(self, event: Event, client: Client) -> None:
         """Remember whom answers about the event's subject go to."""
@@ -161,6 +167,12 @@ def _is_awaited(post: Post | Alarm, client: Client | None) -> bool:
 
 
 def _spawn(driver: VirtualDriver, action: actions.SpawnWpg) -> None:
+    driver.notes.spawning(
+        action.wpg_id,
+        deployment_id=action.deployment_id,
+        places=action.places,
+        is_second=action.replaces is not None,
+    )
     made = driver.costs.spawn(action.deployment_id, places=action.places, now_us=driver.now_us)
     outcome: Event = WpgReady(wpg_id=action.wpg_id, device_bytes=made.device_bytes)
     if made.fault is not None:
@@ -177,6 +189,7 @@ def _spawn_instance(driver: VirtualDriver, action: actions.SpawnInstance) -> Non
 
 
 def _stop(driver: VirtualDriver, action: actions.StopWpg) -> None:
+    driver.notes.stopping(action.wpg_id)
     at_us = driver.now_us + driver.costs.stop_us()
     driver.expect(WpgStopped(wpg_id=action.wpg_id), at_us=at_us)
 
@@ -187,6 +200,7 @@ def _forget(driver: VirtualDriver, action: actions.ForgetWpg) -> None:
 
 
 def _start(driver: VirtualDriver, action: actions.StartOperation) -> None:
+    driver.notes.started(action.operation_id, wpg_id=action.wpg_id)
     operation = driver.core.view.operations[action.operation_id]
     work = Work(
         operation_id=operation.operation_id,
@@ -214,6 +228,8 @@ def _finish(driver: VirtualDriver, operation_id: OperationId, took: Took) -> Non
 
 def _move(driver: VirtualDriver, action: actions.MoveState) -> None:
     driver.moves += 1
+    if action.to is Residency.DEVICE:
+        driver.notes.loading(action.wpg_id)
     wpg = driver.core.view.wpgs[action.wpg_id]
     moved = driver.costs.move(wpg.deployment_id, to=action.to)
     outcome = ResidencyMoved(
@@ -227,11 +243,16 @@ def _move(driver: VirtualDriver, action: actions.MoveState) -> None:
 
 def _carry(driver: VirtualDriver, action: actions.CarryState) -> None:
     driver.moves += 1
+    driver.notes.carrying(action.deployment_id)
     carried = driver.costs.move(action.deployment_id, to=None)
     outcome = StateCarried(
         deployment_id=action.deployment_id, move_id=action.move_id, nbytes=carried.nbytes
     )
     driver.expect(outcome, at_us=driver.now_us + carried.elapsed_us)
+
+
+def _cut_over(driver: VirtualDriver, action: actions.CutOver) -> None:
+    driver.notes.cut_over(action.deployment_id, to_wpg_id=action.to_wpg_id)
 
 
 def _plan(driver: VirtualDriver, action: actions.ComputePlan) -> None:
@@ -261,12 +282,12 @@ PERFORM: Final[Mapping[type[actions.Action], Callable[[VirtualDriver, Any], None
             actions.CancelOperation: _cancel,
             actions.MoveState: _move,
             actions.CarryState: _carry,
+            actions.CutOver: _cut_over,
             actions.ComputePlan: _plan,
             actions.SetTimer: _set_timer,
-            **dict.fromkeys(get_args(Answer), VirtualDriver.tell),
         }
     )
 )
-"""How an action is performed. One that takes no time and answers nobody has no entry."""
+"""How an action is performed. One that has no entry takes no time: at most it tells a client."""
 
 _CANCELLED: Final = Fault(code=ErrorCode.CANCELLED, message="cancelled")

@@ -13,10 +13,6 @@ from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     Action,
-    AnswerOperation,
-    DeploymentChanged,
-    JobChanged,
-    RefuseOperation,
 )
 from plexsvc.scheduler.core.events import (
     Acknowledged,
@@ -30,7 +26,6 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import (
-    DeploymentState,
     DeviceFacts,
     Fault,
     JobState,
@@ -38,10 +33,10 @@ from plexsvc.scheduler.core.vocabulary import (
     Place,
 )
 from plexsvc.scheduler.driver import encoding
-from plexsvc.sim.clients import Alarm, Answer, Client, Outside, Post, Posts
+from plexsvc.sim.clients import Alarm, Answer, Client, Outside, Post, Posts, What
 from plexsvc.sim.costs import Moved, Spawned, Took, Work
 from plexsvc.sim.fitted_costs import fit
-from plexsvc.sim.observed import What, observe
+from plexsvc.sim.observed import observe
 from plexsvc.sim.predict import Prediction, predict
 from plexsvc.sim.programs import program_of
 from plexsvc.sim.replay import verify
@@ -135,12 +130,12 @@ class FakeLoop(Client):
 
     def told(self, answer: Answer, *, now_us: int) -> Posts:
         match answer:
-            case DeploymentChanged(state=DeploymentState.READY):
+            case Answer(what=What.READY, is_placed=True):
                 return (Alarm(now_us + self.gap_us),)
-            case AnswerOperation() | RefuseOperation(is_final=True):
+            case Answer(what=What.ANSWERED):
                 self.open -= 1
                 return () if self.open else self._next(now_us)
-            case JobChanged(state=JobState.COMPLETED):
+            case Answer(what=What.ENDED):
                 self.is_over = True
             case _:
                 pass

@@ -8,11 +8,11 @@ import pytest
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId
-from plexsvc.scheduler.core.actions import DeploymentChanged
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
 from plexsvc.sim.books import Books
+from plexsvc.sim.clients import Answer, What
 from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.hosts import HostMemory
 from plexsvc.sim.jobs import SimJob
@@ -41,19 +41,14 @@ def played(one: SimJob) -> tuple[TraceClient, VirtualDriver]:
         costs=costs,
         books=books,
     )
-    driver = VirtualDriver(core=core, costs=costs, clients=[nodes, client], watch=books.note)
+    driver = VirtualDriver(core=core, costs=costs, clients=[nodes, client], notes=books)
     assert driver.run()
     return client, driver
 
 
 def test_a_node_that_is_lost_when_all_is_trained_does_not_bring_the_job_back() -> None:
     client, driver = played(job("j", cycles=2))
-    failed = DeploymentChanged(
-        deployment_id=DeploymentId("j/actor"),
-        state=DeploymentState.FAILED,
-        wpg_id=None,
-        fault=LOST,
-    )
+    failed = Answer(what=What.READY, subject=DeploymentId("j/actor"), fault=LOST)
     assert client.told(failed, now_us=driver.now_us) == ()
     assert client.is_done
     assert client.record.restarts == []

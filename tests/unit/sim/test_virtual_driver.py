@@ -8,10 +8,13 @@ from typing import ClassVar, get_args
 from plexsvc.ids import JobId, NodeId, TenantId
 from plexsvc.scheduler.core.actions import (
     Action,
-    CutOver,
+    AnswerOperation,
+    DeploymentChanged,
     DropCarried,
     DropPayload,
+    JobChanged,
     KeepProfile,
+    RefuseOperation,
     ReleaseOperation,
     RelocationChanged,
 )
@@ -22,7 +25,10 @@ from plexsvc.sim.clients import Alarm, Client, Outside, Post, Posts
 from plexsvc.sim.virtual_driver import PERFORM, VirtualDriver
 from tests.unit.sim.test_predict import FakeCosts, loops, nodes
 
-FREE = {CutOver, DropCarried, DropPayload, KeepProfile, ReleaseOperation, RelocationChanged}
+TOLD = {AnswerOperation, RefuseOperation, DeploymentChanged, JobChanged}
+"""Actions that a client is told."""
+
+FREE = {DropCarried, DropPayload, KeepProfile, ReleaseOperation, RelocationChanged}
 """Actions that take no time and answer nobody."""
 
 
@@ -51,7 +57,7 @@ def driver_of(*clients: Client, end_us: int = 1 << 62) -> VirtualDriver:
 
 
 def test_every_action_is_performed_or_free() -> None:
-    assert set(PERFORM) == set(get_args(Action)) - FREE
+    assert set(PERFORM) == set(get_args(Action)) - TOLD - FREE
 
 
 def test_a_run_is_over_without_what_goes_on_in_the_background() -> None:
