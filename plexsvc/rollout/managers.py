@@ -332,6 +332,13 @@ class Managers:
     def _pools(self) -> list[PooledInstances]:
         return [self.lent] if self.spot is None else [self.spot, self.lent]
 
+    def bill(self, deployment_id: str, use: service_pb2.JobUse) -> None:
+        """Add to `use` what a deployment had of spot devices and lent engines, and its cost."""
+        for one in self._pools:
+            if found := one.pool.bills.get(DeploymentId(deployment_id)):
+                use.pooled_us += found.held_us
+                use.cost += found.cost
+
     def offer(self, request: service_pb2.LendInstanceRequest) -> None:
         """Let deployments have the guest of a serving engine until its lease ends; 0 withdraws it.
 

@@ -11,6 +11,7 @@ from plexsvc.show.pack_plan import PPM, seconds, slowdown
 from plexsvc.show.status import table_of
 
 OTHERS = "others"
+HOUR_US = 3.6e9
 
 
 def report_view(report: service_pb2.ReportReply) -> RenderableType:
@@ -27,7 +28,8 @@ def report_view(report: service_pb2.ReportReply) -> RenderableType:
 
 
 def _tenants(report: service_pb2.ReportReply) -> Table:
-    table = table_of("tenant", "jobs", "device s", "waited s", "switches", "switch s")
+    names = ("tenant", "jobs", "device s", "waited s", "switches", "switch s")
+    table = table_of(*names, "spot and lent h", "cost")
     for use in report.tenants:
         table.add_row(
             use.tenant or OTHERS,
@@ -36,8 +38,13 @@ def _tenants(report: service_pb2.ReportReply) -> Table:
             f"{use.wait_us / 1e6:.1f}",
             str(use.switches),
             f"{use.switch_us / 1e6:.2f}",
+            *_pooled(use),
         )
     return table
+
+
+def _pooled(use: service_pb2.TenantUse | service_pb2.JobUse) -> tuple[str, str]:
+    return f"{use.pooled_us / HOUR_US:.2f}", f"{use.cost:.2f}"
 
 
 def tenants_view(report: service_pb2.ReportReply) -> Table:
@@ -70,7 +77,7 @@ def _matrix(report: service_pb2.ReportReply) -> Table:
 def _jobs(report: service_pb2.ReportReply) -> Table:
     table = table_of(
         *("job", "name", "device s", "waited s", "wait", "switches", "slowdown p / m ≤ bound"),
-        "most for",
+        *("spot and lent h", "cost", "most for"),
     )
     for job in report.jobs:
         worst = max(job.waits, key=lambda w: w.wait_us, default=None)
@@ -87,6 +94,7 @@ def _jobs(report: service_pb2.ReportReply) -> Table:
                 measured_ppm=job.measured_ppm,
                 bound_ppm=job.bound_ppm,
             ),
+            *_pooled(job),
             f"{most} {worst.wait_us / 1e6:.1f} s" if worst is not None else "-",
         )
     return table

@@ -366,6 +366,7 @@ class FakeRolloutManager:
         self.addresses: list[str] = []
         self.replaced: list[tuple[str, int]] = []
         self.replace_errors: list[PlexError] = []
+        self.bills: dict[str, service_pb2.JobUse] = {}
         self.given_up: GivenUp
         self.used: set[VersionId] = set()
         """Versions that instances serve."""
@@ -393,6 +394,11 @@ class FakeRolloutManager:
 
     async def instances(self) -> list[service_pb2.InstanceView]:
         return []
+
+    def bill(self, deployment_id: str, use: service_pb2.JobUse) -> None:
+        bill = self.bills.get(deployment_id, service_pb2.JobUse())
+        use.pooled_us += bill.pooled_us
+        use.cost += bill.cost
 
     def drain(self, device: str) -> None:
         del device

@@ -26,6 +26,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias, assert_never
 
 from plexsvc.ids import DeploymentId
+from plexsvc.newest import Newest
 
 SlotId: TypeAlias = str
 """A spot device, as NODE:INDEX; a guest of a serving engine, as serving/NAME."""
@@ -33,6 +34,10 @@ SlotId: TypeAlias = str
 FIRST_PAUSE_US: Final = 1_000_000
 MAX_PAUSE_US: Final = 60_000_000
 """How long a slot is left alone after its first failure, and at most."""
+
+MAX_BILLS: Final = 16_384
+"""Deployments whose bills are kept; the oldest go first."""
+_HOUR_US: Final = 3_600_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +249,18 @@ class Slot:
         self.state = state
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What a deployment had of a pool, from each start of an instance to its process's end."""
+
+    held_us: int = 0
+    cost: float = 0.0
+    """In the unit of the prices, which are an hour's."""
+
+    def __add__(self, other: Bill) -> Bill:
+        return Bill(held_us=self.held_us + other.held_us, cost=self.cost + other.cost)
+
+
 class Pool:
     """Slots and the deployments that want them."""
 
@@ -252,8 +269,11 @@ class Pool:
         self.wanted: dict[DeploymentId, Wanted] = {}
         self.closed: set[SlotId] = set()
         """Those that an operator closed, whether they are there or not."""
+        self.bills: dict[DeploymentId, Bill] = Newest(MAX_BILLS)
+        """Of deployments that are gone, too; exact to a tick."""
         self._numbers = 0
         self._now_us = 0
+        """Of the last tick; 0 before the first."""
 
     def handle(self, event: Event) -> list[Order]:
         """Apply an event and return the orders that follow from it."""
@@ -285,7 +305,7 @@ class Pool:
             case Wanted():
                 return self._want(event)
             case PoolTicked():
-                self._now_us = event.at_us
+                self._charge(event.at_us)
                 return []
             case SlotOpened():
                 self.closed.discard(event.slot_id)
@@ -325,6 +345,15 @@ class Pool:
             case InstanceStopped():
                 return self._free(event.slot_id, slot)
         assert_never(event)
+
+    def _charge(self, at_us: int) -> None:
+        """Let time go by, at the newest price of what each deployment holds."""
+        lasted_us = at_us - self._now_us if self._now_us else 0
+        self._now_us = at_us
+        for slot in self.slots.values():
+            if slot.user is not None:
+                used = Bill(held_us=lasted_us, cost=slot.price * lasted_us / _HOUR_US)
+                self.bills[slot.user] = self.bills.get(slot.user, Bill()) + used
 
     def _want(self, event: Wanted) -> list[Order]:
         """Note what a deployment wants; it keeps the oldest of what it has too many of."""

@@ -73,6 +73,10 @@ class RolloutPort(Protocol):
         """Open a spot device or engine that `drain` closed."""
         ...
 
+    def bill(self, deployment_id: str, use: service_pb2.JobUse) -> None:
+        """Add to `use` what a deployment had of spot devices and lent engines, and its cost."""
+        ...
+
     def offer(self, request: service_pb2.LendInstanceRequest) -> None:
         """Let jobs have the guest of a serving engine until its lease ends; 0 withdraws it."""
         ...

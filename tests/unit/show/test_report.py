@@ -21,7 +21,15 @@ def test_rows_waited_for_columns_and_the_others_are_one() -> None:
     report = pb.ReportReply(
         now_us=9_000_000,
         tenants=[
-            pb.TenantUse(tenant="lab", jobs=2, device_us=4_000_000, wait_us=1_500_000, switches=3),
+            pb.TenantUse(
+                tenant="lab",
+                jobs=2,
+                device_us=4_000_000,
+                wait_us=1_500_000,
+                switches=3,
+                pooled_us=1_800_000_000,
+                cost=1.33,
+            ),
             pb.TenantUse(tenant="", jobs=1),
         ],
         matrix=[pb.Interference(waiting="lab", blocking="", wait_us=1_500_000)],
@@ -38,14 +46,14 @@ def test_rows_waited_for_columns_and_the_others_are_one() -> None:
         ],
     )
     lines = words(report_view(report))
-    assert ["lab", "2", "4.0", "1.5", "3", "0.00"] in lines
-    assert ["others", "1", "0.0", "0.0", "0", "0.00"] in lines
+    assert ["lab", "2", "4.0", "1.5", "3", "0.00", "0.50", "1.33"] in lines
+    assert ["others", "1", "0.0", "0.0", "0", "0.00", "0.00", "0.00"] in lines
     assert ["waited", "s", "for", "lab", "others"] in lines
     assert ["lab", "-", "1.50"] in lines
     assert ["others", "-", "-"] in lines
     job = next(line for line in lines if line[:1] == ["job-1"])
     assert job[1:11] == [*("math", "0.0", "1.5", "17%", "0", "1.04", "/", "-", "≤", "-")]
-    assert job[11:] == ["another", "tenant's", "job", "1.2", "s"]
+    assert job[11:] == ["0.00", "0.00", "another", "tenant's", "job", "1.2", "s"]
 
 
 def test_a_tenant_shows_its_share_and_what_it_waits_for() -> None:

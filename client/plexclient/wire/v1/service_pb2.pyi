@@ -1003,7 +1003,7 @@ class ReportReply(_message.Message):
     def __init__(self, now_us: _Optional[int] = ..., since_us: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., matrix: _Optional[_Iterable[_Union[Interference, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobUse, _Mapping]]] = ...) -> None: ...
 
 class TenantUse(_message.Message):
-    __slots__ = ("tenant", "jobs", "device_us", "wait_us", "switches", "switch_us", "weight", "share_ppm", "waiting", "max_priority")
+    __slots__ = ("tenant", "jobs", "device_us", "wait_us", "switches", "switch_us", "weight", "share_ppm", "waiting", "max_priority", "pooled_us", "cost")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_US_FIELD_NUMBER: _ClassVar[int]
@@ -1014,6 +1014,8 @@ class TenantUse(_message.Message):
     SHARE_PPM_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     MAX_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    POOLED_US_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     jobs: int
     device_us: int
@@ -1024,7 +1026,9 @@ class TenantUse(_message.Message):
     share_ppm: int
     waiting: int
     max_priority: int
-    def __init__(self, tenant: _Optional[str] = ..., jobs: _Optional[int] = ..., device_us: _Optional[int] = ..., wait_us: _Optional[int] = ..., switches: _Optional[int] = ..., switch_us: _Optional[int] = ..., weight: _Optional[int] = ..., share_ppm: _Optional[int] = ..., waiting: _Optional[int] = ..., max_priority: _Optional[int] = ...) -> None: ...
+    pooled_us: int
+    cost: float
+    def __init__(self, tenant: _Optional[str] = ..., jobs: _Optional[int] = ..., device_us: _Optional[int] = ..., wait_us: _Optional[int] = ..., switches: _Optional[int] = ..., switch_us: _Optional[int] = ..., weight: _Optional[int] = ..., share_ppm: _Optional[int] = ..., waiting: _Optional[int] = ..., max_priority: _Optional[int] = ..., pooled_us: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
 
 class Interference(_message.Message):
     __slots__ = ("waiting", "blocking", "wait_us")
@@ -1037,7 +1041,7 @@ class Interference(_message.Message):
     def __init__(self, waiting: _Optional[str] = ..., blocking: _Optional[str] = ..., wait_us: _Optional[int] = ...) -> None: ...
 
 class JobUse(_message.Message):
-    __slots__ = ("job_id", "name", "tenant", "state", "lasted_us", "device_us", "wait_us", "wait_ratio_ppm", "switches", "switch_us", "predicted_ppm", "measured_ppm", "bound_ppm", "waits")
+    __slots__ = ("job_id", "name", "tenant", "state", "lasted_us", "device_us", "wait_us", "wait_ratio_ppm", "switches", "switch_us", "predicted_ppm", "measured_ppm", "bound_ppm", "waits", "pooled_us", "cost")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -1052,6 +1056,8 @@ class JobUse(_message.Message):
     MEASURED_PPM_FIELD_NUMBER: _ClassVar[int]
     BOUND_PPM_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_US_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     tenant: str
@@ -1066,7 +1072,9 @@ class JobUse(_message.Message):
     measured_ppm: int
     bound_ppm: int
     waits: _containers.RepeatedCompositeFieldContainer[JobWait]
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., lasted_us: _Optional[int] = ..., device_us: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., switches: _Optional[int] = ..., switch_us: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[JobWait, _Mapping]]] = ...) -> None: ...
+    pooled_us: int
+    cost: float
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., lasted_us: _Optional[int] = ..., device_us: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., switches: _Optional[int] = ..., switch_us: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[JobWait, _Mapping]]] = ..., pooled_us: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
 
 class JobWait(_message.Message):
     __slots__ = ("job_id", "job_name", "wait_us")

@@ -62,6 +62,8 @@ def _job(
         switches=tally.switches,
         switch_us=tally.switch_us,
     )
+    for deployment_id in record.deployment_ids:
+        scheduler.rollout.bill(deployment_id, use)
     for blocker, blocked_us in sorted(waits.by_blocker(job_id).items(), key=lambda w: -w[1]):
         seen = lens.sees(blocker)
         use.waits.append(
@@ -107,6 +109,8 @@ def _add(total: service_pb2.TenantUse, use: service_pb2.JobUse) -> None:
     total.wait_us += use.wait_us
     total.switches += use.switches
     total.switch_us += use.switch_us
+    total.pooled_us += use.pooled_us
+    total.cost += use.cost
 
 
 def _matrix(reply: service_pb2.ReportReply, *, waits: Waits, lens: Lens) -> None:

@@ -96,6 +96,22 @@ def test_a_slot_goes_to_deployments_of_its_model_and_of_tenants_it_is_open_to() 
     ]
 
 
+def test_a_deployment_is_billed_for_what_it_holds_until_the_process_is_gone() -> None:
+    hour_us = 3_600_000_000
+    made = with_slots(1, price=2.0)
+    made.handle(pool.PoolTicked(at_us=5 * hour_us))
+    made.handle(pool.Wanted(deployment_id=A, most=1))  # starts
+    made.handle(pool.PoolTicked(at_us=6 * hour_us))
+    made.handle(pool.InstanceUp(slot_id="s:0", number=1))
+    made.handle(pool.SlotPriced(slot_id="s:0", price=4.0))
+    made.handle(pool.PoolTicked(at_us=6 * hour_us + hour_us // 2))
+    made.handle(pool.Wanted(deployment_id=A, most=0))  # stops
+    made.handle(pool.PoolTicked(at_us=7 * hour_us))
+    made.handle(pool.InstanceStopped(slot_id="s:0", number=1))
+    made.handle(pool.PoolTicked(at_us=9 * hour_us))
+    assert made.bills == {A: pool.Bill(held_us=2 * hour_us, cost=2.0 + 2.0 + 2.0)}
+
+
 def test_a_notice_drains_and_the_end_kills() -> None:
     made = with_slots(1)
     made.handle(pool.Wanted(deployment_id=A, most=1))

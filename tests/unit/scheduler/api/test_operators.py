@@ -232,6 +232,7 @@ async def test_a_what_if_changes_nothing_and_says_where_or_why_not(two: Rig) -> 
 async def test_a_report_shows_each_tenant_by_name_to_operators_only(two: Rig) -> None:
     for _ in range(3):
         await two.run("job-1", "step")
+    two.rollout.bills["job-1/actor"] = pb.JobUse(pooled_us=5, cost=0.5)
     report = await two.scheduler.call(
         "GetReport", pb.ReportRequest(is_operator=True), pb.ReportReply
     )
@@ -240,6 +241,8 @@ async def test_a_report_shows_each_tenant_by_name_to_operators_only(two: Rig) ->
     assert report.jobs[0].device_us > 0
     assert [(t.weight, t.waiting) for t in report.tenants] == [(1, 0), (1, 0)]
     assert all(0 < t.share_ppm < 1_000_000 for t in report.tenants)
+    assert [(t.pooled_us, t.cost) for t in report.tenants] == [(5, 0.5), (0, 0)]
+    assert [(job.pooled_us, job.cost) for job in report.jobs] == [(5, 0.5), (0, 0)]
     own = await two.scheduler.call("GetReport", pb.ReportRequest(tenant=TENANT), pb.ReportReply)
     assert [(t.tenant, t.jobs) for t in own.tenants] == [(TENANT, 1), ("", 1)]
     assert [job.job_id for job in own.jobs] == ["job-1"]
