@@ -155,6 +155,7 @@ class FakeWorld:
         *,
         devices: int = 1,
         rollout: bool = False,
+        shared: bool = False,
         state_bytes: int = 0,
         version_bytes: int = 0,
     ) -> list[Action]:
@@ -170,6 +171,7 @@ class FakeWorld:
                 device_kind="rollout" if rollout else "train",
                 num_devices=devices,
                 is_rollout=rollout,
+                is_shared=shared,
                 name=name,
                 state_bytes=state_bytes,
                 version_bytes=version_bytes,
@@ -177,12 +179,18 @@ class FakeWorld:
         )
 
     def bring_up(
-        self, job: str, name: str = "actor", *, devices: int = 1, rollout: bool = False
+        self,
+        job: str,
+        name: str = "actor",
+        *,
+        devices: int = 1,
+        rollout: bool = False,
+        shared: bool = False,
     ) -> None:
         """Open a job if need be, deploy, and report everything until nothing is open."""
         if JobId(job) not in self.core.view.jobs:
             self.job(job)
-        self.deploy(job, name, devices=devices, rollout=rollout)
+        self.deploy(job, name, devices=devices, rollout=rollout, shared=shared)
         self.drain()
 
     def submit(

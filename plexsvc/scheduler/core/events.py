@@ -65,8 +65,8 @@ class JobEndRequested(Fact):
 class DeploymentRequested(Fact):
     """A job wants a model runnable on `num_devices` devices of `device_kind`.
 
-    A rollout deployment is a set of instances, each alone on its device. `initialize_id` is the
-    operation id that its `Initialize` will carry.
+    A rollout deployment is a set of instances, each alone on its device unless it is shared.
+    `initialize_id` is the operation id that its `Initialize` will carry.
     """
 
     deployment_id: DeploymentId
@@ -91,6 +91,9 @@ class DeploymentRequested(Fact):
     takes_turns_with: DeploymentId | None = None
     """The deployment of the same job on another kind of devices with which it is placed at once:
     one works while the other waits, and both can be parked."""
+
+    is_shared: bool = False
+    """Of a rollout: whether its instances may sleep, so that others get their devices in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

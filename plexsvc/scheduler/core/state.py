@@ -206,6 +206,7 @@ class Deployment:
     state_bytes: int = 0
     version_bytes: int = 0
     takes_turns_with: DeploymentId | None = None
+    is_shared: bool = False
     state: DeploymentState = DeploymentState.STARTING
     fault: Fault | None = None
     wpg_id: WpgId | None = None
@@ -270,6 +271,9 @@ class Wpg:
     incarnation: int
     places: tuple[Place, ...]
     is_rollout: bool
+    is_shared: bool = False
+    """Of a rollout: whether its instances sleep while others have their devices."""
+
     state: WpgState = WpgState.SPAWNING
     initialize: Operation | None = None
     """Its first operation, from when its ranks are up until it starts."""
@@ -299,6 +303,9 @@ class Wpg:
     """When that was, as long as it counts."""
     absent: dict[int, Fault] = field(default_factory=dict)
     """Why instances were lost that are being started again."""
+    asleep: dict[int, Place | None] = field(default_factory=dict)
+    """Lost instances that are started again once their WPG has its devices, and where if that is
+    another place."""
 
     def incarnation_of(self, rank: int) -> int:
         """Return which process of a rank is the current one."""

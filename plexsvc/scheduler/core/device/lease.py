@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plexsvc.ids import JobId, OperationId, WpgId
-from plexsvc.residency import ResidencyTrigger
+from plexsvc.residency import Residency, ResidencyTrigger
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning, space
@@ -61,7 +61,7 @@ def release(devices: Devices, wpg: Wpg) -> None:
 def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:
     """Run a granted operation whose WPG's state is where it needs it."""
     job = devices.jobs[wpg.job_id]
-    if operation.kind is OperationKind.INITIALIZE:
+    if operation.kind is OperationKind.INITIALIZE and wpg.residency is Residency.NONE:
         wpg.shift(ResidencyTrigger.BUILD_ORDERED)
     lanes.begin(devices.queues, wpg, operation)
     operation.apply(OperationTrigger.STARTED)

@@ -96,10 +96,17 @@ def _parkable(devices: Devices, wpg: Wpg) -> list[Wpg]:
         if other.state is WpgState.READY
         and other.residency is Residency.DEVICE
         and other.switch is None
-        and not other.is_rollout
+        and (not other.is_rollout or _may_sleep(devices, other))
         and not other.running
     ]
     return sorted(idle, key=lambda other: (other.last_used_us, other.wpg_id))
+
+
+def _may_sleep(devices: Devices, wpg: Wpg) -> bool:
+    """Return whether instances share their devices, and none of them is just starting."""
+    homeless = devices.placement.homeless
+    starting = [r for r in wpg.absent if r not in wpg.asleep and (wpg.wpg_id, r) not in homeless]
+    return wpg.is_shared and not starting
 
 
 def _regroup(devices: Devices, among: Iterable[WpgId]) -> None:

@@ -5,6 +5,9 @@ victims are parked first, all under the new holder's lease number; when the last
 state is loaded; then the operation starts. A move that finds no room takes the grant back, and the
 WPG tries again after a pause; after `max_move_tries` the operation is refused. Any other failure
 of a move means that the WPG cannot be trusted.
+
+Instances that share devices in time switch likewise: they sleep and wake where others' state is
+moved. Their first switch starts their processes, which take the devices' memory as they start.
 """
 
 from __future__ import annotations
@@ -12,15 +15,30 @@ from __future__ import annotations
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import WpgId
 from plexsvc.residency import MOVING, ON_DEVICE, Residency, ResidencyTrigger
-from plexsvc.scheduler.core.actions import MoveState
+from plexsvc.scheduler.core.actions import MoveState, SpawnWpg
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning, lease
 from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Switch, Wpg
-from plexsvc.scheduler.core.timers import RetryTimer
+from plexsvc.scheduler.core.timers import RetryTimer, SpawnTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
-from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, WpgState
+
+
+def spawn(devices: Devices, wpg: Wpg, *, replaces: WpgId | None = None) -> None:
+    """Order a WPG's processes."""
+    devices.emit(
+        SpawnWpg(
+            wpg_id=wpg.wpg_id,
+            deployment_id=wpg.deployment_id,
+            incarnation=wpg.incarnation,
+            places=wpg.places,
+            replaces=replaces,
+        )
+    )
+    at_us = devices.now_us + devices.limits.spawn_timeout_us
+    devices.set_timer(SpawnTimer(wpg.wpg_id), at_us=at_us)
 
 
 def begin(
@@ -49,6 +67,10 @@ def advance(devices: Devices, wpg: Wpg) -> None:
         return
     if wpg.residency is Residency.HOST:
         _order_move(devices, wpg, to=Residency.DEVICE)
+    elif wpg.state is WpgState.SPAWNING:
+        if wpg.residency is Residency.NONE:
+            wpg.shift(ResidencyTrigger.BUILD_ORDERED)
+            spawn(devices, wpg)
     else:
         _end(devices, wpg, wpg.switch)
 

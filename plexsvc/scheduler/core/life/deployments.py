@@ -5,7 +5,7 @@ from __future__ import annotations
 from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core.actions import DeploymentChanged, JobChanged
 from plexsvc.scheduler.core.cluster import Devices, Lives
-from plexsvc.scheduler.core.device import learning
+from plexsvc.scheduler.core.device import learning, switch
 from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.core.life import wpgs
 from plexsvc.scheduler.core.place import circles, pairs, placing
@@ -39,6 +39,7 @@ def request(lives: Lives, event: DeploymentRequested) -> None:
         state_bytes=event.state_bytes,
         version_bytes=event.version_bytes,
         takes_turns_with=event.takes_turns_with,
+        is_shared=event.is_shared,
         requested_us=event.at_us,
     )
     lives.roll.deployments[event.deployment_id] = deployment
@@ -68,7 +69,10 @@ def place_waiting(lives: Lives) -> None:
         if was is not job.state:
             announce_job(lives, job)
         announce(lives.devices, deployment)
-        wpgs.spawn(lives.devices, wpg)
+        if wpg.is_shared:  # an engine takes its memory as it starts
+            wpgs.queue_initialize(lives.devices, wpg, deployment.initialize_id)
+        else:
+            switch.spawn(lives.devices, wpg)
         learning.start_probe(lives.devices, deployment)
 
 

@@ -5,11 +5,13 @@ alone: the rollout manager keeps the samples, and the new process gets the weigh
 lost `max_respawns` times in `respawn_window_us`; then whatever ends it would end the next one, too,
 and the deployment ends with that cause. It comes back on its own device, or, where its node was
 lost, on an idle one of that kind: it waits for one, or for its node, for `placement_timeout_us`.
+One that was lost asleep is spawned when its deployment has its devices again.
 """
 
 from __future__ import annotations
 
 from plexsvc.ids import WpgId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import SpawnInstance
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import lease, space
@@ -43,6 +45,9 @@ def lose(devices: Devices, wpg: Wpg, rank: int, fault: Fault) -> None:
             return
         _settle_at(devices, wpg, rank, place)
     devices.placement.homeless.pop((wpg.wpg_id, rank), None)
+    if wpg.residency is not Residency.DEVICE:  # others have its devices
+        wpg.asleep[rank] = place or wpg.asleep.get(rank)
+        return
     limits = devices.limits
     since_us = devices.now_us - limits.respawn_window_us
     recent = [at_us for at_us in wpg.respawned_us.get(rank, ()) if at_us > since_us]
@@ -56,14 +61,25 @@ def lose(devices: Devices, wpg: Wpg, rank: int, fault: Fault) -> None:
         deployments.fail_wpg(devices, wpg, fault)
         return
     deployment = devices.deployments[wpg.deployment_id]
+    kept = wpg.asleep.pop(rank, None)
     deployment.incarnations += 1
     wpg.respawned[rank] = deployment.incarnations
     wpg.respawned_us[rank] = [*recent, devices.now_us]
     devices.emit(
         SpawnInstance(
-            wpg_id=wpg.wpg_id, rank=rank, incarnation=deployment.incarnations, place=place
+            wpg_id=wpg.wpg_id,
+            rank=rank,
+            incarnation=deployment.incarnations,
+            place=place or kept,
         )
     )
+
+
+def wake(devices: Devices, wpg: Wpg) -> None:
+    """Spawn the instances that were lost while others had their devices."""
+    if wpg.residency is Residency.DEVICE:
+        for rank in list(wpg.asleep):
+            lose(devices, wpg, rank, wpg.absent[rank])
 
 
 def settle(devices: Devices) -> None:
@@ -127,3 +143,5 @@ def is_back(devices: Devices, event: InstanceReady) -> None:
     wpg = devices.wpgs.get(event.wpg_id)
     if wpg is not None and event.incarnation == wpg.incarnation_of(event.rank):
         wpg.absent.pop(event.rank, None)
+        if wpg.is_shared:  # it may sleep now
+            devices.touch(wpg.wpg_id)

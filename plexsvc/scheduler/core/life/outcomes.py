@@ -52,7 +52,9 @@ def came_up(devices: Devices, event: events.WpgReady) -> None:
             )
             return
     wpg.apply(WpgTrigger.CAME_UP)
-    if devices.is_current(wpg):
+    if wpg.switch is not None:
+        switch.advance(devices, wpg)
+    elif devices.is_current(wpg):
         deployment = devices.deployments[wpg.deployment_id]
         placing.resize(devices.placement, deployment, wpg.device_bytes)
         wpgs.queue_initialize(devices, wpg, deployment.initialize_id)
@@ -148,6 +150,7 @@ def moved(devices: Devices, event: events.ResidencyMoved) -> None:
     """Go on with the switch that a move was for."""
     wpg = switch.moved(devices, event)
     if wpg is not None:
+        instances.wake(devices, wpg)
         wpgs.stop_when_idle(devices, wpg)
 
 

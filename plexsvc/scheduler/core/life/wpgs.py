@@ -7,12 +7,11 @@ leaving. `deployments` and `outcomes` say what follows from it for others.
 from __future__ import annotations
 
 from plexsvc.ids import OperationId, WpgId
-from plexsvc.scheduler.core.actions import CancelOperation, SpawnWpg, StopWpg
+from plexsvc.scheduler.core.actions import CancelOperation, StopWpg
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import space, switch
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
-from plexsvc.scheduler.core.timers import SpawnTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger, WpgTrigger
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, Place, WpgState
 
@@ -28,25 +27,13 @@ def add(lives: Lives, deployment: Deployment, places: tuple[Place, ...]) -> Wpg:
         incarnation=deployment.incarnations,
         places=places,
         is_rollout=deployment.is_rollout,
+        is_shared=deployment.is_shared,
     )
     lives.roll.wpgs[wpg.wpg_id] = wpg
     space.enter(lives.devices, wpg)
+    if wpg.is_shared:  # known before its processes are up, which others must make room for
+        wpg.device_bytes = tuple(device.bytes_total for device in wpg.devices)
     return wpg
-
-
-def spawn(devices: Devices, wpg: Wpg, *, replaces: WpgId | None = None) -> None:
-    """Order a WPG's processes."""
-    devices.emit(
-        SpawnWpg(
-            wpg_id=wpg.wpg_id,
-            deployment_id=wpg.deployment_id,
-            incarnation=wpg.incarnation,
-            places=wpg.places,
-            replaces=replaces,
-        )
-    )
-    at_us = devices.now_us + devices.limits.spawn_timeout_us
-    devices.set_timer(SpawnTimer(wpg.wpg_id), at_us=at_us)
 
 
 def queue_initialize(devices: Devices, wpg: Wpg, operation_id: OperationId) -> None:

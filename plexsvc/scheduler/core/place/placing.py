@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import DrainTimer
-from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place
+from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place, WpgState
 
 
 def join(
@@ -207,7 +207,9 @@ def _beside(
 
 
 def _instances(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
-    """Place rollout deployments on idle devices: of each job and kind all that wait, or none.
+    """Place rollout deployments: of each job and kind all that wait, or none.
+
+    They get idle devices, or in time share those of others that share, too.
 
     A job's training comes first, so that nobody holds instances while it waits for that. Devices
     that come free are kept for a job that has a right to them (`may_reserve`); only a job that
@@ -219,7 +221,10 @@ def _instances(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]
         job_id, kind = together[0].job_id, together[0].device_kind
         if kind in kept and not _has_instances(placement, job_id, kind):
             continue
-        held = _idle(placement, kind, sum(one.num_devices for one in together))
+        count = sum(one.num_devices for one in together)
+        held = _idle(placement, kind, count)
+        if held is None and all(one.is_shared for one in together):
+            held = _shared(placement, kind, count)
         if held is None:
             wanted = demand(placement, together[0])
             policy = placement.planning.policy
@@ -232,6 +237,28 @@ def _instances(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]
             _no_longer_waits(placement, one)
             done.append((one, tuple(map(Place.of, units))))
     return done
+
+
+def _shared(placement: Placement, kind: str, num_devices: int) -> Gang | None:
+    """Return devices whose instances may sleep, those with the fewest first; None if too few."""
+    most = placement.planning.policy.max_jobs
+    found = [
+        (len(device.ranks), place.unit)
+        for place, device in placement.devices.items()
+        if device.kind == kind
+        and place.node_id in placement.nodes
+        and place.node_id not in placement.cordoned
+        and 0 < len(device.ranks) < most
+        and all(_may_meet(placement, placement.wpgs[w]) for w in device.ranks)
+    ]
+    chosen = tuple(unit for _, unit in sorted(found)[:num_devices])
+    return chosen if len(chosen) == num_devices else None
+
+
+def _may_meet(placement: Placement, wpg: Wpg) -> bool:
+    """Return whether others may get devices of a WPG in turn with it."""
+    is_ending = wpg.state in {WpgState.STOPPING, WpgState.FORGETTING}
+    return wpg.is_shared and placement.is_current(wpg) and not is_ending
 
 
 def _rollouts(placement: Placement) -> dict[tuple[JobId, str], list[Deployment]]:

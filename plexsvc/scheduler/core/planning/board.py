@@ -263,7 +263,7 @@ class Board(Pool):
         for size, same in self.by_size.items():
             assert same == {g.group_id: g for g in groups if g.size == size}, size
         assert self.out <= self.cordoned, self.out
-        held = [unit for units in self.exclusive.values() for unit in units]
+        held = {unit for units in self.exclusive.values() for unit in units}
         seen = [*self.idle, *self.group_at, *held, *self.out]
         assert sorted(seen) == sorted(self.rooms), "a unit is in two places or in none"
         residents = (r for group in groups for r in group.residents.values())
@@ -271,7 +271,7 @@ class Board(Pool):
         self.memory.check([*states, *self.left_behind.values()])
 
     def _check_profile(self) -> None:
-        held = sum(map(len, self.exclusive.values()))
+        held = len({unit for units in self.exclusive.values() for unit in units})
         in_service = len(self.rooms) - held - len(self.out)
         profile = np.full(self.ring.size, in_service, dtype=np.int32)
         for part in (part for group in self.groups.values() for part in group.parts):

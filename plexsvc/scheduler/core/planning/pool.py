@@ -73,29 +73,38 @@ class Pool:
         return None
 
     def hold(self, key: ResidentId, units: Sequence[UnitId], *, tenant: TenantId = NOBODY) -> None:
-        """Give idle units to one holder for itself, on account of its tenant."""
-        assert all(unit_id in self.idle for unit_id in units), units
+        """Give units to one holder, on account of its tenant: idle ones, or such as others hold."""
         assert key not in self.exclusive, key
-        for unit_id in units:
+        idle = [unit_id for unit_id in units if unit_id in self.idle]
+        assert not self._not_held([u for u in units if u not in idle]), units
+        for unit_id in idle:
             del self.idle[unit_id]
         self.exclusive[key] = tuple(units)
         self._payers[key] = tenant
         self.shares.book(tenant, self.kind, len(units) * PPM)
-        self.free_units.add(0, self.ring.size, -len(units))
+        self.free_units.add(0, self.ring.size, -len(idle))
 
     def release(self, key: ResidentId) -> None:
         """Take back what a holder had for itself, if it had anything."""
         held = self.exclusive.pop(key, ())
         if held:
             self.shares.book(self._payers.pop(key), self.kind, -len(held) * PPM)
-        self.free_units.add(0, self.ring.size, len(held))
-        self.give_back(held)
+        left = self._not_held(held)
+        self.free_units.add(0, self.ring.size, len(left))
+        self.give_back(left)
 
     def exchange(self, key: ResidentId, *, gone: UnitId, unit: UnitId) -> None:
         """Give a holder an idle unit for one that it has."""
         self.exclusive[key] = tuple(unit if u == gone else u for u in self.exclusive[key])
         del self.idle[unit]
-        self.give_back([gone])
+        left = self._not_held([gone])
+        self.free_units.add(0, self.ring.size, len(left) - 1)
+        self.give_back(left)
+
+    def _not_held(self, units: Iterable[UnitId]) -> list[UnitId]:
+        """Return which of `units` no holder has."""
+        held = {unit_id for theirs in self.exclusive.values() for unit_id in theirs}
+        return [unit_id for unit_id in units if unit_id not in held]
 
     def join(self, room: UnitRoom) -> None:
         """Take a new unit in."""

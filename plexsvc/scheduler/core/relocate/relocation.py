@@ -33,6 +33,7 @@ from plexsvc.scheduler.core.actions import (
     RelocationChanged,
 )
 from plexsvc.scheduler.core.cluster import Devices, Lives
+from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.events import CarryFailed, StateCarried
 from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.place import placing
@@ -70,7 +71,7 @@ def begin(
     deployment.relocation_fault = None
     lives.roll.relocating[deployment.deployment_id] = None
     _tell(lives.devices, deployment, deployment.relocation)
-    wpgs.spawn(lives.devices, wpg, replaces=deployment.wpg_id)
+    switch.spawn(lives.devices, wpg, replaces=deployment.wpg_id)
     at_us = lives.now_us + lives.limits.relocation_timeout_us
     lives.set_timer(RelocateTimer(wpg.wpg_id), at_us=at_us)
     return None

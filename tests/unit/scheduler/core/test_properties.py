@@ -53,7 +53,7 @@ class AnyHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = FakeWorld(limits=LIMITS)
-        self.world.join("n0", train=2, rollout=2)
+        self.world.join("n0", train=2, rollout=1)
         self.world.join("n1", train=2, rollout=2)
         self.generation = dict.fromkeys(SLOTS, 0)
         self.next_seq: dict[str, int] = {}
@@ -65,12 +65,21 @@ class AnyHistory(RuleBasedStateMachine):
     def job(self, slot: str) -> str:
         return f"{slot}{self.generation[slot]}"
 
-    @rule(slot=SLOT, name=st.sampled_from(NAMES), devices=st.sampled_from([1, 1, 2]))
-    def deploy(self, slot: str, name: str, devices: int) -> None:
+    @rule(
+        slot=SLOT,
+        name=st.sampled_from(NAMES),
+        devices=st.sampled_from([1, 1, 2]),
+        shared=st.booleans(),
+    )
+    def deploy(self, slot: str, name: str, devices: int, shared: bool) -> None:
         is_rollout = name == "rollout"
         self.world.job(self.job(slot))
         self.world.deploy(
-            self.job(slot), name, devices=1 if is_rollout else devices, rollout=is_rollout
+            self.job(slot),
+            name,
+            devices=1 if is_rollout else devices,
+            rollout=is_rollout,
+            shared=is_rollout and shared,
         )
 
     @rule(

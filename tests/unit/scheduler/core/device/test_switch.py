@@ -1,0 +1,134 @@
+"""Switches: instances of several deployments on one rollout device sleep and wake in turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import WpgId
+from plexsvc.residency import Residency
+from plexsvc.scheduler.core.actions import MoveState, SpawnInstance, SpawnWpg, StartOperation
+from plexsvc.scheduler.core.vocabulary import (
+    DeploymentState,
+    Fault,
+    OperationKind,
+    OperationState,
+    WpgState,
+)
+from tests.fakes.fake_world import FakeWorld, op_id
+
+GENERATE, PULL = OperationKind.GENERATE, OperationKind.PULL
+
+
+@pytest.fixture
+def two() -> FakeWorld:
+    """One rollout device, which engines of jobs `a` and `b` fill; that of `b` is awake."""
+    world = FakeWorld(device_bytes=100)
+    world.join(rollout=1)
+    for job in "ab":
+        world.bring_up(job, "rollout", rollout=True, shared=True)
+    return world
+
+
+def wpg_of(world: FakeWorld, job: str) -> WpgId:
+    return next(w.wpg_id for w in world.core.view.wpgs.values() if w.job_id == job)
+
+
+def residencies(world: FakeWorld) -> str:
+    found = {wpg.job_id: wpg.residency for wpg in world.core.view.wpgs.values()}
+    return " ".join(found[job] for job in sorted(found))
+
+
+def generate(world: FakeWorld, name: str, *, seq: int, kind: OperationKind = GENERATE) -> None:
+    world.submit(name, job=name[0], to="rollout", seq=seq, kind=kind)
+
+
+def state(world: FakeWorld, name: str) -> OperationState:
+    return world.core.view.operations[op_id(name)].state
+
+
+def test_an_engine_starts_only_when_the_other_sleeps() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(rollout=1)
+    world.bring_up("a", "rollout", rollout=True, shared=True)
+    generate(world, "a1", seq=1)
+    world.job("b")
+    world.deploy("b", "rollout", rollout=True, shared=True)
+    assert [type(order) for order in world.orders] == [StartOperation], "while one generates"
+    world.report_next(StartOperation)
+    assert [type(order) for order in world.orders] == [MoveState], "it goes to sleep first"
+    world.report_next(MoveState)
+    assert [type(order) for order in world.orders] == [SpawnWpg]
+    world.drain()
+    assert residencies(world) == "host device"
+
+
+def test_instances_of_two_jobs_take_turns_on_one_device(two: FakeWorld) -> None:
+    assert residencies(two) == "host device"
+    generate(two, "b1", seq=1)
+    generate(two, "a1", seq=1, kind=PULL)
+    generate(two, "a2", seq=2)
+    assert state(two, "a1") is OperationState.STAGED, "what generates is not cut"
+    two.report_next(StartOperation)
+    assert residencies(two) == "host offloading"
+    two.report_next(MoveState)
+    assert residencies(two) == "loading host"
+    two.drain()
+    assert (state(two, "a2"), residencies(two)) == (OperationState.ANSWERED, "device host")
+
+
+def test_those_that_do_not_say_so_share_nothing(two: FakeWorld) -> None:
+    two.job("c")
+    two.deploy("c", "rollout", rollout=True)
+    assert [str(d) for d in two.core.view.unplaced] == ["c/rollout"]
+
+
+def test_one_that_sleeps_and_dies_is_spawned_when_it_has_its_device(two: FakeWorld) -> None:
+    generate(two, "b1", seq=1)
+    two.die(wpg_of(two, "a"))
+    assert [type(order) for order in two.orders] == [StartOperation]
+    generate(two, "a1", seq=1)
+    two.report_next(StartOperation)
+    two.report_next(MoveState)
+    two.report_next(MoveState)
+    assert [type(order) for order in two.orders] == [StartOperation, SpawnInstance]
+    deployment = two.core.view.deployments
+    assert all(one.state is DeploymentState.READY for one in deployment.values())
+
+
+def test_nobody_sleeps_while_one_of_its_instances_starts(two: FakeWorld) -> None:
+    two.die(wpg_of(two, "b"))
+    generate(two, "a1", seq=1)
+    assert [type(order) for order in two.orders] == [SpawnInstance], "it takes memory already"
+    two.report_next(SpawnInstance)
+    assert residencies(two) == "host offloading"
+    two.drain()
+    assert state(two, "a1") is OperationState.ANSWERED
+
+
+def test_a_start_that_fails_leaves_the_device_to_others() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(rollout=1)
+    world.bring_up("a", "rollout", rollout=True, shared=True)
+    world.job("b")
+    world.deploy("b", "rollout", rollout=True, shared=True)
+    world.report_next(MoveState)
+    generate(world, "a1", seq=1)
+    world.die(wpg_of(world, "b"))
+    assert state(world, "a1") is OperationState.STAGED, "what started is not gone yet"
+    world.orders = [order for order in world.orders if not isinstance(order, SpawnWpg)]
+    world.drain()
+    assert state(world, "a1") is OperationState.ANSWERED
+    assert not [w for w in world.core.view.wpgs.values() if w.state is not WpgState.READY]
+
+
+def test_one_that_cannot_sleep_is_given_up(two: FakeWorld) -> None:
+    generate(two, "a1", seq=1)
+    sleeps = two.orders[0]
+    assert isinstance(sleeps, MoveState)
+    assert sleeps.to is Residency.HOST
+    two.report(sleeps, fault=Fault(code=ErrorCode.BAD_REQUEST, message="not on a GPU"))
+    two.drain()
+    assert state(two, "a1") is OperationState.ANSWERED
+    ended = two.core.view.deployments
+    assert [str(d) for d, one in ended.items() if one.fault] == ["b/rollout"]
