@@ -156,7 +156,8 @@ class Job:
         same. While it waits, the logger `plexclient` says what for.
 
         A rollout has one engine, or so many `instances`; by `instances=plex.Elastic(dedicated=1,
-        spot=(0, 8), serving=(0, 4))` further ones come and go. Its samples are the same.
+        spot=(0, 8), serving=(0, 4))` further ones come and go, and by `plex.Elastic(shared=True)`
+        it shares its devices in time with others. Its samples are the same.
 
         `max_logprob_gap` above 0 makes an actor refuse a batch of a policy loss with
         `logprob_mismatch`, before any gradient is added, when a logprob of the sampler is further
@@ -185,6 +186,7 @@ class Job:
             max_model_len=whole("max_model_len", max_model_len),
             num_instances=num_instances,
             instances=others,
+            shares_devices=isinstance(instances, Elastic) and instances.shared,
             kv_cache_bytes=whole("kv_cache_bytes", kv_cache_bytes, most=2**63 - 1),
             max_logprob_gap=real("max_logprob_gap", max_logprob_gap, least=0),
         )

@@ -112,6 +112,11 @@ class Elastic:
     that are lent. `price={"spot": 2.5}`: at most 2.5 for an instance an hour, in the unit of the
     cluster; without one, whatever is asked.
 
+    `shared=True`: its instances, all dedicated, share their devices in time with those of others
+    that say so, where no device is idle. They sleep while others generate, and wake with the
+    weights that come next; a generate is never cut. It may wait for others' generates, and
+    sessions are refused.
+
     Raises:
         PlexError: `bad_request` for numbers that cannot be and kinds that are not known.
     """
@@ -120,6 +125,7 @@ class Elastic:
     spot: tuple[int, int] = (0, 0)
     serving: tuple[int, int] = (0, 0)
     price: Mapping[str, float] = field(default_factory=dict)
+    shared: bool = False
 
     def __post_init__(self) -> None:
         whole("Elastic: dedicated", self.dedicated, least=1, most=MAX_INSTANCES)
@@ -136,6 +142,8 @@ class Elastic:
                 kinds = ", ".join(self._asked())
                 raise _bad(f"Elastic: price of {kind!r}: instances with a price are {kinds}")
             real(f"Elastic: price[{kind!r}]", price, least=0)
+        if self.shared and self.to_wire():
+            raise _bad("Elastic: shared=True: instances that sleep are dedicated, and no others")
 
     def to_wire(self) -> list[service_pb2.InstanceRange]:
         """Return the wire form of what is not dedicated."""

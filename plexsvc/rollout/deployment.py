@@ -72,6 +72,7 @@ class RolloutDeployment:
         self.describe = await self.fleet.connect(request.instance_addresses, fence=request.fence)
         given = request.deployment
         self._takes_weights = bool(given.spec.model_deployment_id)
+        self.fleet.is_shared = given.spec.shares_devices
         self._limits = GenerateLimits(
             vocab_size=given.vocab_size or self.describe.vocab_size,
             max_model_len=_shorter(given.spec.max_model_len, self.describe.max_sequence_length),

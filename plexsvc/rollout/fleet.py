@@ -45,6 +45,9 @@ Reply = TypeVar("Reply")
 
 PROBE_CALL_S: Final = 2.0
 
+SLEEP_CALL_S: Final = 30.0
+"""How long an instance may take to end its step and go to sleep."""
+
 ENCODE_CALL_S: Final = 10.0
 """How long an instance may take to encode texts: a chat template is a program of its tenant's."""
 
@@ -96,6 +99,7 @@ class Served:
 
     version: VersionId
     checksum: str
+    is_asleep: bool = False
 
 
 class Fleet:
@@ -127,6 +131,9 @@ class Fleet:
         self._config, self._clock, self._group, self._keys = config, clock, group, keys
         self._gone = gone
         self._ticking: asyncio.Task[None] | None = None
+        self.is_shared = False
+        """Whether instances sleep while others have their devices."""
+        self._is_asleep = False
         self.progress = 0
         """Grows while instances load."""
         self._is_served = asyncio.Event()
@@ -206,6 +213,10 @@ class Fleet:
             found = await self._probe(line)
         except PlexError as error:
             self.post(events.InstanceLost(instance_id=one, because=error.message, is_probe=True))
+            return
+        if found.is_asleep and not self._is_asleep:
+            because = "it did not wake"
+            self.post(events.InstanceLost(instance_id=one, because=because, is_probe=True))
         else:
             log.info("instance answers", address=line.address, version=found.version)
             self.post(
@@ -391,6 +402,51 @@ class Fleet:
             loaded = [rollout_pb2.LoadVersionReply(checksum=self.core.checksum)]
         return loaded
 
+    async def sleep(self) -> rollout_pb2.MoveInstancesReply:
+        """Have every instance give its memory back; nothing of the deployment runs meanwhile.
+
+        Raises:
+            PlexError: what an instance refused with.
+        """
+        self._is_asleep = True
+        slept = rollout_pb2.MoveInstancesReply()
+        for one, line in list(self.lines.items()):
+            try:
+                request = rollout_pb2.SleepRequest(fence=self.fence)
+                reply = await line.stub.Sleep(request, timeout=SLEEP_CALL_S)
+            except grpc.aio.AioRpcError as error:
+                because = f"sleep: {error_from(error).message}"
+                self.post(events.InstanceLost(instance_id=one, because=because))
+                slept.unreached.append(line.address)
+            else:
+                if reply.HasField("error"):
+                    raise from_wire(reply.error)
+                slept.nbytes += reply.nbytes
+        return slept
+
+    async def wake(self, *, is_for_pull: bool) -> rollout_pb2.MoveInstancesReply:
+        """Wake every instance with the version in use; before a pull that is left to it.
+
+        One that does not wake is lost, and sought like others.
+        """
+        self._is_asleep = False
+        if is_for_pull:
+            return rollout_pb2.MoveInstancesReply()
+        updates = [
+            orders.UpdateInstance(instance_id=one, version=self.core.version) for one in self.lines
+        ]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._update(update)) for update in updates]
+        woken = rollout_pb2.MoveInstancesReply()
+        for update, task in zip(updates, tasks, strict=True):
+            reply = task.result()
+            if isinstance(reply, PlexError):
+                because = f"wake: {reply.message}"
+                self.post(events.InstanceLost(instance_id=update.instance_id, because=because))
+            elif reply is not None:
+                woken.nbytes += reply.nbytes
+        return woken
+
     async def encode(self, prompts: Sequence[operations_pb2.Prompt]) -> None:
         """Have an instance put token ids in the place of texts and chats.
 
@@ -454,7 +510,8 @@ class Fleet:
             async with asyncio.timeout(stall_s) as limit:
                 follows = self._group.create_task(self._follow(line, limit))
                 try:
-                    return await line.stub.LoadVersion(request)
+                    load = line.stub.Wake if self.is_shared else line.stub.LoadVersion
+                    return await load(request)
                 except asyncio.CancelledError as error:
                     if _is_cancelled():
                         raise
@@ -501,7 +558,7 @@ class Fleet:
                 f"the engine of instance {line.address} broke: {stats.broken.message}",
                 instance=line.address,
             )
-        return Served(VersionId.of(stats.version), stats.checksum)
+        return Served(VersionId.of(stats.version), stats.checksum, stats.is_asleep)
 
     async def _describe(self, line: Line) -> worker_pb2.DescribeReply:
         stub = worker_pb2_grpc.WorkerStub(line.channel)

@@ -56,6 +56,7 @@ async def serve(
         calls={
             "ChangeInstance": lambda request, _: manager.change_instance(request),
             "Inspect": lambda request, _: manager.inspect(request),
+            "MoveInstances": lambda request, _: manager.move_instances(request),
         },
         streams={"Follow": lambda request, _: manager.follow(request)},
     )

@@ -148,6 +148,12 @@ class RolloutManager:
                 `rollout.stall_us`.
         """
         deployment = self._deployment(request)
+        if deployment.fleet.is_shared:
+            text = (
+                f"{request.deployment_id} shares its devices in time, so it samples in the order "
+                "of operations alone: use `generate`, or deploy it with `shared=False`"
+            )
+            raise PlexError(ErrorCode.BAD_REQUEST, text)
         with self._slots.hold(request.tenant), self._stream_of(request.deployment_id):
             await deployment.prepare(request)
             async with aclosing(self._sampled(request, deployment)) as frames:
@@ -216,6 +222,25 @@ class RolloutManager:
             case _:
                 raise PlexError(ErrorCode.BAD_REQUEST, f"no change of instance {address} was named")
         return rollout_pb2.ChangeInstanceReply()
+
+    async def move_instances(
+        self, request: rollout_pb2.MoveInstancesRequest
+    ) -> rollout_pb2.MoveInstancesReply:
+        """Have all instances of a deployment sleep, or wake.
+
+        Raises:
+            PlexError: `stale_fence`; `unavailable` when the deployment is not known yet; what an
+                instance refused to sleep with.
+        """
+        self._gate(request.wpg_id).admit_exclusive(request.fence, what="a move of instances")
+        deployment = self._deployments.get(request.deployment_id)
+        if deployment is None:
+            raise _unknown(request.deployment_id)
+        fleet = deployment.fleet
+        fleet.fence.CopyFrom(request.fence)
+        if request.to == rollout_pb2.INSTANCES_MOVE_SLEEP:
+            return await fleet.sleep()
+        return await fleet.wake(is_for_pull=request.to == rollout_pb2.INSTANCES_MOVE_AWAIT_PULL)
 
     async def inspect(self, request: rollout_pb2.InspectRequest) -> rollout_pb2.ManagerFacts:
         """Return every instance, and a count that grows while an operation gets on."""

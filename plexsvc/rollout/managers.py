@@ -59,6 +59,9 @@ SILENT_LOOKS: Final = 15
 RETRY_US: Final = 100_000
 """Pause before a call to a manager that is not there, or not told yet, is made again."""
 
+MOVE_TRIES: Final = 600
+"""Tries to have instances sleep or wake while their manager is away: about a minute of pauses."""
+
 CALL_S: Final = 30.0
 """Deadline of calls that do no work on tokens or weights."""
 
@@ -262,6 +265,30 @@ class Managers:
             await self._clock.sleep(RETRY_US)
             if deployment.link.incarnation == incarnation and deployment.link.has_beaten:
                 raise  # else the manager died, and its successor is told of the new one
+
+    async def move(
+        self, deployment_id: str, *, fence: common_pb2.Fence, to: rollout_pb2.InstancesMove
+    ) -> rollout_pb2.MoveInstancesReply:
+        """Have all instances of a deployment sleep or wake, by the successor if a manager dies.
+
+        Raises:
+            PlexError: `not_found`; what an instance refused; `unavailable` after `MOVE_TRIES`.
+        """
+        deployment = self._deployments.get(deployment_id)
+        if deployment is None:
+            raise _gone(deployment_id)
+        deployment.fence.CopyFrom(fence)
+        request = rollout_pb2.MoveInstancesRequest(
+            fence=fence, wpg_id=deployment.wpg_id, deployment_id=deployment_id, to=to
+        )
+        for last in range(MOVE_TRIES):
+            try:
+                return await deployment.link.manager.MoveInstances(request)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in GONE or last + 1 == MOVE_TRIES:
+                    raise error_from(error) from error
+            await self._clock.sleep(RETRY_US)
+        raise AssertionError(MOVE_TRIES)
 
     async def forget(self, deployment_id: str) -> None:
         """End a deployment: drop its records and connections. Safe to repeat."""

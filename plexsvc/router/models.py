@@ -93,6 +93,12 @@ def _check_instances(spec: service_pb2.DeploymentSpec) -> None:
     kinds = [one.kind for one in spec.instances]
     if kinds and spec.role != "rollout":
         raise bad_request(f"role {spec.role!r} has no instances; only a rollout does")
+    if spec.shares_devices and (kinds or spec.role != "rollout"):
+        raise bad_request(
+            f"role {spec.role!r} with instances of kind {kinds} shares no devices; a rollout does "
+            "whose instances are all dedicated",
+            field="DeploymentSpec.shares_devices",
+        )
     for one in spec.instances:
         if one.kind not in ELASTIC_KINDS or kinds.count(one.kind) > 1:
             raise bad_request(

@@ -17,6 +17,7 @@ from plexclient.wire.v1 import (
     node_pb2,
     node_pb2_grpc,
     operations_pb2,
+    rollout_pb2,
     service_pb2,
     statemanager_pb2,
     statemanager_pb2_grpc,
@@ -368,6 +369,9 @@ class FakeRolloutManager:
         self.replace_errors: list[PlexError] = []
         self.bills: dict[str, service_pb2.JobUse] = {}
         self.given_up: GivenUp
+        self.moves: list[tuple[str, rollout_pb2.InstancesMove]] = []
+        self.unreached: list[str] = []
+        """Instances that do not answer when they are told to sleep."""
         self.used: set[VersionId] = set()
         """Versions that instances serve."""
 
@@ -384,6 +388,14 @@ class FakeRolloutManager:
         if self.replace_errors:
             raise self.replace_errors.pop(0)
         self.replaced.append((deployment_id, index))
+
+    async def move(
+        self, deployment_id: str, *, fence: common_pb2.Fence, to: rollout_pb2.InstancesMove
+    ) -> rollout_pb2.MoveInstancesReply:
+        del fence
+        self.moves.append((deployment_id, to))
+        unreached, self.unreached = self.unreached, []
+        return rollout_pb2.MoveInstancesReply(nbytes=100, unreached=unreached)
 
     def report_to(self, given_up: GivenUp) -> None:
         self.given_up = given_up

@@ -13,6 +13,7 @@ from typing import Any
 from plexclient.wire.v1 import (
     common_pb2,
     operations_pb2,
+    rollout_pb2,
     service_pb2,
     worker_pb2,
     worker_pb2_grpc,
@@ -61,6 +62,8 @@ class Bench:
     wpg_id: str = "wpg"
     source: str = ""
     """The deployment that its weights are of."""
+    shared: bool = False
+    """Whether its instances sleep while others have their devices."""
     ranges: list[service_pb2.InstanceRange] = field(default_factory=list)
     """Instances that its deployment asks for, besides these."""
     fence: common_pb2.Fence = field(
@@ -117,6 +120,7 @@ class Bench:
                     max_model_len=1000,  # more than the engine's 128
                     instances=self.ranges,
                     model_deployment_id=self.source,
+                    shares_devices=self.shared,
                 ),
             ),
             instance_addresses=[instance.address for instance in self.instances],
@@ -125,6 +129,11 @@ class Bench:
     async def pull(self, version: int, **manifest: Any) -> operations_pb2.OperationResult:  # noqa: ANN401 - fields of a message
         body = operations_pb2.Pull(source_deployment_id="actor", version=version)
         return await self.execute(self.operation(pull=body), published=publish(version, **manifest))
+
+    async def move(self, to: rollout_pb2.InstancesMove) -> rollout_pb2.MoveInstancesReply:
+        """Have the instances sleep or wake, under a lease of their own."""
+        self.fence.lease_no += 1
+        return await self.managers.move("rollout", fence=self.fence, to=to)
 
     async def stream(
         self, request: worker_pb2.StreamFramesRequest
@@ -166,6 +175,7 @@ async def bench(
     config: RolloutConfig = FAST,
     managers: int = 1,
     source: str = "",
+    shared: bool = False,
     others: Sequence[FakeInstance] = (),
 ) -> AsyncIterator[Bench]:
     """Yield a bench of fake instances, or of `others` that serve already."""
@@ -198,6 +208,7 @@ async def bench(
             worker=worker_pb2_grpc.WorkerStub(worker),
             serving=serving,
             source=source,
+            shared=shared,
         )
         assert (await made.initialize()).state == APPLIED
         try:

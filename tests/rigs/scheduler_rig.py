@@ -45,11 +45,17 @@ class Rig:
         )
 
     async def deploy(
-        self, job_id: str, name: str = "actor", *, tp: int = 1, role: str = "actor"
+        self,
+        job_id: str,
+        name: str = "actor",
+        *,
+        tp: int = 1,
+        role: str = "actor",
+        shared: bool = False,
     ) -> service_pb2.Deployment:
         """Bring a deployment up."""
         spec = service_pb2.DeploymentSpec(
-            role=role, backend="vllm" if role == "rollout" else "noop"
+            role=role, backend="vllm" if role == "rollout" else "noop", shares_devices=shared
         )
         spec.parallel.tp = tp
         return await self.scheduler.call(
@@ -105,6 +111,13 @@ class Rig:
             service_pb2.EndJobRequest(job_id=job_id, tenant=TENANT, outcome=outcome, reason="done"),
             service_pb2.Job,
         )
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Return when something is so."""
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110 - the agent's events come in their own time
+            await asyncio.sleep(0.005)
 
 
 def listen(driver: LiveScheduler, kind: type[A], heard: Callable[[A], None]) -> None:

@@ -137,6 +137,7 @@ def _post(
             device_kind="rollout" if record.is_rollout else "train",
             num_devices=num_devices(spec),
             is_rollout=record.is_rollout,
+            is_shared=spec.shares_devices,
             name=record.name,
             model=spec.model,
             layout=_layout(spec),

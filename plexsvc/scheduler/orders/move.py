@@ -1,4 +1,8 @@
-"""Moves of a WPG's state between device and host, on all its nodes or on none."""
+"""Moves of a WPG's state between device and host, on all its nodes or on none.
+
+Instances have no state to move: they sleep and wake, by their rollout manager. One that does not
+answer when it is to sleep is ended, so that its device is free.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,19 @@ from typing import Any
 
 import grpc
 
-from plexclient.wire.v1 import statemanager_pb2
-from plexsvc.errors import PlexError
-from plexsvc.ids import NodeId
+from plexclient.wire.v1 import rollout_pb2, statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, NodeId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.scheduler.core.actions import MoveState
-from plexsvc.scheduler.core.events import Event, MoveFailed, ResidencyMoved
-from plexsvc.scheduler.core.vocabulary import Fault
+from plexsvc.scheduler.core.events import Event, InstanceLost, MoveFailed, ResidencyMoved
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler
+from plexsvc.scheduler.ledger.jobs import WpgRecord
+from plexsvc.scheduler.orders import spawn
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -40,7 +46,10 @@ async def move(reach: Reach, action: MoveState) -> Event:
             `worker_died` when a rank hangs in it, or no byte of it moves.
         AioRpcError: one did not answer; the others were told to move back.
     """
-    nodes = reach.registry.by_wpg[action.wpg_id].nodes
+    wpg = reach.registry.by_wpg[action.wpg_id]
+    if wpg.is_rollout:
+        return await _move_instances(reach, action, wpg)
+    nodes = wpg.nodes
     found = await _move_all(reach, action, nodes, to=action.to)
     replies = [reply for reply in found if isinstance(reply, MoveReply)]
     failures = [failure for failure in found if isinstance(failure, BaseException)]
@@ -54,6 +63,44 @@ async def move(reach: Reach, action: MoveState) -> Event:
         nbytes=sum(reply.nbytes for reply in replies),
         total_us=max(reply.total_us for reply in replies),
     )
+
+
+async def _move_instances(reach: Reach, action: MoveState, wpg: WpgRecord) -> Event:
+    """Have instances sleep or wake.
+
+    Raises:
+        PlexError: what one refused, or their manager is not there for long.
+    """
+    started_us = reach.clock.monotonic_us()
+    deployment_id = wpg.deployment.deployment_id
+    to = rollout_pb2.INSTANCES_MOVE_SLEEP
+    if action.to is Residency.DEVICE:
+        pulls = _first_waiting(reach, deployment_id) is OperationKind.PULL
+        to = rollout_pb2.INSTANCES_MOVE_AWAIT_PULL if pulls else rollout_pb2.INSTANCES_MOVE_WAKE
+    fence = reach.fence(lease_no=action.lease_no, incarnation=wpg.incarnation)
+    reply = await reach.rollout.move(deployment_id, fence=fence, to=to)
+    for rank, instance in enumerate(reach.ranks.of(action.wpg_id)):
+        if instance.address in reply.unreached:
+            await spawn.stop_rank(reach, wpg, rank=rank)
+            message = f"instance {rank} of {wpg.wpg_id} did not go to sleep, and was ended"
+            lost = InstanceLost(
+                wpg_id=wpg.wpg_id,
+                rank=rank,
+                incarnation=wpg.incarnation_of(rank),
+                fault=Fault(code=ErrorCode.WORKER_DIED, message=message),
+            )
+            reach.post(lost)
+    total_us = reach.clock.monotonic_us() - started_us
+    return ResidencyMoved(
+        wpg_id=action.wpg_id, move_id=action.move_id, nbytes=reply.nbytes, total_us=total_us
+    )
+
+
+def _first_waiting(reach: Reach, deployment_id: DeploymentId) -> OperationKind | None:
+    """Return what a deployment of which nothing runs does next."""
+    theirs = (h for h in reach.registry.held.values() if h.operation.deployment_id == deployment_id)
+    first = min(theirs, key=lambda held: held.operation.seq, default=None)
+    return None if first is None else first.kind
 
 
 def _failed(action: MoveState, fault: Fault) -> Event:

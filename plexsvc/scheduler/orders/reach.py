@@ -10,6 +10,7 @@ import grpc.aio
 
 from plexclient.wire.v1 import (
     common_pb2,
+    rollout_pb2,
     service_pb2,
     statemanager_pb2,
     statemanager_pb2_grpc,
@@ -47,6 +48,12 @@ class RolloutPort(Protocol):
 
     async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
         """Let a new instance take the place of one that was lost."""
+        ...
+
+    async def move(
+        self, deployment_id: str, *, fence: common_pb2.Fence, to: rollout_pb2.InstancesMove
+    ) -> rollout_pb2.MoveInstancesReply:
+        """Have all instances of a deployment sleep or wake."""
         ...
 
     def report_to(self, given_up: GivenUp) -> None:

@@ -68,14 +68,22 @@ def respawn(reach: Reach, action: SpawnInstance) -> Work:
 
 def stop(reach: Reach, action: StopWpg) -> Work:
     """End every rank of a WPG."""
-    wpg = reach.registry.by_wpg[action.wpg_id]
+    wpg = reach.registry.by_wpg.get(action.wpg_id)
+    if wpg is None:  # it waited for devices that it shares, and has no process
+        return _nothing_to_stop(action)
     reach.recorder.wpg_stopping(wpg)
     return _stop(reach, wpg)
 
 
+async def _nothing_to_stop(action: StopWpg) -> events.Event:
+    return events.WpgStopped(wpg_id=action.wpg_id)
+
+
 async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
     """Free all state of a WPG."""
-    record = reach.registry.by_wpg[action.wpg_id]
+    record = reach.registry.by_wpg.get(action.wpg_id)
+    if record is None:
+        return events.WpgForgotten(wpg_id=action.wpg_id)
     request = statemanager_pb2.ForgetRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.wpg_id,
@@ -151,7 +159,7 @@ async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> event
         what=f"instance {action.rank} of {wpg.wpg_id}",
     )
     if wpg.is_stopping:
-        await _stop_rank(reach, wpg, rank=action.rank)
+        await stop_rank(reach, wpg, rank=action.rank)
         await rank.close()
         return None
     await reach.ranks.replace(wpg.wpg_id, action.rank, rank)
@@ -209,11 +217,12 @@ async def learn(reach: Reach, record: WpgRecord) -> None:
 async def _stop(reach: Reach, wpg: WpgRecord) -> events.Event:
     async with asyncio.TaskGroup() as group:
         for rank in range(len(wpg.places)):
-            group.create_task(_stop_rank(reach, wpg, rank=rank))
+            group.create_task(stop_rank(reach, wpg, rank=rank))
     return events.WpgStopped(wpg_id=wpg.wpg_id)
 
 
-async def _stop_rank(reach: Reach, record: WpgRecord, *, rank: int) -> None:
+async def stop_rank(reach: Reach, record: WpgRecord, *, rank: int) -> None:
+    """End one process of a WPG, if it runs; return once it is gone."""
     node_id = record.places[rank].node_id
     request = node_pb2.StopRequest(
         fence=reach.fence(lease_no=0, incarnation=record.incarnation_of(rank)),

@@ -237,6 +237,10 @@ def test_an_elastic_rollout_asks_for_dedicated_and_spot_instances(loop: Loop) ->
     assert spec.num_instances == 2
     asked = service_pb2.InstanceRange(kind="spot", least=1, most=8, price=2.5)
     assert list(spec.instances) == [asked]
+    shared = plex.Elastic(shared=True)
+    assert loop.job.deploy(
+        "s", model="/m", backend="vllm", instances=shared
+    ).info.spec.shares_devices
     three = loop.job.deploy("three", model="/m", backend="vllm", instances=3).info.spec
     assert (three.num_instances, len(three.instances)) == (3, 0)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from plexclient.errors import ErrorCode, PlexError
-from plexclient.wire.v1 import operations_pb2, worker_pb2
+from plexclient.wire.v1 import operations_pb2, rollout_pb2, worker_pb2
 from plexsvc import progress
 from plexsvc.ids import VersionId, new_operation_id
 from plexsvc.rollout.core.events import SampleKey
@@ -18,6 +18,9 @@ from tests.fakes.fake_engine import fake_text
 from tests.fakes.fake_instances import FakeInstance, publish, start_instance
 from tests.rigs.rollout_bench import APPLIED, FAST, PROMPTS, Bench, bench, recorded
 from tests.rigs.rollout_requests import collect
+
+SLEEP, WAKE = rollout_pb2.INSTANCES_MOVE_SLEEP, rollout_pb2.INSTANCES_MOVE_WAKE
+AWAIT_PULL = rollout_pb2.INSTANCES_MOVE_AWAIT_PULL
 
 
 async def next_frame(
@@ -805,3 +808,79 @@ async def test_a_tenants_samples_leave_room_for_others() -> None:
         assert await sampled(b, turn(b, tenant="other"))
         for frames in mine:
             await frames.aclose()
+
+
+async def test_instances_sleep_between_generates_and_wake_with_what_they_served() -> None:
+    async with bench(instances=2, shared=True) as b:
+        await b.pull(4)
+        first, second = b.generate(seed=3), b.generate(seed=3)
+        await b.execute(first)
+        assert (await b.move(SLEEP)).unreached == []
+        assert [one.engine.is_asleep for one in b.instances] == [True, True]
+        await b.move(WAKE)
+        assert (await b.execute(second)).weight_version == 4
+        assert [one.engine.is_asleep for one in b.instances] == [False, False]
+        found, expected = await b.answers(second), await b.answers(first)
+        assert {k: one.tokens for k, one in found.items()} == {
+            k: one.tokens for k, one in expected.items()
+        }
+
+
+async def test_a_pull_wakes_instances_with_its_version() -> None:
+    async with bench(shared=True) as b:
+        await b.pull(4)
+        await b.move(SLEEP)
+        await b.move(AWAIT_PULL)
+        assert b.instances[0].engine.is_asleep, "the old version is not filled first"
+        await b.pull(5)
+        assert (await b.execute(b.generate())).weight_version == 5
+
+
+async def test_a_successor_finds_instances_asleep_and_wakes_them() -> None:
+    async with bench(shared=True) as b:
+        await b.pull(4)
+        await b.move(SLEEP)
+        await b.kill_manager()
+        await b.move(WAKE)
+        assert (await b.execute(b.generate())).weight_version == 4
+
+
+async def test_one_that_does_not_wake_is_lost_with_its_cause_and_replaced() -> None:
+    async with bench(instances=1, shared=True) as b:
+        lost: asyncio.Queue[str] = asyncio.Queue()
+        b.managers.report_to(lambda *told: lost.put_nowait(told[2]))
+        await b.pull(4)
+        await b.move(SLEEP)
+        publish(4, is_damaged=True)  # what it is to wake with
+        await b.move(WAKE)
+        fresh = await start_instance()
+        async with asyncio.TaskGroup() as group:
+            generating = group.create_task(b.execute(b.generate()))
+            assert "did not wake" in await asyncio.wait_for(lost.get(), 10)
+            publish(4)
+            await b.managers.replace("rollout", index=0, address=fresh.address)
+        assert generating.result().weight_version == 4
+        await fresh.kill()
+
+
+async def test_one_that_is_killed_asleep_is_named_or_lost() -> None:
+    async with bench(instances=2, shared=True) as b:
+        await b.pull(4)
+        await b.instances[0].kill()
+        assert (await b.move(SLEEP)).unreached == [b.instances[0].address]
+        await b.instances[1].kill()
+        await b.move(WAKE)  # whoever takes their places generates
+        fresh = await start_instance()
+        async with asyncio.TaskGroup() as group:
+            generating = group.create_task(b.execute(b.generate()))
+            await b.managers.replace("rollout", index=0, address=fresh.address)
+        assert generating.result().weight_version == 4
+        await fresh.kill()
+
+
+async def test_a_shared_deployment_refuses_samples_beside_the_order() -> None:
+    async with bench(shared=True) as b:
+        operation = b.generate()
+        operation.seq = 0
+        with pytest.raises(PlexError, match="shares its devices in time"):
+            await anext(b.sample(operation))

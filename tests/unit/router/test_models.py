@@ -158,3 +158,10 @@ def test_instances_that_cannot_be_are_refused(asked: list[dict[str, Any]], says:
     assert code_of(caught) == ErrorCode.BAD_REQUEST
     with pytest.raises(PlexError, match="has no instances"):
         check_spec(spec(instances=ranges))
+
+
+@pytest.mark.parametrize("asked", [{}, {"role": "rollout", "backend": "vllm"}])
+def test_devices_are_shared_by_dedicated_instances_alone(asked: dict[str, Any]) -> None:
+    ranges = [pb.InstanceRange(kind="spot", most=1)]
+    with pytest.raises(PlexError, match="shares no devices"):
+        check_spec(spec(**asked, instances=ranges if asked else [], shares_devices=True))

@@ -3,12 +3,24 @@ from plexclient.wire.v1 import operations_pb2 as _operations_pb2
 from plexclient.wire.v1 import service_pb2 as _service_pb2
 from plexclient.wire.v1 import statemanager_pb2 as _statemanager_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class InstancesMove(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INSTANCES_MOVE_UNSPECIFIED: _ClassVar[InstancesMove]
+    INSTANCES_MOVE_SLEEP: _ClassVar[InstancesMove]
+    INSTANCES_MOVE_WAKE: _ClassVar[InstancesMove]
+    INSTANCES_MOVE_AWAIT_PULL: _ClassVar[InstancesMove]
+INSTANCES_MOVE_UNSPECIFIED: InstancesMove
+INSTANCES_MOVE_SLEEP: InstancesMove
+INSTANCES_MOVE_WAKE: InstancesMove
+INSTANCES_MOVE_AWAIT_PULL: InstancesMove
 
 class InstanceRequest(_message.Message):
     __slots__ = ("request_id", "prompt", "sampling", "prompt_index", "sample_index", "cache_salt")
@@ -173,6 +185,26 @@ class ChangeInstanceRequest(_message.Message):
 class ChangeInstanceReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class MoveInstancesRequest(_message.Message):
+    __slots__ = ("fence", "wpg_id", "deployment_id", "to")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    wpg_id: str
+    deployment_id: str
+    to: InstancesMove
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., to: _Optional[_Union[InstancesMove, str]] = ...) -> None: ...
+
+class MoveInstancesReply(_message.Message):
+    __slots__ = ("nbytes", "unreached")
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    unreached: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, nbytes: _Optional[int] = ..., unreached: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
     __slots__ = ("operation_id",)

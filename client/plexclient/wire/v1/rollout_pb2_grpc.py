@@ -386,6 +386,11 @@ class RolloutManagerStub:
                 request_serializer=plexsvc_dot_v1_dot_rollout__pb2.InspectRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.ManagerFacts.FromString,
                 _registered_method=True)
+        self.MoveInstances = channel.unary_unary(
+                '/plexsvc.v1.RolloutManager/MoveInstances',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesReply.FromString,
+                _registered_method=True)
 
 
 class RolloutManagerServicer:
@@ -411,6 +416,13 @@ class RolloutManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveInstances(self, request, context):
+        """Has all dedicated instances of a deployment sleep, or wake. Repeats change nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RolloutManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -428,6 +440,11 @@ def add_RolloutManagerServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.InspectRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_rollout__pb2.ManagerFacts.SerializeToString,
+            ),
+            'MoveInstances': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveInstances,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -512,6 +529,33 @@ class RolloutManager:
             '/plexsvc.v1.RolloutManager/Inspect',
             plexsvc_dot_v1_dot_rollout__pb2.InspectRequest.SerializeToString,
             plexsvc_dot_v1_dot_rollout__pb2.ManagerFacts.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveInstances(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.RolloutManager/MoveInstances',
+            plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesReply.FromString,
             options,
             channel_credentials,
             insecure,

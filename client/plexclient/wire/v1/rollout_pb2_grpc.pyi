@@ -127,6 +127,8 @@ class RolloutManagerStub:
     """A beat every second, and each instance that is gone, until the caller leaves. One caller at a time."""
     ChangeInstance: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.ChangeInstanceRequest, _rollout_pb2.ChangeInstanceReply]
     Inspect: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.InspectRequest, _rollout_pb2.ManagerFacts]
+    MoveInstances: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.MoveInstancesRequest, _rollout_pb2.MoveInstancesReply]
+    """Has all dedicated instances of a deployment sleep, or wake. Repeats change nothing."""
 
 @_typing.type_check_only
 class RolloutManagerAsyncStub(RolloutManagerStub):
@@ -137,6 +139,8 @@ class RolloutManagerAsyncStub(RolloutManagerStub):
     """A beat every second, and each instance that is gone, until the caller leaves. One caller at a time."""
     ChangeInstance: _aio.UnaryUnaryMultiCallable[_rollout_pb2.ChangeInstanceRequest, _rollout_pb2.ChangeInstanceReply]  # type: ignore[assignment]
     Inspect: _aio.UnaryUnaryMultiCallable[_rollout_pb2.InspectRequest, _rollout_pb2.ManagerFacts]  # type: ignore[assignment]
+    MoveInstances: _aio.UnaryUnaryMultiCallable[_rollout_pb2.MoveInstancesRequest, _rollout_pb2.MoveInstancesReply]  # type: ignore[assignment]
+    """Has all dedicated instances of a deployment sleep, or wake. Repeats change nothing."""
 
 class RolloutManagerServicer:
     """Beside this a manager serves Worker: Execute, Cancel, Describe and StreamFrames of its deployments."""
@@ -159,5 +163,12 @@ class RolloutManagerServicer:
         request: _rollout_pb2.InspectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.ManagerFacts, _abc.Awaitable[_rollout_pb2.ManagerFacts]]: ...
+
+    def MoveInstances(
+        self,
+        request: _rollout_pb2.MoveInstancesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.MoveInstancesReply, _abc.Awaitable[_rollout_pb2.MoveInstancesReply]]:
+        """Has all dedicated instances of a deployment sleep, or wake. Repeats change nothing."""
 
 def add_RolloutManagerServicer_to_server(servicer: RolloutManagerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
 
-from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
+import pytest
+
+from plexclient.wire.v1 import (
+    common_pb2,
+    operations_pb2,
+    rollout_pb2,
+    statemanager_pb2,
+)
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.fakes.fake_cluster import no_room
-from tests.rigs.scheduler_rig import Rig, start_rig
+from tests.rigs.scheduler_rig import Rig, held_open, start_rig, until
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
+SLEEP, WAKE = rollout_pb2.INSTANCES_MOVE_SLEEP, rollout_pb2.INSTANCES_MOVE_WAKE
 DEVICE = common_pb2.RESIDENCY_DEVICE
 HOST = common_pb2.RESIDENCY_HOST
 TWO_NODES = [{"train": 1}, {"train": 1}]
@@ -61,3 +71,47 @@ async def test_a_move_that_one_node_refuses_is_taken_back_on_all(tmp_path: Path)
         steps = [(to, node_id) for move_id, node_id, to in seen if move_id == refused[0]]
         assert sorted(steps[:2]) == [(DEVICE, "node-0"), (DEVICE, "node-1")]
         assert sorted(steps[2:]) == [(HOST, "node-0"), (HOST, "node-1")]
+
+
+async def test_instances_sleep_and_wake_and_one_that_does_not_answer_is_ended(
+    tmp_path: Path,
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 1}]) as rig:
+        for job in ("a", "b"):
+            await rig.job(job)
+            await rig.deploy(job, "rollout", role="rollout", shared=True)
+        assert rig.rollout.moves == [("a/rollout", SLEEP)]
+        assert (await rig.run("a", "generate", name="rollout")).state == ANSWERED
+        assert rig.rollout.moves[1:] == [("b/rollout", SLEEP), ("a/rollout", WAKE)]
+        rig.rollout.unreached = list(rig.rollout.addresses[:1])
+        assert (await rig.run("b", "generate", name="rollout")).state == ANSWERED
+        assert not rig.rollout.replaced, "it is started again in its turn"
+        assert (await rig.run("a", "generate", name="rollout")).state == ANSWERED
+        await until(lambda: rig.rollout.replaced == [("a/rollout", 0)])
+        await rig.end("a")
+        await rig.end("b")
+
+
+async def ended(deploying: Awaitable[object]) -> str:
+    with pytest.raises(PlexError) as caught:
+        await deploying
+    return caught.value.code
+
+
+async def test_a_deployment_that_waits_for_its_turn_to_start_may_end(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 1}]) as rig:
+        await rig.job("a")
+        await rig.deploy("a", "rollout", role="rollout", shared=True)
+        begun, go_on = held_open(rig, "generate")
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(rig.run("a", "generate", name="rollout"))
+            await asyncio.wait_for(begun.wait(), MEETING_S)
+            await rig.job("b")
+            deploys = group.create_task(
+                ended(rig.deploy("b", "rollout", role="rollout", shared=True))
+            )
+            await until(lambda: "b/rollout" in rig.driver.registry.deployments)
+            await rig.end("b")
+            assert await deploys == ErrorCode.JOB_ENDED
+            go_on.set()
+        assert running.result().state == ANSWERED

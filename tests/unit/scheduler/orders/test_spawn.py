@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,10 @@ from plexsvc.ids import WpgId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.orders import spawn
 from plexsvc.scheduler.orders.ranks import Rank
-from tests.rigs.scheduler_rig import Rig, start_rig
+from tests.rigs.scheduler_rig import Rig, start_rig, until
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 W = WpgId("wpg-1-1")
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():  # noqa: ASYNC110 - the agent's events come in their own time
-            await asyncio.sleep(0.005)
 
 
 async def test_an_instance_that_dies_is_started_again_and_given_to_the_manager(rig: Rig) -> None:

@@ -1,0 +1,99 @@
+"""Two synchronous jobs alternate on one rollout device and one training device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import plexclient as plex
+from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, rank_processes, start_cluster
+from tests.rigs.workloads import fixed_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9]]
+OPTIONS = plex.SamplingOptions(n=2, max_tokens=64, temperature=1.0, seed=7, ignore_eos=True)
+STEPS = 4
+
+
+@pytest.fixture
+def one_of_each(tmp_path: Path) -> Iterator[LiveCluster]:
+    """A cluster with one device of each kind."""
+    with start_cluster(tmp_path, nodes={"node-a": [TRAIN, ROLLOUT]}) as cluster:
+        yield cluster
+
+
+def deploy(job: plex.Job, model: Path, *, seed: int) -> tuple[plex.Actor, plex.Rollout]:
+    actor = job.deploy(
+        "actor", model=str(model), backend="megatron", optimizer=plex.AdamW(lr=1e-2), seed=seed
+    )
+    rollout = job.deploy(
+        "rollout",
+        model=actor,
+        backend="vllm",
+        instances=plex.Elastic(shared=True),
+        max_model_len=512,
+    )
+    return actor, rollout
+
+
+def learn(
+    actor: plex.Actor, rollout: plex.Rollout, *, steps: int = STEPS, batch: int
+) -> list[list[list[int]]]:
+    """Return the tokens of each step of a synchronous loop."""
+    found = []
+    for number in range(steps):
+        actor.forward_backward(fixed_batch(batch + number), loss="ppo")
+        actor.step()
+        version = rollout.sync(actor)
+        samples = rollout.generate(PROMPTS, **OPTIONS)
+        assert {v for one in samples for v in one.versions} == {version}
+        ordered = sorted(samples, key=lambda one: (one.prompt_index, one.sample_index))
+        found.append([one.tokens for one in ordered])
+    return found
+
+
+def both(cluster: LiveCluster, model: Path, *, kills: bool = False) -> dict[str, object]:
+    """Return the tokens of two jobs that run at once."""
+    found: dict[str, object] = {}
+    with cluster.connect() as connection:
+
+        def run(name: str, batch: int) -> None:
+            with connection.job(name) as job:
+                actor, rollout = deploy(job, model, seed=batch)
+                first = learn(actor, rollout, steps=STEPS // 2, batch=batch)
+                if kills:
+                    (pid,) = rank_processes(cluster, [rollout.deployment_id])
+                    os.kill(pid, signal.SIGKILL)  # asleep, or between two generates
+                rest = learn(actor, rollout, steps=STEPS // 2, batch=batch + STEPS)
+                found[name] = first + rest
+
+        threads = [
+            threading.Thread(target=run, args=each, daemon=True) for each in (("a", 1), ("b", 20))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(240)
+    return found
+
+
+def test_two_jobs_on_one_pool_get_the_tokens_that_they_get_alone(
+    cluster: LiveCluster, one_of_each: LiveCluster, tiny_model: Path
+) -> None:
+    alone = both(cluster, tiny_model)
+    assert sorted(alone) == ["a", "b"]
+    shared = both(one_of_each, tiny_model)
+    assert shared == alone
+
+
+def test_jobs_go_on_when_their_engines_are_killed_asleep_or_awake(
+    one_of_each: LiveCluster, tiny_model: Path
+) -> None:
+    killed = both(one_of_each, tiny_model, kills=True)
+    assert killed == both(one_of_each, tiny_model)
