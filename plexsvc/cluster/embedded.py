@@ -298,7 +298,7 @@ class EmbeddedCluster:
             stack.push_async_callback(process.stop)
             _run_beside(stack, tasks.create_task(process.replace(self._clock)))
             led.append((address, process.kill))
-        return Managers(led, clock=self._clock, keys=keys)
+        return Managers(led, clock=self._clock, keys=keys, directory=place)
 
     def _agent_config(self, node: NodeConfig, stack: AsyncExitStack) -> AgentConfig:
         place = self._config.state_dir / "nodes" / node.node_id

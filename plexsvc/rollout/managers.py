@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import grpc
@@ -35,9 +36,9 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, VersionId, new_operation_id
 from plexsvc.log import Log
 from plexsvc.rollout.config import SpotConfig
-from plexsvc.rollout.core.instances import SERVING, SPOT
-from plexsvc.rollout.core.pool import SlotClosed, SlotOpened, Wanted
-from plexsvc.rollout.providers.base import Hosts
+from plexsvc.rollout.core.instances import SERVING, SPOT, Kind
+from plexsvc.rollout.core.pool import Wanted
+from plexsvc.rollout.providers.base import Hosts, Provider
 from plexsvc.rollout.providers.lent import LentEngines, Offer
 from plexsvc.rollout.providers.trace import Change
 from plexsvc.rollout.spot import PooledInstances, provider_of
@@ -164,9 +165,20 @@ class Managers:
     """All managers of a cluster. `run` must be running."""
 
     def __init__(
-        self, managers: Sequence[tuple[str, Callable[[], None]]], *, clock: Clock, keys: ClusterKeys
+        self,
+        managers: Sequence[tuple[str, Callable[[], None]]],
+        *,
+        clock: Clock,
+        keys: ClusterKeys,
+        directory: Path,
     ) -> None:
-        """Lead the managers at these addresses; each is killed by the function beside."""
+        """Lead the managers at these addresses; each is killed by the function beside.
+
+        `directory` keeps the names of spot devices and engines that operators closed.
+
+        Raises:
+            PlexError: `bad_request` for a file there that is no such list.
+        """
         self._links = [
             _Link(address, open_channel(address, keys), kill) for address, kill in managers
         ]
@@ -174,10 +186,9 @@ class Managers:
         self._deployments: dict[str, _Deployment] = {}
         self._report: GivenUp | None = None
         self._group: asyncio.TaskGroup | None = None
+        self._directory = directory
         self._lent = LentEngines(clock)
-        self.lent = PooledInstances(
-            SERVING, self._lent, self._lent, clock=clock, fleet_of=self._deployments.get
-        )
+        self.lent = self._pooled(SERVING, self._lent, self._lent)
         self.spot: PooledInstances | None = None
 
     async def run(self) -> None:
@@ -387,25 +398,33 @@ class Managers:
     ) -> PooledInstances:
         """Give deployments spot instances from now on, while what this returns runs."""
         provider = provider_of(config, changes, hosts=hosts, clock=self._clock)
-        self.spot = PooledInstances(
-            SPOT, hosts, provider, clock=self._clock, fleet_of=self._deployments.get
-        )
+        self.spot = self._pooled(SPOT, hosts, provider)
         return self.spot
+
+    def _pooled(self, kind: Kind, hosts: Hosts, provider: Provider) -> PooledInstances:
+        return PooledInstances(
+            kind,
+            hosts,
+            provider,
+            clock=self._clock,
+            fleet_of=self._deployments.get,
+            closed_file=self._directory / f"closed-{kind.name}.json",
+        )
 
     def drain(self, device: str) -> None:
         """Have the samples of an instance go on elsewhere, and close its spot device or engine.
 
         Raises:
-            PlexError: `not_found` when there is none of that name.
+            PlexError: `not_found` when there is none of that name; `disk_full`.
         """
-        self._pool_of(device).post(SlotClosed(slot_id=device))
+        self._pool_of(device).close(device)
 
     def open(self, device: str) -> None:
         """Open a spot device or engine that `drain` closed.
 
         Raises:
             PlexError: `not_found` when there is none of that name; `bad_request` when it is not
-                closed.
+                closed; `disk_full`.
         """
         found = self._pool_of(device)
         if device not in found.pool.closed:
@@ -416,7 +435,7 @@ class Managers:
                 f"{found.kind.name} device {device} was not drained by `plexctl instance drain`: "
                 f"it is {was}",
             )
-        found.post(SlotOpened(slot_id=device))
+        found.open(device)
 
     def _pool_of(self, device: str) -> PooledInstances:
         for one in self._pools:

@@ -17,6 +17,7 @@ from plexsvc.clock import Clock
 from plexsvc.errors import PlexError
 from plexsvc.ids import DeploymentId
 from plexsvc.log import Log
+from plexsvc.rollout.closed import keep_closed, read_closed
 from plexsvc.rollout.config import SpotConfig
 from plexsvc.rollout.core import pool
 from plexsvc.rollout.core.instances import Kind
@@ -83,10 +84,23 @@ class PooledInstances:
     """Instances of one kind, of all deployments. `run` must be running."""
 
     def __init__(
-        self, kind: Kind, hosts: Hosts, provider: Provider, *, clock: Clock, fleet_of: FleetOf
+        self,
+        kind: Kind,
+        hosts: Hosts,
+        provider: Provider,
+        *,
+        clock: Clock,
+        fleet_of: FleetOf,
+        closed_file: Path,
     ) -> None:
+        """Go on with the slots that `closed_file` says were closed by hand.
+
+        Raises:
+            PlexError: `bad_request` for a file that is no such list.
+        """
         self.kind = kind
-        self.pool = Pool()
+        self.pool = Pool(read_closed(closed_file))
+        self._closed_file = closed_file
         self.addresses: dict[SlotId, str] = {}
         """Where the instance of each slot answers."""
         self._hosts, self._provider, self._clock = hosts, provider, clock
@@ -109,6 +123,24 @@ class PooledInstances:
         """Tell the core, and do what it orders."""
         for order in self.pool.handle(event):
             self._perform(order)
+
+    def close(self, slot_id: SlotId) -> None:
+        """Use a slot no more until it is opened, after a restart of the service neither.
+
+        Raises:
+            PlexError: `disk_full`.
+        """
+        keep_closed(self._closed_file, self.pool.closed | {slot_id})
+        self.post(pool.SlotClosed(slot_id=slot_id))
+
+    def open(self, slot_id: SlotId) -> None:
+        """Use a slot again that `close` closed.
+
+        Raises:
+            PlexError: `disk_full`.
+        """
+        keep_closed(self._closed_file, self.pool.closed - {slot_id})
+        self.post(pool.SlotOpened(slot_id=slot_id))
 
     def slot_at(self, address: str) -> SlotId | None:
         """Return the slot of the instance at an address."""

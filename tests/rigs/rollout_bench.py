@@ -192,7 +192,10 @@ async def bench(
             await stack.enter_async_context(serve(further, KEYS))
         killed = asyncio.Event()
         leads = Managers(
-            [(one.listen, killed.set) for one in configs], clock=SystemClock(), keys=KEYS
+            [(one.listen, killed.set) for one in configs],
+            clock=SystemClock(),
+            keys=KEYS,
+            directory=configs[0].records_dir,
         )
         serving = await stack.enter_async_context(AsyncExitStack())
         manager, address = await serving.enter_async_context(serve(configs[0], KEYS))

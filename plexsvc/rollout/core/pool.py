@@ -21,6 +21,7 @@ while, longer each time, so that a provider that lies costs little.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias, assert_never
@@ -264,10 +265,11 @@ class Bill:
 class Pool:
     """Slots and the deployments that want them."""
 
-    def __init__(self) -> None:
+    def __init__(self, closed: Iterable[SlotId] = ()) -> None:
+        """Start without slots; `closed` are not to be used when they come."""
         self.slots: dict[SlotId, Slot] = {}
         self.wanted: dict[DeploymentId, Wanted] = {}
-        self.closed: set[SlotId] = set()
+        self.closed = set(closed)
         """Those that an operator closed, whether they are there or not."""
         self.bills: dict[DeploymentId, Bill] = Newest(MAX_BILLS)
         """Of deployments that are gone, too; exact to a tick."""
