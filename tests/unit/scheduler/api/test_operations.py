@@ -20,6 +20,7 @@ from plexsvc.ids import JobId, OperationId
 from plexsvc.scheduler.api.operations import EarlyPayloads
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.fakes.fake_cluster import staged_payload
+from tests.rigs.router_rig import until
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
 ANSWERED = ops.OPERATION_STATE_ANSWERED
@@ -115,6 +116,7 @@ async def test_a_payload_staged_before_or_after_its_operation_starts_it_and_is_d
     assert (call.result().state, plans) == (ANSWERED, [7])
     await announce(rig, staged(operation))  # a repeat that comes late is dropped, too
     await rig.end("job-1")
+    await until(lambda: len(rig.behaviour.dropped) >= 2)
     assert rig.behaviour.dropped == [operation.operation_id] * 2
 
 
