@@ -14,6 +14,7 @@ from tests.rigs.strangers import METHODS, SERVICES
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FUNCTION = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
+LIVES = ("An operation", "A training batch", "A generate", "A weight version")
 FILE = re.compile(r"`((?:plexsvc|client|tests|examples|benchmarks|docs|proto)/[\w./]*\w)`")
 
 
@@ -57,18 +58,32 @@ def source_of(file: str, name: str) -> str:
 
 def calls_named() -> list[tuple[str, str, str]]:
     """Return the calls that arrows of a life show: file and name of who calls, and whom."""
-    found = []
-    for line in life("An operation").replace("\n   ", " ").splitlines():
+    found = set()
+    for line in "\n".join(map(life, LIVES)).replace("\n   ", " ").splitlines():
         marks = list(FUNCTION.finditer(line))
         for one, next_ in itertools.pairwise(marks):
             if "→" in line[one.end() : next_.start()]:
-                found.append((one.group(1), one.group(2), next_.group(2)))
-    return found
+                found.add((one.group(1), one.group(2), next_.group(2)))
+    return sorted(found)
+
+
+def handed_through(title: str) -> set[str]:
+    """Return the functions that hand the work on; one in parentheses is only asked."""
+    text = life(title).partition("\n## ")[0]
+    return {match.group() for match in FUNCTION.finditer(text) if text[match.start() - 1] != "("}
+
+
+@pytest.mark.parametrize("title", ["A generate", "A weight version"])
+def test_a_life_names_as_many_functions_as_the_page_says(title: str) -> None:
+    text = " ".join((ROOT / "docs/architecture.md").read_text().split())
+    found = re.search(rf"{title.lower()}(?: names)? (\d+)", text, re.IGNORECASE)
+    assert found is not None
+    assert len(handed_through(title)) == int(found.group(1)) <= 40
 
 
 def test_the_life_of_an_operation_names_no_more_functions_than_it_says() -> None:
     assert len(set(FUNCTION.findall(life("An operation")))) == 40
-    assert len(calls_named()) > 12
+    assert len(calls_named()) > 60
 
 
 @pytest.mark.parametrize(("file", "name", "called"), calls_named())
