@@ -150,11 +150,10 @@ def test_a_job_samples_on_while_a_trace_takes_its_spot_devices(
     tmp_path: Path, tiny_model: Path, notice_s: int, minutes: int, scale: float
 ) -> None:
     trace = tmp_path / "trace.csv"
-    rows = [(0, "add", "a;b")]
-    for turn in range(1, 7):  # one goes and another comes, every so many minutes
-        gone, come = chr(ord("a") + turn - 1), chr(ord("b") + turn)
-        at_ms = 60_000 * minutes * turn
-        rows += [(at_ms, "remove", gone), (at_ms + 5_000, "add", come)]
+    rows = [(0, "add", "n0;n1")]
+    for turn in range(40):  # one goes and another comes, every so many minutes
+        at_ms = 60_000 * minutes * (turn + 1)
+        rows += [(at_ms, "remove", f"n{turn}"), (at_ms + 5_000, "add", f"n{turn + 2}")]
     lines = [f"short,{at_ms},{event},{nodes}" for at_ms, event, nodes in rows]
     trace.write_text("\n".join(["segment,t_ms,event,nodes", *lines, ""]))
     settings = f'[rollout.spot]\ntrace = "{trace}"\nsegment = "short"\nscale = {scale}\n'
@@ -172,8 +171,11 @@ def test_a_job_samples_on_while_a_trace_takes_its_spot_devices(
             instances=plex.Elastic(spot=(0, 2)),
         )
         expected = tokens(rollout.generate(PROMPTS, **OPTIONS))
-        log = tmp_path / "up.log"
-        while log.read_text().count("event=remove") < 4:
+        removed, drained = 0, False
+        # An engine that comes up as late as it is taken back is not drained, but ended.
+        while removed < 4 or (notice_s and not drained):
             assert tokens(rollout.generate(PROMPTS, **OPTIONS)) == expected
-        manager = (cluster.state_dir / "rollout/manager-0.log").read_text()
-        assert ("instance drained" in manager) == (notice_s > 0)
+            removed = (tmp_path / "up.log").read_text().count("event=remove")
+            manager = (cluster.state_dir / "rollout/manager-0.log").read_text()
+            drained = "instance drained" in manager
+        assert drained == (notice_s > 0)
