@@ -125,7 +125,7 @@ class Commands(typer.core.TyperGroup):
 
 
 def _exit_for(error: Exception, *, as_json: bool) -> Exception:
-    errors = sys.modules.get("plexsvc.errors")  # not imported: no such error was ever made
+    errors = sys.modules.get("plexclient.errors")  # not imported: no such error was ever made
     if errors is None or not isinstance(error, errors.PlexError):
         return error
     said = {"code": str(error.code), "message": error.message, "facts": error.facts}

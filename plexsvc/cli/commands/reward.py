@@ -161,13 +161,17 @@ def reward_test(
     from plexsvc.cli.app import print_json
 
     try:
-        references, keywords = [json.loads(reference)], dict(json.loads(settings))
+        references, keywords = [json.loads(reference)], json.loads(settings)
         if sample is not None:
             given = json.loads(sample.read_text())
             text, references = str(given["text"]), [given.get("reference")]
-            keywords = dict(given.get("settings", {}))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            keywords = given.get("settings", {})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise plex.PlexError(ErrorCode.BAD_REQUEST, f"not a sample in JSON: {error!r}") from error
+    if not isinstance(keywords, dict):
+        raise plex.PlexError(
+            ErrorCode.BAD_REQUEST, f"settings are {keywords!r:.40}; give a JSON object"
+        )
     if text is None:
         raise plex.PlexError(ErrorCode.BAD_REQUEST, "give a text or --sample")
     card = at.card

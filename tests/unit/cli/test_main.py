@@ -84,6 +84,20 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+SETTINGS = ["test", "exact", "a", "--settings", "[]"]
+
+
+@pytest.mark.parametrize(
+    "args", [["add", "own"], ["add", "own", "/no/such.py"], ["test", "exact"], SETTINGS], ids=str
+)
+def test_a_refusal_of_the_client_is_a_sentence_too(args: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "plexsvc.cli.main", "reward", *args]
+    done = subprocess.run(
+        [*command, "--state-dir", str(tmp_path)], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr[:13]) == (2, "bad_request: "), done.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [
