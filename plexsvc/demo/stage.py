@@ -215,7 +215,7 @@ def open_stage(
     tether = (sys.executable, "-m", "plexsvc.tether", str(os.getpid()))
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
-            [*tether, *_plexctl("up", "--config", str(config_path))],
+            [*tether, *_plexctl("up", "--config", str(config_path), "--state-dir", str(state_dir))],
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=log_file,
