@@ -309,7 +309,7 @@ class RewardCore:
     def _time_out(self, found: RequestId, at_us: int) -> None:
         request = self.batches[found.batch].requests[found.sample]
         stage = request.program.stages[request.stage]
-        reason = f"stage {stage.name} took longer than {stage.timeout_us / 1e6:g} s"
+        reason = f"stage {stage.name} took longer than it may, {stage.timeout_us / 1e6:g} s at most"
         score = request.program.timeout_score
         self._answer(found, at_us, verdict=Verdict.TIMEOUT, score=score, reason=reason)
 

@@ -112,9 +112,14 @@ class Library:
         """Forget a program and all its versions; batches under way go on.
 
         Raises:
-            PlexError: `not_found`.
+            PlexError: `not_found`; `bad_request` for a program of the service itself.
         """
         versions = self._own.get((tenant, name))
+        if versions is None and name in PROGRAMS:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{name} is a program of the service itself; only your own can be removed",
+            )
         if versions is None:
             raise self._none(tenant, name)
         place = self._directory / tenant / name

@@ -157,7 +157,7 @@ async def test_a_killed_worker_costs_a_retry_and_nothing_else(short: Path) -> No
         os.kill(pid, signal.SIGKILL)
         found = await asking
     assert (found[0].verdict, found[0].score) == ("timeout", -1.0)
-    assert found[0].detail == "stage compare took longer than 10 s"
+    assert found[0].detail == "stage compare took longer than it may, 10 s at most"
     assert found[1].score == 1.0
 
 

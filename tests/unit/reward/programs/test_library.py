@@ -65,6 +65,11 @@ def test_a_few_versions_are_kept_and_older_ones_are_gone(tmp_path: Path) -> None
             again.find(ACME, "own", versions[0])
 
 
+def test_a_program_of_the_service_cannot_be_removed(tmp_path: Path) -> None:
+    with pytest.raises(PlexError, match="exact is a program of the service itself"):
+        library(tmp_path).remove(ACME, "exact")
+
+
 def test_a_removed_program_does_not_come_back(tmp_path: Path) -> None:
     kept = library(tmp_path)
     kept.add(ACME, definition("a"))
