@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from plexclient.checks import of_type
 from plexclient.errors import ErrorCode, PlexError
 
 # T = packed tokens, B = sequences.
@@ -389,6 +390,7 @@ def required(
     Raises:
         PlexError: `bad_batch`, naming an array that is missing and what needs it.
     """
+    of_type("batch", batch, Batch)
     found: Mapping[str, npt.NDArray[np.generic]] = batch.arrays()
     for name in names:
         if name not in found:

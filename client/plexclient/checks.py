@@ -1,4 +1,4 @@
-"""Range checks of numbers that a caller gives, made before anything is sent."""
+"""Checks of values that a caller gives, made before anything is sent."""
 
 from __future__ import annotations
 
@@ -25,6 +25,41 @@ def whole(name: str, value: float, *, least: int = 0, most: int = 2**31 - 1) -> 
             ErrorCode.BAD_REQUEST, f"{name}={value!r}: it must be an integer in [{least}, {most}]"
         )
     return int(value)
+
+
+def text(name: str, value: object) -> str:
+    """Return `value`, a text that can be sent as UTF-8.
+
+    Raises:
+        PlexError: `bad_request` for anything else, half of a surrogate pair among it.
+
+    >>> text("prompt 0", "7 + 8 =")
+    '7 + 8 ='
+    """
+    if not isinstance(value, str):
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{name} is {value!r:.40}; it must be a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{name} cannot be sent as UTF-8: character {error.start} is half of a surrogate pair",
+        ) from error
+    return value
+
+
+def of_type(name: str, value: object, kind: type) -> None:
+    """Refuse a `value` that is not of a class of this package.
+
+    Raises:
+        PlexError: `bad_request`.
+
+    >>> of_type("batch", 7, int)
+    """
+    if not isinstance(value, kind):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"{name} is {value!r:.40}; it must be a plex.{kind.__name__}"
+        )
 
 
 def real(name: str, value: float, *, least: float = -math.inf, most: float = math.inf) -> float:

@@ -17,7 +17,7 @@ from plexclient.clock import Clock, SystemClock
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import JobId, new_job_id
 from plexclient.job import Job
-from plexclient.link import Link
+from plexclient.link import Link, bearer
 from plexclient.options import ClientOptions
 from plexclient.retry import Retry, persist
 from plexclient.session import Session
@@ -161,7 +161,8 @@ def connect(
     first call.
 
     Raises:
-        PlexError: `bad_request` when there is no address, it has no port, or `ca` cannot be read.
+        PlexError: `bad_request` when there is no address, it has no port, no call can carry
+            `token`, or `ca` cannot be read.
     """
     found = environment.read()
     target = found.address if address is None else address
@@ -175,9 +176,11 @@ def connect(
         raise PlexError(
             ErrorCode.BAD_REQUEST, f"connect({target!r}): an address is 'host:port' or 'unix:path'"
         )
+    own = found.token if token is None else token
+    bearer(own)  # refused here, before anything is started
     return Cluster(
         target,
-        token=found.token if token is None else token,
+        token=own,
         ca=found.ca if ca is None else ca,
         job_id=found.job_id,
         options=options or ClientOptions(),

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from plexclient import programs
 from plexclient.background import Background
 from plexclient.calls import call
-from plexclient.checks import real, whole
+from plexclient.checks import of_type, real, whole
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import JobId, new_deployment_id
@@ -64,6 +64,7 @@ class Job:
         self._is_open = False
         self._cache_dir = cache_dir
         self._request = request
+        self._deployments: dict[str, Deployment] = {}
 
     @property
     def background(self) -> Background:
@@ -168,6 +169,9 @@ class Job:
             PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,
                 `deployment_failed`, `operation_timeout`.
         """
+        of_type("parallel", parallel, Parallel)
+        if optimizer is not None:
+            of_type("optimizer", optimizer, AdamW)
         role = role or default_role(name, backend=backend)
         if role not in CLASSES:
             raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(CLASSES)}")
@@ -206,7 +210,8 @@ class Job:
             info = await self._deployed(request)
             if info.HasField("error"):
                 raise from_wire(info.error)
-            return CLASSES[spec.role](info, session=self.session, cache_dir=self._cache_dir)
+            made = CLASSES[spec.role](info, session=self.session, cache_dir=self._cache_dir)
+            return self._deployments.setdefault(name, made)  # it counts its operations: one alone
 
         return self.background.start(create)
 

@@ -55,6 +55,20 @@ def open_router(address: str, *, ca: str) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, credentials, options=list(OPTIONS))
 
 
+def bearer(token: str) -> tuple[str, str]:
+    """Return the header by which a call carries `token`.
+
+    Raises:
+        PlexError: `bad_request` for one that no header can carry.
+    """
+    if not (token.isascii() and token.isprintable()):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            "the token has characters that a call cannot carry; give one of printable ASCII",
+        )
+    return "authorization", f"Bearer {token}"
+
+
 class Link:
     """Calls on one router. Lives on the connection's loop. Every failure is a `PlexError`."""
 
@@ -62,7 +76,7 @@ class Link:
         self.address = address
         self._channel = open_router(address, ca=ca)
         self._stub = Stub(self._channel)
-        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._metadata = (bearer(token),)
         self._operations = Operations(
             lambda: self._stub.Operate(metadata=self._metadata), check=_check_taken
         )

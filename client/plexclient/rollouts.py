@@ -132,8 +132,8 @@ class GenerateCall:
             )
         session, n = self._rollout.job_session, options.get("n", 1)
         batch = open_batch(session, program, settings or {}, size=n * len(given))
-        batch.announce()
         generation = self._rollout.begin(given, text=True, options=options)
+        batch.announce()
 
         def finished(sample: Sample) -> None:
             index = n * sample.prompt_index + sample.sample_index
@@ -147,7 +147,11 @@ class GenerateCall:
             finally:
                 batch.leave()
 
-        return session.background.start(both, future=Cancellable(generation.cancel))
+        def cancel() -> None:
+            generation.cancel()
+            batch.cancel()
+
+        return session.background.start(both, future=Cancellable(cancel))
 
     def aio(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[GenerateOptions]

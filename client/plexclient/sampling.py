@@ -100,9 +100,10 @@ def encode_prompts(
     Raises:
         PlexError: `bad_request` for no prompts, an empty one, or a token outside the vocabulary.
     """
-    if isinstance(prompts, str):
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise PlexError(
-            ErrorCode.BAD_REQUEST, "prompts is one string; generate takes a list: [prompt]"
+            ErrorCode.BAD_REQUEST,
+            f"prompts is {prompts!r:.40}; generate takes a list: [prompt]",
         )
     tokens = [
         encode(p) if isinstance(p, str) else _token_ids(p, index=i) for i, p in enumerate(prompts)

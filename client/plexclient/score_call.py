@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator, Mapp
 from concurrent.futures import Future
 from typing import Any
 
-from plexclient.calls import unowned
+from plexclient.calls import Cancellable, unowned
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.judging import open_batch
 from plexclient.scores import Score, Scores
@@ -49,13 +49,13 @@ class Scoring:
         references: Sequence[Any] | None = None,
         **settings: Any,  # noqa: ANN401 - the program's
     ) -> Future[Scores]:
-        """Return a future of the scores at once.
+        """Return a future of the scores at once; its `cancel` ends the scoring.
 
         Raises:
             PlexError: `bad_request` for samples without text or references that do not match them.
         """
         batch = self._begin(program, samples, references, settings)
-        return self._session.background.start(batch.collect)
+        return self._session.background.start(batch.collect, future=Cancellable(batch.cancel))
 
     def aio(
         self,
@@ -125,8 +125,10 @@ class Scoring:
 def _to_wire(
     samples: Sequence[Scorable], references: Sequence[Any] | None
 ) -> list[reward_pb2.ScoreSample]:
-    if isinstance(samples, str):
-        raise PlexError(ErrorCode.BAD_REQUEST, "score takes a list of samples, not one text")
+    if isinstance(samples, str) or not isinstance(samples, Sequence):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"samples is {samples!r:.40}; score takes a list of them"
+        )
     if references is not None and len(references) != len(samples):
         raise PlexError(
             ErrorCode.BAD_REQUEST,

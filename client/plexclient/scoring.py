@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final
 
+from plexclient import checks
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import new_operation_id
 from plexclient.link import messages
@@ -17,11 +18,14 @@ from plexclient.retry import Retry
 from plexclient.samples import Sample
 from plexclient.scores import Score, Scores
 from plexclient.session import Session
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.v1 import reward_pb2
 
 MAX_REQUEST_SAMPLES: Final = 1024
 MAX_REQUEST_BYTES: Final = 1 << 20
 """Of one request, unless a single sample is larger; a batch travels in several."""
+ROOM_BYTES: Final = 64 << 10
+"""Of a message, for what goes with a sample."""
 
 Scorable = Sample | str
 
@@ -44,7 +48,13 @@ class ScoreBatch:
         self._version = ""
 
     def ask(self, samples: Sequence[reward_pb2.ScoreSample]) -> None:
-        """Have samples scored; the batch is whole once `size` were given."""
+        """Have samples scored; the batch is whole once `size` were given.
+
+        Raises:
+            PlexError: `payload_too_large` for a sample that no message can carry.
+        """
+        for sample in samples:
+            self._check_size(sample)
         for part in _parts(samples):
             self._session.background.start(partial(self._ask, part))
 
@@ -57,6 +67,14 @@ class ScoreBatch:
         self._is_left = True
         for call in self._calls:
             call.cancel()
+
+    def cancel(self) -> None:
+        """Have whoever reads the scores see `cancelled`; whatever they have not read is left."""
+        text = f"scoring by {self._program} was cancelled"
+        self._session.background.start(partial(self._put, PlexError(ErrorCode.CANCELLED, text)))
+
+    async def _put(self, found: PlexError) -> None:
+        self._done.put_nowait(found)
 
     async def collect(self) -> Scores:
         """Return all scores, in order.
@@ -82,6 +100,15 @@ class ScoreBatch:
                 yield found
         finally:
             self.leave()
+
+    def _check_size(self, sample: reward_pb2.ScoreSample) -> None:
+        nbytes, most = sample.ByteSize() + len(self._settings), MAX_MESSAGE_BYTES - ROOM_BYTES
+        if nbytes > most:
+            raise PlexError(
+                ErrorCode.PAYLOAD_TOO_LARGE,
+                f"sample {sample.index} has {nbytes} bytes with its reference and the settings; "
+                f"one message carries at most {most}: shorten them",
+            )
 
     async def _announce(self) -> None:
         with suppress(PlexError):  # a hint: what is wrong with it, the first sample is told
@@ -166,13 +193,13 @@ def score_sample(index: int, sample: Scorable, reference: Any) -> reward_pb2.Sco
 
 
 def _text(sample: Scorable, index: int) -> str:
-    text = sample if isinstance(sample, str) else sample.text
+    text = sample.text if isinstance(sample, Sample) else sample
     if text is None:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
             f"sample {index} has no text: generate with `text=True`, or from text prompts",
         )
-    return text
+    return checks.text(f"sample {index}", text)
 
 
 def _json(what: str, value: Any) -> str:  # noqa: ANN401 - whatever JSON can hold

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from plexclient import checks
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.payloads import fetch
 from plexclient.session import Session
@@ -29,7 +30,8 @@ class Tokenizer:
         with. `generate` and `Batch.from_texts` do not add it either, since a chat template's text
         has it already: pass ids of `encode(prompt, add_special_tokens=True)` to `generate`.
         """
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        sent = checks.text("a text", text)
+        return list(self.backend.encode(sent, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from plexclient.batch import Batch, FloatArray, required
 from plexclient.calls import call
-from plexclient.checks import real
+from plexclient.checks import of_type, real
 from plexclient.deployment import Deployment, Result, facts
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.losses import find_loss
@@ -241,6 +241,7 @@ def _gradient(name: str, values: npt.ArrayLike, *, batch: Batch) -> FloatArray:
 
 
 def _temperature(given: float | None, batch: Batch) -> float:
+    of_type("batch", batch, Batch)
     value = batch.temperature if given is None else given
     if real("temperature", value) <= 0:
         raise PlexError(ErrorCode.BAD_REQUEST, f"temperature={value!r}: it must be above 0")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc
 
 from plexclient.failures import error_of
-from plexclient.link import router_tls
+from plexclient.link import bearer, router_tls
 from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1 import service_pb2, service_pb2_grpc
 from plexsvc.cluster.places import Card
@@ -70,7 +70,7 @@ class _Caller(grpc.UnaryUnaryClientInterceptor):
         details = _Details(
             method=client_call_details.method,
             timeout=client_call_details.timeout or CALL_TIMEOUT_S,
-            metadata=(("authorization", f"Bearer {self._card.token}"),),
+            metadata=(bearer(self._card.token),),
         )
         call = continuation(details, request)
         try:

@@ -19,7 +19,7 @@ from typing import Final
 
 import grpc.aio
 
-from plexclient.link import open_router
+from plexclient.link import bearer, open_router
 from plexclient.wire.v1 import service_pb2, service_pb2_grpc
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster.places import ADDRESS_VARIABLE, CA_VARIABLE, TOKEN_VARIABLE
@@ -64,7 +64,7 @@ class Supervisor:
         self._order = order
         self._place = place
         self._stub = stub
-        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._metadata = (bearer(token),)
         self._clock = clock
         self._ended_job: service_pb2.Job | None = None
 

@@ -211,6 +211,13 @@ def test_roles_follow_name_and_backend(loop: Loop) -> None:
     assert isinstance(job.deploy("a", model="/m", backend="noop", role="reference"), plex.Reference)
 
 
+def test_deploying_a_name_again_returns_the_same(loop: Loop) -> None:
+    again = loop.job.deploy("actor", model="/model", backend="noop", optimizer=plex.AdamW())
+    loop.actor.noop()
+    again.noop()
+    assert again is loop.actor
+
+
 def test_a_deployment_asks_for_what_it_was_given(loop: Loop) -> None:
     actor = loop.job.deploy(
         "policy",
@@ -367,6 +374,12 @@ def test_an_address_that_is_none_is_refused_with_what_to_do(address: str | None)
         plex.connect(address)
     assert caught.value.code == "bad_request"
     assert "host:port" in caught.value.message
+
+
+@pytest.mark.parametrize("token", ["\N{LATIN SMALL LETTER E WITH ACUTE}", "two\nlines"])
+def test_a_token_that_no_call_can_carry_is_refused(token: str) -> None:
+    with pytest.raises(PlexError, match="the token has characters"):
+        plex.connect("127.0.0.1:1", token=token)
 
 
 def test_the_environment_is_read_from_three_variables() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import pytest
 import plexclient as plex
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.scoring import MAX_REQUEST_SAMPLES
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from tests.fakes.fake_router import FakeRouter, Fault
+from tests.rigs.waiting import wait_until
 from tests.unit.client.conftest import TOKENIZER, Loop
 
 TEXTS = ["a", "bbb", "cc"]
@@ -73,17 +76,53 @@ def test_an_error_of_a_sample_is_its_own(loop: Loop) -> None:
     ("samples", "references", "text"),
     [
         (["a"], ["a", "b"], "2 references for 1 samples"),
-        ("a text", None, "not one text"),
+        ("a text", None, "samples is 'a text'; score takes a list"),
+        (None, None, "samples is None; score takes a list"),
+        ([1], None, "sample 0 is 1; it must be a text"),
+        (["\ud83c"], None, "sample 0 cannot be sent as UTF-8"),
+        (["a"], ["b" * MAX_MESSAGE_BYTES], "sample 0 has 8388[0-9]+ bytes"),
         (["a"], [{1, 2}], "reference 0 cannot be sent as JSON"),
         (["a"], [math.nan], "reference 0 cannot be sent as JSON"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_sent(
-    samples: list[str], references: list[object] | None, text: str, loop: Loop, router: FakeRouter
+    samples: Sequence[str],
+    references: list[object] | None,
+    text: str,
+    loop: Loop,
+    router: FakeRouter,
 ) -> None:
     with pytest.raises(PlexError, match=text):
         loop.job.score("exact", samples, references=references)
     assert router.scored == []
+
+
+def test_scoring_that_is_cancelled_ends(loop: Loop, router: FakeRouter) -> None:
+    router.fail("Score", Fault(stalls=True))
+    scores = loop.job.score.submit("exact", TEXTS)
+    assert scores.cancel()
+    with pytest.raises(PlexError, match="scoring by exact was cancelled"):
+        scores.result(timeout=10)
+
+
+def test_a_generate_is_cancelled_while_its_samples_are_scored(
+    loop: Loop, router: FakeRouter
+) -> None:
+    router.files["tokenizer.json"] = json.dumps(TOKENIZER).encode()
+    router.fail("Score", *[Fault(stalls=True)] * 3)
+    samples = loop.rollout.generate.submit([[0]], score="exact", n=2, max_tokens=3)
+    wait_until(lambda: router.calls.count("Score") == 3, what="both samples are sent")
+    assert samples.cancel()
+    with pytest.raises(PlexError, match="cancelled"):
+        samples.result(timeout=10)
+
+
+def test_a_generate_that_is_refused_announces_no_samples(loop: Loop, router: FakeRouter) -> None:
+    router.files["tokenizer.json"] = json.dumps(TOKENIZER).encode()
+    with pytest.raises(PlexError, match="no tokens"):
+        loop.rollout.generate([[]], score="exact")
+    loop.actor.noop()
+    assert "Score" not in router.calls
 
 
 def test_samples_without_text_are_refused(loop: Loop) -> None:
