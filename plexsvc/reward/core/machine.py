@@ -5,10 +5,7 @@ next stage, until a stage gives a verdict. It is answered once. A stage that tak
 with its worker and gives the timeout score. A program that fails, or whose worker dies, runs again
 on another worker, `MAX_TRIES` times in all. The workers of a pool hold the same resources and run
 any stage that asks for these. There are as many as were planned; where no plan is in force, as many
-as there are requests, as far as the nodes have room. A pool with work and without a worker gets its
-first before other pools go on with what is less urgent. A tenant that has waited a moment for its
-share of a pool gets it: runs that others have borrowed are stopped, the youngest first, and wait
-again. A tenant's oldest runs, as many as its share, are never stopped for others, so each ends.
+as there are requests, as far as the nodes have room. `dealing` says who of those that wait is next.
 """
 
 from __future__ import annotations
@@ -16,9 +13,9 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from plexsvc.reward.core.crew import Crew
+from plexsvc.reward.core.dealing import MAX_FAILED_STARTS, Dealer
 from plexsvc.reward.core.planner import ActiveBatch, HistoryKey, PlanFacts
-from plexsvc.reward.core.pools import PLANNED_IDLE_US, Pool, place_for
-from plexsvc.reward.core.queues import Urgency
+from plexsvc.reward.core.pools import PLANNED_IDLE_US, Pool
 from plexsvc.reward.core.state import Batch, PoolLimits, Request, Worker
 from plexsvc.reward.core.vocabulary import (
     AnswerRequest,
@@ -33,7 +30,6 @@ from plexsvc.reward.core.vocabulary import (
     ProgramSpec,
     RememberBatch,
     RequestId,
-    RunStage,
     SampleRefused,
     SamplesArrived,
     SampleScored,
@@ -41,23 +37,12 @@ from plexsvc.reward.core.vocabulary import (
     StagePassed,
     TimePassed,
     Verdict,
-    WorkerId,
     WorkerLost,
     WorkerReady,
 )
 
 MAX_TRIES: Final = 3
 """Runs of one stage of a request when the program fails."""
-
-PATIENCE_US: Final = 1_000_000
-"""How long a tenant waits for its share before what others have borrowed of it is stopped; most
-runs end before, and cost no new worker."""
-
-START_PAUSE_US: Final = 1_000_000
-"""After a worker that did not come up, before the next is started; doubles with each in a row."""
-
-MAX_FAILED_STARTS: Final = 5
-"""Workers that may die in a row before any was ready; then nothing waits for a worker."""
 
 RunEnded = StagePassed | SampleScored | SampleTimedOut | SampleRefused | ProgramFailed
 
@@ -71,18 +56,17 @@ class RewardCore:
         self._orders: list[Order] = []
         self.crew = Crew(limits, self._orders.append)
         self.workers, self.pools = self.crew.workers, self.crew.pools
+        self._dealer = Dealer(self.batches, self.crew, self._orders.append)
         self._history_us: dict[HistoryKey, int] = {}
         self._arrivals = 0
-        self._failed_starts = 0
-        self._start_at_us = 0
-        self._is_start_due = False
         self._at_us = 0
 
     def handle(self, fact: Fact) -> list[Order]:
         """Return what is to be done because of `fact`, in order."""
         self._at_us = fact.at_us
         self._note(fact)
-        self._settle(fact.at_us)
+        self._note_homeless(fact.at_us)
+        self._dealer.settle(fact.at_us)
         orders = self._orders.copy()
         self._orders.clear()
         return orders
@@ -90,10 +74,10 @@ class RewardCore:
     def next_deadline_us(self) -> int | None:
         """Return when `TimePassed` is due if nothing happens before; None while nothing is."""
         times = [self._deadline_us(worker, self._at_us) for worker in self.workers.values()]
-        times += [self._patience_ends_us(pool) for pool in self.pools.values()]
+        times += [self._dealer.patience_ends_us(pool, self._at_us) for pool in self.pools.values()]
         times += [self._gives_up_us(pool) for pool in self.pools.values()]
-        due = [time for time in times if time is not None]
-        return min([*due, self._start_at_us] if self._is_start_due else due, default=None)
+        times.append(self._dealer.start_due_us)
+        return min((time for time in times if time is not None), default=None)
 
     def expected_us(self, key: HistoryKey) -> int | None:
         """Return how long the next batch of a job's program is expected to take."""
@@ -204,7 +188,7 @@ class RewardCore:
                 arrived_us=fact.at_us - batch.begun_us,
                 runs_us=[0] * len(fact.program.stages),
             )
-            self._put(RequestId(fact.batch, index), request)
+            self._dealer.put(RequestId(fact.batch, index), request)
 
     def _begin(self, fact: SamplesArrived) -> Batch:
         """Return a new batch, expected to take as long as the last one, or as one sample may."""
@@ -218,21 +202,10 @@ class RewardCore:
             is_known=known_us is not None,
         )
 
-    def _put(self, found: RequestId, request: Request) -> None:
-        """Let a request wait for its stage."""
-        batch = self.batches[found.batch]
-        left_us = sum(stage.timeout_us for stage in request.program.stages[request.stage :])
-        urgency = Urgency(
-            batch.expected_end_us,
-            request.number,
-            no_later_us=batch.expected_end_us - left_us if batch.is_known else 0,
-        )
-        self.crew.pool(request.resource).queue.put(found, urgency)
-
     def _ready(self, fact: WorkerReady) -> None:
         worker = self.workers[fact.worker]
         if not worker.is_stopped:
-            self._failed_starts = 0
+            self._dealer.failed_starts = 0
             worker.is_ready, worker.since_us = True, fact.at_us
             worker.pool.starting -= 1
             self.crew.keep(fact.worker)
@@ -247,10 +220,7 @@ class RewardCore:
 
     def _failed_start(self, at_us: int, *, reason: str) -> None:
         """Count a worker that did not come up; answer what waits once none does."""
-        self._failed_starts += 1
-        exponent = min(self._failed_starts, MAX_FAILED_STARTS) - 1
-        self._start_at_us = at_us + (START_PAUSE_US << exponent)
-        if self._failed_starts < MAX_FAILED_STARTS:
+        if not self._dealer.fail_start(at_us):
             return
         text = f"{MAX_FAILED_STARTS} workers in a row did not come up, last: {reason}"
         for pool in self.pools.values():
@@ -279,7 +249,7 @@ class RewardCore:
             case StagePassed():
                 assert request.stage + 1 < len(request.program.stages), found
                 request.stage, request.tries = request.stage + 1, 0
-                self._put(found, request)
+                self._dealer.put(found, request)
             case SampleScored():
                 self._answer(found, fact.at_us, verdict=Verdict.SCORED, score=fact.score)
             case SampleTimedOut():
@@ -294,7 +264,7 @@ class RewardCore:
         request = self._finish_run(found, at_us)
         request.tries += 1
         if request.tries < MAX_TRIES:
-            self._put(found, request)
+            self._dealer.put(found, request)
             return
         text = f"the program failed {MAX_TRIES} times, last: {reason}"
         self._answer(found, at_us, verdict=Verdict.ERROR, reason=text)
@@ -387,122 +357,6 @@ class RewardCore:
         idle_us = min(self.limits.idle_us, PLANNED_IDLE_US) if is_planned else self.limits.idle_us
         return worker.since_us + idle_us
 
-    def _settle(self, now_us: int) -> None:
-        """Give idle workers what waits, and start those that are wanted and have room."""
-        self._note_homeless(now_us)
-        needy = self._needy(now_us)
-        going = [
-            one for one in self.pools.values() if needy is None or _first(one) <= _first(needy)
-        ]
-        for pool in going:
-            while pool.idle:
-                found = pool.queue.take(workers=pool.working)
-                if found is None:
-                    break
-                self._run(found, next(iter(pool.idle)), now_us)
-        for pool in going:
-            self._take_back(pool, now_us)
-        self._is_start_due = False
-        for pool in sorted(going, key=lambda one: (one.working > 0, *_first(one))):
-            self._start(pool, now_us)
-
-    def _needy(self, now_us: int) -> Pool | None:
-        """Return the most urgent pool that has work and neither a worker nor room for one.
-
-        Idle workers of less urgent ones are stopped until it has room; these stand still.
-        """
-        if now_us < self._start_at_us:
-            return None
-        without = [pool for pool in self.pools.values() if len(pool.queue) and not pool.working]
-        for pool in sorted(without, key=_first):
-            if not self.crew.has_room_for(pool.resource):
-                continue
-            less_urgent = [one for one in self.pools.values() if _first(one) > _first(pool)]
-            for other in less_urgent:
-                while other.idle and place_for(self.crew.places, pool.resource) is None:
-                    self.crew.stop(next(iter(other.idle)))
-            if place_for(self.crew.places, pool.resource) is None:
-                return pool
-        return None
-
-    def _start(self, pool: Pool, now_us: int) -> None:
-        wanted = max(
-            pool.wanted(now_us, least=self.crew.least(pool)),
-            self._is_announced(pool) - len(pool.idle) - pool.starting,
-        )
-        if wanted > 0 and self._failed_starts and now_us < self._start_at_us:
-            self._is_start_due = True
-            return
-        for _ in range(wanted):
-            place = place_for(self.crew.places, pool.resource)
-            if place is None:
-                return
-            self.crew.start_at(place, pool, now_us)
-
-    def _take_back(self, pool: Pool, now_us: int) -> None:
-        """Stop borrowed runs for tenants that have waited for their share, and let them wait."""
-        if pool.idle or now_us < self._start_at_us or not pool.is_short(now_us):
-            return
-        owed = sum(
-            number
-            for found, number in pool.queue.owed(workers=pool.working)
-            if self._waits_since_us(found) + PATIENCE_US <= now_us
-        )
-        if owed > pool.starting:
-            for worker_id in self.crew.borrowed(pool)[: owed - pool.starting]:
-                place = self.workers[worker_id].place
-                self._interrupt(worker_id, now_us)
-                if place in self.crew.places:
-                    self.crew.start_at(place, pool, now_us)
-
-    def _interrupt(self, worker_id: WorkerId, now_us: int) -> None:
-        """Stop a worker; what it ran waits again, and the run counts as waiting."""
-        found = self.workers[worker_id].request
-        assert found is not None, worker_id
-        request = self.batches[found.batch].requests[found.sample]
-        request.queue_us += now_us - request.since_us
-        request.since_us, request.worker = now_us, None
-        self.crew.pool(request.resource).queue.running[found.batch.tenant] -= 1
-        self.crew.stop(worker_id)
-        self._put(found, request)
-
-    def _patience_ends_us(self, pool: Pool) -> int | None:
-        """Return when runs are to be stopped for a tenant that waits; None where that is past."""
-        if not len(pool.queue) or pool.idle:
-            return None
-        ends = [
-            self._waits_since_us(found) + PATIENCE_US
-            for found, _ in pool.queue.owed(workers=pool.working)
-        ]
-        return min((end for end in ends if end > self._at_us), default=None)
-
-    def _waits_since_us(self, found: RequestId) -> int:
-        return self.batches[found.batch].requests[found.sample].since_us
-
-    def _is_announced(self, pool: Pool) -> bool:
-        """Return whether an idle worker is to be there: samples will come, and none has yet."""
-        return any(
-            not batch.arrived and batch.program.stages[0].resource == pool.resource
-            for batch in self.batches.values()
-        )
-
-    def _run(self, found: RequestId, worker_id: WorkerId, now_us: int) -> None:
-        worker = self.workers[worker_id]
-        request = self.batches[found.batch].requests[found.sample]
-        del worker.pool.idle[worker_id]
-        worker.request, worker.since_us = found, now_us
-        request.worker = worker_id
-        request.queue_us += now_us - request.since_us
-        request.since_us = now_us
-        worker.pool.queue.running[found.batch.tenant] += 1
-        self._orders.append(RunStage(worker=worker_id, request=found, stage=request.stage))
-
 
 def _history_key(batch: BatchId, program: ProgramSpec) -> HistoryKey:
     return (batch.tenant, batch.job_id, program.name)
-
-
-def _first(pool: Pool) -> tuple[int, int]:
-    """Return how urgent a pool is: the least goes first."""
-    first = pool.queue.first()
-    return (first.expected_end_us, first.number) if first is not None else (1 << 62, 0)

@@ -9,12 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plexsvc.ids import JobId, TenantId
-from plexsvc.reward.core.machine import (
-    MAX_FAILED_STARTS,
-    MAX_TRIES,
-    PATIENCE_US,
-    RewardCore,
-)
+from plexsvc.reward.core.dealing import MAX_FAILED_STARTS, PATIENCE_US
+from plexsvc.reward.core.machine import MAX_TRIES, RewardCore
 from plexsvc.reward.core.planning import UnderWay
 from plexsvc.reward.core.pools import PLANNED_IDLE_US
 from plexsvc.reward.core.state import PoolLimits
