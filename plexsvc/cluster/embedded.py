@@ -240,7 +240,7 @@ class EmbeddedCluster:
     async def _start_agents(self, stack: AsyncExitStack) -> list[str]:
         """Start all agents at once; return their addresses in the order of the configuration."""
         configs = [self._agent_config(node, stack) for node in self._config.nodes]
-        launcher = await stack.enter_async_context(LocalLauncher(configs))
+        launcher = await stack.enter_async_context(LocalLauncher())
         async with asyncio.TaskGroup() as starting:
             spawns = [starting.create_task(launcher.spawn(config)) for config in configs]
         addresses = [spawn.result().address for spawn in spawns]

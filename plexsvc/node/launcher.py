@@ -1,7 +1,6 @@
-"""Launchers of node agents: the protocol, and the one for this machine.
+"""Launcher of this machine's node agents.
 
-A launcher knows nodes and processes, nothing of devices, leases or ranks: those are the agent's.
-Another engine (Ray, past one machine) implements the same five methods with the same argv.
+It knows nodes and processes, nothing of devices, leases or ranks: those are the agent's.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
@@ -26,13 +25,8 @@ log = Log(__name__)
 
 _MAX_EVENTS: Final = 1024
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherNode:
-    """A node on which an agent can be started."""
-
-    node_id: NodeId
-    host: str
+_GRACE_S: Final = 10.0
+"""From TERM to KILL of an agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,39 +49,6 @@ class AgentExited:
     log_tail: str
 
 
-class Launcher(Protocol):
-    """How node agents are started, watched and stopped."""
-
-    async def nodes(self) -> Sequence[LauncherNode]:
-        """Return the nodes there are."""
-        ...
-
-    async def spawn(self, config: AgentConfig) -> AgentRef:
-        """Start the agent of a node; return when it serves.
-
-        Raises:
-            PlexError: `unavailable` with its log's tail when it does not come up.
-        """
-        ...
-
-    async def stop(self, ref: AgentRef, *, grace_us: int) -> None:
-        """End an agent and all its processes: TERM, then KILL after `grace_us`."""
-        ...
-
-    def events(self) -> AsyncIterator[AgentExited]:
-        """Yield each end of an agent that nobody asked for."""
-        ...
-
-    async def aclose(self) -> None:
-        """Stop every agent; return when they are gone."""
-        ...
-
-
-def agent_argv(config_path: Path) -> tuple[str, ...]:
-    """Return the command of a node agent, the same on every engine."""
-    return (sys.executable, "-m", "plexsvc.node.agent", "--config", str(config_path))
-
-
 @dataclass(slots=True, kw_only=True)
 class _Running:
     ref: AgentRef
@@ -99,10 +60,7 @@ class _Running:
 class LocalLauncher:
     """Agents as subprocesses of this one; they die with it. Use as an async context manager."""
 
-    def __init__(self, configs: Sequence[AgentConfig]) -> None:
-        self._nodes = tuple(
-            LauncherNode(node_id=NodeId(config.node_id), host="127.0.0.1") for config in configs
-        )
+    def __init__(self) -> None:
         self._running: dict[NodeId, _Running] = {}
         self._events: asyncio.Queue[AgentExited] = asyncio.Queue(_MAX_EVENTS)
         self._tasks = asyncio.TaskGroup()
@@ -115,10 +73,6 @@ class LocalLauncher:
         await self.aclose()
         await self._tasks.__aexit__(None, None, None)
 
-    async def nodes(self) -> Sequence[LauncherNode]:
-        """Return the configured nodes."""
-        return self._nodes
-
     async def spawn(self, config: AgentConfig) -> AgentRef:
         """Start the agent of a node; return when it serves.
 
@@ -130,7 +84,8 @@ class LocalLauncher:
         config_path.write_text(toml.dumps(config))
         log_path = (config.log_dir or config.runtime_dir) / "agent.log"
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        argv = (*agent_argv(config_path), "--parent-death", str(os.getpid()))
+        module, me = "plexsvc.node.agent", str(os.getpid())
+        argv = (sys.executable, "-m", module, "--config", str(config_path), "--parent-death", me)
         process = AgentProcess(argv, log_path=log_path)
         said = await process.announcement(
             f"the agent of {config.node_id}", timeout_s=config.start_timeout_us / 1e6
@@ -141,14 +96,6 @@ class LocalLauncher:
         self._tasks.create_task(self._watch(running))
         return ref
 
-    async def stop(self, ref: AgentRef, *, grace_us: int) -> None:
-        """End an agent and all its processes: TERM, then KILL after `grace_us`."""
-        running = self._running.get(ref.node_id)
-        if running is None or running.ref.pid != ref.pid:
-            return
-        running.is_stopping = True
-        await running.process.end(grace_s=grace_us / 1e6)
-
     async def events(self) -> AsyncIterator[AgentExited]:
         """Yield each end of an agent that nobody asked for."""
         while True:
@@ -158,7 +105,8 @@ class LocalLauncher:
         """Stop every agent; return when they are gone."""
         async with asyncio.TaskGroup() as tasks:
             for running in list(self._running.values()):
-                tasks.create_task(self.stop(running.ref, grace_us=10_000_000))
+                running.is_stopping = True
+                tasks.create_task(running.process.end(grace_s=_GRACE_S))
 
     async def _watch(self, running: _Running) -> None:
         code = await running.process.wait()

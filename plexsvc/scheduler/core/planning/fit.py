@@ -48,11 +48,6 @@ class Pruned:
     by_slices: int = 0
 
     @property
-    def free_units_share(self) -> float:
-        """Return the share of all pairs that the count of free units alone pruned."""
-        return self.by_free_units / self.pairs if self.pairs else 0.0
-
-    @property
     def share(self) -> float:
         """Return the pruned share of all pairs."""
         return (self.by_free_units + self.by_slices) / self.pairs if self.pairs else 0.0
