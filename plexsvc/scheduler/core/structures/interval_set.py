@@ -17,7 +17,6 @@ class Insertion:
 
     fits: int
     overlaps: int
-    first_conflict: int | None
 
     @property
     def is_clean(self) -> bool:
@@ -28,10 +27,8 @@ class Insertion:
 class IntervalSet:
     """Free windows, sorted and disjoint, never touching; binary search over their boundaries.
 
-    >>> free = IntervalSet([(0, 10)])
-    >>> free.remove(3, 5)
-    >>> free.ranges(), free.first_fit(4), free.covers(5, 9)
-    ([(0, 3), (5, 10)], 5, True)
+    >>> IntervalSet([(5, 10), (0, 2), (2, 3)]).ranges()
+    [(0, 3), (5, 10)]
     """
 
     __slots__ = ("_ends", "_starts")
@@ -67,60 +64,15 @@ class IntervalSet:
         """Return how many slots are free. `O(n)`."""
         return int((self._ends - self._starts).sum())
 
-    def covers(self, start: int, end: int) -> bool:
-        """Return whether [start, end) lies in one window. `O(log n)`."""
-        if start >= end:
-            return True
-        at = int(self._starts.searchsorted(start, side="right")) - 1
-        return at >= 0 and end <= int(self._ends[at])
-
-    def first_fit(self, length: int, *, not_before: int = 0) -> int | None:
-        """Return the first start of `length` consecutive free slots, or None. `O(n)`.
-
-        >>> IntervalSet([(0, 3), (5, 10)]).first_fit(4, not_before=6)
-        6
-        """
-        at = int(self._ends.searchsorted(not_before, side="right"))
-        starts = np.maximum(self._starts[at:], not_before)
-        fits = self._ends[at:] - starts >= length
-        return int(starts[fits.argmax()]) if fits.any() else None
-
-    def add(self, start: int, end: int) -> None:
-        """Make [start, end) free. `O(n)`."""
-        if start < end:
-            first = int(self._ends.searchsorted(start, side="left"))
-            last = int(self._starts.searchsorted(end, side="right"))
-            if first < last:
-                start = min(start, int(self._starts[first]))
-                end = max(end, int(self._ends[last - 1]))
-            self._splice(first, last, [(start, end)])
-
-    def remove(self, start: int, end: int) -> None:
-        """Make [start, end) busy. `O(n)`."""
-        if start >= end:
-            return
-        first = int(self._ends.searchsorted(start, side="right"))
-        last = int(self._starts.searchsorted(end, side="left"))
-        if first < last:
-            left = (int(self._starts[first]), start)
-            right = (end, int(self._ends[last - 1]))
-            self._splice(first, last, [piece for piece in (left, right) if piece[0] < piece[1]])
-
     def simulate_insert(self, starts: Ints, ends: Ints) -> Insertion:
         """Say what placing the ranges would meet, changing nothing. `O(m log n)`, vectorised.
 
         >>> free = IntervalSet([(0, 4), (8, 12)])
         >>> free.simulate_insert(np.array([1, 6]), np.array([3, 9]))
-        Insertion(fits=3, overlaps=2, first_conflict=6)
+        Insertion(fits=3, overlaps=2)
         """
         free = self._free_before(ends) - self._free_before(starts)
-        missing = (ends - starts) - free
-        conflicts = np.flatnonzero(missing)
-        return Insertion(
-            fits=int(free.sum()),
-            overlaps=int(missing.sum()),
-            first_conflict=int(starts[conflicts[0]]) if conflicts.size else None,
-        )
+        return Insertion(fits=int(free.sum()), overlaps=int(((ends - starts) - free).sum()))
 
     def intersection(self, other: IntervalSet) -> IntervalSet:
         """Return the slots free in both. `O((n + m) log(n + m))`, vectorised.
@@ -155,11 +107,6 @@ class IntervalSet:
         at = self._starts.searchsorted(points, side="right") - 1
         inside = np.minimum(points - self._starts[at], lengths[at])
         return np.where(at < 0, 0, before[at] + inside)
-
-    def _splice(self, first: int, last: int, pieces: list[tuple[int, int]]) -> None:
-        new = np.array(pieces, dtype=np.int64).reshape(-1, 2)
-        self._starts = np.concatenate((self._starts[:first], new[:, 0], self._starts[last:]))
-        self._ends = np.concatenate((self._ends[:first], new[:, 1], self._ends[last:]))
 
     def _take(self, starts: Ints, ends: Ints) -> None:
         self._starts, self._ends = starts, ends

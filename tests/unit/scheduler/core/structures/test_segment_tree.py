@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from plexsvc.scheduler.core.structures.segment_tree import SegmentTree
 
@@ -34,33 +34,11 @@ class TreeRace(RuleBasedStateMachine):
         for slot in range(start, end):
             self.naive[slot] += delta
 
-    @rule(pairs=st.lists(st.tuples(FRACTION, FRACTION), max_size=6), delta=st.integers(-4, 4))
-    def add_many(self, pairs: list[tuple[int, int]], delta: int) -> None:
-        ranges = np.array([self.bounds(a, b) for a, b in pairs], dtype=np.int64).reshape(-1, 2)
-        self.tree.add_many(ranges[:, 0], ranges[:, 1], delta=delta)
-        for start, end in ranges:
-            for slot in range(start, end):
-                self.naive[slot] += delta
-
     @rule(a=FRACTION, b=FRACTION)
     def minimum(self, a: int, b: int) -> None:
         start, end = self.bounds(a, b)
         if start < end:
             assert self.tree.minimum(start, end) == min(self.naive[start:end])
-
-    @precondition(lambda self: self.naive)
-    @rule(length=st.integers(1, 60), at_least=st.integers(-10, 20), not_before=FRACTION)
-    def first_fit(self, length: int, at_least: int, not_before: int) -> None:
-        first = not_before % len(self.naive)
-        want = next(
-            (
-                start
-                for start in range(first, len(self.naive) - length + 1)
-                if all(value >= at_least for value in self.naive[start : start + length])
-            ),
-            None,
-        )
-        assert self.tree.first_fit(length, at_least=at_least, not_before=first) == want
 
     @invariant()
     def same_values(self) -> None:
