@@ -158,7 +158,8 @@ class Job:
 
         A rollout has one engine, or so many `instances`; by `instances=plex.Elastic(dedicated=1,
         spot=(0, 8), serving=(0, 4))` further ones come and go, and by `plex.Elastic(shared=True)`
-        it shares its devices in time with others. Its samples are the same.
+        it shares its devices in time with others, by `plex.Elastic(reserved=True)` with its own
+        job's training. Its samples are the same.
 
         `max_logprob_gap` above 0 makes an actor refuse a batch of a policy loss with
         `logprob_mismatch`, before any gradient is added, when a logprob of the sampler is further
@@ -177,6 +178,7 @@ class Job:
             raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(CLASSES)}")
         num_instances, others = instances_to_wire(role, instances)
         source = model if isinstance(model, Deployment) else None
+        elastic = instances if isinstance(instances, Elastic) else Elastic()
         spec = service_pb2.DeploymentSpec(
             role=role,
             model=source.info.spec.model if source is not None else str(model),
@@ -190,7 +192,8 @@ class Job:
             max_model_len=whole("max_model_len", max_model_len),
             num_instances=num_instances,
             instances=others,
-            shares_devices=isinstance(instances, Elastic) and instances.shared,
+            shares_devices=elastic.shared or elastic.reserved,
+            where_it_trains=elastic.reserved,
             kv_cache_bytes=whole("kv_cache_bytes", kv_cache_bytes, most=2**63 - 1),
             max_logprob_gap=real("max_logprob_gap", max_logprob_gap, least=0),
         )

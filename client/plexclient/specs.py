@@ -115,7 +115,8 @@ class Elastic:
     `shared=True`: its instances, all dedicated, share their devices in time with those of others
     that say so, where no device is idle. They sleep while others generate, and wake with the
     weights that come next; a generate is never cut. It may wait for others' generates, and
-    sessions are refused.
+    sessions are refused. By `reserved=True` they live on the devices that their own job trains on,
+    and take turns with its training: it needs no rollout device. Each needs one of them.
 
     Raises:
         PlexError: `bad_request` for numbers that cannot be and kinds that are not known.
@@ -126,6 +127,7 @@ class Elastic:
     serving: tuple[int, int] = (0, 0)
     price: Mapping[str, float] = field(default_factory=dict)
     shared: bool = False
+    reserved: bool = False
 
     def __post_init__(self) -> None:
         whole("Elastic: dedicated", self.dedicated, least=1, most=MAX_INSTANCES)
@@ -142,8 +144,9 @@ class Elastic:
                 kinds = ", ".join(self._asked())
                 raise _bad(f"Elastic: price of {kind!r}: instances with a price are {kinds}")
             real(f"Elastic: price[{kind!r}]", price, least=0)
-        if self.shared and self.to_wire():
-            raise _bad("Elastic: shared=True: instances that sleep are dedicated, and no others")
+        for name in ("shared", "reserved"):
+            if getattr(self, name) and self.to_wire():
+                raise _bad(f"Elastic: {name}=True: none come and go beside instances that sleep")
 
     def to_wire(self) -> list[service_pb2.InstanceRange]:
         """Return the wire form of what is not dedicated."""

@@ -99,6 +99,11 @@ def _check_instances(spec: service_pb2.DeploymentSpec) -> None:
             "whose instances are all dedicated",
             field="DeploymentSpec.shares_devices",
         )
+    if spec.where_it_trains and not spec.shares_devices:
+        raise bad_request(
+            "instances where their job trains take turns with it; say that they share devices",
+            field="DeploymentSpec.where_it_trains",
+        )
     for one in spec.instances:
         if one.kind not in ELASTIC_KINDS or kinds.count(one.kind) > 1:
             raise bad_request(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, rank_processes, start_cluster
+from tests.rigs.live_cluster import MIB, ROLLOUT, TRAIN, LiveCluster, rank_processes, start_cluster
 from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -28,7 +28,13 @@ def one_of_each(tmp_path: Path) -> Iterator[LiveCluster]:
         yield cluster
 
 
-def deploy(job: plex.Job, model: Path, *, seed: int) -> tuple[plex.Actor, plex.Rollout]:
+def deploy(
+    job: plex.Job,
+    model: Path,
+    *,
+    seed: int,
+    instances: plex.Elastic = plex.Elastic(shared=True),  # noqa: B008 - frozen
+) -> tuple[plex.Actor, plex.Rollout]:
     actor = job.deploy(
         "actor", model=str(model), backend="megatron", optimizer=plex.AdamW(lr=1e-2), seed=seed
     )
@@ -36,7 +42,7 @@ def deploy(job: plex.Job, model: Path, *, seed: int) -> tuple[plex.Actor, plex.R
         "rollout",
         model=actor,
         backend="vllm",
-        instances=plex.Elastic(shared=True),
+        instances=instances,
         max_model_len=512,
     )
     return actor, rollout
@@ -97,3 +103,17 @@ def test_jobs_go_on_when_their_engines_are_killed_asleep_or_awake(
 ) -> None:
     killed = both(one_of_each, tiny_model, kills=True)
     assert killed == both(one_of_each, tiny_model)
+
+
+def test_a_job_generates_where_it_trains_with_the_same_tokens(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    nodes = {"node-a": [f'{{ kind = "train", bytes_total = {1024 * MIB} }}', ROLLOUT]}
+    with start_cluster(tmp_path, nodes=nodes) as cluster, cluster.connect() as connection:
+        with connection.job("alone") as job:
+            alone = learn(*deploy(job, tiny_model, seed=1), batch=1)
+        with connection.job("reserved") as job:
+            actor, rollout = deploy(job, tiny_model, seed=1, instances=plex.Elastic(reserved=True))
+            assert learn(actor, rollout, batch=1) == alone
+            spans = {s.kind for s in cluster.timeline() if s.deployment_id == rollout.deployment_id}
+    assert spans >= {"generate", "load", "offload"}

@@ -95,6 +95,9 @@ class DeploymentRequested(Fact):
     is_shared: bool = False
     """Of a rollout: whether its instances may sleep, so that others get their devices in turn."""
 
+    where_it_trains: bool = False
+    """Of a shared one: whether its devices are some that its job trains on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WpgReady(Fact):

@@ -207,6 +207,7 @@ class Deployment:
     version_bytes: int = 0
     takes_turns_with: DeploymentId | None = None
     is_shared: bool = False
+    where_it_trains: bool = False
     state: DeploymentState = DeploymentState.STARTING
     fault: Fault | None = None
     wpg_id: WpgId | None = None

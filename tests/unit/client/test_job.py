@@ -248,6 +248,9 @@ def test_an_elastic_rollout_asks_for_dedicated_and_spot_instances(loop: Loop) ->
     assert loop.job.deploy(
         "s", model="/m", backend="vllm", instances=shared
     ).info.spec.shares_devices
+    reserved = plex.Elastic(reserved=True)
+    spec = loop.job.deploy("reserved", model="/m", backend="vllm", instances=reserved).info.spec
+    assert (spec.num_instances, spec.shares_devices, spec.where_it_trains) == (1, True, True)
     three = loop.job.deploy("three", model="/m", backend="vllm", instances=3).info.spec
     assert (three.num_instances, len(three.instances)) == (3, 0)
 

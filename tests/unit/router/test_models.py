@@ -165,3 +165,5 @@ def test_devices_are_shared_by_dedicated_instances_alone(asked: dict[str, Any]) 
     ranges = [pb.InstanceRange(kind="spot", most=1)]
     with pytest.raises(PlexError, match="shares no devices"):
         check_spec(spec(**asked, instances=ranges if asked else [], shares_devices=True))
+    with pytest.raises(PlexError, match="say that they share"):
+        check_spec(spec(role="rollout", backend="vllm", where_it_trains=True))

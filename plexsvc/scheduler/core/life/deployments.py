@@ -40,6 +40,7 @@ def request(lives: Lives, event: DeploymentRequested) -> None:
         version_bytes=event.version_bytes,
         takes_turns_with=event.takes_turns_with,
         is_shared=event.is_shared,
+        where_it_trains=event.where_it_trains,
         requested_us=event.at_us,
     )
     lives.roll.deployments[event.deployment_id] = deployment

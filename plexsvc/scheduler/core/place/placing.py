@@ -188,6 +188,10 @@ def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
     for deployment, _ in done:
         _no_longer_waits(placement, deployment)
     done.extend(_instances(placement))
+    trains = {deployment.job_id for deployment, _ in done if not deployment.is_rollout}
+    waiting = (placement.deployments[d] for d in placement.unplaced)
+    if any(one.where_it_trains and one.job_id in trains for one in waiting):
+        placement.planning.has_changed = True  # looked at again once that training has its WPG
     return done
 
 
@@ -221,6 +225,10 @@ def _instances(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]
         job_id, kind = together[0].job_id, together[0].device_kind
         if kind in kept and not _has_instances(placement, job_id, kind):
             continue
+        own = [one for one in together if one.where_it_trains]
+        if own:
+            done.extend(_where_it_trains(placement, own))
+            continue
         count = sum(one.num_devices for one in together)
         held = _idle(placement, kind, count)
         if held is None and all(one.is_shared for one in together):
@@ -237,6 +245,28 @@ def _instances(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]
             _no_longer_waits(placement, one)
             done.append((one, tuple(map(Place.of, units))))
     return done
+
+
+def _where_it_trains(
+    placement: Placement, together: Collection[Deployment]
+) -> Iterator[tuple[Deployment, tuple[Place, ...]]]:
+    """Place instances on the devices that their own job trains on, in turn with that.
+
+    The board knows nothing of them: they go where training is booked.
+    """
+    for one in together:
+        mine = [placement.deployments[d] for d in placement.jobs[one.job_id].deployments]
+        wpgs = [placement.wpg_of(other) for other in mine if not other.is_rollout]
+        places = [p for wpg in wpgs if wpg is not None for p in wpg.places]
+        there = [
+            place
+            for place in dict.fromkeys(places)
+            if placement.devices[place].kind == one.device_kind
+            and place.node_id not in placement.cordoned
+        ]
+        if len(there) >= one.num_devices:
+            _no_longer_waits(placement, one)
+            yield one, tuple(there[: one.num_devices])
 
 
 def _shared(placement: Placement, kind: str, num_devices: int) -> Gang | None:
@@ -318,10 +348,12 @@ def rehome(placement: Placement, wpg: Wpg, rank: int) -> Place | None:
     """Give an instance an idle device of its kind for the one that it had; None if none is idle."""
     deployment = placement.deployments[wpg.deployment_id]
     board = placement.planning.planner(deployment.device_kind).board
+    key = _holder(deployment, incarnation=wpg.incarnation)
+    if key not in board.exclusive:  # it is where its job trains
+        return None
     found = board.first_idle(1, barred=_left_behind(placement))
     if found is None:
         return None
-    key = _holder(deployment, incarnation=wpg.incarnation)
     board.exchange(key, gone=wpg.places[rank].unit, unit=found[0])
     return Place.of(found[0])
 
@@ -443,6 +475,9 @@ def why(placement: Placement, deployment: Deployment) -> str:
     together = _rollouts(placement).get((deployment.job_id, kind), [])
     if not together:
         return f"{deployment.deployment_id} waits for its job's training, which comes first"
+    if deployment.where_it_trains:
+        count = deployment.num_devices
+        return f"{deployment.deployment_id} waits for {count} device(s) that its job trains on"
     names = " and ".join(one.deployment_id for one in together)
     count = sum(one.num_devices for one in together)
     return f"{names} waits for {count} idle {kind} device(s); {idle}"

@@ -69,9 +69,9 @@ class AnyHistory(RuleBasedStateMachine):
         slot=SLOT,
         name=st.sampled_from(NAMES),
         devices=st.sampled_from([1, 1, 2]),
-        shared=st.booleans(),
+        shared=st.integers(0, 2),
     )
-    def deploy(self, slot: str, name: str, devices: int, shared: bool) -> None:
+    def deploy(self, slot: str, name: str, devices: int, shared: int) -> None:
         is_rollout = name == "rollout"
         self.world.job(self.job(slot))
         self.world.deploy(
@@ -79,7 +79,8 @@ class AnyHistory(RuleBasedStateMachine):
             name,
             devices=1 if is_rollout else devices,
             rollout=is_rollout,
-            shared=is_rollout and shared,
+            shared=is_rollout and shared > 0,
+            where_it_trains=is_rollout and shared > 1,
         )
 
     @rule(

@@ -132,3 +132,38 @@ def test_one_that_cannot_sleep_is_given_up(two: FakeWorld) -> None:
     assert state(two, "a1") is OperationState.ANSWERED
     ended = two.core.view.deployments
     assert [str(d) for d, one in ended.items() if one.fault] == ["b/rollout"]
+
+
+def reserved(world: FakeWorld, job: str, *, devices: int = 1) -> None:
+    world.deploy(job, "rollout", rollout=True, where_it_trains=True, devices=devices)
+
+
+def test_instances_where_their_job_trains_take_turns_with_it() -> None:
+    world = FakeWorld()
+    world.join()
+    world.bring_up("a")
+    reserved(world, "a")
+    assert [type(order) for order in world.orders] == [MoveState], "training leaves first"
+    world.drain()
+    generate(world, "a1", seq=1)
+    world.submit("a2", job="a", seq=1)
+    assert state(world, "a2") is OperationState.STAGED
+    world.drain()
+    assert (state(world, "a1"), state(world, "a2")) == (OperationState.ANSWERED,) * 2
+    world.end("a")
+    world.drain()
+    assert not world.core.view.wpgs
+    for planner in world.core.view.planners.values():
+        planner.board.check()
+
+
+def test_instances_wait_for_as_many_devices_of_their_jobs_training() -> None:
+    world = FakeWorld()
+    world.join(train=2)
+    world.job("a")
+    reserved(world, "a", devices=2)
+    assert not world.orders
+    world.bring_up("a")
+    assert [str(d) for d in world.core.view.unplaced] == ["a/rollout"], "it trains on one alone"
+    world.bring_up("a", "critic", devices=2)
+    assert not world.core.view.unplaced
