@@ -78,7 +78,7 @@ def _deployment_story(
         return f"waits for devices since {since}: {placing.why(cluster.placement, deployment)}", []
     facts = [f"{wpg.wpg_id} is {wpg.state}, its state on {wpg.residency}, at {_where(wpg)}"]
     facts += _plan(cluster, deployment)
-    if wpg.state is WpgState.SPAWNING:
+    if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
         return "waits for its processes to come up", facts
     facts += [
         f"instance {rank} {_comes_back(cluster, wpg, rank)}: {fault.message}"
@@ -86,6 +86,11 @@ def _deployment_story(
     ]
     sentence, more = _doing(cluster, deployment, wpg, now_us=now_us)
     return sentence, [*facts, *_relocation(cluster, deployment, now_us=now_us), *more]
+
+
+def _waits_to_start(wpg: Wpg) -> bool:
+    """Whether a WPG has no processes yet, and gets them with its devices."""
+    return wpg.initialize is not None and wpg.residency is Residency.NONE
 
 
 def _comes_back(cluster: Cluster, wpg: Wpg, rank: int) -> str:
@@ -205,7 +210,7 @@ def _waiting(
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
         return f"waits for devices: {placing.why(cluster.placement, deployment)}", []
-    if wpg.state is WpgState.SPAWNING:
+    if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
         return f"waits for the processes of {wpg.wpg_id} to come up", []
     if deployment.is_held and operation.seq == deployment.next_seq:
         return _being_moved(deployment, now_us=now_us)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import WpgId
+from plexsvc.ids import JobId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import MoveState, SpawnInstance, SpawnWpg, StartOperation
 from plexsvc.scheduler.core.vocabulary import (
@@ -55,10 +55,16 @@ def test_an_engine_starts_only_when_the_other_sleeps() -> None:
     world.job("b")
     world.deploy("b", "rollout", rollout=True, shared=True)
     assert [type(order) for order in world.orders] == [StartOperation], "while one generates"
+    told = world.core.view.explain_job(JobId("b"), now_us=world.now_us)
+    assert told is not None
+    assert "waits for its device, held by wpg-1-1 of job a" in told.text
     world.report_next(StartOperation)
     assert [type(order) for order in world.orders] == [MoveState], "it goes to sleep first"
     world.report_next(MoveState)
     assert [type(order) for order in world.orders] == [SpawnWpg]
+    told = world.core.view.explain_job(JobId("b"), now_us=world.now_us)
+    assert told is not None
+    assert "waits for its processes to come up" in told.text
     world.drain()
     assert residencies(world) == "host device"
 
