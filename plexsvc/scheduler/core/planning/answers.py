@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.bounds import NOBODY, predicted, predicted_with, refusal
 from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.last_bursts import Endings
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -54,7 +55,9 @@ class WhatIf:
 def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     """Say where a job would go now and what that costs whom; changes nothing."""
     groups = whole_groups(planner.board, demand)
-    spot = planner.spot_for(demand, groups, barred=planner.kept_from(demand, now_us=now_us))
+    spot = planner.spot_for(
+        demand, groups, barred=planner.kept_from(demand, now_us=now_us), now_us=now_us
+    )
     if spot is None or len(planner.board.idle) < demand.rollout_units:
         return WhatIf(refusals=tuple(_reasons(planner, demand, now_us=now_us)))
     fit = planner.fitter.among(
@@ -114,6 +117,7 @@ def _reasons(
 ) -> list[str]:
     policy, load = planner.policy, Load.of(demand)
     phases = planner.phases_of(demand)
+    endings = Endings(planner.paces, demand, now_us=now_us)
     kept = planner.kept_from(demand, now_us=now_us)
     barred = {*barred, *kept}
     board, num_units = planner.board, demand.num_units
@@ -136,6 +140,7 @@ def _reasons(
             policy=policy,
             memory=board.memory,
             phases=phases,
+            endings=endings,
             without=without,
         )
         reason = why_not or "may be joined"

@@ -13,6 +13,7 @@ from typing import Final
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
 from plexsvc.scheduler.core.planning.interference import Load, slowdown_ppm, slowdowns_ppm
+from plexsvc.scheduler.core.planning.last_bursts import Endings
 from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.planning.phases import Phases
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
@@ -21,7 +22,7 @@ from plexsvc.scheduler.core.planning.rooms import Gang
 
 NOBODY: Final = ResidentId("")
 
-LAST_PPM: Final = 600_000
+LAST_PPM: Final = 700_000
 """The share of its bound that a job may lose by waits of its last burst: they seldom all happen."""
 
 _Lodger = tuple[Load, frozenset[UnitId]]
@@ -67,7 +68,7 @@ class Spot:
         )
 
 
-def refusal(
+def refusal(  # noqa: PLR0913 - what a place is asked about
     spot: Spot,
     demand: Demand,
     load: Load,
@@ -75,11 +76,13 @@ def refusal(
     policy: Policy,
     memory: HostMemory,
     phases: Phases | None = None,
+    endings: Endings | None = None,
     without: ResidentId = NOBODY,
 ) -> str | None:
     """Return why a place does not take a job, None if it would; notes the cost on `spot`.
 
-    `phases` is asked first, if the job's phases stay. `without` is a resident that is about to
+    `phases` is asked first, if the job's phases stay. `endings` tells runs of one cycle that meet
+    from others; without it, any two may. `without` is a resident that is about to
     leave; what it has in host memory stays there until it has moved.
     """
     shut = _why_shut(spot, demand, policy=policy, without=without)
@@ -102,7 +105,7 @@ def refusal(
         is_late = _is_late(spot, load, met, policy=policy, phases=phases)
     if is_late is None:
         is_late = _breaks_bound(spot, load, policy=policy, without=without) or _ends_late(
-            spot, load, policy=policy, without=without
+            spot, load, policy=policy, endings=endings, without=without
         )
     return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
 
@@ -201,15 +204,26 @@ def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: ResidentId
     return False
 
 
-def _ends_late(spot: Spot, load: Load, *, policy: Policy, without: ResidentId) -> bool:
-    """Return whether someone's run may end too late; note what that costs, too."""
-    loads = [resident.load for resident in spot.met(without=without)]
+def _ends_late(
+    spot: Spot, load: Load, *, policy: Policy, endings: Endings | None, without: ResidentId
+) -> bool:
+    """Return whether someone's run may end too late; note what that costs, too.
+
+    Runs of one cycle that are not expected to meet cost each other nothing, but rollouts vary: the
+    bound counts them as if they did.
+    """
+    met = spot.met(without=without)
+    loads = [resident.load for resident in met]
+    meets = [None if endings is None else endings.meets(resident) for resident in met]
+    for one, is_met in zip(loads, meets, strict=True):
+        if is_met is not False:
+            spot.cost_ppm += one.last_ppm(load) + load.last_ppm(one)
+    if not policy.is_bounded:
+        return False
     costs = [(one, one.last_ppm(load)) for one in loads]
     costs.append((load, sum(map(load.last_ppm, loads))))
-    spot.cost_ppm += sum(ppm for _, ppm in costs)
-    return policy.is_bounded and any(
-        ppm > (one.bound_ppm - PPM) * LAST_PPM // PPM for one, ppm in costs
-    )
+    is_over = any(ppm > (one.bound_ppm - PPM) * LAST_PPM // PPM for one, ppm in costs)
+    return is_over or True in meets
 
 
 def _slowdowns(spot: Spot, load: Load, *, without: ResidentId) -> list[tuple[Load, int]]:

@@ -102,9 +102,13 @@ class Paces:
         """Return when a job's cycle was last seen to start."""
         return self._phases.get(resident_id, default_us)
 
+    def began_us(self, resident_id: ResidentId, *, default_us: int) -> int:
+        """Return when a job was placed."""
+        return self._started.get(resident_id, default_us)
+
     def remaining_us(self, demand: Demand, *, now_us: int) -> int:
         """Return how long a placed job is still expected to run, at least one period."""
-        since_us = self._started.get(demand.resident_id, now_us)
+        since_us = self.began_us(demand.resident_id, default_us=now_us)
         return max(demand.profile.period_us, demand.expected_us - (now_us - since_us))
 
     def cells_now(self, resident: Resident) -> Footprint:

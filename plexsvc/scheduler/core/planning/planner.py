@@ -25,6 +25,7 @@ from plexsvc.scheduler.core.planning.bounds import (
 from plexsvc.scheduler.core.planning.fit import Fitter
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.last_bursts import Endings
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.phases import Phases, is_stable, settled_ppm
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
@@ -377,13 +378,14 @@ class Planner:
         return [
             resident.demand.resident_id
             for resident_id, kept in self.reservations.items()
-            if kept.due_us <= now_us and self._kept_spot(self.waiting[resident_id]) is None
+            if kept.due_us <= now_us
+            and self._kept_spot(self.waiting[resident_id], now_us=now_us) is None
             for group in self._groups_at(kept.units)
             for resident in group.on(kept.units)
             if not lived_with(self.waiting[resident_id], resident, group)
         ]
 
-    def _kept_spot(self, demand: Demand) -> Spot | None:
+    def _kept_spot(self, demand: Demand, *, now_us: int) -> Spot | None:
         """Return the place that is kept for a job, if it can have it by now."""
         kept = self.reservations.get(demand.resident_id)
         if kept is None:
@@ -393,7 +395,7 @@ class Planner:
         spot = Spot(units=kept.units, groups=groups)
         if groups and not (is_whole or self.policy.merges):
             return None
-        return spot if not groups or self._within_bounds(demand, [spot]) else None
+        return spot if not groups or self._within_bounds(demand, [spot], now_us=now_us) else None
 
     def _in_turn(self, waiting: Iterable[Demand], *, now_us: int) -> Iterable[Demand]:
         ordered = in_order(waiting, policy=self.policy, now_us=now_us)
@@ -472,6 +474,7 @@ class Planner:
             barred=barred,
             without=resident_id,
             must_leave=True,
+            now_us=now_us,
         )
         return None if spot is None else self._rebook(resident_id, spot.units, now_us=now_us)
 
@@ -497,7 +500,12 @@ class Planner:
             if group.group_id != other_than and group.group_id not in taken
         ]
         kept = self.kept_units()
-        spots = self._that_take(demand, groups, barred=kept)
+        spots = self._that_take(
+            demand,
+            groups,
+            barred=kept,
+            now_us=self.paces.began_us(demand.resident_id, default_us=0),
+        )
         spot = best(self.board, demand, spots, policy=self.policy)
         if spot is None and onto_idle is not None:
             gang = self.idle_gang(demand, kept.union(onto_idle))
@@ -522,7 +530,8 @@ class Planner:
         else:
             pool = [group for group in changed if group.size == demand.num_units]
         barred = self.kept_from(demand, now_us=now_us)
-        spot = self.spot_for(demand, pool, barred=barred) or self._kept_spot(demand)
+        spot = self.spot_for(demand, pool, barred=barred, now_us=now_us)
+        spot = spot or self._kept_spot(demand, now_us=now_us)
         return None if spot is None else self._commit(demand, spot, now_us=now_us)
 
     def spot_for(
@@ -533,6 +542,7 @@ class Planner:
         barred: Barred = (),
         without: ResidentId = NOBODY,
         must_leave: bool = False,
+        now_us: int,
     ) -> Spot | None:
         """Return the place the policy gives a job now, in `groups` of its size or elsewhere.
 
@@ -546,7 +556,7 @@ class Planner:
             return Spot(units=gang)
         if demand.is_cold and not policy.cold_shares:
             return None
-        find = partial(self._that_take, demand, barred=barred, without=without)
+        find = partial(self._that_take, demand, barred=barred, without=without, now_us=now_us)
         spots = find(groups)
         if not spots and gang:
             return Spot(units=gang)
@@ -555,7 +565,7 @@ class Planner:
             spots = find(larger_groups(board, demand))
             if not spots and policy.merges:
                 there = merging(board, demand, barred=barred)
-                spots = self._within_bounds(demand, there, without=without)
+                spots = self._within_bounds(demand, there, without=without, now_us=now_us)
         return best(board, demand, spots, policy=policy)
 
     def _that_take(
@@ -565,18 +575,28 @@ class Planner:
         *,
         barred: Barred = (),
         without: ResidentId = NOBODY,
+        now_us: int,
     ) -> list[Spot]:
         there = joining(self.board, demand, groups, barred=barred)
-        return self._within_bounds(demand, there, without=without)
+        return self._within_bounds(demand, there, without=without, now_us=now_us)
 
     def _within_bounds(
-        self, demand: Demand, spots: Iterable[Spot], *, without: ResidentId = NOBODY
+        self,
+        demand: Demand,
+        spots: Iterable[Spot],
+        *,
+        without: ResidentId = NOBODY,
+        now_us: int,
     ) -> list[Spot]:
         policy, load = self.policy, self._load_of(demand)
-        phases = self.phases_of(demand)
-        memory = self.board.memory
         ask = partial(
-            refusal, demand=demand, load=load, policy=policy, memory=memory, phases=phases
+            refusal,
+            demand=demand,
+            load=load,
+            policy=policy,
+            memory=self.board.memory,
+            phases=self.phases_of(demand),
+            endings=Endings(self.paces, demand, now_us=now_us),
         )
         return [spot for spot in spots if ask(spot, without=without) is None]
 
