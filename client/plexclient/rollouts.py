@@ -15,7 +15,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.generation import AsyncStream, Generation, Stream
 from plexclient.judging import open_batch
 from plexclient.samples import Delta, Sample, Samples, TokenRecord
-from plexclient.sampling import GenerateOptions, SamplingOptions
+from plexclient.sampling import BatchOptions, GenerateOptions
 from plexclient.scoring import score_sample
 from plexclient.session import Session
 from plexclient.syncing import Synced
@@ -34,26 +34,30 @@ class Rollout(Synced):
         super().__init__(info, session=session, cache_dir=cache_dir)
         self.generate = GenerateCall(self)
 
-    def begin(self, prompts: Prompts, *, text: bool | None, options: SamplingOptions) -> Generation:
+    def begin(self, prompts: Prompts, *, text: bool | None, options: BatchOptions) -> Generation:
         """Enter a generate into the order and start it.
 
         Raises:
             PlexError: `bad_request`, before anything is sent.
         """
         given = list(prompts) if not isinstance(prompts, str) else prompts
-        params = sampling.to_wire(**options)
+        plain, hints = sampling.split(options)
+        params = sampling.to_wire(**plain)
         tokens = sampling.encode_prompts(
             given,
             encode=self._encode,
             vocab_size=self.info.vocab_size,
         )
+        lengths = sampling.check_lengths(hints, prompts=len(tokens), max_tokens=params.max_tokens)
         is_text = any(isinstance(prompt, str) for prompt in given) if text is None else text
         record = TokenRecord(
             tokens, sampling=params, decode=self.tokenizer.decode if is_text else None
         )
         body = operations_pb2.Operation(
             generate=operations_pb2.Generate(
-                prompts=[operations_pb2.Prompt(token_ids=ids) for ids in tokens], sampling=params
+                prompts=[operations_pb2.Prompt(token_ids=ids) for ids in tokens],
+                sampling=params,
+                expected_lengths=lengths,
             )
         )
         with self.job_session.order:
@@ -96,7 +100,7 @@ class GenerateCall:
         score: str | None = None,
         references: Sequence[Any] | None = None,
         settings: Mapping[str, Any] | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[BatchOptions],
     ) -> Future[Samples]:
         """Return a future of the samples at once; its `cancel` ends the generate.
 
@@ -121,7 +125,7 @@ class GenerateCall:
         program: str,
         references: Sequence[Any] | None,
         settings: Mapping[str, Any] | None,
-        options: SamplingOptions,
+        options: BatchOptions,
     ) -> Future[Samples]:
         given = list(prompts) if not isinstance(prompts, str) else prompts
         expected = [None] * len(given) if references is None else list(references)
@@ -160,7 +164,7 @@ class GenerateCall:
         return unowned(self.submit(prompts, text=text, **options))
 
     def stream(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[BatchOptions]
     ) -> Stream[Sample]:
         """Return an iterator of samples as they finish. The operation starts now."""
         self._rollout.background.check_may_block()
@@ -169,7 +173,7 @@ class GenerateCall:
         return Stream((d.sample for d in deltas if d.sample is not None), generation)
 
     def stream_aio(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[BatchOptions]
     ) -> AsyncStream[Sample]:
         """Return an asynchronous iterator of samples as they finish. The operation starts now."""
         generation = self._rollout.begin(prompts, text=text, options=options)
@@ -183,7 +187,7 @@ class GenerateCall:
         *,
         min_samples: int,
         text: bool | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[BatchOptions],
     ) -> Stream[Samples]:
         """Return an iterator of batches of finished samples. The operation starts now.
 
@@ -202,7 +206,7 @@ class GenerateCall:
         *,
         min_samples: int,
         text: bool | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[BatchOptions],
     ) -> AsyncStream[Samples]:
         """Return an asynchronous iterator of batches of finished samples, as `micro_batches`."""
         least = whole("min_samples", min_samples, least=1)
@@ -210,7 +214,7 @@ class GenerateCall:
         return AsyncStream(self._pull_aio(generation.batches(min_samples=least)), generation)
 
     def deltas(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[BatchOptions]
     ) -> Stream[Delta]:
         """Return an iterator of new tokens as they are made. The operation starts now.
 
@@ -221,7 +225,7 @@ class GenerateCall:
         return Stream(self._pull(generation.deltas()), generation)
 
     def deltas_aio(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[BatchOptions]
     ) -> AsyncStream[Delta]:
         """Return an asynchronous iterator of new tokens. The operation starts now."""
         generation = self._rollout.begin(prompts, text=text, options=options)

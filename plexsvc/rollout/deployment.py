@@ -144,7 +144,7 @@ class RolloutDeployment:
             config=self._config,
             clock=self._clock,
             vocab_size=self._limits.vocab_size,
-            expected=self._lengths.expect_all(names),
+            expected=self._lengths.expect_all(names, operation.generate.expected_lengths),
         )
         started_us = self._clock.monotonic_us()
         losses = await generation.run()

@@ -42,17 +42,25 @@ class LengthHistory:
         """Return a prompt's expected length; before its first epoch that of its reference."""
         return round(self._means.get(prompt, reference))
 
-    def expect_all(self, prompts: Sequence[bytes]) -> tuple[int, ...]:
-        """Return the expected lengths of prompts; those not seen yet get the mean of the others.
+    def expect_all(
+        self, prompts: Sequence[bytes], references: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """Return the expected lengths of prompts; those not seen yet get that of their reference.
 
-        Empty before the first of them is known.
+        Without `references` they get the mean of the others; empty before the first of them is
+        known.
 
         >>> history = LengthHistory()
         >>> history.expect_all([b"p", b"q"])
         ()
         >>> history.observe(b"p", [100]); history.expect_all([b"p", b"q"])
         (100, 100)
+        >>> history.expect_all([b"p", b"q"], [7, 8])
+        (100, 8)
         """
+        if references:
+            pairs = zip(prompts, references, strict=False)
+            return tuple(self.expect(prompt, reference=length) for prompt, length in pairs)
         known = [self._means[prompt] for prompt in prompts if prompt in self._means]
         if not known:
             return ()

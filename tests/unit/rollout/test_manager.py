@@ -166,6 +166,28 @@ async def test_prompts_are_dealt_by_the_lengths_of_the_generate_before() -> None
     assert again == tokens
 
 
+async def test_prompts_not_seen_yet_are_dealt_by_the_lengths_that_their_client_expects() -> None:
+    prompts, lengths = [[number + 1] for number in range(6)], [12, 1, 1, 1, 1, 1]
+    async with bench(instances=2, config=replace(FAST, plans_by_length=True)) as b:
+        await b.execute(b.generate(prompts, lengths, n=1))
+        dealt = [len(instance.engine.salts) for instance in b.instances]
+    assert dealt == [len(part) for part in rank(lengths, 2)] == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "because"),
+    [([3], "has 1 numbers for 2 prompts"), ([3, 13], "expected_lengths[1] is 13")],
+)
+async def test_expected_lengths_that_no_answer_can_have_are_refused(
+    lengths: list[int], because: str
+) -> None:
+    async with bench(instances=1) as b:
+        result = await b.execute(b.generate(expected_lengths=lengths))
+        assert not b.instances[0].engine.salts
+    assert result.error.code == ErrorCode.BAD_REQUEST
+    assert because in result.error.message
+
+
 @pytest.mark.parametrize("hurt", [False, True])
 async def test_tokens_are_the_same_whether_prompts_are_planned_or_not(*, hurt: bool) -> None:
     async with bench(instances=2) as b:

@@ -244,14 +244,16 @@ class Prompt(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., draws_used: _Optional[int] = ..., text: _Optional[str] = ..., chat: _Optional[str] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("prompts", "sampling", "session")
+    __slots__ = ("prompts", "sampling", "session", "expected_lengths")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     prompts: _containers.RepeatedCompositeFieldContainer[Prompt]
     sampling: SamplingParams
     session: str
-    def __init__(self, prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., session: _Optional[str] = ...) -> None: ...
+    expected_lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., session: _Optional[str] = ..., expected_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DispatchPlan(_message.Message):
     __slots__ = ("version", "ranks", "lengths")

@@ -28,3 +28,10 @@ def test_the_prompt_not_seen_for_longest_is_forgotten() -> None:
         history.observe(name, [5])
     found = [history.expect(name, reference=0) for name in (b"a", b"b", b"c")]
     assert found == [5, 0, 5]
+
+
+def test_what_was_seen_counts_more_than_what_a_client_expects() -> None:
+    history = LengthHistory()
+    history.observe(b"a", [40])
+    assert history.expect_all([b"a", b"b"], [7, 8]) == (40, 8)
+    assert history.expect_all([], [7, 8]) == (), "nothing is planned"
