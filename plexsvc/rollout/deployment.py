@@ -146,7 +146,7 @@ class RolloutDeployment:
             vocab_size=self._limits.vocab_size,
             expected=self._lengths.expect_all(names, operation.generate.expected_lengths),
         )
-        started_us = self._clock.monotonic_us()
+        started_us, held_us = self._clock.monotonic_us(), self.fleet.held_us()
         losses = await generation.run()
         wall_us = self._clock.monotonic_us() - started_us
         for index, prompt in enumerate(names):
@@ -155,6 +155,7 @@ class RolloutDeployment:
         reply = success(operation)
         for name, value in metrics_of(record, wall_us=wall_us, losses=losses).items():
             reply.result.metrics[name] = value
+        reply.result.metrics["instance_s"] = (self.fleet.held_us() - held_us) / 1e6
         reply.result.weight_version = self.fleet.core.version.version
         reply.digest = record.digest()
         return reply

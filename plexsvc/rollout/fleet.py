@@ -120,6 +120,9 @@ class Fleet:
             deployment_id,
             max_losses=config.max_tries_per_sample,
             max_pending=config.max_pending,
+            cut=config.cuts_at or None,
+            spares=True,
+            counts=config.plans_instances,
         )
         self.fence = common_pb2.Fence()
         self.generates: dict[OperationId, Callable[[orders.SampleOrder], None]] = {}
@@ -134,6 +137,7 @@ class Fleet:
         self.is_shared = False
         """Whether instances sleep while others have their devices."""
         self._is_asleep = False
+        self._held_us, self._held_at_us = 0, clock.monotonic_us()
         self.progress = 0
         """Grows while instances load."""
         self._is_served = asyncio.Event()
@@ -147,7 +151,15 @@ class Fleet:
             if not self._is_closed:
                 self._perform(order)
 
+    def held_us(self) -> int:
+        """Return the time of all instances together, but where generates spared them."""
+        now_us = self._clock.monotonic_us()
+        elapsed_us, self._held_at_us = now_us - self._held_at_us, now_us
+        self._held_us += elapsed_us * (len(self.core.instances) - len(self.core.spared))
+        return self._held_us
+
     def _decide(self, event: events.Event) -> list[orders.Order]:
+        self.held_us()  # until now, those that were spared before
         ordered = self.core.handle(event)
         if self.core.is_served:
             self._is_served.set()

@@ -88,10 +88,10 @@ class Bench:
     def generate(
         self,
         prompts: Sequence[Sequence[int]] = PROMPTS,
-        expected_lengths: Sequence[int] = (),
         **sampling: Any,  # noqa: ANN401 - fields of a message
     ) -> operations_pb2.Operation:
         options = {"n": 2, "max_tokens": 12, "temperature": 1.0} | sampling
+        expected_lengths = options.pop("expected_lengths", ())
         return self.operation(
             generate=operations_pb2.Generate(
                 prompts=[operations_pb2.Prompt(token_ids=p) for p in prompts],

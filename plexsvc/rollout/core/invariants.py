@@ -30,6 +30,9 @@ def check(core: RolloutCore) -> None:
                 contexts[held] = contexts.get(held, 0) + context
         assert generate.incomplete == left
         assert all(not generate.samples[key].is_complete for key in waiting)
+    assert core.spared <= set(core.instances)
+    batches = [one for one in core.generates.values() if not one.is_turn]
+    assert batches or not core.spared, "without generates every instance is there for the next"
     for one, instance in core.instances.items():
         assert instance.phase is not Phase.GONE
         assert instance.load == loads.get(one, 0), "a load counts the incomplete samples"
@@ -44,5 +47,6 @@ def check(core: RolloutCore) -> None:
             assert instance.version == core.version
             if len(instance.pending) < core.max_pending and not instance.rests:
                 takes_turns = instance.turns < instance.turn_cap
-                idle = [one for one in core.generates.values() if one.waiting]
-                assert not any(takes_turns or not one.is_turn for one in idle)
+                idle = [g for g in core.generates.values() if g.waiting]
+                is_spared = one in core.spared
+                assert not any(takes_turns if g.is_turn else not is_spared for g in idle)

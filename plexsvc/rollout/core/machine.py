@@ -32,7 +32,7 @@ from plexsvc.rollout.core.dealing import deal, deal_turns
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import DEDICATED, KINDS, Instance, Phase, Trigger
 from plexsvc.rollout.core.orders import Order
-from plexsvc.rollout.core.planning import rank
+from plexsvc.rollout.core.planning import candidates, choose_plan, rank, share_out
 
 REST_TICKS: Final = 4
 """An instance that handed samples back gets none for so long."""
@@ -84,11 +84,22 @@ class RolloutCore:
     """State of one deployment's instances and unanswered generates."""
 
     def __init__(
-        self, deployment_id: str, *, max_losses: int, max_pending: int, cut: float | None = None
+        self,
+        deployment_id: str,
+        *,
+        max_losses: int,
+        max_pending: int,
+        cut: float | None = None,
+        spares: bool = False,
+        counts: bool = False,
     ) -> None:
-        """Let an instance go when this share of its samples has ended (`cut`), None: never."""
+        """Let an instance go when this share of its samples has ended (`cut`), None: never.
+
+        It is drained then or, with `spares`, kept for later generates. `counts`: instances that a
+        generate of expected lengths can do without are spared from its beginning.
+        """
         self.deployment_id, self.max_losses = deployment_id, max_losses
-        self.max_pending, self.cut = max_pending, cut
+        self.max_pending, self.cut, self.spares, self.counts = max_pending, cut, spares, counts
         self.version = VersionId()
         """The wanted version."""
         self.instances: dict[InstanceId, Instance] = {}
@@ -106,12 +117,19 @@ class RolloutCore:
         self._leaving = 0
         """Samples that were told to stop and have not."""
         self._ticks, self._ticked_us = 0, 0
+        self.spared: set[InstanceId] = set()
+        """Instances that generates under way do without; turns may go there."""
         self._emptied: list[InstanceId] = []
         """Instances that lost their last sample by this event."""
 
     def handle(self, event: Event) -> list[Order]:
         """Apply an event and return the orders that follow from it."""
         ordered = self._apply(event)
+        if self.spared:
+            self.spared &= self.instances.keys()
+            if self._needs_all():
+                self.spared.clear()
+                ordered += self._spread_waiting()
         emptied, self._emptied = self._emptied, []
         for one in emptied:
             ordered += self._release(one)
@@ -145,6 +163,13 @@ class RolloutCore:
             case events.Ticked():
                 return self._tick(event.at_us)
         assert_never(event)
+
+    def _needs_all(self) -> bool:
+        """Whether no generate spares instances any more, or one waits for those it relied on."""
+        batches = [generate for generate in self.generates.values() if not generate.is_turn]
+        if not any(generate.waiting for generate in batches):
+            return not batches
+        return not any(one.is_serving for i, one in self.instances.items() if i not in self.spared)
 
     @property
     def is_served(self) -> bool:
@@ -333,6 +358,8 @@ class RolloutCore:
         self.generates[event.operation_id] = Generate(
             samples, len(samples), is_turn=event.is_turn, session=event.session
         )
+        if not event.is_turn:
+            self.spared.clear()
         if event.expected and not event.is_turn:
             return self._rank(event.operation_id, list(samples), event.expected)
         return self._spread(event.operation_id, list(samples))
@@ -340,23 +367,62 @@ class RolloutCore:
     def _rank(
         self, operation_id: OperationId, keys: list[SampleKey], expected: Sequence[int]
     ) -> list[Order]:
-        """Give prompts of like length to one instance; what finds no room there waits."""
+        """Give prompts of like length to one instance; what finds no room there waits.
+
+        The longest go to the fastest. Each instance gets what it does in the same time as the
+        others, beside the samples that it has.
+        """
         samples_of: dict[int, list[SampleKey]] = {}
         for key in keys:
             samples_of.setdefault(key[0], []).append(key)
-        prompts, serving = list(samples_of), self._serving()
+        prompts, generate = list(samples_of), self.generates[operation_id]
+        serving = sorted(
+            self._serving(generate), key=lambda found: (found[1].slowness, found[1].load)
+        )
         if not serving:
             return self._spread(operation_id, keys)
+        lengths = [expected[prompt] for prompt in prompts]
         work = [expected[prompt] * len(samples_of[prompt]) for prompt in prompts]
-        parts = rank([expected[prompt] for prompt in prompts], len(serving), work=work)
+        if self.counts:
+            context = sum(one.prompt_tokens for one in generate.samples.values()) // len(keys)
+            samples = len(keys) // len(prompts)
+            serving = self._enough(serving, lengths, samples=samples, context=context)
+        shares = share_out(
+            sum(work),
+            slowness=[one.slowness for _, one in serving],
+            busy=[one.load * sum(work) / len(keys) for _, one in serving],
+        )
+        parts = rank(lengths, len(serving), work=work, shares=shares)
         started: list[Order] = []
         for (instance_id, instance), part in zip(serving, parts, strict=True):
             hand = [key for number in part for key in samples_of[prompts[number]]]
-            room = self._room(instance)
-            self.generates[operation_id].waiting += hand[room:]
+            room = self._room(instance, generate)
+            generate.waiting += hand[room:]
             if hand[:room]:
                 started.append(self._start(operation_id, instance_id, hand[:room]))
         return started + self._spread_waiting()
+
+    def _enough(
+        self,
+        serving: list[tuple[InstanceId, Instance]],
+        expected: Sequence[int],
+        *,
+        samples: int,
+        context: int,
+    ) -> list[tuple[InstanceId, Instance]]:
+        """Return as many instances as serve a generate best; the others are spared.
+
+        All, while some are busy or none has a profile yet.
+        """
+        steps = (one.profile.step_time() for _, one in serving)
+        step = next((found for found in steps if found), None)
+        if step is None or any(one.load for _, one in serving):
+            return serving
+        counts = candidates(len(serving))
+        plan = choose_plan(expected, samples=samples, context=context, step=step, counts=counts)
+        count = len(plan.parts)
+        self.spared.update(instance_id for instance_id, _ in serving[count:])
+        return serving[:count]
 
     def _spread(
         self,
@@ -366,7 +432,7 @@ class RolloutCore:
     ) -> list[Order]:
         """Give samples to serving instances with room; what finds none waits."""
         generate = self.generates[operation_id]
-        serving = self._serving(among)
+        serving = self._serving(generate, among)
         loads = self._loads([instance for _, instance in serving])
         rooms = [self._room(instance, generate) for _, instance in serving]
         slowness = [instance.slowness for _, instance in serving]
@@ -417,17 +483,23 @@ class RolloutCore:
         )
 
     def _serving(
-        self, among: Iterable[InstanceId] | None = None
+        self, generate: Generate, among: Iterable[InstanceId] | None = None
     ) -> list[tuple[InstanceId, Instance]]:
-        """Return the instances that serve and have room, of all or of these."""
+        """Return the instances that serve and have room for a generate, of all or of these."""
         asked = self.instances if among is None else among
         found = ((one, self.instances[one]) for one in asked if one in self.instances)
-        return [(i, one) for i, one in found if one.is_serving and self._room(one)]
+        return [
+            (i, one)
+            for i, one in found
+            if one.is_serving
+            and self._room(one, generate)
+            and (generate.is_turn or i not in self.spared)
+        ]
 
-    def _room(self, instance: Instance, generate: Generate | None = None) -> int:
-        """Return how many samples, or how many of a generate, an instance takes."""
+    def _room(self, instance: Instance, generate: Generate) -> int:
+        """Return how many samples of a generate an instance takes."""
         room = self.max_pending - len(instance.pending)
-        if generate is not None and generate.is_turn:
+        if generate.is_turn:
             room = min(room, instance.turn_cap - instance.turns)
         return 0 if instance.rests else max(0, room)
 
@@ -437,7 +509,7 @@ class RolloutCore:
         for is_turn in (True, False):
             kind = [(i, g) for i, g in self.generates.items() if g.waiting and g.is_turn == is_turn]
             for operation_id, generate in kind:
-                serving = self._serving(among)
+                serving = self._serving(generate, among)
                 count = sum(self._room(instance, generate) for _, instance in serving)
                 if not count:
                     break  # nor is there room for others of the kind
@@ -486,16 +558,21 @@ class RolloutCore:
         instance = self.instances.get(instance_id)
         if self.cut is None or instance is None or not instance.is_serving:
             return []
+        if self.spares and (instance.turns or instance_id in self.spared):
+            return []
         others = [
             one
             for i, one in self.instances.items()
-            if i != instance_id and one.is_serving and one.load
+            if i != instance_id and i not in self.spared and one.is_serving and one.load
         ]
         has_ended = instance.peak - instance.load >= self.cut * instance.peak
         slots = sum(one.peak - one.load for one in others)
         if not others or not has_ended or slots < instance.load:
             return []
-        return self._drain(instance_id)
+        if not self.spares:
+            return self._drain(instance_id)
+        self.spared.add(instance_id)
+        return self._stop(instance_id, self._samples_of(instance_id))
 
     def _may_leave(self, sample: Sample, instance_id: InstanceId) -> bool:
         """Whether a sample goes elsewhere: it was told to, or its instance handed it back."""
@@ -537,6 +614,7 @@ class RolloutCore:
         if instance is not None and instance.is_serving:
             sought = self._lose(event.instance_id, because, may_return=not event.is_garbage)
         generate.losses += 1
+        self.spared.clear()
         for key in left:
             sample = generate.samples[key]
             sample.losses += not sample.is_leaving
@@ -574,6 +652,16 @@ class RolloutCore:
             if sample.instance_id == instance_id
         ]
         return [(operation_id, key) for _, operation_id, key in sorted(found)]
+
+    def _to_leave(self) -> dict[InstanceId, list[tuple[OperationId, SampleKey]]]:
+        """Return the samples that drained and spared instances still have."""
+        drained = [i for i, one in self.instances.items() if one.phase is Phase.DRAINING]
+        found = {one: self._samples_of(one) for one in drained}
+        for one in self.spared:
+            if self.instances[one].load > self.instances[one].turns:
+                keys = self._samples_of(one)
+                found[one] = [key for key in keys if not self.generates[key[0]].is_turn]
+        return found
 
     def _unload(self, operation_id: OperationId, key: SampleKey, sample: Sample) -> None:
         self._leaving -= sample.is_leaving
@@ -613,13 +701,14 @@ class RolloutCore:
             instance.rests = max(0, instance.rests - 1)
         compare(self.instances.values())
         started = self._spread_waiting()
-        draining = [i for i, one in self.instances.items() if one.phase is Phase.DRAINING]
-        if draining:  # what was stopped before it had begun there is told again
-            stopped = [o for one in draining for o in self._stop(one, self._samples_of(one))]
-            return started + stopped
+        leaving = self._to_leave()
+        if leaving:  # what was stopped before it had begun there is told again
+            return started + [o for one, keys in leaving.items() for o in self._stop(one, keys)]
         if self._leaving or any(generate.waiting for generate in self.generates.values()):
             return started
-        serving = {i: one for i, one in self.instances.items() if one.is_serving}
+        serving = {
+            i: one for i, one in self.instances.items() if one.is_serving and i not in self.spared
+        }
         move = choose(serving, tick=self._ticks)
         if move is None:
             return started

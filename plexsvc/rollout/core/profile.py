@@ -8,6 +8,7 @@ batch from which on a larger one adds little throughput.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -48,11 +49,31 @@ class Profile:
 
     def plateau(self, *, context: float, share: float = PLATEAU) -> int | None:
         """Return the batch that has so much of the highest throughput; None if not known yet."""
-        if self._count < MIN_OBSERVATIONS:
+        fit = self._fit()
+        if fit is None:
             return None
-        ridge = 1e-9 * np.eye(3)  # without variety of contexts the last two cannot be told apart
-        fixed, each, more = np.linalg.solve(np.array(self._normal) + ridge, np.array(self._seen))
+        fixed, each, more = fit
         growing = each + more * context / 1000
         if fixed <= 0 or growing <= 0:
             return None
-        return max(1, round(share / (1 - share) * float(fixed / growing)))
+        return max(1, round(share / (1 - share) * fixed / growing))
+
+    def step_time(self) -> Callable[[int, float], float] | None:
+        """Return the seconds of a step of a batch with all its context; None if not known yet.
+
+        A part that the fit says is negative counts as nothing.
+        """
+        fit = self._fit()
+        if fit is None:
+            return None
+        fixed, each, more = (max(0.0, part) for part in fit)
+        return lambda batch, context: fixed + each * batch + more * context / 1000
+
+    def _fit(self) -> tuple[float, float, float] | None:
+        """Return the fixed part, a sample's and that of 1,000 tokens of context, in seconds."""
+        if self._count < MIN_OBSERVATIONS:
+            return None
+        ridge = 1e-9 * np.eye(3)  # without variety of contexts the last two cannot be told apart
+        found = np.linalg.solve(np.array(self._normal) + ridge, np.array(self._seen))
+        fixed, each, more = map(float, found)
+        return fixed, each, more

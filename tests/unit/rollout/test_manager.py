@@ -169,7 +169,7 @@ async def test_prompts_are_dealt_by_the_lengths_of_the_generate_before() -> None
 async def test_prompts_not_seen_yet_are_dealt_by_the_lengths_that_their_client_expects() -> None:
     prompts, lengths = [[number + 1] for number in range(6)], [12, 1, 1, 1, 1, 1]
     async with bench(instances=2, config=replace(FAST, plans_by_length=True)) as b:
-        await b.execute(b.generate(prompts, lengths, n=1))
+        await b.execute(b.generate(prompts, expected_lengths=lengths, n=1))
         dealt = [len(instance.engine.salts) for instance in b.instances]
     assert dealt == [len(part) for part in rank(lengths, 2)] == [1, 5]
 
@@ -186,6 +186,32 @@ async def test_expected_lengths_that_no_answer_can_have_are_refused(
         assert not b.instances[0].engine.salts
     assert result.error.code == ErrorCode.BAD_REQUEST
     assert because in result.error.message
+
+
+async def test_an_instance_that_is_cut_is_not_paid_and_its_samples_end_elsewhere() -> None:
+    config = replace(FAST, cuts_at=0.7, balance_us=10_000)
+    prompts = [[number + 1] for number in range(12)]
+    options = {"seed": 2, "n": 1, "max_tokens": 60, "stop_token_ids": range(5)}
+    async with bench(instances=2) as b:
+        whole = b.generate(prompts, **options)
+        await b.execute(whole)
+        alone = await b.answers(whole)
+    async with bench(instances=2, config=config, held=True) as b:
+        cut = b.generate(prompts, **options)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(cut))
+            while not running.done():
+                for instance in b.instances:
+                    instance.engine.allow(1)
+                await asyncio.sleep(0.01)
+        answers = await b.answers(cut)
+        asked = sum(len(instance.engine.salts) for instance in b.instances)
+    metrics = running.result().metrics
+    assert running.result().state == APPLIED
+    assert {k: a.tokens for k, a in answers.items()} == {k: a.tokens for k, a in alone.items()}
+    assert asked > len(prompts), "some went on elsewhere"
+    assert metrics["instance_s"] < 2 * metrics["generated_tokens"] / metrics["tokens_per_s"]
+    assert metrics["instances_lost"] == 0
 
 
 @pytest.mark.parametrize("hurt", [False, True])
