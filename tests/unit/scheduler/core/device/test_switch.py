@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
+
 import pytest
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import JobId, WpgId
+from plexsvc.ids import JobId, OperationId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import MoveState, SpawnInstance, SpawnWpg, StartOperation
 from plexsvc.scheduler.core.vocabulary import (
@@ -15,7 +18,7 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationState,
     WpgState,
 )
-from tests.fakes.fake_world import FakeWorld, op_id
+from tests.fakes.fake_world import FakeWorld, Order, op_id
 
 GENERATE, PULL = OperationKind.GENERATE, OperationKind.PULL
 
@@ -173,3 +176,71 @@ def test_instances_wait_for_as_many_devices_of_their_jobs_training() -> None:
     assert [str(d) for d in world.core.view.unplaced] == ["a/rollout"], "it trains on one alone"
     world.bring_up("a", "critic", devices=2)
     assert not world.core.view.unplaced
+
+
+PHASE_US, MOVE_US = 1_000_000, 20_000
+ROUND = {
+    OperationKind.FORWARD_BACKWARD: PHASE_US,
+    OperationKind.STEP: 10_000,
+    OperationKind.PUBLISH: 10_000,
+    PULL: 20_000,
+    GENERATE: PHASE_US,
+}
+
+
+def round_trips(world: FakeWorld, *, rounds: int) -> int:
+    """Play jobs `a` and `b`, each of which submits what comes next when the last has ended.
+
+    Returns how long both took together, in microseconds of the virtual clock.
+    """
+    left = {job: iter(list(ROUND) * rounds) for job in "ab"}
+    seqs: Counter[tuple[str, bool]] = Counter()
+    due: list[tuple[int, int, Order]] = []
+    ordered: list[Order] = []
+    kinds: dict[OperationId, tuple[str, OperationKind]] = {}
+    names: list[str] = []
+
+    def submit(job: str) -> None:
+        kind = next(left[job], None)
+        if kind is not None:
+            is_rollout = kind in {PULL, GENERATE}
+            seqs[job, is_rollout] += 1
+            name = f"{job}{len(kinds)}"
+            kinds[op_id(name)] = job, kind
+            names.append(name)
+            to = "rollout" if is_rollout else "actor"
+            world.submit(name, job=job, to=to, seq=seqs[job, is_rollout], kind=kind)
+
+    began_us = world.now_us
+    for job in left:
+        submit(job)
+    while world.orders:
+        for order in world.orders:
+            if not any(order is known for known in ordered):
+                ordered.append(order)
+                is_move = not isinstance(order, StartOperation)
+                takes_us = MOVE_US if is_move else ROUND[kinds[order.operation_id][1]]
+                heapq.heappush(due, (world.now_us + takes_us, len(ordered), order))
+        timer = min(world.timers, key=lambda key: world.timers[key], default="")
+        if timer and world.timers[timer] < due[0][0]:
+            world.fire(timer)
+            continue
+        at_us, _, order = heapq.heappop(due)
+        world.now_us = max(world.now_us, at_us)
+        world.report(order)
+        if isinstance(order, StartOperation):
+            submit(kinds[order.operation_id][0])
+    assert len(kinds) == 2 * rounds * len(ROUND)
+    assert {state(world, name) for name in names} == {OperationState.ANSWERED}
+    return world.now_us - began_us
+
+
+def test_two_jobs_with_equal_phases_keep_both_devices_busy() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(rollout=1)
+    for job in "ab":
+        world.bring_up(job)
+        world.bring_up(job, "rollout", rollout=True, shared=True)
+    rounds = 12
+    back_to_back_us = 2 * rounds * sum(ROUND.values())
+    assert back_to_back_us > 1.7 * round_trips(world, rounds=rounds)
