@@ -21,6 +21,7 @@ from tests.rigs.scheduler_rig import Rig, held_open, start_rig, until
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 SLEEP, WAKE = rollout_pb2.INSTANCES_MOVE_SLEEP, rollout_pb2.INSTANCES_MOVE_WAKE
+AWAIT_PULL = rollout_pb2.INSTANCES_MOVE_AWAIT_PULL
 DEVICE = common_pb2.RESIDENCY_DEVICE
 HOST = common_pb2.RESIDENCY_HOST
 TWO_NODES = [{"train": 1}, {"train": 1}]
@@ -90,6 +91,20 @@ async def test_instances_sleep_and_wake_and_one_that_does_not_answer_is_ended(
         await until(lambda: rig.rollout.replaced == [("a/rollout", 0)])
         await rig.end("a")
         await rig.end("b")
+
+
+async def test_instances_are_left_asleep_for_the_pull_that_wakes_them(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 1}]) as rig:
+        for job in ("a", "b"):
+            await rig.job(job)
+            await rig.deploy(job, "rollout", role="rollout", shared=True)
+        await rig.deploy("a")
+        publish = rig.operation("a", "publish")
+        assert (await rig.scheduler.submit(publish)).state == ANSWERED
+        pull = rig.operation("a", "pull", name="rollout", after=(publish.operation_id,))
+        pull.pull.source_deployment_id, pull.pull.version = "a/actor", publish.seq
+        assert (await rig.scheduler.submit(pull)).state == ANSWERED
+        assert rig.rollout.moves[1:] == [("b/rollout", SLEEP), ("a/rollout", AWAIT_PULL)]
 
 
 async def ended(deploying: Awaitable[object]) -> str:
