@@ -17,6 +17,7 @@ import importlib.abc, importlib.machinery, os, sys, time
 
 NAME = "plexsvc.rollout.engines.vllm.engine"
 STEP_S = float(os.environ["PLEX_BENCH_STEP_MS"]) / 1000
+SAMPLE_S = float(os.environ["PLEX_BENCH_SAMPLE_MS"]) / 1000
 
 
 def padded(step):
@@ -25,12 +26,13 @@ def padded(step):
     def run(self):
         nonlocal longest
         began = time.monotonic()
+        running = self.stats().running
         step(self)
         took = time.monotonic() - began
         if took > longest:
             longest = took
             print(f"longest step {took:.4f}", file=sys.stderr, flush=True)
-        time.sleep(max(0.0, STEP_S - took))
+        time.sleep(max(0.0, STEP_S + SAMPLE_S * running - took))
 
     return run
 
@@ -54,11 +56,15 @@ sys.meta_path.insert(0, Finder())
 '''
 
 
-def install(home: Path, *, step_ms: float) -> None:
-    """Have services that are started from now on take `step_ms` for a step; writes to `home`."""
+def install(home: Path, *, step_ms: float, sample_ms: float = 0.0) -> None:
+    """Have services that are started from now on take so long for a step; writes to `home`.
+
+    `step_ms`, and `sample_ms` for each sample that runs.
+    """
     (home / "sitecustomize.py").write_text(PADDING)
     path = [str(home), *filter(None, [os.environ.get("PYTHONPATH")])]  # noqa: TID251 - of its processes
-    os.environ |= {"PYTHONPATH": os.pathsep.join(path), "PLEX_BENCH_STEP_MS": str(step_ms)}  # noqa: TID251 - as above
+    times = {"PLEX_BENCH_STEP_MS": str(step_ms), "PLEX_BENCH_SAMPLE_MS": str(sample_ms)}
+    os.environ |= {"PYTHONPATH": os.pathsep.join(path), **times}  # noqa: TID251 - as above
 
 
 def longest_s(state_dir: Path) -> float:
