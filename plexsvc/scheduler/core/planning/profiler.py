@@ -42,9 +42,6 @@ _FELT_PPM: Final = 2_500
 _MOST_WRONG: Final = 4
 """A record that is wrong by more than this factor is of other work, and counts as if by this."""
 
-_SPREAD_PPM: Final = 300_000
-"""Share of the spread of records' errors that is added to their mean."""
-
 _SHIFT: Final = 8
 """Beliefs that are off by one over this are formed anew."""
 
@@ -364,9 +361,6 @@ class ProfileBook:
         self.ratio_ppm = PPM
         """Device time of first cycles over that on record, averaged over those measured lately."""
 
-        self.spread_ppm = 0
-        """By how much single ones differ from that, on average."""
-
         self._applied_ppm = 0
         self._kept = Newest[ProfileKey, KeptProfile](limit)
 
@@ -379,19 +373,14 @@ class ProfileBook:
 
     @property
     def error_ppm(self) -> int:
-        """By how much device times pass those on record: below 0, where records say too much.
-
-        Where records are wrong by different factors, it is more than the mean.
-        """
-        return self.ratio_ppm + self.spread_ppm * _SPREAD_PPM // PPM - PPM
+        """By how much device times pass those on record: below 0, where records say too much."""
+        return self.ratio_ppm - PPM
 
     def judge(self, kept: KeptProfile, *, busy_us: int) -> int:
         """Learn how wrong a record was: return by how much `busy_us` passes it, in ppm. `O(1)`."""
         ratio_ppm = busy_us * PPM // max(1, kept.profile.busy_us)
         counted_ppm = min(max(ratio_ppm, PPM // _MOST_WRONG), PPM * _MOST_WRONG)
-        off_ppm = abs(counted_ppm - self.ratio_ppm)
         self.ratio_ppm = _toward(self.ratio_ppm, counted_ppm, _WEIGHT)
-        self.spread_ppm = _toward(self.spread_ppm, off_ppm, _WEIGHT)
         return max(0, ratio_ppm - PPM)
 
     def has_shifted(self) -> bool:
