@@ -294,6 +294,7 @@ class Fleet:
         kept = {one: line for one, line in self.lines.items() if one not in before}
         self.lines = fresh | kept
         self.fence.CopyFrom(fence)
+        self._is_asleep = any(one.is_asleep for one in found.values())
         joined = tuple(
             events.InstanceJoined(
                 instance_id=one,
@@ -353,7 +354,7 @@ class Fleet:
                 one.address,
                 service_pb2.InstanceView(
                     kind=one.kind.name,
-                    phase=one.phase.value,
+                    phase="asleep" if self._is_asleep and one.is_serving else one.phase.value,
                     deployment_id=core.deployment_id,
                     version=one.version.version,
                     running=one.running,

@@ -889,7 +889,11 @@ async def test_a_successor_finds_instances_asleep_and_wakes_them() -> None:
         await b.pull(4)
         await b.move(SLEEP)
         await b.kill_manager()
+        async with asyncio.timeout(10):
+            while [one.phase for one in await b.managers.instances()] != ["asleep"]:  # noqa: ASYNC110 - the successor is told in its own time
+                await asyncio.sleep(0.005)
         await b.move(WAKE)
+        assert [one.phase for one in await b.managers.instances()] == ["serving"]
         assert (await b.execute(b.generate())).weight_version == 4
 
 
