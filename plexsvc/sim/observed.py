@@ -137,6 +137,9 @@ class _Watcher:
             case events.DeploymentRequested():
                 self._job_of[event.deployment_id] = event.job_id
                 self._post(event.job_id, event, idx=idx)
+            case events.DeploymentsDeclared():
+                self._job_of.update((one.deployment_id, event.job_id) for one in event.deployments)
+                self._post(event.job_id, event, idx=idx)
             case events.JobSubmitted() | events.JobEndRequested():
                 self._job_of[event.job_id] = event.job_id
                 self._post(event.job_id, event, idx=idx)

@@ -21,6 +21,7 @@ from plexsvc.residency import Residency
 from plexsvc.scheduler.core import actions
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
+    DeploymentsDeclared,
     Event,
     InstanceReady,
     OperationFinished,
@@ -136,7 +137,9 @@ class VirtualDriver:
         job_id = getattr(event, "job_id", None)
         if job_id is not None:
             self.client_of.setdefault(job_id, client)
-        if isinstance(event, DeploymentRequested):
+        if isinstance(event, DeploymentsDeclared):
+            self.client_of.update((one.deployment_id, client) for one in event.deployments)
+        elif isinstance(event, DeploymentRequested):
             self.client_of[event.deployment_id] = client
         elif isinstance(event, OperationSubmitted):
             self.client_of[event.operation_id] = client

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
@@ -26,6 +26,7 @@ from plexsvc.scheduler.core.actions import (
 from plexsvc.scheduler.core.events import (
     CarryFailed,
     DeploymentRequested,
+    DeploymentsDeclared,
     Event,
     InstanceLost,
     InstanceReady,
@@ -161,23 +162,29 @@ class FakeWorld:
         version_bytes: int = 0,
     ) -> list[Action]:
         """Request a deployment."""
+        asked = wanted(job, name, devices=devices, rollout=rollout)
         return self.tell(
-            DeploymentRequested(
+            replace(
+                asked,
                 at_us=self.tick(),
-                deployment_id=DeploymentId(f"{job}/{name}"),
-                job_id=JobId(job),
-                initialize_id=op_id(f"{job}/{name}/init"),
-                role="rollout" if rollout else "actor",
-                backend="noop",
                 device_kind="rollout" if rollout and not where_it_trains else "train",
-                num_devices=devices,
-                is_rollout=rollout,
                 is_shared=shared or where_it_trains,
                 where_it_trains=where_it_trains,
-                name=name,
                 state_bytes=state_bytes,
                 version_bytes=version_bytes,
             )
+        )
+
+    def declare(self, job: str, *, train: int = 1, **instances: int) -> list[Action]:
+        """Open a job if need be; declare an actor of `train` devices (0: none) and instances."""
+        if JobId(job) not in self.core.view.jobs:
+            self.job(job)
+        actor = [wanted(job, "actor", devices=train)] if train else []
+        others = [
+            wanted(job, name, devices=count, rollout=True) for name, count in instances.items()
+        ]
+        return self.tell(
+            DeploymentsDeclared(at_us=self.tick(), job_id=JobId(job), deployments=(*actor, *others))
         )
 
     def bring_up(
@@ -373,6 +380,21 @@ class FakeWorld:
                 self.answers.setdefault(action.operation_id, []).append(action)
             case _:
                 pass
+
+
+def wanted(job: str, name: str, *, devices: int = 1, rollout: bool = False) -> DeploymentRequested:
+    """Return the request of a deployment."""
+    return DeploymentRequested(
+        deployment_id=DeploymentId(f"{job}/{name}"),
+        job_id=JobId(job),
+        initialize_id=op_id(f"{job}/{name}/init"),
+        role="rollout" if rollout else "actor",
+        backend="noop",
+        device_kind="rollout" if rollout else "train",
+        num_devices=devices,
+        is_rollout=rollout,
+        name=name,
+    )
 
 
 def op_id(name: str) -> OperationId:

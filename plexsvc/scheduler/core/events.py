@@ -100,6 +100,14 @@ class DeploymentRequested(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentsDeclared(Fact):
+    """A job wants several models runnable, all of them or none."""
+
+    job_id: JobId
+    deployments: tuple[DeploymentRequested, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WpgReady(Fact):
     """Every rank of a WPG answers; `device_bytes` is what each rank's state takes on its device.
 
@@ -380,6 +388,7 @@ Event = (
     | JobSubmitted
     | JobEndRequested
     | DeploymentRequested
+    | DeploymentsDeclared
     | OperationSubmitted
     | CancelRequested
     | PayloadStaged

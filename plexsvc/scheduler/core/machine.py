@@ -83,6 +83,7 @@ def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.E
         _on(events.JobEndRequested, jobs.end, lives),
         _on(events.JobMoveRequested, departures.move_job, lives),
         _on(events.DeploymentRequested, deployments.request, lives),
+        _on(events.DeploymentsDeclared, deployments.declare, lives),
         _on(events.RelocationRequested, departures.relocate, lives),
         _on(events.RepackRequested, packing.repack_all, lives),
         _on(events.PlanComputed, packing.carry_out, lives),

@@ -208,6 +208,9 @@ class Deployment:
     takes_turns_with: DeploymentId | None = None
     is_shared: bool = False
     where_it_trains: bool = False
+    declared_with: tuple[DeploymentId, ...] = ()
+    """All that its job declared in one call, itself included; empty: it came alone."""
+
     state: DeploymentState = DeploymentState.STARTING
     fault: Fault | None = None
     wpg_id: WpgId | None = None

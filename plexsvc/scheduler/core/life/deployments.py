@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from plexsvc.ids import DeploymentId
+from collections.abc import Sequence
+
+from plexsvc.ids import DeploymentId, JobId
 from plexsvc.scheduler.core.actions import DeploymentChanged, JobChanged
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import learning, switch
-from plexsvc.scheduler.core.events import DeploymentRequested
+from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclared
 from plexsvc.scheduler.core.life import wpgs
-from plexsvc.scheduler.core.place import circles, pairs, placing
+from plexsvc.scheduler.core.place import circles, pairs, placing, sets
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Job, Wpg
 from plexsvc.scheduler.core.timers import PlaceTimer
@@ -21,10 +23,45 @@ def request(lives: Lives, event: DeploymentRequested) -> None:
 
     Repeating changes nothing.
     """
-    job = lives.jobs.get(event.job_id)
-    if job is None or job.ending is not None or event.deployment_id in lives.deployments:
+    _take(lives, event.job_id, (event,), at_us=event.at_us)
+
+
+def declare(lives: Lives, event: DeploymentsDeclared) -> None:
+    """Record new deployments of a live job and place all, now or when devices free up.
+
+    Repeating changes nothing.
+    """
+    _take(lives, event.job_id, event.deployments, at_us=event.at_us)
+
+
+def _take(lives: Lives, job_id: JobId, asked: Sequence[DeploymentRequested], *, at_us: int) -> None:
+    job = lives.jobs.get(job_id)
+    is_known = any(one.deployment_id in lives.deployments for one in asked)
+    if job is None or job.ending is not None or is_known:
         return
-    deployment = Deployment(
+    together = tuple(one.deployment_id for one in asked) if len(asked) > 1 else ()
+    made = [_new(event, declared_with=together, at_us=at_us) for event in asked]
+    for one in made:
+        lives.roll.deployments[one.deployment_id] = one
+        job.deployments.append(one.deployment_id)
+    placement = lives.devices.placement
+    fault = placing.never(placement, made)
+    if fault is None:
+        for one in made:
+            placing.request(placement, one)
+        place_waiting(lives)
+        fault = circles.closed_by(placement, made[0])
+    if fault is not None:
+        refuse(lives.devices, made, fault)
+    for one in sets.waiting(placement, made[0]):
+        timer = PlaceTimer(one.deployment_id)
+        lives.set_timer(timer, at_us=at_us + lives.limits.placement_timeout_us)
+
+
+def _new(
+    event: DeploymentRequested, *, declared_with: tuple[DeploymentId, ...], at_us: int
+) -> Deployment:
+    return Deployment(
         deployment_id=event.deployment_id,
         job_id=event.job_id,
         initialize_id=event.initialize_id,
@@ -41,28 +78,31 @@ def request(lives: Lives, event: DeploymentRequested) -> None:
         takes_turns_with=event.takes_turns_with,
         is_shared=event.is_shared,
         where_it_trains=event.where_it_trains,
-        requested_us=event.at_us,
+        declared_with=declared_with,
+        requested_us=at_us,
     )
-    lives.roll.deployments[event.deployment_id] = deployment
-    job.deployments.append(event.deployment_id)
-    if not placing.can_ever_hold(lives.devices.placement, deployment):
-        fail(lives.devices, deployment, placing.no_placement(lives.devices.placement, deployment))
-        return
-    placing.request(lives.devices.placement, deployment)
-    place_waiting(lives)
-    fault = circles.closed_by(lives.devices.placement, deployment)
-    if fault is not None:
-        placing.withdraw(lives.devices.placement, deployment)
-        fail(lives.devices, deployment, fault)
-    if event.deployment_id in lives.devices.placement.unplaced:
-        at_us = event.at_us + lives.limits.placement_timeout_us
-        lives.set_timer(PlaceTimer(event.deployment_id), at_us=at_us)
+
+
+def refuse(devices: Devices, wanted: Sequence[Deployment], fault: Fault) -> None:
+    """Fail deployments that get no devices, whether they wait or not yet."""
+    for one in wanted:
+        if one.deployment_id in devices.placement.unplaced:
+            placing.withdraw(devices.placement, one)
+        fail(devices, one, fault)
 
 
 def place_waiting(lives: Lives) -> None:
     """Place what can be placed now and start its processes."""
     placement = lives.devices.placement
-    for deployment, places in [*placing.admit(placement), *pairs.admit(placement)]:
+    placed = [*placing.admit(placement), *pairs.admit(placement)]
+    _start(lives, placed)
+    followed = [placing.follow(placement, deployment) for deployment, _ in placed]
+    if any(followed):
+        _start(lives, placing.admit(placement))
+
+
+def _start(lives: Lives, placed: Sequence[placing.Placed]) -> None:
+    for deployment, places in placed:
         wpg = wpgs.add(lives, deployment, places)
         deployment.wpg_id = wpg.wpg_id
         job = lives.jobs[deployment.job_id]
@@ -80,8 +120,8 @@ def place_waiting(lives: Lives) -> None:
 def give_up_placing(devices: Devices, deployment_id: DeploymentId) -> None:
     """Fail a deployment for which no devices came free in time."""
     deployment = devices.deployments[deployment_id]
-    placing.withdraw(devices.placement, deployment)
-    fail(devices, deployment, placing.no_placement(devices.placement, deployment))
+    fault = placing.no_placement(devices.placement, deployment)
+    refuse(devices, sets.waiting(devices.placement, deployment), fault)
 
 
 def fail(devices: Devices, deployment: Deployment, fault: Fault) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
+from plexsvc.scheduler.core.place import sets
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import Load
@@ -27,7 +28,9 @@ def closed_by(placement: Placement, deployment: Deployment) -> Fault | None:
     waiting: dict[JobId, list[Deployment]] = {}
     for deployment_id in placement.unplaced:
         one = placement.deployments[deployment_id]
-        if one.takes_turns_with is None:  # who is placed at once holds nothing while it waits
+        if one.takes_turns_with is not None:
+            continue  # it holds nothing while it waits
+        if one.is_rollout or sets.is_queued(placement, one):  # others find room beside their lead
             waiting.setdefault(one.job_id, []).append(one)
     stuck = {job_id for job_id in waiting if _wpgs(placement, job_id)}
     if deployment.job_id not in stuck or len(stuck) == 1:

@@ -17,6 +17,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
+from plexsvc.scheduler.core.place import sets
 from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.planner import RETURN_US, Planner
 from plexsvc.scheduler.core.planning.planners import GUESS, PRIOR_JOB_US
@@ -27,6 +28,9 @@ from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import DrainTimer
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place, WpgState
+
+Placed = tuple[Deployment, tuple[Place, ...]]
+"""A deployment and its devices in rank order."""
 
 
 def join(
@@ -147,11 +151,26 @@ def request(placement: Placement, deployment: Deployment) -> None:
     placement.unplaced.append(deployment.deployment_id)
     if deployment.is_rollout:
         placement.planning.shares.enter(_tenant(placement, deployment), deployment.device_kind)
-    elif deployment.takes_turns_with is None:
-        planner = placement.planning.planner(deployment.device_kind)
-        planner.submit(demand(placement, deployment))
-        for until_us in {until_us for until_us, _ in planner.left.values()}:
-            placement.set_timer(DrainTimer(deployment.deployment_id), at_us=until_us)
+    elif sets.is_queued(placement, deployment):
+        _enqueue(placement, deployment)
+
+
+def follow(placement: Placement, placed: Deployment) -> bool:
+    """Have the rest of a set queue when its lead was placed; return whether there is any."""
+    if sets.lead(placement, placed) is not placed:
+        return False
+    others = sets.waiting(placement, placed)
+    for one in others:
+        if not one.is_rollout:
+            _enqueue(placement, one)
+    return bool(others)
+
+
+def _enqueue(placement: Placement, deployment: Deployment) -> None:
+    planner = placement.planning.planner(deployment.device_kind)
+    planner.submit(demand(placement, deployment))
+    for until_us in {until_us for until_us, _ in planner.left.values()}:
+        placement.set_timer(DrainTimer(deployment.deployment_id), at_us=until_us)
 
 
 def renew(placement: Placement) -> None:
@@ -164,18 +183,20 @@ def renew(placement: Placement) -> None:
 def withdraw(placement: Placement, deployment: Deployment) -> None:
     """Take a deployment out of those that wait."""
     _no_longer_waits(placement, deployment)
-    if not deployment.is_rollout and deployment.takes_turns_with is None:
-        placement.planning.planner(deployment.device_kind).withdraw(deployment.resident_id)
+    planner = placement.planning.planner(deployment.device_kind)
+    if deployment.resident_id in planner.waiting:
+        planner.withdraw(deployment.resident_id)
 
 
-def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
+def admit(placement: Placement) -> list[Placed]:
     """Place what can be placed now; returns each with its devices in rank order."""
     placement.planning.has_changed = False
-    done: list[tuple[Deployment, tuple[Place, ...]]] = []
+    done: list[Placed] = []
+    claims = _Claims(placement)
     for planner in placement.planning.planners.values():
         if planner.has_news:
             kept = set(planner.reservations.values())
-            for placed in planner.admit(placement.now_us):
+            for placed in planner.admit(placement.now_us, claim=claims.take):
                 deployment = placement.deployments[DeploymentId(placed.resident_id)]
                 placement.planning.lost.pop(profile_key(placement, deployment), None)
                 done.append((deployment, tuple(map(Place.of, placed.units))))
@@ -184,10 +205,12 @@ def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
                     continue
                 timer = DrainTimer(DeploymentId(made.resident_id))
                 placement.set_timer(timer, at_us=max(placement.now_us + 1, made.due_us))
-    done.extend(_beside(placement, placed={deployment.deployment_id for deployment, _ in done}))
+    queued = {deployment.deployment_id for deployment, _ in done}
+    done.extend(_beside(placement, placed=queued, claims=claims))
     for deployment, _ in done:
         _no_longer_waits(placement, deployment)
-    done.extend(_instances(placement))
+    done.extend(claims.placed)
+    done.extend(_instances(placement, kept=claims.kept))
     trains = {deployment.job_id for deployment, _ in done if not deployment.is_rollout}
     waiting = (placement.deployments[d] for d in placement.unplaced)
     if any(one.where_it_trains and one.job_id in trains for one in waiting):
@@ -195,9 +218,59 @@ def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
     return done
 
 
+class _Claims:
+    """Devices for the instances of sets whose lead is placed in one pass."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self.placed: list[Placed] = []
+        self.kept: set[str] = set()
+        """Kinds whose idle devices are kept for a set that has a right to them."""
+
+        for name in placement.planning.short:
+            lead = placement.deployments.get(name)
+            if lead is not None and name in placement.unplaced:
+                planner, key = planner_of(placement, lead)
+                planner.ask_again(key)
+        placement.planning.short.clear()
+
+    def take(self, lead: Demand) -> bool:
+        """Give the instances of a lead's set their devices; False, with nothing given, if short."""
+        placement = self._placement
+        deployment = placement.deployments[DeploymentId(lead.resident_id)]
+        if sets.lead(placement, deployment) is not deployment:
+            return True
+        needed: dict[str, list[Deployment]] = {}
+        for one in sets.waiting(placement, deployment):
+            if one.is_rollout and not one.where_it_trains:
+                needed.setdefault(one.device_kind, []).append(one)
+        found = {kind: _for_instances(placement, those) for kind, those in needed.items()}
+        is_kept = not lead.has_devices and not self.kept.isdisjoint(needed)
+        if is_kept or None in found.values():
+            placement.planning.short[deployment.deployment_id] = None
+            policy = placement.planning.policy
+            if may_reserve(lead, policy=policy, now_us=placement.now_us):
+                self.kept.update(needed)
+            return False
+        for kind, units in found.items():
+            self.placed.extend(_hold_all(placement, needed[kind], units or ()))
+        return True
+
+
+def _hold_all(placement: Placement, together: Collection[Deployment], units: Gang) -> list[Placed]:
+    """Give devices to deployments one after another."""
+    done: list[Placed] = []
+    for one in together:
+        own, units = units[: one.num_devices], units[one.num_devices :]
+        hold(placement, one, own)
+        _no_longer_waits(placement, one)
+        done.append((one, tuple(map(Place.of, own))))
+    return done
+
+
 def _beside(
-    placement: Placement, *, placed: Collection[DeploymentId]
-) -> list[tuple[Deployment, tuple[Place, ...]]]:
+    placement: Placement, *, placed: Collection[DeploymentId], claims: _Claims
+) -> list[Placed]:
     """Place training that the queue did not, beside its own job's."""
     waiting = [placement.deployments[d] for d in placement.unplaced if d not in placed]
     others = [
@@ -206,44 +279,40 @@ def _beside(
         if not (one.is_rollout or one.takes_turns_with)
         and len(placement.jobs[one.job_id].deployments) > 1
     ]
-    found = ((one, _beside_own(placement, one)) for one in others)
+    found = ((one, _beside_own(placement, one, claims)) for one in others)
     return [(one, places) for one, places in found if places is not None]
 
 
-def _instances(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
+def _instances(placement: Placement, *, kept: Collection[str]) -> list[Placed]:
     """Place rollout deployments: of each job and kind all that wait, or none.
 
     They get idle devices, or in time share those of others that share, too.
 
     A job's training comes first, so that nobody holds instances while it waits for that. Devices
     that come free are kept for a job that has a right to them (`may_reserve`); only a job that
-    holds devices of the kind passes it, since it may be waiting for those.
+    holds devices of the kind passes it, since it may be waiting for those. Those in `kept`, which
+    are for sets, are passed by every job that holds something, so that no circle closes.
     """
-    done: list[tuple[Deployment, tuple[Place, ...]]] = []
-    kept: set[str] = set()
+    done: list[Placed] = []
+    for_sets, kept = kept, set[str]()
     for together in _in_turn(placement):
         job_id, kind = together[0].job_id, together[0].device_kind
         if kind in kept and not _has_instances(placement, job_id, kind):
+            continue
+        if kind in for_sets and not demand(placement, together[0]).has_devices:
             continue
         own = [one for one in together if one.where_it_trains]
         if own:
             done.extend(_where_it_trains(placement, own))
             continue
-        count = sum(one.num_devices for one in together)
-        held = _idle(placement, kind, count)
-        if held is None and all(one.is_shared for one in together):
-            held = _shared(placement, kind, count)
+        held = _for_instances(placement, together)
         if held is None:
             wanted = demand(placement, together[0])
             policy = placement.planning.policy
             if may_reserve(wanted, policy=policy, now_us=placement.now_us):
                 kept.add(kind)
             continue
-        for one in together:
-            units, held = held[: one.num_devices], held[one.num_devices :]
-            hold(placement, one, units)
-            _no_longer_waits(placement, one)
-            done.append((one, tuple(map(Place.of, units))))
+        done.extend(_hold_all(placement, together, held))
     return done
 
 
@@ -267,6 +336,15 @@ def _where_it_trains(
         if len(there) >= one.num_devices:
             _no_longer_waits(placement, one)
             yield one, tuple(there[: one.num_devices])
+
+
+def _for_instances(placement: Placement, together: list[Deployment]) -> Gang | None:
+    """Return devices for all instances of deployments of a kind: idle ones, or those that sleep."""
+    kind, count = together[0].device_kind, sum(one.num_devices for one in together)
+    held = _idle(placement, kind, count)
+    if held is None and all(one.is_shared for one in together):
+        held = _shared(placement, kind, count)
+    return held
 
 
 def _shared(placement: Placement, kind: str, num_devices: int) -> Gang | None:
@@ -433,6 +511,19 @@ def can_ever_hold(placement: Placement, deployment: Deployment) -> bool:
     return has_gang(placement, kind=kind, num_devices=num_devices)
 
 
+def never(placement: Placement, wanted: Collection[Deployment]) -> Fault | None:
+    """Return the fault of what the devices of all nodes cannot hold at once; None if they can."""
+    for one in wanted:
+        if not can_ever_hold(placement, one):
+            return no_placement(placement, one)
+    instances = [one for one in wanted if one.is_rollout and not one.where_it_trains]
+    for kind in dict.fromkeys(one.device_kind for one in instances):
+        together = [one for one in instances if one.device_kind == kind]
+        if sum(one.num_devices for one in together) > len(_up(placement, kind)):
+            return no_placement(placement, *together)
+    return None
+
+
 def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
     """Return whether some of the devices of nodes that are up make a gang, were they idle."""
     known = placement.planning.gangs_known
@@ -443,8 +534,8 @@ def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
     return known[kind, num_devices]
 
 
-def no_placement(placement: Placement, deployment: Deployment) -> Fault:
-    """Return the fault of a deployment for which there is no place."""
+def no_placement(placement: Placement, deployment: Deployment, *others: Deployment) -> Fault:
+    """Return the fault of a deployment, or of several, for which there is no place."""
     counts: dict[str, int] = {}
     for device in placement.devices.values():
         if device.kind == deployment.device_kind and device.place.node_id in placement.nodes:
@@ -452,18 +543,23 @@ def no_placement(placement: Placement, deployment: Deployment) -> Fault:
     waited_us = placement.now_us - deployment.requested_us
     found = ", ".join(f"{node_id}: {count}" for node_id, count in counts.items()) or "no nodes"
     after = f" after {waited_us // 1_000_000} s" if waited_us else ""
+    names = " and ".join(one.deployment_id for one in (deployment, *others))
+    needed = sum(one.num_devices for one in (deployment, *others))
     return Fault(
         code=ErrorCode.NO_PLACEMENT,
-        message=f"{deployment.deployment_id} needs {deployment.num_devices} "
+        message=f"{names} {'need' if others else 'needs'} {needed} "
         f"{deployment.device_kind} device(s); no place found{after} (devices of that kind: "
         f"{found}); ask for fewer devices, or end what holds them",
-        facts=(("needed", str(deployment.num_devices)), ("kind", deployment.device_kind)),
+        facts=(("needed", str(needed)), ("kind", deployment.device_kind)),
     )
 
 
 def why(placement: Placement, deployment: Deployment) -> str:
     """Say why a deployment is not placed yet."""
     planner = placement.planning.planner(deployment.device_kind)
+    lead = sets.lead(placement, deployment)
+    if lead is not None and lead.deployment_id in placement.unplaced:
+        return _why_set(placement, lead)
     if not deployment.is_rollout and deployment.resident_id in planner.waiting:
         return answers.why(planner, deployment.resident_id, now_us=placement.now_us)
     kind, idle = deployment.device_kind, f"{len(planner.board.idle)} are idle"
@@ -481,6 +577,23 @@ def why(placement: Placement, deployment: Deployment) -> str:
     names = " and ".join(one.deployment_id for one in together)
     count = sum(one.num_devices for one in together)
     return f"{names} waits for {count} idle {kind} device(s); {idle}"
+
+
+def _why_set(placement: Placement, lead: Deployment) -> str:
+    """Say why a set is not placed yet."""
+    planner, key = planner_of(placement, lead)
+    together = sets.waiting(placement, lead)
+    names = ", ".join(one.deployment_id for one in together)
+    if lead.deployment_id not in placement.planning.short:
+        told = answers.why(planner, key, now_us=placement.now_us)
+        return f"{names} are placed together: {told}" if len(together) > 1 else told
+    instances = [one for one in together if one.is_rollout and not one.where_it_trains]
+    needed = " and ".join(f"{one.num_devices} {one.device_kind}" for one in instances)
+    idle = ", ".join(
+        f"{kind}: {len(placement.planning.planner(kind).board.idle)}"
+        for kind in dict.fromkeys(one.device_kind for one in instances)
+    )
+    return f"{names} are placed together and wait for {needed} device(s) (idle ones of {idle})"
 
 
 def why_stays(placement: Placement, deployment: Deployment) -> str:
@@ -531,7 +644,9 @@ def _tenant(placement: Placement, deployment: Deployment) -> TenantId:
     return placement.jobs[deployment.job_id].tenant
 
 
-def _beside_own(placement: Placement, deployment: Deployment) -> tuple[Place, ...] | None:
+def _beside_own(
+    placement: Placement, deployment: Deployment, claims: _Claims
+) -> tuple[Place, ...] | None:
     """Place training beside its own job's: their operations take turns anyway.
 
     A job that holds some of its deployments must not wait for others that wait likewise.
@@ -548,7 +663,8 @@ def _beside_own(placement: Placement, deployment: Deployment) -> tuple[Place, ..
         places = other.places[: deployment.num_devices]
         if any(place.node_id in placement.cordoned for place in places):
             continue
-        if deployment.resident_id not in planner.waiting:
+        wanted = planner.waiting.get(deployment.resident_id)
+        if wanted is None or not claims.take(wanted):
             return None
         planner.withdraw(deployment.resident_id)
         units = tuple(place.unit for place in places)

@@ -7,7 +7,7 @@ units. Besides the queue there is the operator's way (`place_at`, `rehome`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -44,6 +44,9 @@ from plexsvc.scheduler.core.planning.spots import (
 from plexsvc.scheduler.core.planning.waiting import Aged, in_order, may_reserve
 
 NEVER_US: Final = -(1 << 62)
+
+Claim = Callable[[Demand], bool]
+"""Takes what a job needs besides its place here; False, with nothing taken, if it is not there."""
 
 RETURN_US: Final = 10 * SECOND_US
 """How long the units that a lost place leaves are kept for jobs that come back."""
@@ -118,6 +121,11 @@ class Planner:
         if demand.profile.busy_us < needed_us:
             self._unseen.add(resident_id)
             self._queue_news = True
+
+    def ask_again(self, resident_id: ResidentId) -> None:
+        """Offer a waiting job every place again at the next `admit`."""
+        self._unseen.add(resident_id)
+        self._queue_news = True
 
     def withdraw(self, resident_id: ResidentId) -> None:
         """Take a waiting job out of the queue."""
@@ -274,8 +282,11 @@ class Planner:
         has_room = bool(self._changed) or self.board.num_freed > self._freed_seen
         return self._queue_news or has_room or self._has_reopened or bool(self.left)
 
-    def admit(self, now_us: int) -> list[Placed]:
-        """Place what can be placed now, in queue order."""
+    def admit(self, now_us: int, *, claim: Claim = lambda _: True) -> list[Placed]:
+        """Place what can be placed now, in queue order.
+
+        `claim` is asked for each demand that found a place: with False it does not get it.
+        """
         self._keep_on(now_us)
         changed = [self.board.groups[g] for g in self._changed if g in self.board.groups]
         has_changed = self._queue_news or bool(self._changed) or self._has_reopened
@@ -295,7 +306,7 @@ class Planner:
             for demand in self._in_turn(waiting, now_us=now_us):
                 if self._has_new_units and demand.lost_place:
                     self._choose_anew(demand, now_us=now_us)
-                done = self._offer(demand, changed, hopes, now_us=now_us)
+                done = self._offer(demand, changed, hopes, now_us=now_us, claim=claim)
                 if done is not None:
                     hopes.clear()
                     placed.append(done)
@@ -513,7 +524,13 @@ class Planner:
         return spot
 
     def _offer(
-        self, demand: Demand, changed: Sequence[Group], hopes: dict[int, bool], *, now_us: int
+        self,
+        demand: Demand,
+        changed: Sequence[Group],
+        hopes: dict[int, bool],
+        *,
+        now_us: int,
+        claim: Claim,
     ) -> Placed | None:
         """Place a job if it finds a place; `hopes` keeps for which sizes there may be one."""
         is_new, num_units = demand.resident_id in self._unseen, demand.num_units
@@ -532,7 +549,9 @@ class Planner:
         barred = self.kept_from(demand, now_us=now_us)
         spot = self.spot_for(demand, pool, barred=barred, now_us=now_us)
         spot = spot or self._kept_spot(demand, now_us=now_us)
-        return None if spot is None else self._commit(demand, spot, now_us=now_us)
+        if spot is None or not claim(demand):
+            return None
+        return self._commit(demand, spot, now_us=now_us)
 
     def spot_for(
         self,

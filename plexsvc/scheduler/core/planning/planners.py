@@ -74,6 +74,9 @@ class Planning:
     lost: Newest[ProfileKey, int] = field(default_factory=lambda: Newest(KEPT_PROFILES))
     """Deployments that lost a node and have not come back, and the groups they lived in."""
 
+    short: dict[DeploymentId, None] = field(default_factory=dict)
+    """Leads of sets that found a place when there were not enough devices for their instances."""
+
     moved: dict[DeploymentId, None] = field(default_factory=dict)
     """Deployments booked at places they are still on the way to."""
 
