@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from plexclient.advantages import grpo_advantages
     from plexclient.batch import Batch
     from plexclient.cluster import Cluster, connect
+    from plexclient.declared import Declared
     from plexclient.deployment import Deployment
     from plexclient.errors import ErrorCode, PlexError
     from plexclient.job import Job
@@ -39,6 +40,7 @@ __all__ = [
     "ClientOptions",
     "Cluster",
     "Critic",
+    "Declared",
     "Delta",
     "Deployment",
     "Elastic",
@@ -67,6 +69,7 @@ _MODULES = {
     "advantages": ("grpo_advantages",),
     "batch": ("Batch",),
     "cluster": ("Cluster", "connect"),
+    "declared": ("Declared",),
     "deployment": ("Deployment",),
     "errors": ("ErrorCode", "PlexError"),
     "job": ("Job",),

@@ -13,16 +13,17 @@ from typing import Any, Final, Self
 from plexclient import programs
 from plexclient.background import Background
 from plexclient.calls import call
-from plexclient.checks import of_type, real, whole
+from plexclient.checks import of_type
+from plexclient.declared import Declared
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
-from plexclient.ids import JobId, new_deployment_id
+from plexclient.ids import JobId
 from plexclient.programs import Stage
 from plexclient.retry import persist
 from plexclient.rollouts import Rollout
 from plexclient.score_call import Scoring
 from plexclient.session import ENDED, Session, ended_error
-from plexclient.specs import AdamW, Elastic, Parallel, default_role, instances_to_wire
+from plexclient.specs import AdamW, Elastic, Parallel
 from plexclient.training import Actor, Critic, Reference
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import service_pb2
@@ -170,53 +171,60 @@ class Job:
             PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,
                 `deployment_failed`, `operation_timeout`.
         """
-        of_type("parallel", parallel, Parallel)
-        if optimizer is not None:
-            of_type("optimizer", optimizer, AdamW)
-        role = role or default_role(name, backend=backend)
-        if role not in CLASSES:
-            raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(CLASSES)}")
-        num_instances, others = instances_to_wire(role, instances)
-        source = model if isinstance(model, Deployment) else None
-        elastic = instances if isinstance(instances, Elastic) else Elastic()
-        spec = service_pb2.DeploymentSpec(
-            role=role,
-            model=source.info.spec.model if source is not None else str(model),
-            model_deployment_id=source.deployment_id if source is not None else "",
+        declared = Declared(
+            name,
+            model=model,
             backend=backend,
-            parallel=parallel.to_wire(),
-            optimizer=optimizer.to_wire() if optimizer is not None else None,
+            role=role,
+            parallel=parallel,
+            optimizer=optimizer,
             dtype=dtype,
-            seed=whole("seed", seed, most=2**64 - 1),
-            micro_batch_tokens=whole("micro_batch_tokens", micro_batch_tokens),
-            max_model_len=whole("max_model_len", max_model_len),
-            num_instances=num_instances,
-            instances=others,
-            shares_devices=elastic.shared or elastic.reserved,
-            where_it_trains=elastic.reserved,
-            kv_cache_bytes=whole("kv_cache_bytes", kv_cache_bytes, most=2**63 - 1),
-            max_logprob_gap=real("max_logprob_gap", max_logprob_gap, least=0),
+            seed=seed,
+            micro_batch_tokens=micro_batch_tokens,
+            max_model_len=max_model_len,
+            instances=instances,
+            kv_cache_bytes=kv_cache_bytes,
+            max_logprob_gap=max_logprob_gap,
         )
-        return self._create(name, spec=spec)
-
-    def _create(self, name: str, *, spec: service_pb2.DeploymentSpec) -> Future[Deployment]:
+        request = declared.to_wire(self.job_id)
         self._check_open(f"deploy({name!r})")
         self.session.check_open()
-        request = service_pb2.CreateDeploymentRequest(
-            deployment_id=new_deployment_id(self.job_id, name),
-            job_id=self.job_id,
-            name=name,
-            spec=spec,
-        )
 
         async def create() -> Deployment:
-            info = await self._deployed(request)
-            if info.HasField("error"):
-                raise from_wire(info.error)
-            made = CLASSES[spec.role](info, session=self.session, cache_dir=self._cache_dir)
-            return self._deployments.setdefault(name, made)  # it counts its operations: one alone
+            return self._made(await self._deployed("CreateDeployment", request))
 
         return self.background.start(create)
+
+    @call
+    def deploy_all(self, *declared: Declared) -> Future[list[Any]]:
+        """Return all of a job's deployments, ready, in order; `plex.Declared` says what each is.
+
+        They are placed at once: a job whose deployments do not all find devices holds none while it
+        waits, so jobs that declare theirs never wait for each other in a circle. Names that are
+        deployed already are only looked up.
+
+        Raises:
+            PlexError: as `deploy`; then none of those that were new is there.
+        """
+        for one in declared:
+            of_type("deploy_all", one, Declared)
+        request = service_pb2.CreateDeploymentsRequest(
+            job_id=self.job_id, deployments=[one.to_wire(self.job_id) for one in declared]
+        )
+        self._check_open(f"deploy_all({', '.join(one.name for one in declared)})")
+        self.session.check_open()
+
+        async def create() -> list[Any]:
+            made = await self._deployed("CreateDeployments", request)
+            return [self._made(info) for info in made.deployments]
+
+        return self.background.start(create)
+
+    def _made(self, info: service_pb2.Deployment) -> Deployment:
+        if info.HasField("error"):
+            raise from_wire(info.error)
+        made = CLASSES[info.spec.role](info, session=self.session, cache_dir=self._cache_dir)
+        return self._deployments.setdefault(info.name, made)  # it counts its operations: one alone
 
     def _check_open(self, what: str) -> None:
         if not self._is_open:
@@ -225,22 +233,22 @@ class Job:
                 f"{what} outside its job: use it inside `with cluster.job(...) as job:`",
             )
 
-    async def _deployed(self, request: service_pb2.CreateDeploymentRequest) -> Any:  # noqa: ANN401 - as `_call`
-        """Return the deployment once it is ready; say now and then what it waits for."""
+    async def _deployed(self, method: str, request: Any) -> Any:  # noqa: ANN401 - as `_call`
+        """Return what is deployed once it is ready; say now and then what it waits for."""
         session = self.session
         limit_s = min(WORD_S, session.options.attempt_timeout_s)
 
         async def ask() -> Any:  # noqa: ANN401 - as `_call`
             begun_s = session.clock.monotonic_s()
             try:
-                return await session.link.unary("CreateDeployment", request, timeout_s=limit_s)
+                return await session.link.unary(method, request, timeout_s=limit_s)
             except PlexError:
                 if session.clock.monotonic_s() - begun_s >= limit_s:
                     await self._tell_waits()
                 raise
 
         retry = session.retry(
-            f"CreateDeployment of job {self.job_id}",
+            f"{method} of job {self.job_id}",
             give_up_after_s=session.options.deploy_timeout_s,
         )
         return await persist(ask, retry=retry)

@@ -45,6 +45,25 @@ def check_deployment(request: service_pb2.CreateDeploymentRequest) -> None:
         )
 
 
+def check_set(request: service_pb2.CreateDeploymentsRequest) -> None:
+    """Refuse a set without deployments, with those of another job, or with a name twice.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    if not request.job_id or not request.deployments:
+        raise bad_request("create_deployments needs job_id and one deployment or more")
+    asked = [one.name for one in request.deployments]
+    if len(set(asked)) < len(asked):
+        raise bad_request(f"a set names a deployment twice: {_shown(' '.join(asked))}")
+    for one in request.deployments:
+        if one.job_id != request.job_id:
+            raise bad_request(
+                f"deployment {_shown(one.name)} of a set is of job {_shown(one.job_id)}; all are "
+                f"of {_shown(request.job_id)}"
+            )
+
+
 def check_metrics(request: service_pb2.KeepAliveRequest, config: RouterConfig) -> None:
     """Refuse more progress figures than a job may show.
 

@@ -126,6 +126,31 @@ class RouterServicer:
         self, request: pb.CreateDeploymentRequest, *, tenant: TenantId
     ) -> pb.Deployment:
         """Check a deployment against its model and bring it up."""
+        await self._check_deployment(request, tenant=tenant)
+        return shown(await self._scheduler.call("CreateDeployment", request, pb.Deployment))
+
+    async def create_deployments(
+        self, request: pb.CreateDeploymentsRequest, *, tenant: TenantId
+    ) -> pb.CreateDeploymentsReply:
+        """Check each deployment of a set and bring all up."""
+        request.tenant = tenant
+        names.check_set(request)
+        specs: dict[str, pb.DeploymentSpec] = {}
+        for one in request.deployments:
+            source = specs.get(one.spec.model_deployment_id)
+            await self._check_deployment(one, tenant=tenant, source=source)
+            specs[one.deployment_id] = one.spec
+        reply = await self._scheduler.call("CreateDeployments", request, pb.CreateDeploymentsReply)
+        return shown(reply)
+
+    async def _check_deployment(
+        self,
+        request: pb.CreateDeploymentRequest,
+        *,
+        tenant: TenantId,
+        source: pb.DeploymentSpec | None = None,
+    ) -> None:
+        """Check a deployment; it may take the model of `source`, or of one that is known."""
         request.tenant = tenant
         if not request.deployment_id or not request.job_id:
             raise bad_request("create_deployment needs job_id and deployment_id")
@@ -134,10 +159,9 @@ class RouterServicer:
         spec = request.spec
         models.check_spec(spec)
         if spec.model_deployment_id:
-            await self._take_model(request, tenant=tenant)
+            await self._take_model(request, tenant=tenant, source=source)
         if spec.model or spec.backend != "noop":
             await asyncio.to_thread(self._check_model, spec, tenant=tenant)
-        return shown(await self._scheduler.call("CreateDeployment", request, pb.Deployment))
 
     async def submit_operation(
         self, operation: ops.Operation, *, tenant: TenantId
@@ -176,19 +200,26 @@ class RouterServicer:
                 models.check_files(directory)
                 models.check_model(spec, directory)
 
-    async def _take_model(self, request: pb.CreateDeploymentRequest, *, tenant: TenantId) -> None:
+    async def _take_model(
+        self,
+        request: pb.CreateDeploymentRequest,
+        *,
+        tenant: TenantId,
+        source: pb.DeploymentSpec | None,
+    ) -> None:
         """Use the model of another deployment of the job."""
-        source = await self._deployments.get(
-            tenant=tenant,
-            job_id=request.job_id,
-            deployment_id=request.spec.model_deployment_id,
-        )
-        if request.spec.model not in {"", source.spec.model}:
+        name = request.spec.model_deployment_id
+        if source is None:
+            known = await self._deployments.get(
+                tenant=tenant, job_id=request.job_id, deployment_id=name
+            )
+            source = known.spec
+        if request.spec.model not in {"", source.model}:
             raise bad_request(
                 f"deployment {request.name!r} names model {request.spec.model!r} and takes the one "
-                f"of {source.name!r}, which is {source.spec.model!r}; give one of the two"
+                f"of {name!r}, which is {source.model!r}; give one of the two"
             )
-        request.spec.model = source.spec.model
+        request.spec.model = source.model
 
 
 def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
@@ -221,6 +252,7 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
     calls = {name: known(partial(router.control.forward, name)) for name in METHODS} | {
         "KeepAlive": known(router.keep_alive),
         "CreateDeployment": known(router.create_deployment),
+        "CreateDeployments": known(router.create_deployments),
         "SubmitOperation": known(router.submit_operation),
         "StagePayload": known(router.uploads.relay),
         "GetRewards": known(router.rewards.view),

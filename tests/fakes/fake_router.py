@@ -61,6 +61,17 @@ class Lane:
     applied: list[tuple[int, str]] = field(default_factory=list)
 
 
+def _ready(request: service_pb2.CreateDeploymentRequest) -> service_pb2.Deployment:
+    return service_pb2.Deployment(
+        deployment_id=request.deployment_id,
+        job_id=request.job_id,
+        name=request.name,
+        spec=request.spec,
+        state="ready",
+        vocab_size=VOCAB,
+    )
+
+
 def fake_logprobs(tokens: npt.ArrayLike, targets: npt.ArrayLike | None) -> npt.NDArray[np.float32]:
     """Return what the fake answers to `forward`."""
     assert targets is not None
@@ -95,6 +106,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self.created: list[service_pb2.CreateJobRequest] = []
         self.keepalives: list[service_pb2.KeepAliveRequest] = []
         self.deployments: dict[str, service_pb2.Deployment] = {}
+        self.sets: list[list[str]] = []
         self.attempts: list[operations_pb2.Operation] = []
         self.lanes: dict[str, Lane] = defaultdict(Lane)
         self.order: list[tuple[str, str]] = []
@@ -188,17 +200,21 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self, request: service_pb2.CreateDeploymentRequest, context: Context
     ) -> service_pb2.Deployment:
         fault = await self._meet("CreateDeployment", context)
-        reply = service_pb2.Deployment(
-            deployment_id=request.deployment_id,
-            job_id=request.job_id,
-            name=request.name,
-            spec=request.spec,
-            state="ready",
-            vocab_size=VOCAB,
-        )
+        reply = _ready(request)
         self.deployments.setdefault(request.deployment_id, reply)
         await self._lose(fault, context)
         return reply
+
+    async def CreateDeployments(  # noqa: N802
+        self, request: service_pb2.CreateDeploymentsRequest, context: Context
+    ) -> service_pb2.CreateDeploymentsReply:
+        fault = await self._meet("CreateDeployments", context)
+        self.sets.append([one.name for one in request.deployments])
+        made = [_ready(one) for one in request.deployments]
+        for one in made:
+            self.deployments.setdefault(one.deployment_id, one)
+        await self._lose(fault, context)
+        return service_pb2.CreateDeploymentsReply(deployments=made)
 
     # ---- operations
 

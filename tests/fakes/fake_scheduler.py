@@ -97,6 +97,12 @@ class FakeScheduler:
             )
         )
 
+    async def CreateDeployments(
+        self, request: pb.CreateDeploymentsRequest, _: object
+    ) -> pb.CreateDeploymentsReply:
+        made = [await self.CreateDeployment(one, _) for one in request.deployments]
+        return pb.CreateDeploymentsReply(deployments=made)
+
     async def GetDeployment(self, request: pb.GetDeploymentRequest, _: object) -> pb.Deployment:
         self.lookups += 1
         found = self.deployments.get(request.deployment_id)

@@ -1,8 +1,9 @@
-"""Handlers for deployments: create one, look one up."""
+"""Handlers for deployments: create one or a set, look one up."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +14,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
-from plexsvc.scheduler.core.events import DeploymentRequested
+from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclared
 from plexsvc.scheduler.ledger.jobs import (
     DeploymentRecord,
     JobRecord,
@@ -34,9 +35,20 @@ async def create_deployment(
         PlexError: `not_found` job, `job_ended`, `unknown_model`, `queue_full`, `bad_request`, or
             what it failed with.
     """
-    record = await _record(scheduler, request)
-    await scheduler.recorder.until_settled(record)
-    return status.ready_deployment(scheduler, record)
+    (made,) = await _ready(scheduler, [request])
+    return made
+
+
+async def create_deployments(
+    scheduler: LiveScheduler, request: service_pb2.CreateDeploymentsRequest
+) -> service_pb2.CreateDeploymentsReply:
+    """Bring a job's deployments up as one set: all get devices at once, or none holds any.
+
+    Raises:
+        PlexError: as `create_deployment`. A refusal before devices are asked for leaves nothing.
+    """
+    made = await _ready(scheduler, request.deployments)
+    return service_pb2.CreateDeploymentsReply(deployments=made)
 
 
 async def get_deployment(
@@ -49,22 +61,46 @@ async def get_deployment(
     return status.deployment(scheduler, record)
 
 
-async def _record(
-    scheduler: LiveScheduler, request: service_pb2.CreateDeploymentRequest
-) -> DeploymentRecord:
+async def _ready(
+    scheduler: LiveScheduler, asked: Sequence[service_pb2.CreateDeploymentRequest]
+) -> list[service_pb2.Deployment]:
+    records = await _records(scheduler, asked)
+    for record in records:
+        await scheduler.recorder.until_settled(record)
+    return [status.ready_deployment(scheduler, record) for record in records]
+
+
+async def _records(
+    scheduler: LiveScheduler, asked: Sequence[service_pb2.CreateDeploymentRequest]
+) -> list[DeploymentRecord]:
     scheduler.check_open()
-    job = scheduler.registry.job(request.job_id, tenant=request.tenant)
-    deployment_id = DeploymentId(request.deployment_id)
-    if deployment_id in scheduler.registry.deployments:
-        return _known(scheduler, request)
-    facts = await asyncio.to_thread(process_specs.read_model, request.spec)
-    if deployment_id in scheduler.registry.deployments:
-        return _known(scheduler, request)  # the same call came twice while the model was read
-    _check_deployable(scheduler, job, request)
-    record = _new_record(scheduler, request, facts)
-    scheduler.recorder.deployment_opened(record)
-    _post(scheduler, record, facts)
-    return record
+    job = scheduler.registry.job(asked[0].job_id, tenant=asked[0].tenant)
+    facts = {
+        one.deployment_id: await asyncio.to_thread(process_specs.read_model, one.spec)
+        for one in _unknown(scheduler, asked)
+    }
+    new = _unknown(scheduler, asked)  # the same call may have come twice while models were read
+    _check_deployable(scheduler, job, new)
+    records = {
+        one.deployment_id: _new_record(scheduler, one, facts[one.deployment_id]) for one in new
+    }
+    found = [records.get(one.deployment_id) or _known(scheduler, one) for one in asked]
+    wanted = []
+    for name, record in records.items():
+        scheduler.recorder.deployment_opened(record)
+        wanted.append(_wanted(scheduler, record, facts[name]))
+    if len(wanted) == 1:
+        scheduler.post(wanted[0])
+    elif wanted:
+        scheduler.post(DeploymentsDeclared(job_id=job.job_id, deployments=tuple(wanted)))
+    return found
+
+
+def _unknown(
+    scheduler: LiveScheduler, asked: Sequence[service_pb2.CreateDeploymentRequest]
+) -> list[service_pb2.CreateDeploymentRequest]:
+    known = scheduler.registry.deployments
+    return [one for one in asked if DeploymentId(one.deployment_id) not in known]
 
 
 def _known(
@@ -79,24 +115,30 @@ def _known(
 
 
 def _check_deployable(
-    scheduler: LiveScheduler, job: JobRecord, request: service_pb2.CreateDeploymentRequest
+    scheduler: LiveScheduler,
+    job: JobRecord,
+    asked: Sequence[service_pb2.CreateDeploymentRequest],
 ) -> None:
+    if not asked:
+        return
     if job.has_ended or scheduler.sessions.has_expired(job):
-        raise PlexError(ErrorCode.JOB_ENDED, f"job {request.job_id!r} has ended; start another")
+        raise PlexError(ErrorCode.JOB_ENDED, f"job {job.job_id!r} has ended; start another")
     limit = scheduler.config.max_deployments_per_job
-    if len(job.deployment_ids) >= limit:
+    has = len(job.deployment_ids)
+    if has + len(asked) > limit:
         raise PlexError(
             ErrorCode.QUEUE_FULL,
-            f"job {request.job_id!r} already has {limit} deployments "
-            "(scheduler.max_deployments_per_job)",
+            f"job {job.job_id!r} has {has} deployments and asks for {len(asked)} more; it may have "
+            f"{limit} (scheduler.max_deployments_per_job)",
             limit=limit,
         )
-    if is_rollout(request.spec) and Parallel.from_wire(request.spec.parallel).world_size > 1:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"rollout deployment {request.name!r} asks for a parallel layout; an instance runs on "
-            "one device, ask for more (instances=2)",
-        )
+    for one in asked:
+        if is_rollout(one.spec) and Parallel.from_wire(one.spec.parallel).world_size > 1:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"rollout deployment {one.name!r} asks for a parallel layout; an instance runs on "
+                "one device, ask for more (instances=2)",
+            )
 
 
 def _new_record(
@@ -122,29 +164,27 @@ def _new_record(
     )
 
 
-def _post(
+def _wanted(
     scheduler: LiveScheduler, record: DeploymentRecord, facts: process_specs.ModelFacts
-) -> None:
+) -> DeploymentRequested:
     spec = record.spec
     size = _sizes(spec, facts)
-    scheduler.post(
-        DeploymentRequested(
-            deployment_id=record.deployment_id,
-            job_id=record.job_id,
-            initialize_id=record.initialize_id,
-            role=spec.role,
-            backend=spec.backend,
-            device_kind="rollout" if record.is_rollout and not spec.where_it_trains else "train",
-            num_devices=num_devices(spec),
-            is_rollout=record.is_rollout,
-            is_shared=spec.shares_devices,
-            where_it_trains=spec.where_it_trains,
-            name=record.name,
-            model=spec.model,
-            layout=_layout(spec),
-            state_bytes=size.state,
-            version_bytes=size.version * scheduler.config.max_versions_per_deployment,
-        )
+    return DeploymentRequested(
+        deployment_id=record.deployment_id,
+        job_id=record.job_id,
+        initialize_id=record.initialize_id,
+        role=spec.role,
+        backend=spec.backend,
+        device_kind="rollout" if record.is_rollout and not spec.where_it_trains else "train",
+        num_devices=num_devices(spec),
+        is_rollout=record.is_rollout,
+        is_shared=spec.shares_devices,
+        where_it_trains=spec.where_it_trains,
+        name=record.name,
+        model=spec.model,
+        layout=_layout(spec),
+        state_bytes=size.state,
+        version_bytes=size.version * scheduler.config.max_versions_per_deployment,
     )
 
 
@@ -170,4 +210,8 @@ def _layout(spec: service_pb2.DeploymentSpec) -> str:
     return f"{spec.backend} {spec.role} {ranks} {spec.dtype} {spec.micro_batch_tokens}"
 
 
-METHODS: Final[Methods] = {"CreateDeployment": create_deployment, "GetDeployment": get_deployment}
+METHODS: Final[Methods] = {
+    "CreateDeployment": create_deployment,
+    "CreateDeployments": create_deployments,
+    "GetDeployment": get_deployment,
+}

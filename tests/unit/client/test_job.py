@@ -76,6 +76,23 @@ def test_lost_calls_create_and_end_a_job_once(cluster: plex.Cluster, router: Fak
     assert {end.outcome for end in router.ended} == {COMPLETED}
 
 
+def test_a_job_declares_all_its_deployments_in_one_call(
+    cluster: plex.Cluster, router: FakeRouter
+) -> None:
+    router.fail("CreateDeployments", Fault(lose_request=True), Fault(lose_reply=True))
+    with cluster.job("set") as job:
+        policy = plex.Declared("actor", model="/model", backend="noop")
+        engine = plex.Declared("rollout", model=policy, backend="vllm", instances=2)
+        actor, rollout = job.deploy_all(policy, engine)
+        assert isinstance(actor, plex.Actor)
+        assert isinstance(rollout, plex.Rollout)
+        actor.step()
+    assert set(map(tuple, router.sets)) == {("actor", "rollout")}
+    asked = router.deployments[f"{job.job_id}/rollout"].spec
+    assert (asked.model, asked.model_deployment_id) == ("", f"{job.job_id}/actor")
+    assert asked.num_instances == 2
+
+
 def test_a_deploy_that_waits_says_what_for(
     cluster: plex.Cluster,
     router: FakeRouter,

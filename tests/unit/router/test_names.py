@@ -78,3 +78,20 @@ def test_a_deployment_has_a_name_and_the_id_made_of_it(
 def test_more_metrics_than_a_job_shows_are_refused() -> None:
     with pytest.raises(PlexError, match=r"router\.max_metrics"):
         names.check_metrics(pb.KeepAliveRequest(metrics={"a": 1, "b": 2}), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("job_ids", "names_of"), [((), ()), (("j", "j"), ("a", "a")), (("j", "k"), ("a", "b"))]
+)
+def test_a_set_is_of_one_job_and_names_each_deployment_once(
+    job_ids: tuple[str, ...], names_of: tuple[str, ...]
+) -> None:
+    asked = pb.CreateDeploymentsRequest(
+        job_id="j",
+        deployments=[
+            pb.CreateDeploymentRequest(job_id=job_id, name=name)
+            for job_id, name in zip(job_ids, names_of, strict=True)
+        ],
+    )
+    with pytest.raises(PlexError, match="bad_request"):
+        names.check_set(asked)

@@ -250,6 +250,22 @@ class CreateDeploymentRequest(_message.Message):
     spec: DeploymentSpec
     def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ...) -> None: ...
 
+class CreateDeploymentsRequest(_message.Message):
+    __slots__ = ("job_id", "tenant", "deployments")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENTS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    tenant: str
+    deployments: _containers.RepeatedCompositeFieldContainer[CreateDeploymentRequest]
+    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deployments: _Optional[_Iterable[_Union[CreateDeploymentRequest, _Mapping]]] = ...) -> None: ...
+
+class CreateDeploymentsReply(_message.Message):
+    __slots__ = ("deployments",)
+    DEPLOYMENTS_FIELD_NUMBER: _ClassVar[int]
+    deployments: _containers.RepeatedCompositeFieldContainer[Deployment]
+    def __init__(self, deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ...) -> None: ...
+
 class GetDeploymentRequest(_message.Message):
     __slots__ = ("deployment_id", "job_id", "tenant")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]

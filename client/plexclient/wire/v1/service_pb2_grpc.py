@@ -59,6 +59,11 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.Deployment.FromString,
                 _registered_method=True)
+        self.CreateDeployments = channel.unary_unary(
+                '/plexsvc.v1.Router/CreateDeployments',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsReply.FromString,
+                _registered_method=True)
         self.SubmitOperation = channel.unary_unary(
                 '/plexsvc.v1.Router/SubmitOperation',
                 request_serializer=plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
@@ -231,6 +236,14 @@ class RouterServicer:
 
     def CreateDeployment(self, request, context):
         """returns when it is ready
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateDeployments(self, request, context):
+        """All of a job's deployments at once: all of them get devices in one decision, or none holds any.
+        returns when all are ready
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -441,6 +454,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.CreateDeployment,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.Deployment.SerializeToString,
+            ),
+            'CreateDeployments': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateDeployments,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsReply.SerializeToString,
             ),
             'SubmitOperation': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitOperation,
@@ -698,6 +716,33 @@ class Router:
             '/plexsvc.v1.Router/CreateDeployment',
             plexsvc_dot_v1_dot_service__pb2.CreateDeploymentRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.Deployment.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateDeployments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/CreateDeployments',
+            plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1522,6 +1567,11 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.Deployment.FromString,
                 _registered_method=True)
+        self.CreateDeployments = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/CreateDeployments',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsReply.FromString,
+                _registered_method=True)
         self.GetDeployment = channel.unary_unary(
                 '/plexsvc.v1.Scheduler/GetDeployment',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.GetDeploymentRequest.SerializeToString,
@@ -1657,6 +1707,12 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateDeployment(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateDeployments(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1818,6 +1874,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.CreateDeployment,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.Deployment.SerializeToString,
+            ),
+            'CreateDeployments': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateDeployments,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsReply.SerializeToString,
             ),
             'GetDeployment': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDeployment,
@@ -2039,6 +2100,33 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/CreateDeployment',
             plexsvc_dot_v1_dot_service__pb2.CreateDeploymentRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.Deployment.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateDeployments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/CreateDeployments',
+            plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.CreateDeploymentsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class RouterStub:
     EndJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.EndJobRequest, _service_pb2.Job]
     CreateDeployment: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentRequest, _service_pb2.Deployment]
     """returns when it is ready"""
+    CreateDeployments: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentsRequest, _service_pb2.CreateDeploymentsReply]
+    """All of a job's deployments at once: all of them get devices in one decision, or none holds any.
+    returns when all are ready
+    """
     SubmitOperation: _grpc.UnaryUnaryMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]
     """returns when it is answered"""
     Operate: _grpc.StreamStreamMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]
@@ -96,6 +100,10 @@ class RouterAsyncStub(RouterStub):
     EndJob: _aio.UnaryUnaryMultiCallable[_service_pb2.EndJobRequest, _service_pb2.Job]  # type: ignore[assignment]
     CreateDeployment: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentRequest, _service_pb2.Deployment]  # type: ignore[assignment]
     """returns when it is ready"""
+    CreateDeployments: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentsRequest, _service_pb2.CreateDeploymentsReply]  # type: ignore[assignment]
+    """All of a job's deployments at once: all of them get devices in one decision, or none holds any.
+    returns when all are ready
+    """
     SubmitOperation: _aio.UnaryUnaryMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]  # type: ignore[assignment]
     """returns when it is answered"""
     Operate: _aio.StreamStreamMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]  # type: ignore[assignment]
@@ -166,6 +174,15 @@ class RouterServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.Deployment, _abc.Awaitable[_service_pb2.Deployment]]:
         """returns when it is ready"""
+
+    def CreateDeployments(
+        self,
+        request: _service_pb2.CreateDeploymentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.CreateDeploymentsReply, _abc.Awaitable[_service_pb2.CreateDeploymentsReply]]:
+        """All of a job's deployments at once: all of them get devices in one decision, or none holds any.
+        returns when all are ready
+        """
 
     def SubmitOperation(
         self,
@@ -365,6 +382,7 @@ class SchedulerStub:
     KeepAlive: _grpc.UnaryUnaryMultiCallable[_service_pb2.KeepAliveRequest, _service_pb2.KeepAliveReply]
     EndJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.EndJobRequest, _service_pb2.Job]
     CreateDeployment: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentRequest, _service_pb2.Deployment]
+    CreateDeployments: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentsRequest, _service_pb2.CreateDeploymentsReply]
     GetDeployment: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetDeploymentRequest, _service_pb2.Deployment]
     Operate: _grpc.StreamStreamMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]
     """as Router.Operate"""
@@ -399,6 +417,7 @@ class SchedulerAsyncStub(SchedulerStub):
     KeepAlive: _aio.UnaryUnaryMultiCallable[_service_pb2.KeepAliveRequest, _service_pb2.KeepAliveReply]  # type: ignore[assignment]
     EndJob: _aio.UnaryUnaryMultiCallable[_service_pb2.EndJobRequest, _service_pb2.Job]  # type: ignore[assignment]
     CreateDeployment: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentRequest, _service_pb2.Deployment]  # type: ignore[assignment]
+    CreateDeployments: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentsRequest, _service_pb2.CreateDeploymentsReply]  # type: ignore[assignment]
     GetDeployment: _aio.UnaryUnaryMultiCallable[_service_pb2.GetDeploymentRequest, _service_pb2.Deployment]  # type: ignore[assignment]
     Operate: _aio.StreamStreamMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]  # type: ignore[assignment]
     """as Router.Operate"""
@@ -450,6 +469,12 @@ class SchedulerServicer:
         request: _service_pb2.CreateDeploymentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.Deployment, _abc.Awaitable[_service_pb2.Deployment]]: ...
+
+    def CreateDeployments(
+        self,
+        request: _service_pb2.CreateDeploymentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.CreateDeploymentsReply, _abc.Awaitable[_service_pb2.CreateDeploymentsReply]]: ...
 
     def GetDeployment(
         self,

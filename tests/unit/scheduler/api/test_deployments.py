@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import pytest
 
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId
+from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import DeploymentRequested
 from tests.rigs.model_families import BOTH, config_of
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
+from tests.rigs.waiting import wait_until
 
 TRAINED = pb.DeploymentSpec(role="actor", backend="megatron", optimizer=AdamW().to_wire())
 READ_ONLY = pb.DeploymentSpec(role="reference", backend="megatron")
@@ -61,3 +65,68 @@ async def test_the_core_is_told_what_state_and_versions_will_take_of_host_memory
     assert trained.state_bytes == 9 * each, "parameters of 2 bytes; 4 each: masters, moments, grads"
     assert trained.version_bytes == 2 * each, "the versions that are kept"
     assert read_only.version_bytes == 0
+
+
+def set_of(job_id: str, **specs: pb.DeploymentSpec) -> pb.CreateDeploymentsRequest:
+    """Return the request of a job's deployments as one set."""
+    return pb.CreateDeploymentsRequest(
+        job_id=job_id,
+        tenant=TENANT,
+        deployments=[
+            pb.CreateDeploymentRequest(
+                deployment_id=f"{job_id}/{name}",
+                job_id=job_id,
+                tenant=TENANT,
+                name=name,
+                spec=spec,
+            )
+            for name, spec in specs.items()
+        ],
+    )
+
+
+ACTOR = pb.DeploymentSpec(role="actor", backend="noop")
+ROLLOUT = pb.DeploymentSpec(role="rollout", backend="vllm")
+
+
+async def create(rig: Rig, request: pb.CreateDeploymentsRequest) -> list[str]:
+    reply = await rig.scheduler.call("CreateDeployments", request, pb.CreateDeploymentsReply)
+    return [f"{made.name} {made.state}" for made in reply.deployments]
+
+
+async def test_two_jobs_that_would_have_closed_a_circle_declare_and_run_in_turn(
+    tmp_path: Path,
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 2}]) as rig:
+        for job_id in ("a", "b"):
+            await rig.job(job_id)
+        asked = {
+            job_id: set_of(job_id, actor=ACTOR, rollout=ROLLOUT, judge=ROLLOUT)
+            for job_id in ("a", "b")
+        }
+        every = ["actor ready", "rollout ready", "judge ready"]
+        assert await create(rig, asked["a"]) == every
+        async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
+            waiting = calls.create_task(create(rig, asked["b"]))
+            again = calls.create_task(create(rig, asked["b"]))
+            known = rig.driver.cluster.deployments
+            await asyncio.to_thread(wait_until, lambda: len(known) == 6, what="both sets")
+            assert not waiting.done()
+            placed = {wpg.job_id for wpg in rig.driver.cluster.wpgs.values()}
+            assert placed == {"a"}
+            await rig.end("a")
+        assert waiting.result() == again.result() == every
+
+
+async def test_a_refused_set_leaves_no_records_and_no_events(tmp_path: Path) -> None:
+    config = SchedulerConfig(max_deployments_per_job=2)
+    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 2}], config=config) as rig:
+        await rig.job("a")
+        before = rig.driver.registry.deployments.copy()
+        with pytest.raises(PlexError) as refusal:
+            await create(rig, set_of("a", actor=ACTOR, rollout=ROLLOUT, judge=ROLLOUT))
+        assert refusal.value.code is ErrorCode.QUEUE_FULL
+        assert rig.driver.registry.deployments == before
+        assert not rig.driver.cluster.deployments
+        made = await create(rig, set_of("a", actor=ACTOR, rollout=ROLLOUT))
+        assert made == ["actor ready", "rollout ready"]

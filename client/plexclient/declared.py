@@ -1,0 +1,86 @@
+"""Deployments that a job asks for: what each is, before the service has it."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+
+from plexclient.checks import of_type, real, whole
+from plexclient.deployment import Deployment
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.ids import JobId, new_deployment_id
+from plexclient.specs import ROLES, AdamW, Elastic, Parallel, default_role, instances_to_wire
+from plexclient.wire.v1 import service_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A deployment that is asked for; `Job.deploy` says what the fields mean.
+
+    For `Job.deploy_all`, `model` may be another one that is asked for in the same call, before it.
+
+    >>> actor = Declared("actor", model="/models/tiny", backend="megatron", optimizer=AdamW())
+    >>> Declared("rollout", model=actor, backend="vllm").name
+    'rollout'
+    """
+
+    name: str
+    _: KW_ONLY
+    model: str | Path | Deployment | Declared
+    backend: str
+    role: str | None = None
+    parallel: Parallel = Parallel()  # noqa: RUF009 - frozen
+    optimizer: AdamW | None = None
+    dtype: str = "float32"
+    seed: int = 0
+    micro_batch_tokens: int = 0
+    max_model_len: int = 0
+    instances: int | Elastic | None = None
+    kv_cache_bytes: int = 0
+    max_logprob_gap: float = 0.0
+
+    def to_wire(self, job_id: JobId) -> service_pb2.CreateDeploymentRequest:
+        """Return the request for it.
+
+        Raises:
+            PlexError: `bad_request` for what no deployment can be.
+        """
+        return service_pb2.CreateDeploymentRequest(
+            deployment_id=new_deployment_id(job_id, self.name),
+            job_id=job_id,
+            name=self.name,
+            spec=self._spec(job_id),
+        )
+
+    def _spec(self, job_id: JobId) -> service_pb2.DeploymentSpec:
+        of_type("parallel", self.parallel, Parallel)
+        if self.optimizer is not None:
+            of_type("optimizer", self.optimizer, AdamW)
+        role = self.role or default_role(self.name, backend=self.backend)
+        if role not in ROLES:
+            raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(ROLES)}")
+        num_instances, others = instances_to_wire(role, self.instances)
+        elastic = self.instances if isinstance(self.instances, Elastic) else Elastic()
+        model, source = str(self.model), ""
+        if isinstance(self.model, Deployment):
+            model, source = self.model.info.spec.model, self.model.deployment_id
+        elif isinstance(self.model, Declared):
+            model, source = "", new_deployment_id(job_id, self.model.name)
+        return service_pb2.DeploymentSpec(
+            role=role,
+            model=model,
+            model_deployment_id=source,
+            backend=self.backend,
+            parallel=self.parallel.to_wire(),
+            optimizer=self.optimizer.to_wire() if self.optimizer is not None else None,
+            dtype=self.dtype,
+            seed=whole("seed", self.seed, most=2**64 - 1),
+            micro_batch_tokens=whole("micro_batch_tokens", self.micro_batch_tokens),
+            max_model_len=whole("max_model_len", self.max_model_len),
+            num_instances=num_instances,
+            instances=others,
+            shares_devices=elastic.shared or elastic.reserved,
+            where_it_trains=elastic.reserved,
+            kv_cache_bytes=whole("kv_cache_bytes", self.kv_cache_bytes, most=2**63 - 1),
+            max_logprob_gap=real("max_logprob_gap", self.max_logprob_gap, least=0),
+        )
