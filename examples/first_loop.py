@@ -15,8 +15,10 @@ GROUP, STEPS, EOS = 16, 20, 1
 def main(model: str) -> None:
     """Run one job."""
     with plex.connect() as cluster, cluster.job("first-loop") as job:
-        actor = job.deploy("actor", model=model, backend="megatron", optimizer=plex.AdamW(lr=1e-3))
-        rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=32)
+        adamw = plex.AdamW(lr=1e-3)
+        policy = plex.Declared("actor", model=model, backend="megatron", optimizer=adamw)
+        engine = plex.Declared("rollout", model=policy, backend="vllm", max_model_len=32)
+        actor, rollout = job.deploy_all(policy, engine)
         for step in range(STEPS):
             rollout.sync(actor)
             samples = rollout.generate(PROMPTS, n=GROUP, max_tokens=12)

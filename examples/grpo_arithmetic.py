@@ -36,20 +36,21 @@ HELD_OUT_SAMPLES: Final = 4
 def train(job: plex.Job, options: argparse.Namespace, *, recorder: Recorder) -> None:
     """Run the loop: sample, score, learn, deliver the new weights."""
     task = TASKS[options.task]
-    actor = job.deploy(
+    policy = plex.Declared(
         "actor",
         model=options.model,
         backend="megatron",
         optimizer=plex.AdamW(lr=options.lr, beta2=0.95, weight_decay=0.0, clip_grad_norm=1.0),
         max_logprob_gap=MAX_GAP,
     )
-    rollout = job.deploy(
+    engine = plex.Declared(
         "rollout",
-        model=actor,
+        model=policy,
         backend="vllm",
         max_model_len=64,
         instances=plex.Elastic(spot=(0, options.spot), serving=(0, options.serving)),
     )
+    actor, rollout = job.deploy_all(policy, engine)
     rollout.sync(actor)
     before = accuracy(rollout, task)
     recorder.write("held_out", when="before", accuracy=before)

@@ -38,8 +38,10 @@ def main(model: str) -> None:
         cluster.job("tool-loop") as job,
         ThreadPoolExecutor(EPISODES) as episodes,
     ):
-        actor = job.deploy("actor", model=model, backend="megatron", optimizer=plex.AdamW(lr=1e-3))
-        rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=96)
+        adamw = plex.AdamW(lr=1e-3)
+        policy = plex.Declared("actor", model=model, backend="megatron", optimizer=adamw)
+        engine = plex.Declared("rollout", model=policy, backend="vllm", max_model_len=96)
+        actor, rollout = job.deploy_all(policy, engine)
         for step in range(STEPS):
             rollout.sync(actor)
             secrets = [random.randrange(NUMBERS) for _ in range(EPISODES)]

@@ -70,13 +70,14 @@ def warm_up(job: plex.Job, options: argparse.Namespace, *, recorder: Recorder) -
     Raises:
         SystemExit: with the accuracies when the goal was not reached.
     """
-    actor = job.deploy(
+    policy = plex.Declared(
         "actor",
         model=options.model,
         backend="megatron",
         optimizer=plex.AdamW(lr=options.lr, beta2=0.95, weight_decay=0.0, clip_grad_norm=1.0),
     )
-    rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=64)
+    engine = plex.Declared("rollout", model=policy, backend="vllm", max_model_len=64)
+    actor, rollout = job.deploy_all(policy, engine)
     sources = {
         name: demonstrations(TASKS[name], seed=options.seed, wrong_share=options.wrong_share)
         for name in options.tasks
