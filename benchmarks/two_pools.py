@@ -1,14 +1,16 @@
 """Two synchronous jobs on one rollout device and one training device, against back to back.
 
-    python -m benchmarks.two_pools [--rounds 12] [--phase-s 1.0]
+    python -m benchmarks.two_pools [--rounds 12] [--phase-s 1.0] [--step-ms 0]
 
 A round of a job is a training step, a sync, and a generate of about the same length: the sizes of
 both are fitted to `--phase-s` first. Each job runs alone on the two devices, one after the other;
 then both run at once, and share each device in time: while one trains, the other's engine
 generates, and engines sleep and wake in between. Megatron, vLLM and the whole service are real; the
-training device holds one job's state, the rollout device one engine. `ratio` is the time of both
-jobs alone over their time together, `bound` what it would be if no phase ever waited, and
-`bound_of_rounds` that of so few rounds, whose first and last phase have no other beside them.
+training device holds one job's state, the rollout device one engine. With `--step-ms` a step of an
+engine takes so long at least, as a device's does that leaves the processor to others. `ratio` is
+the time of both jobs alone over their time together, `bound` what it would be if no phase ever
+waited, `bound_of_rounds` that of so few rounds, whose first and last phase have no other beside
+them, and `bound_of_phases` that of phases as long as those measured alone.
 Prints one JSON line; fails when a token differs from that of the job alone.
 """
 
@@ -16,17 +18,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import plexclient as plex
-from benchmarks import service
+from benchmarks import padded_engines, service
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.workloads import fixed_batch
 
@@ -149,9 +153,9 @@ def fit(cluster: plex.Cluster, phase_s: float, *, model: Path) -> Sizes:
     """Return sizes whose phases take about `phase_s`."""
     sizes = Sizes()
     for name in ("first", "second"):
-        run = alone(cluster, name, sizes, model=model, rounds=4)
-        sequences = sizes.sequences * phase_s / min(run.train_s[1:])
-        tokens = sizes.tokens * phase_s / min(run.generate_s[1:])
+        run = alone(cluster, name, sizes, model=model, rounds=6)
+        sequences = sizes.sequences * phase_s / statistics.median(run.train_s)
+        tokens = sizes.tokens * phase_s / statistics.median(run.generate_s)
         sizes = Sizes(sequences=round(sequences), tokens=min(MAX_MODEL_LEN - 16, round(tokens)))
     return sizes
 
@@ -161,9 +165,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--phase-s", type=float, default=1.0)
+    parser.add_argument("--step-ms", type=float, default=0.0)
     options = parser.parse_args()
     rounds = options.rounds
-    with tempfile.TemporaryDirectory() as place, service.running(CONFIG) as cluster:
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        if options.step_ms:
+            padded_engines.install(Path(place), step_ms=options.step_ms)
+        cluster = stack.enter_context(service.running(CONFIG))
         model = make_qwen3(Path(place) / "model", seed=0)
         sizes = fit(cluster, options.phase_s, model=model)
         names = ["a", "bb"]
@@ -172,17 +180,21 @@ def main() -> None:
     differing = sum(a.tokens != b.tokens for a, b in zip(each, both, strict=True))
     apart_s = sum(run.ended_s - run.began_s for run in each)
     shared_s = max(run.ended_s for run in both) - min(run.began_s for run in both)
+    phases_s = [sum(sum(run.train_s) for run in each), sum(sum(run.generate_s) for run in each)]
+    least_s = max(phases_s) + min(phases_s) / (2 * rounds)
     service.report(
         benchmark="two_pools",
         rounds=rounds,
-        train_s=round(sum(sum(run.train_s) for run in each) / (2 * rounds), 3),
-        generate_s=round(sum(sum(run.generate_s) for run in each) / (2 * rounds), 3),
+        train_s=round(phases_s[0] / (2 * rounds), 3),
+        generate_s=round(phases_s[1] / (2 * rounds), 3),
         back_to_back_s=round(apart_s, 2),
         together_s=round(shared_s, 2),
         ratio=round(apart_s / shared_s, 3),
         bound=2,
         bound_of_rounds=round(4 * rounds / (2 * rounds + 1), 3),
+        bound_of_phases=round(apart_s / least_s, 3),
         wanted=WANTED,
+        step_ms=options.step_ms,
         jobs_with_other_tokens=differing,
         load=os.getloadavg()[0],
     )
