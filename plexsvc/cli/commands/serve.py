@@ -73,14 +73,14 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
     from plexsvc.cluster.calls import lending_to
     from plexsvc.cluster.doctor import available_bytes
     from plexsvc.cluster.places import find_cluster, keys_file
-    from plexsvc.rollout.core.lending import Objectives
+    from plexsvc.rollout.core.lending import Objectives, refuse
     from plexsvc.rollout.preload import ZYGOTE_ENV, preload
     from plexsvc.rollout.serving import process
     from plexsvc.rollout.serving.config import ServingConfig
 
     named = name or model.resolve().name
     card = None if cluster is None else find_cluster(cluster, address=None, token=None)
-    objectives = Objectives(ttft_us=round(slo_ttft * US), tpot_us=round(slo_tpot * US))
+    objectives = Objectives(ttft_us=_us("ttft_us", slo_ttft), tpot_us=_us("tpot_us", slo_tpot))
     config = ServingConfig(
         model=model,
         name=named,
@@ -99,6 +99,8 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
         lend_to=tuple(lend_to or ()),
     )
     process.check(config, available_bytes=available_bytes())
+    if not lend and (lend_share, lend_hours, lend_model, cluster) != (1.0, "", None, None):
+        raise refuse("lend", "is not given, and terms of lending are; add --lend, or drop them")
 
     def ready(address: str) -> None:
         if json:
@@ -106,9 +108,11 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
         else:
             typer.echo(f"{named} is served at {address}{', and lends' if lend else ''}")
 
-    os.environ.update(ZYGOTE_ENV)
-    preload()
-    process.main(config, ready=ready, tell=None if card is None else lending_to(card))
+    with process.listening(config) as listener:
+        os.environ.update(ZYGOTE_ENV)
+        preload()
+        tell = None if card is None else lending_to(card)
+        process.main(config, listener, ready=ready, tell=tell)
 
 
 @serve_app.command(epilog="Example: plexctl serve report chat --json")
@@ -139,6 +143,16 @@ def turn(name: str, switch: str, state_dir: Path | None) -> dict[str, Any]:
 
 def _socket(state_dir: Path | None, name: str) -> Path:
     return state_dir_of(state_dir) / "serving" / f"{name}.sock"
+
+
+def _us(field: str, seconds: float) -> int:
+    from math import isfinite
+
+    from plexsvc.rollout.core.lending import refuse
+
+    if not isfinite(seconds):
+        raise refuse(field, f"is {seconds}; an objective is a number of seconds above 0")
+    return round(seconds * US)
 
 
 def _terms(share: float, hours: str) -> Terms:

@@ -52,6 +52,8 @@ class ServingConfig:
     """Tenants whose jobs may use it; none: everybody's."""
 
     def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise refuse("name", f"is {self.name!r}; it is one plain name")
         if not 0 <= self.port <= MAX_PORT:
             raise refuse("port", f"is {self.port}; it is one of 0 to {MAX_PORT}")
         if not 0 <= self.price < float("inf"):

@@ -39,22 +39,31 @@ def check(config: ServingConfig, *, available_bytes: int) -> None:
     check_fits(config, available_bytes=available_bytes)
 
 
-def main(config: ServingConfig, *, ready: Ready, tell: Tell | None = None) -> None:
+def listening(config: ServingConfig) -> socket.socket:
+    """Return the socket that clients will reach, before the seconds that vLLM takes to import.
+
+    Raises:
+        PlexError: `bad_request` for a port that is taken.
+    """
+    try:
+        return socket.create_server((config.host, config.port))
+    except OSError as error:
+        text = f"port: cannot listen on {config.host}:{config.port}: {error.strerror}"
+        raise PlexError(ErrorCode.BAD_REQUEST, text, field="port") from error
+
+
+def main(
+    config: ServingConfig, listener: socket.socket, *, ready: Ready, tell: Tell | None = None
+) -> None:
     """Serve until TERM or Ctrl-C; vLLM was imported before (`preload`).
 
     With `tell` the cluster hears of the guest while that is lent.
 
     Raises:
-        PlexError: `bad_request` for a port that is taken, or what vLLM cannot run.
+        PlexError: `bad_request` for what vLLM cannot run.
     """
     logs.setup()
-    try:
-        listener = socket.create_server((config.host, config.port))
-    except OSError as error:
-        text = f"port: cannot listen on {config.host}:{config.port}: {error.strerror}"
-        raise PlexError(ErrorCode.BAD_REQUEST, text, field="port") from error
-    with listener:
-        asyncio.run(serve(config, listener, ready=ready, tell=tell, clock=SystemClock()))
+    asyncio.run(serve(config, listener, ready=ready, tell=tell, clock=SystemClock()))
 
 
 async def serve(

@@ -58,6 +58,10 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
         for options, said in (
             (["--slo-ttft", "0", "--slo-tpot", "1"], "ttft_us is 0"),
             (["--slo-ttft", "1", "--slo-tpot", "-1"], "tpot_us is -1000000"),
+            (["--slo-ttft", "nan", "--slo-tpot", "1"], "ttft_us is nan"),
+            (["--slo-ttft", "1", "--slo-tpot", "inf"], "tpot_us is inf"),
+            (["--slo-ttft", "1", "--slo-tpot", "1", "--name", "a/b"], "name is 'a/b'"),
+            (["--slo-ttft", "1", "--slo-tpot", "1", "--lend-share", "0.3"], "lend is not given"),
             (["--slo-ttft", "1", "--slo-tpot", "1", "--kv-bytes", "1" + "0" * 15], "memory_bytes"),
             (["--slo-ttft", "1", "--slo-tpot", "1", "--lend-share", "2"], "share is 2.0"),
             (["--slo-ttft", "1", "--slo-tpot", "1", "--lend-hours", "now"], "lend_hours"),
