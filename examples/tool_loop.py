@@ -33,11 +33,8 @@ def play(rollout: plex.Rollout, secret: int) -> tuple[list[plex.Sample], float]:
 
 def main(model: str) -> None:
     """Run one job."""
-    with (
-        plex.connect() as cluster,
-        cluster.job("tool-loop") as job,
-        ThreadPoolExecutor(EPISODES) as episodes,
-    ):
+    episodes = ThreadPoolExecutor(EPISODES)
+    with plex.connect() as cluster, cluster.job("tool-loop") as job:
         adamw = plex.AdamW(lr=1e-3)
         policy = plex.Declared("actor", model=model, backend="megatron", optimizer=adamw)
         engine = plex.Declared("rollout", model=policy, backend="vllm", max_model_len=96)
