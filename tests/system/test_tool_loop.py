@@ -28,7 +28,8 @@ def test_the_tool_loop_learns_to_find_numbers(
     shares = [int(share) for share in re.findall(r"step +\d+: found (\d+)%", told)]
     assert len(shares) == 30
     assert shares[0] < 25, "random weights write few numbers"
-    assert sum(shares[-10:]) / 10 > 38  # draws are new in each run: it ends at about 50, give or take 5
+    # Draws are new in each run: it ends at about 50, give or take 5.
+    assert sum(shares[-10:]) / 10 > 38
 
 
 def test_the_tool_loop_fits_on_a_page() -> None:
