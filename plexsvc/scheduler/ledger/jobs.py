@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -72,8 +71,6 @@ class DeploymentRecord:
     """Its current WPG, also when that is gone: results may still lie on its nodes."""
     applied_seq: int = 0
     acked_seq: int = 0
-    payloads: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a staged payload is passed on to where the deployment is now."""
     former_nodes: tuple[NodeId, ...] = ()
     """Where it ran before: results and published versions may still lie there."""
 
@@ -143,9 +140,6 @@ class Held:
     """Nodes whose staging memory has its payload."""
     copies: Published | None = None
     """What an `Initialize` starts from instead of the model's weights."""
-    work: asyncio.Task[object] | None = None
-    """What has state managers work, to be cancelled."""
-    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

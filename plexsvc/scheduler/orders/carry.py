@@ -130,7 +130,7 @@ async def bring_payload(reach: Reach, held: Held, record: WpgRecord) -> None:
     """
     if not held.staged_on or record.is_rollout or not _misses(held, record):
         return
-    async with record.deployment.payloads:
+    async with reach.underway.turn(record.deployment.deployment_id):
         for node_id in _misses(held, record):
             await _pass_on(reach, held, to=node_id)
             reach.recorder.staged(held, on=(*held.staged_on, node_id))

@@ -49,22 +49,9 @@ async def execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2.
         PlexError: what a state manager refused; `cancelled`.
         AioRpcError: a state manager did not answer.
     """
-    held.work = asyncio.current_task()
-    try:
+    operation_id = OperationId(held.operation.operation_id)
+    with reach.underway.cancellable(operation_id, kind=held.kind):
         return await _execute(reach, held=held, record=record)
-    except asyncio.CancelledError:
-        if held.work is None or not held.is_cancelled:
-            raise
-        held.work.uncancel()
-        text = f"{held.kind} cancelled with its job or deployment; nothing of it is visible"
-        raise PlexError(ErrorCode.CANCELLED, text) from None
-
-
-def cancel(held: Held) -> None:
-    """End a managed operation early: what state managers do for it stops."""
-    if held.work is not None:
-        held.is_cancelled = True
-        held.work.cancel()
 
 
 async def _execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2.ExecuteReply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import grpc.aio
@@ -25,6 +25,7 @@ from plexsvc.scheduler.ledger.jobs import Published, Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.ranks import ASK_S, Ranks
+from plexsvc.scheduler.orders.underway import Underway
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.scheduler.orders.watch import Carrier, Watch
 
@@ -138,6 +139,7 @@ class Reach:
     post: Callable[[Event], object]
     """Tells the core a fact before the work of an action is over."""
     watch: Watch
+    underway: Underway = field(default_factory=Underway)
 
     @property
     def rpc_s(self) -> float:

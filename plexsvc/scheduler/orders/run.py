@@ -90,7 +90,7 @@ def cancel(reach: Reach, action: CancelOperation) -> Work | None:
     """End a running operation early: stop managed work at once, ask for the end of a generate."""
     held = reach.registry.held.get(action.operation_id)
     if held is not None and held.kind in MANAGED_KINDS:
-        managed.cancel(held)
+        reach.underway.cancel(action.operation_id)
         return None
     return _cancel_generate(reach, action, held)
 
