@@ -124,6 +124,7 @@ async def through_service(manager: RolloutManager, samples: int, max_tokens: int
     operation = operations_pb2.Operation(
         operation_id=new_operation_id(),
         deployment_id="rollout",
+        seq=1,  # one without a number is a turn
         generate=operations_pb2.Generate(
             prompts=[operations_pb2.Prompt(token_ids=p) for p in prompts(samples)],
             sampling=sampling(max_tokens),

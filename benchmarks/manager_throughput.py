@@ -126,6 +126,7 @@ def operation(samples: int, tokens: int, *, paced: bool) -> operations_pb2.Opera
         operation_id=new_operation_id(),
         job_id="job",
         deployment_id="rollout",
+        seq=1,  # one without a number is a turn
         generate=operations_pb2.Generate(prompts=prompts, sampling=sampling),
     )
 
