@@ -99,7 +99,7 @@ class RolloutConfig:
     records_dir: Path = Path()
     """Where a manager keeps its token records for its successor."""
     frame_us: int = 20_000
-    """Deltas are gathered for so long before they become a frame."""
+    """Between two frames of a generate; what arrives meanwhile is gathered."""
     record_bytes: int = 512 << 20
     """Token records kept, all operations together, running ones by the most that they may become.
     Those of a tenant may take as much as is left free; of finished ones the oldest go first, of the

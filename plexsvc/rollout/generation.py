@@ -91,11 +91,11 @@ class Generation:
             raise first_failure(errors) from errors
 
     async def _pump(self) -> None:
-        """Seal deltas into frames at the configured cadence."""
+        """Seal deltas into frames: at once, if the last frame was long enough ago."""
         while True:
             await self._record.dirty.wait()
-            await self._clock.sleep(self._config.frame_us)
             self._record.seal()
+            await self._clock.sleep(self._config.frame_us)
 
     def perform(self, order: orders.SampleOrder) -> None:
         """Do what the core orders for this generate."""

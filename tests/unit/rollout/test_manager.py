@@ -104,6 +104,21 @@ async def test_a_stream_opened_before_its_operation_starts_follows_it_live() -> 
         assert rest[-1].result == running.result()
 
 
+async def test_the_first_tokens_make_a_frame_at_once_and_those_soon_after_wait_together() -> None:
+    an_hour = replace(FAST, frame_us=3_600_000_000)
+    async with bench(held=True, config=an_hour) as b:
+        operation = b.generate()
+        stream = b.stream(worker_pb2.StreamFramesRequest(operation_id=operation.operation_id))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(1)
+            assert len((await next_frame(stream)).deltas) == 4
+            b.instances[0].engine.release()
+            rest = [frame async for frame in stream]
+        assert running.result().state == APPLIED
+    assert len([frame for frame in rest if frame.deltas]) == 1
+
+
 async def test_samples_of_a_lost_instance_go_on_elsewhere_exactly() -> None:
     async with bench() as quiet:
         undisturbed = quiet.generate(seed=3)
