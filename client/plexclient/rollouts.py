@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack
 
 from plexclient import sampling
-from plexclient.calls import Cancellable, unowned
+from plexclient.calls import Cancellable, call, unowned
 from plexclient.checks import whole
+from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.generation import AsyncStream, Generation, Stream
 from plexclient.judging import open_batch
@@ -25,6 +26,9 @@ from plexclient.wire.v1 import operations_pb2, service_pb2
 Prompts = Iterable[str | Sequence[int]]
 
 R = TypeVar("R")
+
+TURNS: Final = ("continue", "finish")
+"""What turns under way do when a version comes."""
 
 
 class Rollout(Synced):
@@ -62,6 +66,29 @@ class Rollout(Synced):
         )
         with self.job_session.order:
             return Generation(self.lane, self.lane.enter(body), record=record)
+
+    @call
+    def sync(self, source: Deployment, *, turns: str = "continue") -> Future[int]:
+        """Take the weights that `source` has after the operations called on it so far.
+
+        What is called on this deployment afterwards sees them; what is called on `source` after
+        that does not change them. Returns the weight version, which is the one before if nothing
+        has changed the parameters of `source` since.
+
+        Turns of sessions that are under way go on with the new weights from their next token
+        (`turns="continue"`; each sample's `versions` say which token came from which), or end on
+        the old ones first, while those that come wait for the new (`turns="finish"`).
+
+        Raises:
+            PlexError: `bad_request` when `source` belongs to another job or is this deployment, or
+                `turns` is something else.
+        """
+        if turns not in TURNS:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{self.name}.sync(turns={turns!r}): it is one of {', '.join(TURNS)}",
+            )
+        return self._take_weights(source, finishes_turns=turns == "finish")
 
     def session(self) -> TurnSession:
         """Return a new session of several turns."""

@@ -26,13 +26,18 @@ class Synced(Deployment):
         Raises:
             PlexError: `bad_request` when `source` belongs to another job or is this deployment.
         """
+        return self._take_weights(source)
+
+    def _take_weights(self, source: Deployment, *, finishes_turns: bool = False) -> Future[int]:
         self._check_source(source)
         with self.job_session.order:
             publish = source.lane.enter(operations_pb2.Operation(publish=operations_pb2.Publish()))
             pull = self.lane.enter(
                 operations_pb2.Operation(
                     pull=operations_pb2.Pull(
-                        source_deployment_id=source.deployment_id, version=publish.seq
+                        source_deployment_id=source.deployment_id,
+                        version=publish.seq,
+                        finishes_turns=finishes_turns,
                     )
                 ),
                 after=[publish.operation_id],

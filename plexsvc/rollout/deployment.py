@@ -90,6 +90,8 @@ class RolloutDeployment:
         """
         operation, version = request.operation, request.published.version
         self.fleet.fence.CopyFrom(request.fence)
+        if operation.pull.finishes_turns:
+            await self.fleet.finish_turns()
         loaded = await self.fleet.load(request.published)
         self.exclusive_seq = max(self.exclusive_seq, operation.seq)
         reply = success(operation)

@@ -139,8 +139,8 @@ class Fleet:
         self._is_asleep = False
         self._held_us, self._held_at_us = 0, clock.monotonic_us()
         self.progress = 0
-        """Grows while instances load."""
-        self._is_served = asyncio.Event()
+        """Grows while instances load, and while turns run that a version waits for."""
+        self._is_served, self._has_no_turns = asyncio.Event(), asyncio.Event()
         self._is_closed = False
 
     # ---- events in, orders out
@@ -161,10 +161,15 @@ class Fleet:
     def _decide(self, event: events.Event) -> list[orders.Order]:
         self.held_us()  # until now, those that were spared before
         ordered = self.core.handle(event)
-        if self.core.is_served:
-            self._is_served.set()
-        else:
-            self._is_served.clear()
+        for is_so, said in (
+            (self.core.is_served, self._is_served),
+            (not self.core.finishes_turns, self._has_no_turns),
+        ):
+            if is_so:
+                said.set()
+            else:
+                said.clear()
+        self.progress += isinstance(event, events.TokensArrived) and self.core.finishes_turns
         return ordered
 
     def _perform(self, order: orders.Order) -> None:
@@ -379,6 +384,15 @@ class Fleet:
             if line.address == address and not _is_dedicated(self.core.instances, one):
                 self.post(events.InstanceEnded(instance_id=one, because=because))
                 self._group.create_task(self.lines.pop(one).channel.close())
+
+    async def finish_turns(self) -> None:
+        """Return when the turns under way have ended; others wait for the version that follows."""
+        self.post(events.TurnsHeld())
+        try:
+            await self._has_no_turns.wait()
+        except asyncio.CancelledError:
+            self.post(events.TurnsHeld(is_over=True))
+            raise
 
     async def load(
         self, source: statemanager_pb2.PublishedVersion

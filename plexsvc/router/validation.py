@@ -153,7 +153,7 @@ class OperationRules:
             case "generate":
                 self._check_prompts(operation.generate)
             case "pull":
-                _check_pull(operation.pull)
+                _check_pull(operation.pull, deployment)
             case _:
                 pass  # the router's roots look at paths; the others have no contents
 
@@ -316,10 +316,15 @@ def check_hyper(given: Mapping[str, float]) -> None:
             raise bad_request(f"optimizer {name} is {value}; it must be {bound}", parameter=name)
 
 
-def _check_pull(pull: operations_pb2.Pull) -> None:
+def _check_pull(pull: operations_pb2.Pull, deployment: service_pb2.Deployment) -> None:
     if not pull.source_deployment_id or pull.version == 0:
         raise bad_request(
             "pull needs source_deployment_id and a version; a version is the seq of its publish"
+        )
+    if pull.finishes_turns and deployment.spec.role != "rollout":
+        raise bad_request(
+            f"pull with finishes_turns on {deployment.deployment_id}, of role "
+            f"{deployment.spec.role}: only a rollout deployment has turns"
         )
 
 

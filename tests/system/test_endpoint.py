@@ -127,6 +127,55 @@ def test_a_sessions_requests_find_their_prefix_and_other_tenants_find_nothing(
             api.completions.create(model=model, prompt=prompt)
 
 
+def turn_beside_a_sync(served: Served, *, turns: str) -> tuple[int, list[int], int, list[int]]:
+    """Sync in mid-turn; return the version before, the turn's, the one after, a later turn's."""
+    before = served.rollout.sync(served.actor)
+    (sample,) = served.rollout.generate([[3, 4, 5]], max_tokens=4, ignore_eos=True)
+    batch = plex.Batch.from_samples([sample], advantages=[1.0])
+    served.actor.forward_backward(batch, loss="importance_sampling")
+    served.actor.step()
+    found: list[int] = []
+    with served.client() as api:
+        chunks = api.completions.create(
+            model=served.rollout.deployment_id,
+            prompt=[3, 4, 5],
+            max_tokens=250,
+            stream=True,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+        )
+        syncing = None
+        for chunk in chunks:
+            more: Any = chunk.choices[0].model_extra if chunk.choices else {}
+            found += more.get("weight_versions") or ()
+            syncing = syncing or served.rollout.sync.submit(served.actor, turns=turns)
+        assert syncing is not None
+        later = served.rollout.session().generate([3, 4, 5], max_tokens=4)
+    return before, found, syncing.result(), later.versions
+
+
+def test_a_turn_goes_on_with_a_version_that_comes_meanwhile(served: Served) -> None:
+    for _ in range(5):  # a turn may be quicker than a sync
+        before, found, after, later = turn_beside_a_sync(served, turns="continue")
+        assert found == sorted(found)
+        if after in found:
+            break
+    assert (found[0], found[-1]) == (before, after)
+    assert set(later) == {after}
+
+
+def test_a_turn_ends_on_its_version_where_the_job_says_so(served: Served) -> None:
+    before, found, after, later = turn_beside_a_sync(served, turns="finish")
+    assert after > before
+    assert (set(found), len(found)) == ({before}, 250)
+    assert set(later) <= {before, after}
+    assert set(served.rollout.session().generate([3, 4, 5], max_tokens=4).versions) == {after}
+
+
+def test_what_turns_do_when_a_version_comes_is_one_of_two_things(served: Served) -> None:
+    with pytest.raises(plex.PlexError, match="continue, finish"):
+        served.rollout.sync(served.actor, turns="wait")
+
+
 def test_sessions_of_turns_run_beside_each_other_and_beside_a_batch(served: Served) -> None:
     served.rollout.sync(served.actor)
 

@@ -77,6 +77,14 @@ class VersionWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsHeld:
+    """Turns that come from now on wait for the next version, those under way end on this one."""
+
+    is_over: bool = False
+    """The version does not come after all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceLost:
     """A call to an instance broke."""
 
@@ -160,6 +168,7 @@ Event: TypeAlias = (
     | InstanceEnded
     | InstanceAnswered
     | VersionWanted
+    | TurnsHeld
     | InstanceLost
     | SamplesSubmitted
     | TokensArrived

@@ -47,6 +47,6 @@ def check(core: RolloutCore) -> None:
             assert instance.version == core.version
             if len(instance.pending) < core.max_pending and not instance.rests:
                 takes_turns = instance.turns < instance.turn_cap
-                idle = [g for g in core.generates.values() if g.waiting]
+                idle = [g for g in core.generates.values() if g.waiting and not g.is_held]
                 is_spared = one in core.spared
                 assert not any(takes_turns if g.is_turn else not is_spared for g in idle)

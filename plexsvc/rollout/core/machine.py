@@ -78,6 +78,8 @@ class Generate:
     losses: int = 0
     is_turn: bool = False
     session: str = ""
+    is_held: bool = False
+    """Whether it is a turn that begins on the next version."""
 
 
 class RolloutCore:
@@ -107,6 +109,8 @@ class RolloutCore:
         self.sessions: OrderedDict[str, InstanceId] = OrderedDict()
         """The instance that has the latest turn of each session."""
         self._version_before = VersionId()
+        self._holds_turns = False
+        """Whether turns that come begin on the next version."""
         self._checksums: dict[VersionId, str] = {}
         """What the first instance reported of the wanted version, and of the one before."""
         self._updating: set[InstanceId] = set()
@@ -135,7 +139,7 @@ class RolloutCore:
             ordered += self._release(one)
         return ordered
 
-    def _apply(self, event: Event) -> list[Order]:  # noqa: C901, PLR0911 - one case an event
+    def _apply(self, event: Event) -> list[Order]:  # noqa: C901, PLR0911, PLR0912 - one case an event
         match event:
             case events.InstancesReplaced():
                 return self._replace(event)
@@ -151,6 +155,8 @@ class RolloutCore:
                 return self._hear(event)
             case events.VersionWanted():
                 return self._want(event.version)
+            case events.TurnsHeld():
+                return self._hold_turns(is_over=event.is_over)
             case events.SamplesSubmitted():
                 return self._submit(event)
             case events.TokensArrived():
@@ -318,6 +324,22 @@ class RolloutCore:
 
     # ---- versions
 
+    @property
+    def finishes_turns(self) -> bool:
+        """Whether turns are under way that end before the next version is loaded."""
+        turns = (one for one in self.generates.values() if one.is_turn)
+        return self._holds_turns and not all(turn.is_held for turn in turns)
+
+    def _hold_turns(self, *, is_over: bool) -> list[Order]:
+        self._holds_turns = not is_over
+        return self._free_turns() if is_over else []
+
+    def _free_turns(self) -> list[Order]:
+        self._holds_turns = False
+        for generate in self.generates.values():
+            generate.is_held = False
+        return self._spread_waiting()
+
     def _want(self, version: VersionId) -> list[Order]:
         self._version_before, self.version = self.version, version
         kept = {self._version_before, version}
@@ -326,6 +348,7 @@ class RolloutCore:
         self._updating, self._is_refused = set(living), False
         for instance in living.values():
             instance.enter(Trigger.OUTDATED)
+        self._free_turns()  # none starts: nobody has the version yet
         return [orders.UpdateInstance(instance_id=one, version=version) for one in living]
 
     def _refuse(self, instance_id: InstanceId, refusal: str) -> list[Order]:
@@ -356,7 +379,11 @@ class RolloutCore:
             for key, num_tokens in event.samples.items()
         }
         self.generates[event.operation_id] = Generate(
-            samples, len(samples), is_turn=event.is_turn, session=event.session
+            samples,
+            len(samples),
+            is_turn=event.is_turn,
+            session=event.session,
+            is_held=event.is_turn and self._holds_turns,
         )
         if not event.is_turn:
             self.spared.clear()
@@ -498,6 +525,8 @@ class RolloutCore:
 
     def _room(self, instance: Instance, generate: Generate) -> int:
         """Return how many samples of a generate an instance takes."""
+        if generate.is_held:
+            return 0
         room = self.max_pending - len(instance.pending)
         if generate.is_turn:
             room = min(room, instance.turn_cap - instance.turns)
@@ -507,7 +536,11 @@ class RolloutCore:
         """Give samples that wait to instances that may have got room."""
         started: list[Order] = []
         for is_turn in (True, False):
-            kind = [(i, g) for i, g in self.generates.items() if g.waiting and g.is_turn == is_turn]
+            kind = [
+                (i, g)
+                for i, g in self.generates.items()
+                if g.waiting and g.is_turn == is_turn and not g.is_held
+            ]
             for operation_id, generate in kind:
                 serving = self._serving(generate, among)
                 count = sum(self._room(instance, generate) for _, instance in serving)

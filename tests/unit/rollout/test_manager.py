@@ -753,6 +753,54 @@ async def test_samples_go_beside_the_order_of_operations_and_leave_no_record() -
             assert gone.value.code == ErrorCode.RESULT_GONE
 
 
+def versions(frames: list[operations_pb2.GenerateFrame]) -> list[int]:
+    (answer,) = collect(delta for frame in frames for delta in frame.deltas).values()
+    return answer.versions
+
+
+@pytest.mark.parametrize("finishes", [False, True])
+async def test_a_turn_ends_on_its_version_or_goes_on_with_the_next_as_the_job_says(
+    *, finishes: bool
+) -> None:
+    async with bench(held=True) as b:
+        (instance,) = b.instances
+        early = b.sample(turn(b))
+        assert (await anext(early)).prompts
+        instance.engine.allow(1)
+        head = await anext(early)
+        body = operations_pb2.Pull(source_deployment_id="actor", version=4, finishes_turns=finishes)
+        async with asyncio.TaskGroup() as group:
+            pulling = group.create_task(b.execute(b.operation(pull=body), published=publish(4)))
+            if finishes:
+                await asyncio.sleep(0.05)
+                assert not pulling.done(), "a turn is under way"
+            else:
+                await pulling
+            late = group.create_task(sampled(b, turn(b)))
+            await asyncio.sleep(0.02)
+            instance.engine.release()
+            tail = [frame async for frame in early]
+        assert pulling.result().state == APPLIED
+        assert versions([head, *tail]) == ([0] * 12 if finishes else [0] + [4] * 11)
+        assert versions(late.result()) == [4] * 12
+
+
+async def test_turns_go_on_when_the_pull_that_waited_for_others_is_broken_off() -> None:
+    async with bench(held=True) as b:
+        early = b.sample(turn(b))
+        assert (await anext(early)).prompts
+        (deployment,) = b.manager._deployments.values()
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(deployment.fleet.finish_turns())
+            await asyncio.sleep(0)
+            late = group.create_task(sampled(b, turn(b)))
+            await asyncio.sleep(0.02)
+            waiting.cancel()
+            b.instances[0].engine.release()
+        assert versions(late.result()) == [0] * 12
+        assert versions([frame async for frame in early]) == [0] * 12
+
+
 async def test_a_sample_ends_when_its_reader_leaves() -> None:
     async with bench(held=True) as b:
         (instance,) = b.instances

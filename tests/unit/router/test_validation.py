@@ -172,6 +172,11 @@ def test_a_loss_argument_must_be_known_finite_and_not_negative(
         ("actor", {"step": ops.Step(lr=1e300)}, "lr"),
         ("actor", {"forward": ops.Forward(temperature=-1)}, "temperature"),
         ("rollout", {"pull": ops.Pull(version=0)}, "version"),
+        (
+            "reference",
+            {"pull": ops.Pull(source_deployment_id="a", version=1, finishes_turns=True)},
+            "only a rollout deployment has turns",
+        ),
         ("rollout", {"generate": ops.Generate()}, "no prompts"),
     ],
 )

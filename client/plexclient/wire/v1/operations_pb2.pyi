@@ -166,12 +166,14 @@ class Publish(_message.Message):
     def __init__(self) -> None: ...
 
 class Pull(_message.Message):
-    __slots__ = ("source_deployment_id", "version")
+    __slots__ = ("source_deployment_id", "version", "finishes_turns")
     SOURCE_DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    FINISHES_TURNS_FIELD_NUMBER: _ClassVar[int]
     source_deployment_id: str
     version: int
-    def __init__(self, source_deployment_id: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    finishes_turns: bool
+    def __init__(self, source_deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., finishes_turns: _Optional[bool] = ...) -> None: ...
 
 class Save(_message.Message):
     __slots__ = ("path", "optimizer", "root")

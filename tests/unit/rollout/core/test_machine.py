@@ -490,6 +490,29 @@ def finish(core: RolloutCore, asked: events.SamplesSubmitted) -> list[InstanceId
     return where(core.handle(last))
 
 
+def test_turns_under_way_end_before_a_version_that_waits_for_them_and_others_begin_with_it(
+    core: RolloutCore,
+) -> None:
+    old, new = turn("a", 1), turn("b", 1)
+    core.handle(old)
+    assert not core.finishes_turns, "no version waits"
+    assert core.handle(events.TurnsHeld()) == []
+    assert core.handle(new) == []
+    assert core.finishes_turns
+    assert core.handle(events.InstanceLost(instance_id=TWO, because="reset")), "it goes on"
+    assert finish(core, old) == [], "the one that came since waits for the version"
+    assert not core.finishes_turns
+    core.handle(events.VersionWanted(version=v(4)))
+    begun = core.handle(events.InstanceAnswered(instance_id=ONE, version=v(4)))
+    assert [one.version for one in begun if isinstance(one, orders.StartSamples)] == [v(4)]
+
+
+def test_turns_that_were_held_begin_when_the_version_does_not_come(core: RolloutCore) -> None:
+    core.handle(events.TurnsHeld())
+    assert core.handle(turn("a", 1)) == []
+    assert where(core.handle(events.TurnsHeld(is_over=True))) == [ONE]
+
+
 def test_a_turn_goes_where_its_prefix_is_cached_and_others_to_the_least_loaded(
     core: RolloutCore,
 ) -> None:
@@ -845,6 +868,10 @@ class Course(RuleBasedStateMachine):
     @rule(version=st.integers(0, 3))
     def want(self, version: int) -> None:
         self.tell(events.VersionWanted(version=v(version)))
+
+    @rule(is_over=st.booleans())
+    def hold_turns(self, is_over: bool) -> None:
+        self.tell(events.TurnsHeld(is_over=is_over))
 
     @precondition(lambda self: self.core.instances)
     @rule(data=st.data(), version=st.integers(0, 3))
