@@ -15,6 +15,7 @@ from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclared
+from plexsvc.scheduler.faults import error_of
 from plexsvc.scheduler.ledger.jobs import (
     DeploymentRecord,
     JobRecord,
@@ -32,8 +33,9 @@ async def create_deployment(
     """Bring a deployment up, or find the one already known; return when it is ready.
 
     Raises:
-        PlexError: `not_found` job, `job_ended`, `unknown_model`, `queue_full`, `bad_request`, or
-            what it failed with.
+        PlexError: `not_found` job, `job_ended`, `unknown_model`, `queue_full`, `bad_request`,
+            `no_placement`, or what it failed with. One that the devices of all nodes cannot hold is
+            refused before it is recorded, so nothing is left of it.
     """
     (made,) = await _ready(scheduler, [request])
     return made
@@ -85,10 +87,12 @@ async def _records(
         one.deployment_id: _new_record(scheduler, one, facts[one.deployment_id]) for one in new
     }
     found = [records.get(one.deployment_id) or _known(scheduler, one) for one in asked]
-    wanted = []
-    for name, record in records.items():
+    wanted = [_wanted(scheduler, record, facts[name]) for name, record in records.items()]
+    fault = scheduler.cluster.never(wanted)
+    if fault is not None:
+        raise error_of(fault)
+    for record in records.values():
         scheduler.recorder.deployment_opened(record)
-        wanted.append(_wanted(scheduler, record, facts[name]))
     if len(wanted) == 1:
         scheduler.post(wanted[0])
     elif wanted:

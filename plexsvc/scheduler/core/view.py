@@ -12,6 +12,8 @@ from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
 from plexsvc.scheduler.core import due, story, timers
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import space
+from plexsvc.scheduler.core.events import DeploymentRequested
+from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.copies import copy_of
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -19,7 +21,7 @@ from plexsvc.scheduler.core.planning.plans import Goal, Question
 from plexsvc.scheduler.core.relocate import packing
 from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
 from plexsvc.scheduler.core.story import Story
-from plexsvc.scheduler.core.vocabulary import JobState, Place
+from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
 
 
 class ClusterView:
@@ -76,6 +78,10 @@ class ClusterView:
     def has_gang(self, *, kind: str, num_devices: int) -> bool:
         """Return whether some of the devices of nodes that are up make a gang, were they idle."""
         return placing.has_gang(self._cluster.placement, kind=kind, num_devices=num_devices)
+
+    def never(self, asked: Sequence[DeploymentRequested]) -> Fault | None:
+        """Return the fault of deployments that all devices, were they idle, could not hold."""
+        return deployments.never(self._cluster.placement, asked)
 
     def why_waits(self, deployment: Deployment) -> str:
         """Say why a deployment is not placed yet."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from plexsvc.ids import DeploymentId, JobId
 from plexsvc.scheduler.core.actions import DeploymentChanged, JobChanged
-from plexsvc.scheduler.core.cluster import Devices, Lives
+from plexsvc.scheduler.core.cluster import Devices, Lives, Placement
 from plexsvc.scheduler.core.device import learning, switch
 from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclared
 from plexsvc.scheduler.core.life import wpgs
@@ -32,6 +32,12 @@ def declare(lives: Lives, event: DeploymentsDeclared) -> None:
     Repeating changes nothing.
     """
     _take(lives, event.job_id, event.deployments, at_us=event.at_us)
+
+
+def never(placement: Placement, asked: Sequence[DeploymentRequested]) -> Fault | None:
+    """Return the fault of requests that all devices, were they idle, could not hold at once."""
+    at_us = placement.now_us
+    return placing.never(placement, [_new(one, declared_with=(), at_us=at_us) for one in asked])
 
 
 def _take(lives: Lives, job_id: JobId, asked: Sequence[DeploymentRequested], *, at_us: int) -> None:

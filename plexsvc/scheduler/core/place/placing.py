@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId, TenantId, UnitId
@@ -28,6 +29,9 @@ from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import DrainTimer
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place, WpgState
+
+MORE: Final = "add nodes, or wait for those that are lost"
+"""What to do about deployments that all devices together cannot hold."""
 
 Placed = tuple[Deployment, tuple[Place, ...]]
 """A deployment and its devices in rank order."""
@@ -515,18 +519,20 @@ def never(placement: Placement, wanted: Collection[Deployment]) -> Fault | None:
     """Return the fault of what the devices of all nodes cannot hold at once; None if they can."""
     for one in wanted:
         if not can_ever_hold(placement, one):
-            return no_placement(placement, one)
+            return no_placement(placement, one, advice=MORE)
     instances = [one for one in wanted if one.is_rollout and not one.where_it_trains]
     for kind in dict.fromkeys(one.device_kind for one in instances):
         together = [one for one in instances if one.device_kind == kind]
         if sum(one.num_devices for one in together) > len(_up(placement, kind)):
-            return no_placement(placement, *together)
+            return no_placement(placement, *together, advice=MORE)
     return None
 
 
 def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
     """Return whether some of the devices of nodes that are up make a gang, were they idle."""
     known = placement.planning.gangs_known
+    if kind not in placement.planning.planners:
+        return False
     if (kind, num_devices) not in known:
         rooms = placement.planning.planner(kind).board.rooms
         found = rooms.gangs(num_devices, among=_up(placement, kind), burden=lambda _: 0)
@@ -534,7 +540,12 @@ def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
     return known[kind, num_devices]
 
 
-def no_placement(placement: Placement, deployment: Deployment, *others: Deployment) -> Fault:
+def no_placement(
+    placement: Placement,
+    deployment: Deployment,
+    *others: Deployment,
+    advice: str = "end what holds them",
+) -> Fault:
     """Return the fault of a deployment, or of several, for which there is no place."""
     counts: dict[str, int] = {}
     for device in placement.devices.values():
@@ -549,7 +560,7 @@ def no_placement(placement: Placement, deployment: Deployment, *others: Deployme
         code=ErrorCode.NO_PLACEMENT,
         message=f"{names} {'need' if others else 'needs'} {needed} "
         f"{deployment.device_kind} device(s); no place found{after} (devices of that kind: "
-        f"{found}); ask for fewer devices, or end what holds them",
+        f"{found}); ask for fewer devices, or {advice}",
         facts=(("needed", str(needed)), ("kind", deployment.device_kind)),
     )
 
@@ -679,7 +690,12 @@ def _holder(deployment: Deployment, *, incarnation: int) -> ResidentId:
 
 
 def _up(placement: Placement, kind: str) -> dict[UnitId, None]:
-    """Return the devices of nodes that are up; each is looked up once for every gang."""
+    """Return the devices of nodes that are up; each is looked up once for every gang.
+
+    Who only asks makes no planner: their order decides, and a replay asks nothing.
+    """
+    if kind not in placement.planning.planners:
+        return {}
     rooms = placement.planning.planner(kind).board.rooms
     return dict.fromkeys(name for name in rooms if rooms[name].host in placement.nodes)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from plexclient.specs import AdamW
+from plexclient.specs import AdamW, Parallel
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId
+from plexsvc.ids import DeploymentId, JobId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import DeploymentRequested
 from tests.rigs.model_families import BOTH, config_of
@@ -87,6 +87,7 @@ def set_of(job_id: str, **specs: pb.DeploymentSpec) -> pb.CreateDeploymentsReque
 
 ACTOR = pb.DeploymentSpec(role="actor", backend="noop")
 ROLLOUT = pb.DeploymentSpec(role="rollout", backend="vllm")
+WIDE = Parallel(dp=2).to_wire()
 
 
 async def create(rig: Rig, request: pb.CreateDeploymentsRequest) -> list[str]:
@@ -130,3 +131,30 @@ async def test_a_refused_set_leaves_no_records_and_no_events(tmp_path: Path) -> 
         assert not rig.driver.cluster.deployments
         made = await create(rig, set_of("a", actor=ACTOR, rollout=ROLLOUT))
         assert made == ["actor ready", "rollout ready"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"actor": ACTOR, "rollout": ROLLOUT, "judge": ROLLOUT}, "a/rollout and a/judge need 2"),
+        ({"big": pb.DeploymentSpec(role="actor", backend="noop", parallel=WIDE)}, "a/big needs 2"),
+    ],
+)
+async def test_what_no_cluster_holds_is_refused_and_leaves_nothing(
+    tmp_path: Path, asked: dict[str, pb.DeploymentSpec], told: str
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 1}]) as rig:
+        await rig.job("a")
+        with pytest.raises(PlexError, match=told) as refused:
+            await create(rig, set_of("a", **asked))
+        assert refused.value.code is ErrorCode.NO_PLACEMENT
+        assert "ask for fewer devices, or add nodes" in refused.value.message
+        assert rig.driver.registry.deployments == {}
+        assert rig.driver.registry.jobs[JobId("a")].deployment_ids == []
+        assert not rig.driver.cluster.deployments
+        if len(asked) == 1:
+            (one,) = set_of("a", **asked).deployments
+            with pytest.raises(PlexError, match=told):
+                await rig.scheduler.call("CreateDeployment", one, pb.Deployment)
+            assert rig.driver.registry.deployments == {}
+        assert await create(rig, set_of("a", **{next(iter(asked)): ACTOR})) != []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.scheduler.core.vocabulary import Place
-from tests.fakes.fake_world import FakeWorld, op_id
+from tests.fakes.fake_world import FakeWorld, op_id, wanted
 
 ACTOR = DeploymentId("a/actor")
 N0 = Place(node_id=NodeId("n0"), device=0)
@@ -39,5 +39,7 @@ def test_asking_changes_nothing() -> None:
     view.explain_job(JobId("a"), now_us=world.now_us)
     view.why_stays(view.deployments[ACTOR])
     view.has_gang(kind="train", num_devices=8)
+    assert view.never([wanted("a", "judge", rollout=True)]) is not None
+    assert view.planners.keys() == {"train"}
     assert repr((view.deployments, view.wpgs, view.operations, view.devices)) == before
     assert world.core.cluster.turn.dirty == {}
