@@ -107,6 +107,8 @@ class SamplesSubmitted:
     """Turns of one session go where its prefix is cached."""
     expected: tuple[int, ...] = ()
     """Lengths that answers to each prompt are expected to have; prompts are dealt by them."""
+    at_us: int = 0
+    """0: not known, and as long ago as the event before."""
 
 
 @dataclass(slots=True)  # made for every delta of every sample; a frozen one takes thrice the time
@@ -151,6 +153,36 @@ class OperationEnded:
     """A generate is over, for whatever reason; its calls are cancelled."""
 
     operation_id: OperationId
+    at_us: int = 0
+    """0: not known, and as long ago as the event before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """How the step before was trained on, from one generate to the next."""
+
+    train_us: int
+    """Training was under way, and its devices did not generate."""
+    ended_us: int
+    """When the last of it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowOpened:
+    """Training devices are there for a generate; their engines join now, kind `reserved`."""
+
+    at_us: int
+    operation_id: OperationId
+    engines: int
+    trained: Trained | None = None
+    """None: nothing is known of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowLeft:
+    """No engine of the window came, or nobody wants them any more."""
+
+    at_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,5 +206,7 @@ Event: TypeAlias = (
     | TokensArrived
     | CallEnded
     | OperationEnded
+    | WindowOpened
+    | WindowLeft
     | Ticked
 )

@@ -33,6 +33,7 @@ def check(core: RolloutCore) -> None:
     assert core.spared <= set(core.instances)
     batches = [one for one in core.generates.values() if not one.is_turn]
     assert batches or not core.spared, "without generates every instance is there for the next"
+    assert not core.window.is_closing or not core.staying(), "a closed window leaves nobody behind"
     for one, instance in core.instances.items():
         assert instance.phase is not Phase.GONE
         assert instance.load == loads.get(one, 0), "a load counts the incomplete samples"

@@ -15,6 +15,8 @@ sample leaves an instance when its call ends, or when it is *stopped* there, bec
 drained or `balance` gives it to another. It goes on elsewhere from its recorded tokens; draws
 depend on the position, so it continues exactly. A sample that loses `max_losses` instances in a row
 without a token fails its operation. Every operation is answered once.
+
+Engines on training devices join for a seeding window (`window`), and are drained when it closes.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.balance import NEVER, choose, compare
 from plexsvc.rollout.core.dealing import deal, deal_turns
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
-from plexsvc.rollout.core.instances import DEDICATED, KINDS, Instance, Phase, Trigger
+from plexsvc.rollout.core.instances import DEDICATED, KINDS, RESERVED, Instance, Phase, Trigger
 from plexsvc.rollout.core.orders import Order
 from plexsvc.rollout.core.planning import candidates, choose_plan, rank, share_out
+from plexsvc.rollout.core.window import SeedingWindow
 
 REST_TICKS: Final = 4
 """An instance that handed samples back gets none for so long."""
@@ -125,6 +128,7 @@ class RolloutCore:
         """Instances that generates under way do without; turns may go there."""
         self._emptied: list[InstanceId] = []
         """Instances that lost their last sample by this event."""
+        self.window = SeedingWindow()
 
     def handle(self, event: Event) -> list[Order]:
         """Apply an event and return the orders that follow from it."""
@@ -134,9 +138,13 @@ class RolloutCore:
             if self._needs_all():
                 self.spared.clear()
                 ordered += self._spread_waiting()
+        if self.window.operation_id is not None:
+            ordered += self._watch_window(event)
         emptied, self._emptied = self._emptied, []
         for one in emptied:
             ordered += self._release(one)
+        if self.window.is_closing and not self._reserved():
+            ordered.append(self.window.end())
         return ordered
 
     def _apply(self, event: Event) -> list[Order]:  # noqa: C901, PLR0911, PLR0912 - one case an event
@@ -158,15 +166,27 @@ class RolloutCore:
             case events.TurnsHeld():
                 return self._hold_turns(is_over=event.is_over)
             case events.SamplesSubmitted():
-                return self._submit(event)
+                started = self._submit(event)
+                self._look(event.at_us)
+                return started
             case events.TokensArrived():
                 return self._record(event)
             case events.CallEnded():
                 return self._end_call(event)
             case events.OperationEnded():
                 self._forget(event.operation_id)
+                self._look(event.at_us)
                 return self._spread_waiting()
+            case events.WindowOpened():
+                self._look(event.at_us)
+                self.window.open(event)
+                return []
+            case events.WindowLeft():
+                self._look(event.at_us)
+                self.window.close()
+                return []
             case events.Ticked():
+                self._look(event.at_us)
                 return self._tick(event.at_us)
         assert_never(event)
 
@@ -722,6 +742,40 @@ class RolloutCore:
         for key, sample in generate.samples.items() if generate else ():
             self._unload(operation_id, key, sample)
         self.generates.pop(operation_id, None)
+
+    # ---- seeding window
+
+    def _look(self, at_us: int) -> None:
+        """Tell the window what instances elsewhere do, and whether a batch is generated."""
+        others = [one for one in self.instances.values() if one.kind is not RESERVED]
+        self.window.look(
+            at_us,
+            is_generating=any(not generate.is_turn for generate in self.generates.values()),
+            others=sum(one.is_serving for one in others),
+            working=sum(one.is_serving and one.load > 0 for one in others),
+        )
+
+    def _watch_window(self, event: Event) -> list[Order]:
+        """Drain the engines on training devices once their window is over.
+
+        Tokens carry no time: the end of a generate that they complete is told next.
+        """
+        has_time = not isinstance(event, events.TokensArrived)
+        if has_time and self.window.is_over(
+            is_complete=self.window.operation_id not in self.generates
+        ):
+            self.window.close()
+        if not self.window.is_closing:
+            return []
+        return [order for one in self.staying() for order in self._drain(one)]
+
+    def staying(self) -> list[InstanceId]:
+        """Return the engines on training devices that are not told to leave."""
+        phases = {one: self.instances[one].phase for one in self._reserved()}
+        return [one for one, phase in phases.items() if phase is not Phase.DRAINING]
+
+    def _reserved(self) -> list[InstanceId]:
+        return [i for i, one in self.instances.items() if one.kind is RESERVED]
 
     # ---- balance
 

@@ -88,6 +88,20 @@ class UpdateInstance:
     version: VersionId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndWindow:
+    """Free the training devices: the seeding window is over, and none of their engines is left."""
+
+    operation_id: OperationId
+    """The generate that they served."""
+    seeded_us: int
+    """How long the window of this step was open."""
+    next_window_us: int | None
+    """How long the next one is to be; None: as long as there are samples."""
+    most_instances: int | None
+    """How many instances elsewhere are worth having; None: not known yet."""
+
+
 SampleOrder: TypeAlias = StartSamples | StopSamples | RecordTokens | AnswerSamples
 InstanceOrder: TypeAlias = SeekInstance | GiveUpInstance | ReleaseInstance | UpdateInstance
-Order: TypeAlias = SampleOrder | InstanceOrder
+Order: TypeAlias = SampleOrder | InstanceOrder | EndWindow

@@ -70,7 +70,7 @@ class Seeding:
         assert engines > 0, engines
         assert first_window_us >= 0, first_window_us
         self.window_us, self.most_instances = first_window_us, engines
-        self._engines = engines
+        self.engines = engines
         self._windows: dict[int, int] = {}
 
     def is_open(self, *, served_us: int, others: int) -> bool:
@@ -82,12 +82,12 @@ class Seeding:
 
     def end_step(self, step: StepTimes) -> None:
         """Learn from a step; one without other instances says nothing about the window."""
-        work_us = step.remote_us + step.seeded_us * self._engines
+        work_us = step.remote_us + step.seeded_us * self.engines
         self.most_instances = max(1, ceil(work_us / max(1, step.train_us)))
         now = step.instances_now
         if abs(step.instances - now) < STEADY and now:
-            rate = 1 + self._engines / now
+            rate = 1 + self.engines / now
             moved_us = (step.train_wait_us - step.remote_wait_us) / rate
             self._windows[now] = max(0, round(self.window_us + moved_us))
-        even_us = (work_us - step.train_us * now) / (self._engines + now)
+        even_us = (work_us - step.train_us * now) / (self.engines + now)
         self.window_us = self._windows.get(now, max(0, round(even_us)))

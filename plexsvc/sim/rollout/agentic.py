@@ -288,6 +288,7 @@ class AgenticRun(Timeline):
                 | orders.GiveUpInstance()
                 | orders.SeekInstance()
                 | orders.ReleaseInstance()
+                | orders.EndWindow()
             ):
                 pass  # nobody reads tokens, and no instance is lost
             case _:

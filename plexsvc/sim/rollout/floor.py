@@ -177,8 +177,13 @@ class Floor(Timeline, ABC):
                 unit = self.units.pop(order.instance_id)
                 self._account(unit)
                 self.released(unit)
-            case orders.RecordTokens() | orders.GiveUpInstance() | orders.SeekInstance():
-                pass  # nobody reads tokens; whoever ended an instance knows it
+            case (
+                orders.RecordTokens()
+                | orders.GiveUpInstance()
+                | orders.SeekInstance()
+                | orders.EndWindow()
+            ):
+                pass  # nobody reads tokens; whoever ended an instance, or the window, knows it
             case _:
                 assert_never(order)
 

@@ -679,6 +679,8 @@ class Course(RuleBasedStateMachine):
         self.probes: list[InstanceId] = []
         self.updates: list[orders.UpdateInstance] = []
         self.arriving: list[Arrival] = []
+        self.windows: list[OperationId] = []
+        """Generates whose window was opened and has not ended: at most one."""
         self.replace(2)
 
     def tell(self, event: events.Event) -> None:
@@ -687,7 +689,7 @@ class Course(RuleBasedStateMachine):
         for order in ordered:
             self.perform(order)
 
-    def perform(self, order: orders.Order) -> None:  # noqa: C901, PLR0912 - one case an order
+    def perform(self, order: orders.Order) -> None:  # noqa: C901, PLR0912, PLR0915 - one case an order
         match order:
             case orders.StartSamples():
                 instance = self.core.instances[order.instance_id]
@@ -733,6 +735,13 @@ class Course(RuleBasedStateMachine):
                 self.updates.append(order)
             case orders.GiveUpInstance():
                 pass
+            case orders.EndWindow():
+                self.end_window(order)
+
+    def end_window(self, order: orders.EndWindow) -> None:
+        kinds = [one.kind.name for one in self.core.instances.values()]
+        assert "reserved" not in kinds, "the devices are free"
+        self.windows.remove(order.operation_id)  # fails for a second end
 
     @rule(count=st.integers(1, 3))
     def replace(self, count: int) -> None:
@@ -802,6 +811,29 @@ class Course(RuleBasedStateMachine):
     def one_joins(self, version: int, kind: str) -> None:
         self.tell(spot(self.next_instance, v(version), kind=kind))
         self.next_instance += 1
+
+    @precondition(lambda self: not self.windows)
+    @rule(data=st.data(), engines=st.integers(1, 3), train_us=st.integers(0, 3_000_000))
+    def open_window(self, data: st.DataObject, engines: int, train_us: int) -> None:
+        names = [name for name, one in self.core.generates.items() if not one.is_turn]
+        name = data.draw(st.sampled_from([*names, OP]))  # one that is over by then, too
+        self.windows.append(name)
+        trained = events.Trained(train_us=train_us, ended_us=self.at_us)
+        self.tell(
+            events.WindowOpened(
+                at_us=self.at_us, operation_id=name, engines=engines, trained=trained
+            )
+        )
+
+    @precondition(lambda self: self.windows)
+    @rule(version=st.integers(0, 3))
+    def engine_joins(self, version: int) -> None:
+        self.tell(spot(self.next_instance, v(version), kind="reserved"))
+        self.next_instance += 1
+
+    @rule()
+    def leave_window(self) -> None:
+        self.tell(events.WindowLeft(at_us=self.at_us))
 
     @rule()
     def lenders_take_everything_back(self) -> None:
@@ -887,7 +919,7 @@ class Course(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.recorded)))
         del self.recorded[name]
         self.calls = [call for call in self.calls if call.operation_id != name]
-        self.tell(events.OperationEnded(operation_id=name))
+        self.tell(events.OperationEnded(operation_id=name, at_us=self.at_us))
 
     @invariant()
     def every_incomplete_sample_is_in_one_call_or_waits(self) -> None:
