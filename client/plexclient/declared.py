@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from plexclient.checks import of_type, real, whole
 from plexclient.deployment import Deployment
@@ -11,6 +12,9 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import JobId, new_deployment_id
 from plexclient.specs import ROLES, AdamW, Elastic, Parallel, default_role, instances_to_wire
 from plexclient.wire.v1 import service_pb2
+
+SEEDING: Final = "-reserved"
+"""Ends the name of the deployment that a rollout's engines on training devices are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,23 @@ class Declared:
             spec=self._spec(job_id),
         )
 
+    def seeding(self, job_id: JobId) -> service_pb2.CreateDeploymentRequest | None:
+        """Return the request for its engines on training devices, if they are a part of it."""
+        if not isinstance(self.instances, Elastic) or not self.instances.has_window:
+            return None
+        alone = replace(self, name=f"{self.name}{SEEDING}", instances=Elastic(reserved=True))
+        request = alone.to_wire(job_id)
+        request.spec.seeds = new_deployment_id(job_id, self.name)
+        return request
+
+    def _trained_on(self) -> int:
+        """Return how many devices its weights are trained on, as far as that is known here."""
+        if isinstance(self.model, Declared):
+            return self.model.parallel.world_size
+        if isinstance(self.model, Deployment):
+            return Parallel.from_wire(self.model.info.spec.parallel).world_size
+        return 1
+
     def _spec(self, job_id: JobId) -> service_pb2.DeploymentSpec:
         of_type("parallel", self.parallel, Parallel)
         if self.optimizer is not None:
@@ -61,6 +82,8 @@ class Declared:
             raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(ROLES)}")
         num_instances, others = instances_to_wire(role, self.instances)
         elastic = self.instances if isinstance(self.instances, Elastic) else Elastic()
+        trains = elastic.reserved and not elastic.has_window
+        num_instances = self._trained_on() if trains else num_instances
         model, source = str(self.model), ""
         if isinstance(self.model, Deployment):
             model, source = self.model.info.spec.model, self.model.deployment_id
@@ -79,8 +102,8 @@ class Declared:
             max_model_len=whole("max_model_len", self.max_model_len),
             num_instances=num_instances,
             instances=others,
-            shares_devices=elastic.shared or elastic.reserved,
-            where_it_trains=elastic.reserved,
+            shares_devices=elastic.shared or trains,
+            where_it_trains=trains,
             kv_cache_bytes=whole("kv_cache_bytes", self.kv_cache_bytes, most=2**63 - 1),
             max_logprob_gap=real("max_logprob_gap", self.max_logprob_gap, least=0),
         )

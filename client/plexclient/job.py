@@ -14,7 +14,7 @@ from plexclient import programs
 from plexclient.background import Background
 from plexclient.calls import call
 from plexclient.checks import of_type
-from plexclient.declared import Declared
+from plexclient.declared import SEEDING, Declared
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import JobId
@@ -160,7 +160,8 @@ class Job:
         A rollout has one engine, or so many `instances`; by `instances=plex.Elastic(dedicated=1,
         spot=(0, 8), serving=(0, 4))` further ones come and go, and by `plex.Elastic(shared=True)`
         it shares its devices in time with others, by `plex.Elastic(reserved=True)` with its own
-        job's training. Its samples are the same.
+        job's training; `plex.Elastic(reserved=True, dedicated=1)` has both, with a seeding window.
+        Its samples are the same.
 
         `max_logprob_gap` above 0 makes an actor refuse a batch of a policy loss with
         `logprob_mismatch`, before any gradient is added, when a logprob of the sampler is further
@@ -186,12 +187,15 @@ class Job:
             kv_cache_bytes=kv_cache_bytes,
             max_logprob_gap=max_logprob_gap,
         )
-        request = declared.to_wire(self.job_id)
+        request, seeding = declared.to_wire(self.job_id), declared.seeding(self.job_id)
         self._check_open(f"deploy({name!r})")
         self.session.check_open()
 
         async def create() -> Deployment:
-            return self._made(await self._deployed("CreateDeployment", request))
+            made = self._made(await self._deployed("CreateDeployment", request))
+            if seeding is not None:
+                self._made(await self._deployed("CreateDeployment", seeding))
+            return made
 
         return self.background.start(create)
 
@@ -208,15 +212,20 @@ class Job:
         """
         for one in declared:
             of_type("deploy_all", one, Declared)
+        seeding = [one.seeding(self.job_id) for one in declared]
         request = service_pb2.CreateDeploymentsRequest(
-            job_id=self.job_id, deployments=[one.to_wire(self.job_id) for one in declared]
+            job_id=self.job_id,
+            deployments=[
+                *(one.to_wire(self.job_id) for one in declared),
+                *(one for one in seeding if one is not None),
+            ],
         )
         self._check_open(f"deploy_all({', '.join(one.name for one in declared)})")
         self.session.check_open()
 
         async def create() -> list[Any]:
             made = await self._deployed("CreateDeployments", request)
-            return [self._made(info) for info in made.deployments]
+            return [self._made(info) for info in made.deployments][: len(declared)]
 
         return self.background.start(create)
 
@@ -224,7 +233,11 @@ class Job:
         if info.HasField("error"):
             raise from_wire(info.error)
         made = CLASSES[info.spec.role](info, session=self.session, cache_dir=self._cache_dir)
-        return self._deployments.setdefault(info.name, made)  # it counts its operations: one alone
+        made = self._deployments.setdefault(info.name, made)  # it counts its operations: one alone
+        served = self._deployments.get(info.name.removesuffix(SEEDING))
+        if info.spec.seeds and isinstance(served, Rollout):
+            served.seeding = made
+        return made
 
     def _check_open(self, what: str) -> None:
         if not self._is_open:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,6 +16,7 @@ from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.generation import AsyncStream, Generation, Stream
 from plexclient.judging import open_batch
+from plexclient.lane import Ticket
 from plexclient.samples import Delta, Sample, Samples, TokenRecord
 from plexclient.sampling import BatchOptions, GenerateOptions
 from plexclient.scoring import score_sample
@@ -27,6 +29,8 @@ Prompts = Iterable[str | Sequence[int]]
 
 R = TypeVar("R")
 
+log = logging.getLogger("plexclient")
+
 TURNS: Final = ("continue", "finish")
 """What turns under way do when a version comes."""
 
@@ -37,6 +41,8 @@ class Rollout(Synced):
     def __init__(self, info: service_pb2.Deployment, *, session: Session, cache_dir: Path) -> None:
         super().__init__(info, session=session, cache_dir=cache_dir)
         self.generate = GenerateCall(self)
+        self.seeding: Deployment | None = None
+        """Its engines on training devices, which serve the first part of each generate."""
 
     def begin(self, prompts: Prompts, *, text: bool | None, options: BatchOptions) -> Generation:
         """Enter a generate into the order and start it.
@@ -65,7 +71,10 @@ class Rollout(Synced):
             )
         )
         with self.job_session.order:
-            return Generation(self.lane, self.lane.enter(body), record=record)
+            ticket = self.lane.enter(body)
+            if self.seeding is not None:
+                self._seed(self.seeding, ticket)
+            return Generation(self.lane, ticket, record=record)
 
     @call
     def sync(self, source: Deployment, *, turns: str = "continue") -> Future[int]:
@@ -93,6 +102,26 @@ class Rollout(Synced):
     def session(self) -> TurnSession:
         """Return a new session of several turns."""
         return TurnSession(self)
+
+    def _seed(self, seeding: Deployment, generate: Ticket) -> None:
+        """Have training devices serve a generate for a window; without one it is only slower."""
+        lane = seeding.lane
+        body = operations_pb2.Operation(seed=operations_pb2.Seed())
+        ticket = lane.enter(body, after=[generate.operation_id])
+
+        async def follow() -> None:
+            try:
+                await generate.sent.wait()
+                await lane.answer(ticket)
+            except PlexError as error:
+                if (
+                    error.code is not ErrorCode.DEPENDENCY_FAILED
+                ):  # it was over before they were free
+                    log.warning("no seeding window for a generate of %s: %s", self.name, error)
+            finally:
+                lane.release(ticket)
+
+        self.background.start(follow)
 
     def _encode(self, prompt: str) -> list[int]:
         return self.tokenizer.encode(prompt)

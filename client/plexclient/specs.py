@@ -115,14 +115,18 @@ class Elastic:
     `shared=True`: its instances, all dedicated, share their devices in time with those of others
     that say so, where no device is idle. They sleep while others generate, and wake with the
     weights that come next; a generate is never cut. It may wait for others' generates, and
-    sessions are refused. By `reserved=True` they live on the devices that their own job trains on,
-    and take turns with its training: it needs no rollout device. Each needs one of them.
+    sessions are refused. By `reserved=True` each device that its own job trains on has an instance,
+    which takes turns with the training: no rollout device is needed. With others beside
+    (`reserved=True, dedicated=1`) those on training devices sample for a seeding window at the
+    start of each generate, and hand over to the others what is not finished then, so that
+    `micro_batches` are trained on while the rest is generated.
 
     Raises:
         PlexError: `bad_request` for numbers that cannot be and kinds that are not known.
     """
 
-    dedicated: int = 1
+    dedicated: int | None = None
+    """None: one, or none by `reserved=True`."""
     spot: tuple[int, int] = (0, 0)
     serving: tuple[int, int] = (0, 0)
     price: Mapping[str, float] = field(default_factory=dict)
@@ -130,7 +134,8 @@ class Elastic:
     reserved: bool = False
 
     def __post_init__(self) -> None:
-        whole("Elastic: dedicated", self.dedicated, least=1, most=MAX_INSTANCES)
+        if self.dedicated is not None:
+            whole("Elastic: dedicated", self.dedicated, least=1, most=MAX_INSTANCES)
         for kind, asked in self._asked().items():
             try:
                 first, last = asked
@@ -144,9 +149,16 @@ class Elastic:
                 kinds = ", ".join(self._asked())
                 raise _bad(f"Elastic: price of {kind!r}: instances with a price are {kinds}")
             real(f"Elastic: price[{kind!r}]", price, least=0)
-        for name in ("shared", "reserved"):
-            if getattr(self, name) and self.to_wire():
-                raise _bad(f"Elastic: {name}=True: none come and go beside instances that sleep")
+        if self.shared and (self.reserved or self.to_wire()):
+            raise _bad("Elastic: shared=True: all its instances are dedicated ones, which sleep")
+        if self.reserved and self.to_wire() and self.dedicated is None:
+            text = "others come and go beside one that stays; give dedicated=1"
+            raise _bad(f"Elastic: reserved=True with instances that come and go: {text}")
+
+    @property
+    def has_window(self) -> bool:
+        """Whether training devices generate for a seeding window, beside others."""
+        return self.reserved and self.dedicated is not None
 
     def to_wire(self) -> list[service_pb2.InstanceRange]:
         """Return the wire form of what is not dedicated."""
@@ -173,7 +185,7 @@ def instances_to_wire(
             raise _bad(f"instances={instances!r}: only rollouts have some, and this is: {role}")
         return 0, []
     if isinstance(instances, Elastic):
-        return instances.dedicated, instances.to_wire()
+        return 1 if instances.dedicated is None else instances.dedicated, instances.to_wire()
     asked = 1 if instances is None else instances
     return whole("instances", asked, least=1, most=MAX_INSTANCES), []
 

@@ -12,7 +12,9 @@ from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import OperationId
 from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.core.events import Trained
 from plexsvc.rollout.core.lengths import LengthHistory
 from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.fleet import Fleet, Gone
@@ -54,6 +56,8 @@ class RolloutDeployment:
             gone=lambda order: gone(self, order),
         )
         self._config, self._clock = config, clock
+        self.seeds = ""
+        """The deployment whose generates these instances serve, if they have none of their own."""
         self._takes_weights = False
         """Whether its weights come from another deployment, by `sync`."""
         self._limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)
@@ -72,7 +76,7 @@ class RolloutDeployment:
         self.describe = await self.fleet.connect(request.instance_addresses, fence=request.fence)
         given = request.deployment
         self._takes_weights = bool(given.spec.model_deployment_id)
-        self.fleet.is_shared = given.spec.shares_devices
+        self.fleet.is_shared, self.seeds = given.spec.shares_devices, given.spec.seeds
         self._limits = GenerateLimits(
             vocab_size=given.vocab_size or self.describe.vocab_size,
             max_model_len=_shorter(given.spec.max_model_len, self.describe.max_sequence_length),
@@ -160,6 +164,29 @@ class RolloutDeployment:
         reply.result.metrics["instance_s"] = (self.fleet.held_us() - held_us) / 1e6
         reply.result.weight_version = self.fleet.core.version.version
         reply.digest = record.digest()
+        return reply
+
+    async def seed(
+        self, request: worker_pb2.ExecuteRequest, served: RolloutDeployment
+    ) -> worker_pb2.ExecuteReply:
+        """Serve a generate of another deployment until its seeding window is over."""
+        operation, now_us = request.operation, self._clock.monotonic_us()
+        trained = None
+        if request.HasField("trained"):
+            ended_us = now_us - request.trained.ended_ago_us
+            trained = Trained(train_us=request.trained.train_us, ended_us=ended_us)
+        over = await served.fleet.seed(
+            OperationId(operation.after[0]),
+            [line.address for line in self.fleet.lines.values()],
+            fence=request.fence,
+            trained=trained,
+        )
+        reply = success(operation)
+        reply.result.metrics["seeded_s"] = over.seeded_us / 1e6
+        if over.next_window_us is not None:
+            reply.result.metrics["next_window_s"] = over.next_window_us / 1e6
+        if over.most_instances is not None:
+            reply.result.metrics["most_instances"] = over.most_instances
         return reply
 
 

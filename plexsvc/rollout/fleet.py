@@ -33,7 +33,7 @@ from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import InstanceId
-from plexsvc.rollout.core.instances import DEDICATED, Instance
+from plexsvc.rollout.core.instances import DEDICATED, RESERVED, Instance
 from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
@@ -61,6 +61,8 @@ class Line:
 
     address: str
     channel: grpc.aio.Channel
+    fence: common_pb2.Fence | None = None
+    """Of an engine on training devices: the lease under which it is awake. None: the fleet's."""
     limits: set[asyncio.Timeout] = field(default_factory=set)
     """When each call that waits for tokens gives the instance up."""
 
@@ -139,9 +141,11 @@ class Fleet:
         self._is_asleep = False
         self._held_us, self._held_at_us = 0, clock.monotonic_us()
         self.progress = 0
-        """Grows while instances load, and while turns run that a version waits for."""
+        """Grows while instances load or send tokens, and turns run that a version waits for."""
         self._is_served, self._has_no_turns = asyncio.Event(), asyncio.Event()
         self._is_closed = False
+        self._window: asyncio.Future[orders.EndWindow] | None = None
+        """Whoever had the seeding window opened waits for its end."""
 
     # ---- events in, orders out
 
@@ -194,6 +198,9 @@ class Fleet:
                 self._let_go(order)
             case orders.UpdateInstance():
                 self._group.create_task(self._update(order))
+            case orders.EndWindow():
+                if self._window is not None and not self._window.done():
+                    self._window.set_result(order)
 
     def _let_go(self, order: Gone) -> None:
         """Say that an instance is gone; close its line unless a successor is to take its place."""
@@ -254,7 +261,7 @@ class Fleet:
         if line is None:
             return None
         try:
-            reply = await self._load(line, order.version, fence=self.fence)
+            reply = await self._load(line, order.version, fence=line.fence or self.fence)
         except PlexError as error:
             self.post(events.InstanceLost(instance_id=one, because=f"{what}: {error.message}"))
             return None
@@ -352,24 +359,26 @@ class Fleet:
         )
 
     def views(self) -> list[tuple[str, service_pb2.InstanceView]]:
-        """Return address and state of each instance."""
-        core = self.core
-        return [
-            (
-                one.address,
-                service_pb2.InstanceView(
-                    kind=one.kind.name,
-                    phase="asleep" if self._is_asleep and one.is_serving else one.phase.value,
-                    deployment_id=core.deployment_id,
-                    version=one.version.version,
-                    running=one.running,
-                    pending=len(one.pending),
-                    tokens_per_s=one.tokens_per_s if self.generates else 0,
-                    because=one.lost_because,
-                ),
-            )
-            for one in core.instances.values()
-        ]
+        """Return address and state of each instance, but of those in the seeding window."""
+        found = self.core.instances.values()
+        return [(one.address, self._view(one)) for one in found if one.kind is not RESERVED]
+
+    def reserved(self) -> dict[str, service_pb2.InstanceView]:
+        """Return state by address of the instances in the seeding window."""
+        found = self.core.instances.values()
+        return {one.address: self._view(one) for one in found if one.kind is RESERVED}
+
+    def _view(self, one: Instance) -> service_pb2.InstanceView:
+        return service_pb2.InstanceView(
+            kind=one.kind.name,
+            phase="asleep" if self._is_asleep and one.is_serving else one.phase.value,
+            deployment_id=self.core.deployment_id,
+            version=one.version.version,
+            running=one.running,
+            pending=len(one.pending),
+            tokens_per_s=one.tokens_per_s if self.generates else 0,
+            because=one.lost_because,
+        )
 
     def drain(self, address: str) -> None:
         """Have an instance's samples go on elsewhere, and let it go then."""
@@ -393,6 +402,73 @@ class Fleet:
         except asyncio.CancelledError:
             self.post(events.TurnsHeld(is_over=True))
             raise
+
+    async def seed(
+        self,
+        operation_id: OperationId,
+        addresses: Sequence[str],
+        *,
+        fence: common_pb2.Fence,
+        trained: events.Trained | None,
+    ) -> orders.EndWindow:
+        """Let engines on training devices serve with these until the core closes the window.
+
+        They wake with the version in use. Returns when the last one has left. One that does not
+        come is left out; the window is over when none comes.
+        """
+        window: asyncio.Future[orders.EndWindow] = asyncio.get_running_loop().create_future()
+        self._window = window
+        opened = events.WindowOpened(
+            at_us=self._clock.monotonic_us(),
+            operation_id=operation_id,
+            engines=len(addresses),
+            trained=trained,
+        )
+        self.post(opened)
+        joining = self._group.create_task(self._join_all(addresses, fence=fence))
+        try:
+            return await window
+        finally:
+            joining.cancel()
+            if not window.done():
+                self.post(events.WindowLeft(at_us=self._clock.monotonic_us()))
+            self._window = None
+
+    async def _join_all(self, addresses: Sequence[str], *, fence: common_pb2.Fence) -> None:
+        """Take engines on training devices; leave the window if none came."""
+        joins = [self._join_window(address, fence=fence) for address in addresses]
+        if not any(await asyncio.gather(*joins)):
+            self.post(events.WindowLeft(at_us=self._clock.monotonic_us()))
+
+    async def _join_window(self, address: str, *, fence: common_pb2.Fence) -> bool:
+        """Wake an engine and take it; return whether it came."""
+        line = Line(address, open_channel(address, self._keys), fence)
+        try:
+            reply = await self._woken(line, fence=fence)
+        except BaseException as error:
+            await line.channel.close()
+            if not isinstance(error, PlexError):
+                raise
+            log.warning("engine not in the seeding window", address=address, error=error)
+            return False
+        one = InstanceId(next(self._ids))
+        self.lines[one] = line
+        log.info("engine joined the seeding window", address=address)
+        joined = events.InstanceJoined(
+            instance_id=one,
+            address=address,
+            version=VersionId.of(reply.version),
+            checksum=reply.checksum,
+            kind=RESERVED.name,
+        )
+        self.post(joined)
+        return True
+
+    async def _woken(self, line: Line, *, fence: common_pb2.Fence) -> rollout_pb2.LoadVersionReply:
+        reply = await self._load(line, self.core.version, fence=fence)
+        if reply.HasField("error"):
+            raise from_wire(reply.error)
+        return reply
 
     async def load(
         self, source: statemanager_pb2.PublishedVersion
@@ -537,7 +613,8 @@ class Fleet:
             async with asyncio.timeout(stall_s) as limit:
                 follows = self._group.create_task(self._follow(line, limit))
                 try:
-                    load = line.stub.Wake if self.is_shared else line.stub.LoadVersion
+                    is_parked = self.is_shared or line.fence is not None
+                    load = line.stub.Wake if is_parked else line.stub.LoadVersion
                     return await load(request)
                 except asyncio.CancelledError as error:
                     if _is_cancelled():

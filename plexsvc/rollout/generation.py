@@ -73,6 +73,7 @@ class Generation:
             is_turn=not self._record.operation.seq,
             session=self._record.operation.generate.session,
             expected=self._expected,
+            at_us=self._clock.monotonic_us(),
         )
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -85,7 +86,8 @@ class Generation:
                         raise answer.error
                     return answer.losses
                 finally:  # before the group ends: no order may come for one that takes no tasks
-                    self._fleet.post(events.OperationEnded(operation_id=self._id))
+                    now_us = self._clock.monotonic_us()
+                    self._fleet.post(events.OperationEnded(operation_id=self._id, at_us=now_us))
                     self._fleet.end(self._id)
         except BaseExceptionGroup as errors:
             raise first_failure(errors) from errors
@@ -213,7 +215,9 @@ class Generation:
         self, line: Line, order: orders.StartSamples, requests: list[rollout_pb2.InstanceRequest]
     ) -> None:
         request = rollout_pb2.InstanceGenerateRequest(
-            fence=self._fleet.fence, requests=requests, version=order.version._asdict()
+            fence=line.fence or self._fleet.fence,
+            requests=requests,
+            version=order.version._asdict(),
         )
         answers = Answers(requests, vocab_size=self._vocab_size)
         stream = line.stub.Generate(request)
@@ -221,6 +225,7 @@ class Generation:
             async with line.heard_within(self._config.stall_us):
                 while isinstance(frame := await stream.read(), rollout_pb2.InstanceFrame):
                     line.hear(self._config.stall_us)
+                    self._fleet.progress += 1
                     arrivals = answers.take(frame.deltas)
                     self._arrived = zip(frame.deltas, arrivals, strict=True)
                     arrived = events.TokensArrived(

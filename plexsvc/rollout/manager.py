@@ -23,12 +23,12 @@ from plexclient.wire.v1 import operations_pb2, rollout_pb2, worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
-from plexsvc.ids import show
+from plexsvc.ids import OperationId, show
 from plexsvc.log import Log
 from plexsvc.newest import Newest
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import orders
-from plexsvc.rollout.core.instances import DEDICATED
+from plexsvc.rollout.core.instances import DEDICATED, RESERVED, Phase
 from plexsvc.rollout.deployment import (
     FAILED,
     REFUSED,
@@ -47,6 +47,10 @@ T = TypeVar("T")
 
 BEAT_S: Final = 1.0
 """How often who leads a manager hears from it."""
+
+GENERATE_LOOKS: Final = 50
+GENERATE_LOOK_US: Final = 50_000
+"""How often, and how far apart, a seed looks for its generate; one that does not come is over."""
 
 MAX_ANSWERS: Final = 4096
 """Finished operations whose answer is kept, beside their token records."""
@@ -246,7 +250,14 @@ class RolloutManager:
         """Return every instance, and a count that grows while an operation gets on."""
         facts = rollout_pb2.ManagerFacts(progress=self.progress(request.operation_id))
         for deployment in self._deployments.values():
+            lends_to = self._deployments.get(deployment.seeds)
+            window = {} if lends_to is None else lends_to.fleet.reserved()
             for address, view in deployment.fleet.views():
+                if lends_to is not None:
+                    if view.phase == Phase.SERVING:  # itself it gets no samples
+                        view.phase = "awake"
+                    view.CopyFrom(window.get(address, view))
+                    view.kind, view.deployment_id = RESERVED.name, deployment.deployment_id
                 view.device = address
                 facts.instances.append(view)
         return facts
@@ -272,6 +283,8 @@ class RolloutManager:
         if record is not None:
             return record.generated
         deployment = self._deployments.get(execution.deployment_id) if execution else None
+        if deployment is not None:
+            deployment = self._deployments.get(deployment.seeds, deployment)
         return 0 if deployment is None else deployment.fleet.progress
 
     # -- executions
@@ -439,6 +452,8 @@ class RolloutManager:
                 return await self._deployment(operation).pull(request)
             case "generate":
                 return await self._deployment(operation).generate(request, self._records)
+            case "seed":
+                return await self._seed(request)
             case "noop":
                 return success(operation)
             case other:
@@ -447,6 +462,20 @@ class RolloutManager:
                     f"{show(operation.operation_id)}: a rollout deployment runs generate and sync, "
                     f"not {other}",
                 )
+
+    async def _seed(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        """Serve a generate with engines on training devices; nothing is to do where it is over."""
+        operation = request.operation
+        own, generate_id = self._deployment(operation), OperationId(operation.after[0])
+        for _ in range(GENERATE_LOOKS):
+            served = self._deployments.get(own.seeds)
+            if served is not None and generate_id in served.fleet.generates:
+                return await own.seed(request, served)
+            found = self._executions.get(generate_id)
+            if found is not None and found.answer.done():
+                break
+            await self._clock.sleep(GENERATE_LOOK_US)
+        return success(operation)
 
     def _deployment(self, operation: operations_pb2.Operation) -> RolloutDeployment:
         deployment = self._deployments.get(operation.deployment_id)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -112,6 +112,11 @@ class _Deployment:
     """The pull of the version that is served."""
     versions: set[VersionId] = field(default_factory=set)
     """What instances may serve or load."""
+
+    @property
+    def seeds(self) -> str:
+        """The deployment whose generates it serves, if it has none of its own."""
+        return "" if self.initialized is None else self.initialized.deployment.spec.seeds
 
     @property
     def wpg_id(self) -> str:
@@ -226,7 +231,7 @@ class Managers:
             deployment.versions.add(VersionId.of(request.published))
         reply = await self._insist(deployment, request)
         if not reply.result.HasField("error"):
-            self._note(deployment, request, body)
+            self._note(deployment, request, reply, body)
         return reply
 
     async def cancel(self, request: worker_pb2.CancelRequest) -> None:
@@ -476,7 +481,11 @@ class Managers:
             await self._clock.sleep(RETRY_US)
 
     def _note(
-        self, deployment: _Deployment, request: worker_pb2.ExecuteRequest, body: str | None
+        self,
+        deployment: _Deployment,
+        request: worker_pb2.ExecuteRequest,
+        reply: worker_pb2.ExecuteReply,
+        body: str | None,
     ) -> None:
         """Keep what a successor must be told."""
         if body == "initialize":
@@ -484,9 +493,24 @@ class Managers:
             deployment.addresses = list(request.instance_addresses)
             for pool in self._pools:
                 pool.post(_wanted(request.deployment, deployment, kind=pool.kind.name))
+        elif body == "seed" and "most_instances" in reply.result.metrics:
+            self._bound(deployment, most=int(reply.result.metrics["most_instances"]))
         elif body == "pull":
             deployment.pulled = request
             deployment.versions = {VersionId.of(request.published)}
+
+    def _bound(self, seeding: _Deployment, *, most: int) -> None:
+        """Ask for no more instances than fit into the time of training, by the seeding window.
+
+        Dedicated ones are there anyway; what a deployment gets before others, it keeps asking for.
+        """
+        served = self._deployments.get(seeding.seeds)
+        if served is None or served.initialized is None or self.spot is None:
+            return
+        wanted = _wanted(served.initialized.deployment, served, kind=SPOT.name)
+        worth = max(wanted.least, most - len(served.addresses))
+        if wanted.most:
+            self.spot.post(replace(wanted, most=max(1, min(wanted.most, worth))))
 
     async def _follow(self, link: _Link) -> None:
         """Hear a manager, and each successor, until cancelled."""

@@ -62,6 +62,22 @@ def check_spec(spec: service_pb2.DeploymentSpec) -> None:
     _check_degrees(spec)
 
 
+def check_seeds(spec: service_pb2.DeploymentSpec, served: service_pb2.DeploymentSpec) -> None:
+    """Refuse instances that cannot serve the generates of the deployment that they name.
+
+    Raises:
+        PlexError: `bad_request` naming the field.
+    """
+    if served.role != "rollout" or served.shares_devices or served.model != spec.model:
+        raise bad_request(
+            f"instances of model {spec.model!r} cannot serve generates of {spec.seeds!r}, which is "
+            f"of role {served.role!r} and model {served.model!r}"
+            f"{' that shares devices' if served.shares_devices else ''}; name a rollout of the "
+            "same model with devices of its own",
+            field="DeploymentSpec.seeds",
+        )
+
+
 def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> None:
     """Refuse a model that the backend does not compute right, or degrees that do not divide it.
 
@@ -103,6 +119,12 @@ def _check_instances(spec: service_pb2.DeploymentSpec) -> None:
         raise bad_request(
             "instances where their job trains take turns with it; say that they share devices",
             field="DeploymentSpec.where_it_trains",
+        )
+    if spec.seeds and not spec.where_it_trains:
+        raise bad_request(
+            "instances that serve another deployment's generates for a seeding window live where "
+            "their job trains; say so, or leave `seeds` out",
+            field="DeploymentSpec.seeds",
         )
     for one in spec.instances:
         if one.kind not in ELASTIC_KINDS or kinds.count(one.kind) > 1:

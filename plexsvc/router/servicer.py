@@ -8,7 +8,7 @@ is submitted with its refusal and takes its number there: a gap would hold its s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
 from typing import Any
@@ -126,7 +126,7 @@ class RouterServicer:
         self, request: pb.CreateDeploymentRequest, *, tenant: TenantId
     ) -> pb.Deployment:
         """Check a deployment against its model and bring it up."""
-        await self._check_deployment(request, tenant=tenant)
+        await self._check_deployment(request, tenant=tenant, beside={})
         return shown(await self._scheduler.call("CreateDeployment", request, pb.Deployment))
 
     async def create_deployments(
@@ -137,8 +137,7 @@ class RouterServicer:
         names.check_set(request)
         specs: dict[str, pb.DeploymentSpec] = {}
         for one in request.deployments:
-            source = specs.get(one.spec.model_deployment_id)
-            await self._check_deployment(one, tenant=tenant, source=source)
+            await self._check_deployment(one, tenant=tenant, beside=specs)
             specs[one.deployment_id] = one.spec
         reply = await self._scheduler.call("CreateDeployments", request, pb.CreateDeploymentsReply)
         return shown(reply)
@@ -148,9 +147,9 @@ class RouterServicer:
         request: pb.CreateDeploymentRequest,
         *,
         tenant: TenantId,
-        source: pb.DeploymentSpec | None = None,
+        beside: Mapping[str, pb.DeploymentSpec],
     ) -> None:
-        """Check a deployment; it may take the model of `source`, or of one that is known."""
+        """Check a deployment; it may name one of those `beside`, or one that is known."""
         request.tenant = tenant
         if not request.deployment_id or not request.job_id:
             raise bad_request("create_deployment needs job_id and deployment_id")
@@ -158,8 +157,10 @@ class RouterServicer:
         names.check_deployment(request)
         spec = request.spec
         models.check_spec(spec)
-        if spec.model_deployment_id:
-            await self._take_model(request, tenant=tenant, source=source)
+        if name := spec.model_deployment_id:
+            _take_model(request, await self._spec(name, request, beside))
+        if spec.seeds:
+            models.check_seeds(spec, await self._spec(spec.seeds, request, beside))
         if spec.model or spec.backend != "noop":
             await asyncio.to_thread(self._check_model, spec, tenant=tenant)
 
@@ -200,26 +201,31 @@ class RouterServicer:
                 models.check_files(directory)
                 models.check_model(spec, directory)
 
-    async def _take_model(
+    async def _spec(
         self,
+        name: str,
         request: pb.CreateDeploymentRequest,
-        *,
-        tenant: TenantId,
-        source: pb.DeploymentSpec | None,
-    ) -> None:
-        """Use the model of another deployment of the job."""
-        name = request.spec.model_deployment_id
-        if source is None:
-            known = await self._deployments.get(
-                tenant=tenant, job_id=request.job_id, deployment_id=name
-            )
-            source = known.spec
-        if request.spec.model not in {"", source.model}:
-            raise bad_request(
-                f"deployment {request.name!r} names model {request.spec.model!r} and takes the one "
-                f"of {name!r}, which is {source.model!r}; give one of the two"
-            )
-        request.spec.model = source.model
+        beside: Mapping[str, pb.DeploymentSpec],
+    ) -> pb.DeploymentSpec:
+        """Return what another deployment of the job was asked for as."""
+        if name in beside:
+            return beside[name]
+        known = await self._deployments.get(
+            tenant=TenantId(request.tenant), job_id=request.job_id, deployment_id=name
+        )
+        spec: pb.DeploymentSpec = known.spec
+        return spec
+
+
+def _take_model(request: pb.CreateDeploymentRequest, source: pb.DeploymentSpec) -> None:
+    """Use the model of another deployment of the job."""
+    name = request.spec.model_deployment_id
+    if request.spec.model not in {"", source.model}:
+        raise bad_request(
+            f"deployment {request.name!r} names model {request.spec.model!r} and takes the one "
+            f"of {name!r}, which is {source.model!r}; give one of the two"
+        )
+    request.spec.model = source.model
 
 
 def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:

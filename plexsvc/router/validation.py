@@ -38,6 +38,7 @@ ROLES_OF_KIND: Final[Mapping[str, frozenset[str]]] = {
     "export": _TRAINING,
     "state_digest": _TRAINING,
     "noop": _TRAINING | {"rollout"},
+    "seed": frozenset({"rollout"}),
 }
 """Which roles know which operations; `initialize` is the scheduler's own."""
 
@@ -154,6 +155,8 @@ class OperationRules:
                 self._check_prompts(operation.generate)
             case "pull":
                 _check_pull(operation.pull, deployment)
+            case "seed":
+                _check_seed(operation, deployment)
             case _:
                 pass  # the router's roots look at paths; the others have no contents
 
@@ -314,6 +317,14 @@ def check_hyper(given: Mapping[str, float]) -> None:
             bound, fits = f"from 0 to {LARGEST_HYPER:.0e}", 0 <= value <= LARGEST_HYPER
         if not fits:
             raise bad_request(f"optimizer {name} is {value}; it must be {bound}", parameter=name)
+
+
+def _check_seed(operation: operations_pb2.Operation, deployment: service_pb2.Deployment) -> None:
+    if not deployment.spec.seeds or len(operation.after) != 1:
+        raise bad_request(
+            f"seed was asked of {deployment.name!r} after {len(operation.after)} operations; it is "
+            "for instances on training devices (`seeds`), after the one generate that they serve"
+        )
 
 
 def _check_pull(pull: operations_pb2.Pull, deployment: service_pb2.Deployment) -> None:

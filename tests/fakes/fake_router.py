@@ -320,7 +320,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
                 self._generate(operation, lane.version)
             case "state_digest":
                 result.texts["param"] = "abc"
-            case "noop" | "zero_grad" | "save" | "load" | "export":
+            case "noop" | "zero_grad" | "save" | "load" | "export" | "seed":
                 pass
             case other:
                 raise AssertionError(f"the fake router does not know {other}")

@@ -128,6 +128,39 @@ class Bench:
             instance_addresses=[instance.address for instance in self.instances],
         )
 
+    async def add_reserved(self, instance: FakeInstance) -> None:
+        """Have an engine on a training device that serves this deployment's generates."""
+        spec = service_pb2.DeploymentSpec(
+            max_model_len=1000, shares_devices=True, where_it_trains=True, seeds="rollout"
+        )
+        deployment = service_pb2.Deployment(deployment_id="reserved", vocab_size=50, spec=spec)
+        request = worker_pb2.ExecuteRequest(
+            fence=self.fence,
+            wpg_id="wpg-reserved",
+            operation=self._reserved(initialize=operations_pb2.Initialize()),
+            deployment=deployment,
+            instance_addresses=[instance.address],
+        )
+        assert (await self.managers.execute(request)).result.state == APPLIED
+
+    async def seed(
+        self,
+        generate: operations_pb2.Operation,
+        *,
+        trained: worker_pb2.Trained | None = None,
+    ) -> operations_pb2.OperationResult:
+        """Have engines on training devices serve a generate until the window is over."""
+        operation = self._reserved(seed=operations_pb2.Seed(), after=[generate.operation_id])
+        request = worker_pb2.ExecuteRequest(
+            fence=self.fence, wpg_id="wpg-reserved", operation=operation, trained=trained
+        )
+        return (await self.managers.execute(request)).result
+
+    def _reserved(self, **body: Any) -> operations_pb2.Operation:  # noqa: ANN401 - fields of a message
+        operation = self.operation(**body)
+        operation.deployment_id = "reserved"
+        return operation
+
     async def pull(self, version: int, **manifest: Any) -> operations_pb2.OperationResult:  # noqa: ANN401 - fields of a message
         body = operations_pb2.Pull(source_deployment_id="actor", version=version)
         return await self.execute(self.operation(pull=body), published=publish(version, **manifest))

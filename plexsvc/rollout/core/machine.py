@@ -147,7 +147,7 @@ class RolloutCore:
             ordered.append(self.window.end())
         return ordered
 
-    def _apply(self, event: Event) -> list[Order]:  # noqa: C901, PLR0911, PLR0912 - one case an event
+    def _apply(self, event: Event) -> list[Order]:  # noqa: C901, PLR0911, PLR0912 - by event
         match event:
             case events.InstancesReplaced():
                 return self._replace(event)

@@ -27,6 +27,7 @@ class OperationKind(StrEnum):
     EXPORT = "export"
     STATE_DIGEST = "state_digest"
     NOOP = "noop"
+    SEED = "seed"
 
 
 MANAGED_KINDS: Final = frozenset(

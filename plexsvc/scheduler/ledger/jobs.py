@@ -20,6 +20,7 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationKind,
     Place,
 )
+from plexsvc.scheduler.ledger.training import Training
 
 ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 
@@ -44,6 +45,7 @@ class JobRecord:
     deployment_ids: list[DeploymentId] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)
     metrics_us: int = 0
+    training: Training = field(default_factory=Training)
 
     @property
     def has_ended(self) -> bool:

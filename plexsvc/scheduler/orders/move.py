@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -31,6 +31,9 @@ from plexsvc.scheduler.orders.reach import Reach
 log = Log(__name__)
 
 MoveReply = statemanager_pb2.MoveReply
+
+LOAD_THEMSELVES: Final = frozenset({OperationKind.PULL, OperationKind.SEED})
+"""Operations that wake instances with the version that they need: not with the old one first."""
 
 
 def handlers(reach: Reach) -> list[Handler[Any]]:
@@ -75,7 +78,7 @@ async def _move_instances(reach: Reach, action: MoveState, wpg: WpgRecord) -> Ev
     deployment_id = wpg.deployment.deployment_id
     to = rollout_pb2.INSTANCES_MOVE_SLEEP
     if action.to is Residency.DEVICE:
-        pulls = _first_waiting(reach, deployment_id) is OperationKind.PULL
+        pulls = _first_waiting(reach, deployment_id) in LOAD_THEMSELVES
         to = rollout_pb2.INSTANCES_MOVE_AWAIT_PULL if pulls else rollout_pb2.INSTANCES_MOVE_WAKE
     fence = reach.fence(lease_no=action.lease_no, incarnation=wpg.incarnation)
     reply = await reach.rollout.move(deployment_id, fence=fence, to=to)

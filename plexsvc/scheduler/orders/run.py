@@ -66,6 +66,7 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     if held.kind in CHANGING_KINDS:
         reach.versions.changed(record.deployment.deployment_id)
     replies = await _execute(reach, action, held=held, record=record)
+    _count(reach, held, record)
     result = results.merge(action.operation_id, replies)
     if result.HasField("error"):
         is_refusal = result.state == operations_pb2.OPERATION_STATE_REFUSED
@@ -84,6 +85,24 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         run_us=measured_us or reach.clock.monotonic_us() - started_us,
         digest=digest,
     )
+
+
+def _count(reach: Reach, held: Held, record: WpgRecord) -> None:
+    """Add an operation that ended to the times of its job's step."""
+    training, now_us = reach.registry.jobs[record.deployment.job_id].training, reach.clock.wall_us()
+    if held.kind is OperationKind.SEED:
+        training.seeded(until_us=now_us)
+    elif not record.is_rollout and held.kind not in MANAGED_KINDS:
+        training.ran(since_us=held.submitted_us, until_us=now_us)
+
+
+def _trained(reach: Reach, record: WpgRecord) -> worker_pb2.Trained | None:
+    """Return how the job trained on the step before; None: it did not, or nobody knows."""
+    before = reach.registry.jobs[record.deployment.job_id].training.before
+    if not before.ended_us:
+        return None
+    ago_us = max(0, reach.clock.wall_us() - before.ended_us)
+    return worker_pb2.Trained(train_us=before.train_us, ended_ago_us=ago_us)
 
 
 def cancel(reach: Reach, action: CancelOperation) -> Work | None:
@@ -144,6 +163,10 @@ async def _execute(
         pull = held.operation.pull
         source = DeploymentId(pull.source_deployment_id)
         request.published.CopyFrom(reach.locate(reach.versions.find(source, pull.version)))
+    elif held.kind is OperationKind.GENERATE:
+        reach.registry.jobs[record.deployment.job_id].training.generate_began()
+    elif held.kind is OperationKind.SEED and (trained := _trained(reach, record)) is not None:
+        request.trained.CopyFrom(trained)
     if record.is_rollout:
         return [await _sample(reach, request, what=what)]
     patience = Patience(

@@ -16,6 +16,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.session import Answered
 from plexclient.wire.v1 import service_pb2
 from tests.fakes.fake_router import TOKEN, FakeRouter, Fault
+from tests.rigs.waiting import wait_until
 from tests.unit.client.conftest import Loop
 
 COMPLETED = service_pb2.JOB_STATE_COMPLETED
@@ -268,8 +269,28 @@ def test_an_elastic_rollout_asks_for_dedicated_and_spot_instances(loop: Loop) ->
     reserved = plex.Elastic(reserved=True)
     spec = loop.job.deploy("reserved", model="/m", backend="vllm", instances=reserved).info.spec
     assert (spec.num_instances, spec.shares_devices, spec.where_it_trains) == (1, True, True)
+    parallel = plex.Parallel(dp=2)
+    actor = loop.job.deploy("critic", model="/m", backend="noop", parallel=parallel)
+    spec = loop.job.deploy("all", model=actor, backend="vllm", instances=reserved).info.spec
+    assert (spec.num_instances, spec.seeds) == (2, ""), "one on each device that trains"
     three = loop.job.deploy("three", model="/m", backend="vllm", instances=3).info.spec
     assert (three.num_instances, len(three.instances)) == (3, 0)
+
+
+def test_engines_on_training_devices_serve_the_first_part_of_each_generate(
+    loop: Loop, router: FakeRouter
+) -> None:
+    beside = plex.Elastic(reserved=True, dedicated=2, spot=(0, 4))
+    wide = loop.job.deploy("wide", model=loop.actor, backend="vllm", instances=beside)
+    spec = wide.info.spec
+    assert (spec.num_instances, len(spec.instances), spec.shares_devices) == (2, 1, False)
+    engines = router.deployments[f"{wide.deployment_id}-reserved"].spec
+    assert (engines.seeds, engines.where_it_trains) == (wide.deployment_id, True)
+    assert (engines.num_instances, len(engines.instances)) == (1, 0)
+    assert len(wide.generate([[5, 6]], max_tokens=2)) == 1
+    wait_until(lambda: ("wide-reserved", "seed") in router.order, what="the seed comes")
+    again = plex.Declared("wide", model=loop.actor, backend="vllm", instances=beside)
+    assert loop.job.deploy_all(again) == [wide]
 
 
 @pytest.mark.parametrize(

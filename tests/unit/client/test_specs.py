@@ -66,7 +66,9 @@ def test_an_optimizer_that_divides_by_zero_is_refused() -> None:
         ({"price": {"spot": float("nan")}}, r"Elastic: price\['spot'\]"),
         ({"price": {"borrowed": 1.0}}, "price of 'borrowed'"),
         ({"shared": True, "spot": (0, 1)}, "shared=True"),
-        ({"reserved": True, "serving": (0, 1)}, "reserved=True"),
+        ({"shared": True, "reserved": True}, "shared=True"),
+        ({"reserved": True, "serving": (0, 1)}, "give dedicated=1"),
+        ({"reserved": True, "dedicated": 0}, "Elastic: dedicated"),
     ],
 )
 def test_caps_and_prices_that_cannot_be_are_refused_by_name(

@@ -999,3 +999,84 @@ async def test_a_shared_deployment_refuses_samples_beside_the_order() -> None:
         operation.seq = 0
         with pytest.raises(PlexError, match="shares its devices in time"):
             await anext(b.sample(operation))
+
+
+FEW = replace(FAST, max_pending=2)
+"""Samples wait for the engines that come later."""
+
+
+async def undisturbed() -> dict[SampleKey, list[int]]:
+    async with bench() as b:
+        await b.pull(4)
+        operation = b.generate(seed=3)
+        await b.execute(operation)
+        return {key: one.tokens for key, one in (await b.answers(operation)).items()}
+
+
+async def test_engines_on_training_devices_serve_a_generate_while_its_window_is_open() -> None:
+    engine = await start_instance()
+    async with bench(held=True, config=FEW) as b:
+        await b.add_reserved(engine)
+        await b.pull(4)
+        operation = b.generate(seed=3)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            generating = group.create_task(b.execute(operation))
+            seeding = group.create_task(b.seed(operation))
+            await recorded(b, operation, tokens=1)  # of the engine: the other one is held
+            views = {one.kind: one.phase for one in await b.managers.instances()}
+            assert views == {"dedicated": "serving", "reserved": "serving"}
+            b.instances[0].engine.release()
+        assert generating.result().weight_version == 4
+        assert seeding.result().state == APPLIED
+        assert seeding.result().metrics["seeded_s"] > 0
+        answers = await b.answers(operation)
+        views = {one.kind: one.phase for one in await b.managers.instances()}
+        assert views == {"dedicated": "serving", "reserved": "awake"}
+    assert {key: one.tokens for key, one in answers.items()} == await undisturbed()
+    assert engine.engine.generated > 0
+    await engine.kill()
+
+
+async def test_an_engine_that_dies_in_the_window_costs_no_token_and_frees_its_device() -> None:
+    engine = await start_instance(held=True)
+    async with bench(held=True, config=FEW) as b:
+        await b.add_reserved(engine)
+        await b.pull(4)
+        operation = b.generate(seed=3)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            group.create_task(b.execute(operation))
+            seeding = group.create_task(b.seed(operation))
+            while {one.phase for one in await b.managers.instances()} != {"serving"}:  # noqa: ASYNC110 - it comes in its own time
+                await asyncio.sleep(0.005)
+            await engine.kill()
+            b.instances[0].engine.release()
+        assert seeding.result().state == APPLIED
+        answers = await b.answers(operation)
+    assert {key: one.tokens for key, one in answers.items()} == await undisturbed()
+
+
+async def test_a_window_ends_when_none_of_its_engines_wakes() -> None:
+    engine = await start_instance()
+    async with bench(held=True, config=FEW) as b:
+        await b.add_reserved(engine)
+        await b.pull(4)
+        publish(4, is_damaged=True)  # what the engine is to wake with
+        operation = b.generate()
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            generating = group.create_task(b.execute(operation))
+            assert (await b.seed(operation)).state == APPLIED
+            assert not generating.done()
+            b.instances[0].engine.release()
+    assert engine.engine.generated == 0
+    await engine.kill()
+
+
+async def test_a_seed_of_a_generate_that_is_over_does_nothing() -> None:
+    engine = await start_instance()
+    async with bench(instances=1) as b:
+        await b.add_reserved(engine)
+        operation = b.generate()
+        await b.execute(operation)
+        assert (await b.seed(operation)).state == APPLIED
+    assert engine.engine.generated == 0
+    await engine.kill()

@@ -11,7 +11,7 @@ import pytest
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.router.models import check_files, check_model, check_spec
+from plexsvc.router.models import check_files, check_model, check_seeds, check_spec
 
 
 @pytest.fixture
@@ -167,3 +167,24 @@ def test_devices_are_shared_by_dedicated_instances_alone(asked: dict[str, Any]) 
         check_spec(spec(**asked, instances=ranges if asked else [], shares_devices=True))
     with pytest.raises(PlexError, match="say that they share"):
         check_spec(spec(role="rollout", backend="vllm", where_it_trains=True))
+    with pytest.raises(PlexError, match="for a seeding window"):
+        check_spec(spec(role="rollout", backend="vllm", seeds="job/rollout"))
+
+
+@pytest.mark.parametrize(
+    ("served", "says"),
+    [
+        ({"role": "actor"}, "which is of role 'actor'"),
+        ({"shares_devices": True}, "that shares devices"),
+        ({"model": "/other"}, "and model '/other'"),
+    ],
+)
+def test_engines_on_training_devices_serve_a_rollout_of_their_model(
+    served: dict[str, Any], says: str
+) -> None:
+    engines = pb.DeploymentSpec(model="/m", seeds="job/rollout")
+    check_seeds(engines, pb.DeploymentSpec(role="rollout", model="/m"))
+    given = {"role": "rollout", "model": "/m"} | served
+    with pytest.raises(PlexError, match=says) as caught:
+        check_seeds(engines, pb.DeploymentSpec(**given))
+    assert code_of(caught) == ErrorCode.BAD_REQUEST

@@ -267,3 +267,15 @@ def test_the_digest_of_an_operation_is_of_what_its_client_sent() -> None:
     assert digest_of(first) == digest_of(again)
     again.forward_backward.loss_args["b"] = 3
     assert digest_of(first) != digest_of(again)
+
+
+@pytest.mark.parametrize(("seeds", "after"), [("", 1), ("job-1/rollout", 0), ("job-1/rollout", 2)])
+def test_a_seed_serves_one_generate_of_the_deployment_that_its_own_names(
+    seeds: str, after: int
+) -> None:
+    engines = deployment("rollout")
+    engines.spec.seeds = seeds
+    made = operation(seed=ops.Seed(), after=[new_operation_id() for _ in range(after)])
+    assert "after the one generate" in refusal(made, on=engines).message
+    engines.spec.seeds = "job-1/rollout"
+    RULES.admit(operation(seed=ops.Seed(), after=[new_operation_id()]), engines)

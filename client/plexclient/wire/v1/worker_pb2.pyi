@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "operation", "deployment", "instance_addresses", "published", "attempt")
+    __slots__ = ("fence", "wpg_id", "operation", "deployment", "instance_addresses", "published", "attempt", "trained")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class ExecuteRequest(_message.Message):
     INSTANCE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     operation: _operations_pb2.Operation
@@ -26,7 +27,16 @@ class ExecuteRequest(_message.Message):
     instance_addresses: _containers.RepeatedScalarFieldContainer[str]
     published: _statemanager_pb2.PublishedVersion
     attempt: int
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., operation: _Optional[_Union[_operations_pb2.Operation, _Mapping]] = ..., deployment: _Optional[_Union[_service_pb2.Deployment, _Mapping]] = ..., instance_addresses: _Optional[_Iterable[str]] = ..., published: _Optional[_Union[_statemanager_pb2.PublishedVersion, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+    trained: Trained
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., operation: _Optional[_Union[_operations_pb2.Operation, _Mapping]] = ..., deployment: _Optional[_Union[_service_pb2.Deployment, _Mapping]] = ..., instance_addresses: _Optional[_Iterable[str]] = ..., published: _Optional[_Union[_statemanager_pb2.PublishedVersion, _Mapping]] = ..., attempt: _Optional[int] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ...) -> None: ...
+
+class Trained(_message.Message):
+    __slots__ = ("train_us", "ended_ago_us")
+    TRAIN_US_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AGO_US_FIELD_NUMBER: _ClassVar[int]
+    train_us: int
+    ended_ago_us: int
+    def __init__(self, train_us: _Optional[int] = ..., ended_ago_us: _Optional[int] = ...) -> None: ...
 
 class ExecuteReply(_message.Message):
     __slots__ = ("result", "applied_seq", "digest", "run_us", "log_tail")

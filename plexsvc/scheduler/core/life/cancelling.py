@@ -1,6 +1,6 @@
 """Cancellation of one operation: what waits is refused, what can be ended without harm is ended.
 
-That is a generate, and a save whose copy is being written. Other operations that run end by
+That is a generate, a seed, and a save whose copy is being written. Other operations that run end by
 themselves: they change state, and half a change is no state.
 """
 
@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState
 
-ENDABLE: Final = frozenset({OperationKind.GENERATE})
+ENDABLE: Final = frozenset({OperationKind.GENERATE, OperationKind.SEED})
 
 
 def cancel(devices: Devices, event: CancelRequested) -> None:

@@ -9,10 +9,11 @@ from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import lease
 from plexsvc.scheduler.core.events import JobEndRequested, JobPinned, JobSubmitted
 from plexsvc.scheduler.core.life import deployments, wpgs
+from plexsvc.scheduler.core.life.cancelling import ENDABLE
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import Job, Wpg
 from plexsvc.scheduler.core.transitions import JOB_TRANSITIONS, JobTrigger, step
-from plexsvc.scheduler.core.vocabulary import Fault, JobState, OperationKind
+from plexsvc.scheduler.core.vocabulary import Fault, JobState
 
 MAX_ENDED_JOBS: Final = 4096
 """Ended jobs the core remembers, to answer `job_ended` rather than `not_found`."""
@@ -95,5 +96,5 @@ def drop_ended(lives: Lives, job: Job) -> None:
 
 def _cancel_generates(devices: Devices, wpg: Wpg) -> None:
     for operation in wpg.running.values():
-        if operation.kind is OperationKind.GENERATE:
+        if operation.kind in ENDABLE:
             wpgs.cancel(devices, operation.operation_id, wpg.wpg_id)

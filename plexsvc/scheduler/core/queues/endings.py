@@ -106,7 +106,7 @@ def tell_refused(
 def turn_away(queues: Queues, operation_id: OperationId, job: Job, fault: Fault) -> None:
     """Remember (bounded) that an operation will never run, for those that come after it."""
     job.turned_away[operation_id] = fault
-    _wake_dependants(queues, operation_id, job)
+    wake_dependants(queues, operation_id, job)
 
 
 def acknowledge(queues: Queues, event: Acknowledged) -> None:
@@ -142,7 +142,7 @@ def _say_refused(queues: Queues, operation: Operation, fault: Fault, *, is_final
         _keep(queues, operation)
         return
     del queues.operations[operation.operation_id]
-    _wake_dependants(queues, operation.operation_id, queues.jobs[operation.job_id])
+    wake_dependants(queues, operation.operation_id, queues.jobs[operation.job_id])
 
 
 def _keep(queues: Queues, operation: Operation) -> None:
@@ -158,10 +158,10 @@ def _keep(queues: Queues, operation: Operation) -> None:
     if len(deployment.answered) > queues.limits.max_answered_per_deployment:
         oldest = next(iter(deployment.answered))
         release(queues, queues.operations[deployment.answered.pop(oldest)])
-    _wake_dependants(queues, operation.operation_id, queues.jobs[operation.job_id])
+    wake_dependants(queues, operation.operation_id, queues.jobs[operation.job_id])
 
 
-def _wake_dependants(queues: Queues, operation_id: OperationId, job: Job) -> None:
+def wake_dependants(queues: Queues, operation_id: OperationId, job: Job) -> None:
     """Look again at what comes after an operation: it is over, or must be waited for anew."""
     for deployment_id in job.deployments:
         deployment = queues.deployments[deployment_id]

@@ -46,6 +46,8 @@ def begin(queues: Queues, wpg: Wpg, operation: Operation) -> None:
     if operation is wpg.initialize:
         wpg.initialize = None
         return
+    if operation.kind is OperationKind.GENERATE:  # a seed may wait for it to begin
+        endings.wake_dependants(queues, operation.operation_id, queues.jobs[operation.job_id])
     deployment = queues.deployments[wpg.deployment_id]
     del deployment.pending[operation.seq]
     deployment.next_seq = operation.seq + 1
@@ -95,16 +97,22 @@ def _void(queues: Queues, deployment: Deployment, missing: int, *, waited_us: in
 
 
 def dependency(queues: Queues, operation: Operation) -> OperationId | Fault | None:
-    """Return the first `after` that is not over, a fault if one failed, or `None`."""
+    """Return the first `after` that is not over, a fault if one failed, or `None`.
+
+    A seed waits for its generate to begin. Once that is over there is nothing left to serve.
+    """
     job = queues.jobs[operation.job_id]
+    is_seed = operation.kind is OperationKind.SEED
     for operation_id in operation.after:
         known = _known(queues, operation, operation_id)
+        if is_seed and known is not None and known.state is OperationState.RUNNING:
+            continue
         succeeded = job.released.get(operation_id)
         if known is not None and known.state in TERMINAL:
             succeeded = known.state is OperationState.ANSWERED
         if succeeded is None and operation_id not in job.turned_away:
             return operation_id
-        if not succeeded:
+        if not succeeded or is_seed:
             cause = job.turned_away.get(operation_id) if known is None else known.fault
             return _dependency_failed(operation, operation_id, cause)
     return None
@@ -250,7 +258,9 @@ def _wait_for_unknown(queues: Queues, operation: Operation) -> None:
 def _dependency_failed(
     operation: Operation, operation_id: OperationId, cause: Fault | None
 ) -> Fault:
-    found = "failed" if cause is None else f"ended with {cause.code}: {cause.message}"
+    found = "is over" if operation.kind is OperationKind.SEED else "failed"
+    if cause is not None:
+        found = f"ended with {cause.code}: {cause.message}"
     return Fault(
         code=ErrorCode.DEPENDENCY_FAILED,
         message=f"{show(operation.operation_id)} not run: {show(operation_id)}, which it comes "

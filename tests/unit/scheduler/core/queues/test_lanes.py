@@ -8,6 +8,7 @@ from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core import state
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.events import Acknowledged
+from plexsvc.scheduler.core.vocabulary import OperationKind, OperationState
 from tests.fakes.fake_world import FakeWorld, op_id
 
 
@@ -45,3 +46,72 @@ def test_an_operation_of_another_job_is_nothing_that_one_could_come_after() -> N
         seq = {"b1": 1, "b2": 2}[name]
         actions = world.submit(f"after {name}", job="a", seq=seq, after=(name,))
         assert not [a for a in actions if isinstance(a, StartOperation)]
+
+
+def windowed() -> FakeWorld:
+    """Return a world whose job `a` trains, has an instance, and an engine where it trains."""
+    world = FakeWorld(device_bytes=100)
+    world.join(train=1, rollout=1)
+    world.bring_up("a")
+    world.bring_up("a", "rollout", rollout=True)
+    world.deploy("a", "reserved", rollout=True, where_it_trains=True)
+    world.drain()
+    return world
+
+
+def seed(world: FakeWorld, name: str, *, seq: int, after: str) -> OperationState:
+    world.submit(name, job="a", to="reserved", seq=seq, kind=OperationKind.SEED, after=(after,))
+    return world.core.view.operations[op_id(name)].state
+
+
+def generate(world: FakeWorld, name: str, *, seq: int, after: tuple[str, ...] = ()) -> None:
+    kind = OperationKind.GENERATE
+    world.submit(name, job="a", to="rollout", seq=seq, kind=kind, after=after)
+
+
+def runs_beside(world: FakeWorld, generate: str, name: str) -> None:
+    """Report what is ordered, but the end of a generate, until an operation runs beside it."""
+    while world.core.view.operations[op_id(name)].state is not OperationState.RUNNING:
+        others = [o for o in world.orders if getattr(o, "operation_id", 0) != op_id(generate)]
+        world.report(others[0])
+
+
+def test_a_seed_begins_when_its_generate_does_and_training_waits_for_its_end() -> None:
+    world = windowed()
+    world.submit("step", job="a", seq=1)
+    generate(world, "g1", seq=1, after=("step",))
+    assert seed(world, "s1", seq=1, after="g1") is OperationState.STAGED, (
+        "it would hold up the step"
+    )
+    runs_beside(world, "g1", "s1")
+    world.submit("next", job="a", seq=2)
+    states = {name: world.core.view.operations[op_id(name)].state for name in ("g1", "s1", "next")}
+    assert states == {
+        "g1": OperationState.RUNNING,
+        "s1": OperationState.RUNNING,
+        "next": OperationState.STAGED,
+    }
+    world.drain()
+    assert world.core.view.operations[op_id("next")].state is OperationState.ANSWERED
+
+
+def test_a_seed_whose_generate_is_over_is_refused_and_its_successors_go_on() -> None:
+    world = windowed()
+    generate(world, "g1", seq=1)
+    world.drain()
+    assert seed(world, "s1", seq=1, after="g1") is OperationState.REFUSED
+    fault = world.core.view.operations[op_id("s1")].fault
+    assert fault is not None
+    assert "is over" in fault.message
+    generate(world, "g2", seq=2)
+    assert seed(world, "s2", seq=2, after="g2") is not OperationState.REFUSED
+    world.drain()
+    assert world.core.view.operations[op_id("s2")].state is OperationState.ANSWERED
+
+
+def test_a_seed_that_comes_before_its_generate_waits_for_it() -> None:
+    world = windowed()
+    assert seed(world, "s1", seq=1, after="g1") is OperationState.STAGED
+    generate(world, "g1", seq=1)
+    world.drain()
+    assert world.core.view.operations[op_id("s1")].state is OperationState.ANSWERED

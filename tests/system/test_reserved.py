@@ -1,0 +1,135 @@
+"""A job samples on its training devices for a window, beside an instance that it has for itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import plexclient as plex
+from tests.rigs.live_cluster import (
+    MIB,
+    ROLLOUT,
+    LiveCluster,
+    processes_of,
+    rank_processes,
+    start_cluster,
+)
+from tests.rigs.waiting import wait_until
+from tests.rigs.workloads import fixed_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9], [5, 6], [11, 12, 13, 14]]
+OPTIONS = plex.SamplingOptions(n=16, max_tokens=400, temperature=1.0, seed=7, min_tokens=8)
+STEPS, PARTS = 4, 8
+BESIDE = plex.Elastic(reserved=True, dedicated=1)
+
+Tokens = dict[tuple[int, int], list[int]]
+
+
+@pytest.fixture
+def one_of_each(tmp_path: Path) -> Iterator[LiveCluster]:
+    """A cluster with one device of each kind; training and an engine do not fit into one."""
+    nodes = {"node-a": [f'{{ kind = "train", bytes_total = {1024 * MIB} }}', ROLLOUT]}
+    extra = "rollout = { balance_us = 20_000 }\n"  # windows of these steps are short
+    with start_cluster(tmp_path, nodes=nodes, extra=extra) as cluster:
+        yield cluster
+
+
+def deploy(
+    job: plex.Job, model: Path, *, instances: int | plex.Elastic
+) -> tuple[plex.Actor, plex.Rollout]:
+    actor = job.deploy(
+        "actor", model=str(model), backend="megatron", optimizer=plex.AdamW(lr=1e-2), seed=1
+    )
+    rollout = job.deploy(
+        "rollout", model=actor, backend="vllm", instances=instances, max_model_len=512
+    )
+    return actor, rollout
+
+
+def learn(
+    actor: plex.Actor,
+    rollout: plex.Rollout,
+    *,
+    disturb: Callable[[int], None] = lambda _: None,
+) -> list[Tokens]:
+    """Return the tokens of each step of a loop that trains while the rest is generated."""
+    found = []
+    for number in range(STEPS):
+        version = rollout.sync(actor)
+        tokens: Tokens = {}
+        for batch in rollout.generate.micro_batches(PROMPTS, min_samples=8, **OPTIONS):
+            if not tokens:  # the same training, whatever finishes first
+                for part in range(PARTS):
+                    given = fixed_batch(PARTS * number + part, sequences=24, longest=200)
+                    actor.forward_backward.submit(given, loss="ppo")
+                disturb(number)
+            assert {v for one in batch for v in one.versions} == {version}
+            tokens |= {(one.prompt_index, one.sample_index): one.tokens for one in batch}
+        actor.step()
+        found.append(tokens)
+    return found
+
+
+def until_serving(cluster: LiveCluster, deployment_id: str) -> None:
+    """Return when the engine on the training device is in the window."""
+
+    def serves() -> bool:
+        views = cluster.instances().values()
+        (view,) = [v for v in views if v.deployment_id == deployment_id]
+        assert view.kind == "reserved"
+        return view.phase == "serving"
+
+    wait_until(serves, what=f"{deployment_id} serves in the window")
+
+
+def test_training_devices_sample_for_a_window_and_train_while_the_tail_is_generated(
+    one_of_each: LiveCluster, tiny_model: Path
+) -> None:
+    cluster = one_of_each
+    with cluster.connect() as connection:
+        with connection.job("alone") as job:
+            alone = learn(*deploy(job, tiny_model, instances=1))
+        with connection.job("seeded") as job:
+            actor, rollout = deploy(job, tiny_model, instances=BESIDE)
+            assert learn(actor, rollout) == alone
+            spans = cluster.timeline()
+    own = [s for s in spans if s.job_id == job.job_id]
+    assert len([s for s in own if s.kind == "seed"]) == STEPS
+    generates = [s for s in own if s.kind == "generate"]
+    trained = [s for s in own if s.kind == "forward_backward"]
+    beside = [
+        t for t in trained for g in generates if g.start_us < t.start_us < t.end_us < g.end_us
+    ]
+    assert beside, "training ran on the devices while the other instance generated"
+
+
+@pytest.mark.parametrize("whose", ["reserved", "dedicated", "manager"])
+def test_a_kill_in_the_window_changes_no_token(
+    one_of_each: LiveCluster, tiny_model: Path, whose: str
+) -> None:
+    cluster = one_of_each
+    with cluster.connect() as connection:
+        with connection.job("alone") as job:
+            alone = learn(*deploy(job, tiny_model, instances=1))
+        with connection.job("killed") as job:
+            actor, rollout = deploy(job, tiny_model, instances=BESIDE)
+
+            def kill(number: int) -> None:
+                if number != 0:  # the first window lasts as long as the samples
+                    return
+                name = f"{rollout.deployment_id}-reserved"
+                until_serving(cluster, name)
+                if whose == "manager":
+                    (pid,) = processes_of(cluster, "plexsvc.rollout.main")
+                else:
+                    chosen = name if whose == "reserved" else rollout.deployment_id
+                    (pid,) = rank_processes(cluster, [chosen])
+                os.kill(pid, signal.SIGKILL)
+
+            assert learn(actor, rollout, disturb=kill) == alone
