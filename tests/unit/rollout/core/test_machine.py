@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId
-from plexsvc.rollout.core import events, machine, orders
+from plexsvc.rollout.core import assignment, events, orders
 from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import TURN_CAP, Phase
 from plexsvc.rollout.core.invariants import check
@@ -572,7 +572,7 @@ def test_the_cap_on_turns_follows_the_profile(core: RolloutCore) -> None:
 def test_the_oldest_session_is_forgotten_beyond_the_bound(
     core: RolloutCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(assignment, "MAX_SESSIONS", 2)
     for session in ("a", "b", "c"):
         asked = turn(session, 1)
         core.handle(asked)

@@ -1,0 +1,307 @@
+"""Samples of one deployment: which instance has which, and who waits.
+
+The least loaded instance that serves and has room gets a sample; turns prefer the one with their
+session's cache, and lengths that are expected are dealt by rank. This knows nothing of why an
+instance serves or does not: that is the machine's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from plexsvc.errors import PlexError
+from plexsvc.ids import OperationId, VersionId
+from plexsvc.rollout.core import orders
+from plexsvc.rollout.core.balance import NEVER
+from plexsvc.rollout.core.dealing import deal, deal_turns
+from plexsvc.rollout.core.events import InstanceId, SampleKey
+from plexsvc.rollout.core.instances import Instance, Phase
+from plexsvc.rollout.core.orders import Order
+from plexsvc.rollout.core.planning import candidates, choose_plan, rank, share_out
+
+MAX_SESSIONS: Final = 65_536
+"""Sessions whose last instance is known; the one without a turn for longest goes first."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample of a generate."""
+
+    num_tokens: int
+    prompt_tokens: int = 0
+    instance_id: InstanceId | None = None
+    call: int = 0
+    """The latest that carried it."""
+    is_leaving: bool = False
+    """Whether its instance was told to stop it."""
+    is_moved: bool = False
+    """Whether balance moved it since its last token."""
+    losses: int = 0
+    """Instances that it lost since its last token."""
+    is_complete: bool = False
+
+
+@dataclass(slots=True)
+class Generate:
+    """One operation that is not answered."""
+
+    samples: dict[SampleKey, Sample]
+    incomplete: int
+    waiting: deque[SampleKey] = field(default_factory=deque)
+    """Samples that wait for an instance with room."""
+    losses: int = 0
+    is_turn: bool = False
+    session: str = ""
+    is_held: bool = False
+    """Whether it is a turn that begins on the next version."""
+
+
+class Assignment:
+    """Instances, unanswered generates, and which sample is where."""
+
+    def __init__(self, *, max_pending: int, cut: float | None, counts: bool) -> None:
+        """Assign at most `max_pending` samples without a token to an instance.
+
+        With `cut`, instances are as full as slots were taken; with `counts`, a generate of expected
+        lengths spares those that it can do without.
+        """
+        self.max_pending, self.cut, self.counts = max_pending, cut, counts
+        self.version = VersionId()
+        """The wanted version."""
+        self.instances: dict[InstanceId, Instance] = {}
+        self.generates: dict[OperationId, Generate] = {}
+        self.sessions: OrderedDict[str, InstanceId] = OrderedDict()
+        """The instance that has the latest turn of each session."""
+        self._calls = 0
+        self._leaving = 0
+        """Samples that were told to stop and have not."""
+        self._ticks = 0
+        self.spared: set[InstanceId] = set()
+        """Instances that generates under way do without; turns may go there."""
+        self._emptied: list[InstanceId] = []
+        """Instances that lost their last sample by this event."""
+
+    def _rank(
+        self, operation_id: OperationId, keys: list[SampleKey], expected: Sequence[int]
+    ) -> list[Order]:
+        """Give prompts of like length to one instance; what finds no room there waits.
+
+        The longest go to the fastest. Each instance gets what it does in the same time as the
+        others, beside the samples that it has.
+        """
+        samples_of: dict[int, list[SampleKey]] = {}
+        for key in keys:
+            samples_of.setdefault(key[0], []).append(key)
+        prompts, generate = list(samples_of), self.generates[operation_id]
+        serving = sorted(
+            self._serving(generate), key=lambda found: (found[1].slowness, found[1].load)
+        )
+        if not serving:
+            return self._spread(operation_id, keys)
+        lengths = [expected[prompt] for prompt in prompts]
+        work = [expected[prompt] * len(samples_of[prompt]) for prompt in prompts]
+        if self.counts:
+            context = sum(one.prompt_tokens for one in generate.samples.values()) // len(keys)
+            samples = len(keys) // len(prompts)
+            serving = self._enough(serving, lengths, samples=samples, context=context)
+        shares = share_out(
+            sum(work),
+            slowness=[one.slowness for _, one in serving],
+            busy=[one.load * sum(work) / len(keys) for _, one in serving],
+        )
+        parts = rank(lengths, len(serving), work=work, shares=shares)
+        started: list[Order] = []
+        for (instance_id, instance), part in zip(serving, parts, strict=True):
+            hand = [key for number in part for key in samples_of[prompts[number]]]
+            room = self._room(instance, generate)
+            generate.waiting += hand[room:]
+            if hand[:room]:
+                started.append(self._start(operation_id, instance_id, hand[:room]))
+        return started + self._spread_waiting()
+
+    def _enough(
+        self,
+        serving: list[tuple[InstanceId, Instance]],
+        expected: Sequence[int],
+        *,
+        samples: int,
+        context: int,
+    ) -> list[tuple[InstanceId, Instance]]:
+        """Return as many instances as serve a generate best; the others are spared.
+
+        All, while some are busy or none has a profile yet.
+        """
+        steps = (one.profile.step_time() for _, one in serving)
+        step = next((found for found in steps if found), None)
+        if step is None or any(one.load for _, one in serving):
+            return serving
+        counts = candidates(len(serving))
+        plan = choose_plan(expected, samples=samples, context=context, step=step, counts=counts)
+        count = len(plan.parts)
+        self.spared.update(instance_id for instance_id, _ in serving[count:])
+        return serving[:count]
+
+    def _spread(
+        self,
+        operation_id: OperationId,
+        keys: list[SampleKey],
+        among: Iterable[InstanceId] | None = None,
+    ) -> list[Order]:
+        """Give samples to serving instances with room; what finds none waits."""
+        generate = self.generates[operation_id]
+        serving = self._serving(generate, among)
+        loads = self._loads([instance for _, instance in serving])
+        rooms = [self._room(instance, generate) for _, instance in serving]
+        slowness = [instance.slowness for _, instance in serving]
+        if generate.is_turn:
+            last = self.sessions.get(generate.session)
+            cached = next((i for i, (one, _) in enumerate(serving) if one == last), None)
+            hands, left = deal_turns(keys, loads, rooms, slowness=slowness, cached=cached)
+        else:
+            hands, left = deal(keys, loads, rooms, slowness=slowness)
+        generate.waiting.extendleft(reversed(left))
+        return [
+            self._start(operation_id, instance_id, hand)
+            for (instance_id, _), hand in zip(serving, hands, strict=True)
+            if hand
+        ]
+
+    def _spread_waiting(self, among: Iterable[InstanceId] | None = None) -> list[Order]:
+        """Give samples that wait to instances that may have got room."""
+        started: list[Order] = []
+        for is_turn in (True, False):
+            kind = [
+                (i, g)
+                for i, g in self.generates.items()
+                if g.waiting and g.is_turn == is_turn and not g.is_held
+            ]
+            for operation_id, generate in kind:
+                serving = self._serving(generate, among)
+                count = sum(self._room(instance, generate) for _, instance in serving)
+                if not count:
+                    break  # nor is there room for others of the kind
+                taken = min(count, len(generate.waiting))
+                keys = [generate.waiting.popleft() for _ in range(taken)]
+                started += self._spread(operation_id, keys, among)
+        return started
+
+    def _start(
+        self, operation_id: OperationId, instance_id: InstanceId, keys: list[SampleKey]
+    ) -> orders.StartSamples:
+        generate, instance = self.generates[operation_id], self.instances[instance_id]
+        self._calls += 1
+        instance.load += len(keys)
+        instance.turns += len(keys) * generate.is_turn
+        instance.peak = max(instance.peak, instance.load)
+        if generate.session:
+            self.sessions[generate.session] = instance_id
+            self.sessions.move_to_end(generate.session)
+            if len(self.sessions) > MAX_SESSIONS:
+                self.sessions.popitem(last=False)
+        for key in keys:
+            sample = generate.samples[key]
+            sample.instance_id, sample.call = instance_id, self._calls
+            instance.context_tokens += sample.prompt_tokens + sample.num_tokens
+            instance.pending[operation_id, key] = NEVER if sample.is_moved else self._ticks
+        return orders.StartSamples(
+            operation_id=operation_id,
+            call=self._calls,
+            instance_id=instance_id,
+            samples=keys,
+            version=self.version,
+        )
+
+    def _serving(
+        self, generate: Generate, among: Iterable[InstanceId] | None = None
+    ) -> list[tuple[InstanceId, Instance]]:
+        """Return the instances that serve and have room for a generate, of all or of these."""
+        asked = self.instances if among is None else among
+        found = ((one, self.instances[one]) for one in asked if one in self.instances)
+        return [
+            (i, one)
+            for i, one in found
+            if one.is_serving
+            and self._room(one, generate)
+            and (generate.is_turn or i not in self.spared)
+        ]
+
+    def _room(self, instance: Instance, generate: Generate) -> int:
+        """Return how many samples of a generate an instance takes."""
+        if generate.is_held:
+            return 0
+        room = self.max_pending - len(instance.pending)
+        if generate.is_turn:
+            room = min(room, instance.turn_cap - instance.turns)
+        return 0 if instance.rests else max(0, room)
+
+    def _loads(self, instances: Sequence[Instance]) -> list[int]:
+        """Return how full instances are: by samples, or where those are cut by slots taken."""
+        if self.cut is None:
+            return [instance.load for instance in instances]
+        most = max((instance.peak for instance in instances), default=0)
+        return [most - (instance.peak - instance.load) for instance in instances]
+
+    def _stop(
+        self, instance_id: InstanceId, keys: Iterable[tuple[OperationId, SampleKey]]
+    ) -> list[Order]:
+        """Have an instance stop samples; each goes elsewhere once it has."""
+        stopped: dict[OperationId, list[SampleKey]] = {}
+        for operation_id, key in keys:
+            sample = self.generates[operation_id].samples[key]
+            self._leaving += not sample.is_leaving
+            sample.is_leaving = True
+            stopped.setdefault(operation_id, []).append(key)
+        return [
+            orders.StopSamples(operation_id=one, instance_id=instance_id, samples=samples)
+            for one, samples in stopped.items()
+        ]
+
+    def _samples_of(self, instance_id: InstanceId) -> list[tuple[OperationId, SampleKey]]:
+        """Return the incomplete samples of an instance, the shortest first. `O(all samples)`."""
+        found = [
+            (sample.num_tokens, operation_id, key)
+            for operation_id, generate in self.generates.items()
+            for key, sample in generate.samples.items()
+            if sample.instance_id == instance_id
+        ]
+        return [(operation_id, key) for _, operation_id, key in sorted(found)]
+
+    def _to_leave(self) -> dict[InstanceId, list[tuple[OperationId, SampleKey]]]:
+        """Return the samples that drained and spared instances still have."""
+        drained = [i for i, one in self.instances.items() if one.phase is Phase.DRAINING]
+        found = {one: self._samples_of(one) for one in drained}
+        for one in self.spared:
+            if self.instances[one].load > self.instances[one].turns:
+                keys = self._samples_of(one)
+                found[one] = [key for key in keys if not self.generates[key[0]].is_turn]
+        return found
+
+    def _unload(self, operation_id: OperationId, key: SampleKey, sample: Sample) -> None:
+        self._leaving -= sample.is_leaving
+        instance_id, sample.instance_id, sample.is_leaving = sample.instance_id, None, False
+        instance = self.instances.get(instance_id) if instance_id is not None else None
+        if instance is None or instance_id is None:
+            return
+        instance.load -= 1
+        instance.turns -= self.generates[operation_id].is_turn
+        instance.context_tokens -= sample.prompt_tokens + sample.num_tokens
+        instance.pending.pop((operation_id, key), None)
+        if not instance.load:
+            instance.peak = 0
+            self._emptied.append(instance_id)
+
+    def _answer(
+        self, operation_id: OperationId, error: PlexError | None = None
+    ) -> orders.AnswerSamples:
+        losses = self.generates[operation_id].losses
+        self._forget(operation_id)
+        return orders.AnswerSamples(operation_id=operation_id, losses=losses, error=error)
+
+    def _forget(self, operation_id: OperationId) -> None:
+        generate = self.generates.get(operation_id)
+        for key, sample in generate.samples.items() if generate else ():
+            self._unload(operation_id, key, sample)
+        self.generates.pop(operation_id, None)
