@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, TypeAlias
 
 import grpc.aio
 
@@ -20,11 +19,9 @@ from plexclient.wire.v1 import (
     common_pb2,
     operations_pb2,
     rollout_pb2,
-    rollout_pb2_grpc,
     service_pb2,
     statemanager_pb2,
     worker_pb2,
-    worker_pb2_grpc,
 )
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
@@ -35,15 +32,11 @@ from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import InstanceId
 from plexsvc.rollout.core.instances import DEDICATED, RESERVED, Instance
 from plexsvc.rollout.core.machine import RolloutCore
-from plexsvc.rpc.channels import open_channel
+from plexsvc.rollout.lines import PROBE_CALL_S, Line, Served, close_lines, open_line
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.keys import ClusterKeys
 
 log = Log(__name__)
-
-Reply = TypeVar("Reply")
-
-PROBE_CALL_S: Final = 2.0
 
 SLEEP_CALL_S: Final = 30.0
 """How long an instance may take to end its step and go to sleep."""
@@ -55,53 +48,7 @@ LOOKS: Final = 8
 """Times that an instance is looked at in the time after which a load that hangs is given up."""
 
 
-@dataclass(slots=True)
-class Line:
-    """The connection to one instance."""
-
-    address: str
-    channel: grpc.aio.Channel
-    fence: common_pb2.Fence | None = None
-    """Of an engine on training devices: the lease under which it is awake. None: the fleet's."""
-    limits: set[asyncio.Timeout] = field(default_factory=set)
-    """When each call that waits for tokens gives the instance up."""
-
-    @property
-    def stub(self) -> rollout_pb2_grpc.RolloutInstanceAsyncStub:
-        """Return the typed calls."""
-        return rollout_pb2_grpc.RolloutInstanceStub(self.channel)
-
-    @asynccontextmanager
-    async def heard_within(self, stall_us: int) -> AsyncIterator[None]:
-        """Raise `TimeoutError` in the body when no call to the instance got any token for so long.
-
-        Samples of one call may wait until the instance has finished those of another.
-        """
-        async with asyncio.timeout(stall_us / 1e6) as limit:
-            self.limits.add(limit)
-            try:
-                yield
-            finally:
-                self.limits.remove(limit)
-
-    def hear(self, stall_us: int) -> None:
-        """Note that the instance sent tokens."""
-        at_s = asyncio.get_running_loop().time() + stall_us / 1e6
-        for limit in self.limits:
-            if not limit.expired():
-                limit.reschedule(at_s)
-
-
 Gone: TypeAlias = orders.GiveUpInstance | orders.ReleaseInstance
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What an instance serves, and the checksum of its bytes."""
-
-    version: VersionId
-    checksum: str
-    is_asleep: bool = False
 
 
 class Fleet:
@@ -234,7 +181,7 @@ class Fleet:
         if line is None or self._is_closed:
             return
         try:
-            found = await self._probe(line)
+            found = await line.probe()
         except PlexError as error:
             self.post(events.InstanceLost(instance_id=one, because=error.message, is_probe=True))
             return
@@ -288,20 +235,17 @@ class Fleet:
         Raises:
             PlexError: `unavailable`, naming the instance that does not answer or cannot serve.
         """
-        fresh = {
-            InstanceId(next(self._ids)): Line(address, open_channel(address, self._keys))
-            for address in addresses
-        }
+        fresh = {InstanceId(next(self._ids)): self._open(address) for address in addresses}
         instances = self.core.instances
         before = {one: line for one, line in self.lines.items() if _is_dedicated(instances, one)}
         try:
-            described = [await self._describe(line) for line in fresh.values()]
-            found = {one: await self._probe(line) for one, line in fresh.items()}
+            described = [await line.describe() for line in fresh.values()]
+            found = {one: await line.probe() for one, line in fresh.items()}
             if before:
                 for one, line in fresh.items():
                     found[one] = await self._catch_up(line, found[one], fence=fence)
         except BaseException:
-            await _close(fresh)
+            await close_lines(fresh)
             raise
         kept = {one: line for one, line in self.lines.items() if one not in before}
         self.lines = fresh | kept
@@ -317,7 +261,7 @@ class Fleet:
             for one, line in fresh.items()
         )
         self.post(events.InstancesReplaced(instances=joined))
-        await _close(before)
+        await close_lines(before)
         return described[0]
 
     async def replace(self, index: int, address: str) -> None:
@@ -442,7 +386,7 @@ class Fleet:
 
     async def _join_window(self, address: str, *, fence: common_pb2.Fence) -> bool:
         """Wake an engine and take it; return whether it came."""
-        line = Line(address, open_channel(address, self._keys), fence)
+        line = self._open(address, fence=fence)
         try:
             reply = await self._woken(line, fence=fence)
         except BaseException as error:
@@ -573,7 +517,7 @@ class Fleet:
     async def close(self) -> None:
         """Close all channels; running calls end as lost."""
         self._is_closed = True
-        await _close(self.lines)
+        await close_lines(self.lines)
 
     # ---- calls
 
@@ -644,41 +588,18 @@ class Fleet:
                 before = found
             await self._clock.sleep(stall_us // LOOKS)
 
+    def _open(self, address: str, *, fence: common_pb2.Fence | None = None) -> Line:
+        deployment_id = self.core.deployment_id
+        return open_line(address, keys=self._keys, deployment_id=deployment_id, fence=fence)
+
     async def _reach(self, address: str) -> tuple[Line, Served]:
         """Return a line to an instance that answers, and what it serves; else no line is left."""
-        line = Line(address, open_channel(address, self._keys))
+        line = self._open(address)
         try:
-            return line, await self._probe(line)
+            return line, await line.probe()
         except BaseException:
             await line.channel.close()
             raise
-
-    async def _probe(self, line: Line) -> Served:
-        request = rollout_pb2.InstanceStatsRequest()
-        stats = await self._ask(line, line.stub.Stats(request, timeout=PROBE_CALL_S))
-        if stats.HasField("broken"):
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"the engine of instance {line.address} broke: {stats.broken.message}",
-                instance=line.address,
-            )
-        return Served(VersionId.of(stats.version), stats.checksum, stats.is_asleep)
-
-    async def _describe(self, line: Line) -> worker_pb2.DescribeReply:
-        stub = worker_pb2_grpc.WorkerStub(line.channel)
-        request = worker_pb2.DescribeRequest()
-        return await self._ask(line, stub.Describe(request, timeout=PROBE_CALL_S))
-
-    async def _ask(self, line: Line, call: Awaitable[Reply]) -> Reply:
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"instance {line.address} of {self.core.deployment_id} does not answer: "
-                f"{error_from(error).message}",
-                instance=line.address,
-            ) from error
 
 
 def _is_dedicated(instances: Mapping[InstanceId, Instance], one: InstanceId) -> bool:
@@ -690,8 +611,3 @@ def _is_cancelled() -> bool:
     """Whether this task is to end, and not only a call of it whose channel was closed."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-async def _close(lines: Mapping[InstanceId, Line]) -> None:
-    for line in lines.values():
-        await line.channel.close()

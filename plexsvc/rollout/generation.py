@@ -18,7 +18,8 @@ from plexsvc.rollout.answers import Answers, GarbageError
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import SampleKey
-from plexsvc.rollout.fleet import PROBE_CALL_S, Fleet, Line
+from plexsvc.rollout.fleet import Fleet
+from plexsvc.rollout.lines import PROBE_CALL_S, Line
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.sampling import root_of_seed, sample_seed
 from plexsvc.rpc.errors import error_from, first_failure
