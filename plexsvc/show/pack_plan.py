@@ -9,6 +9,7 @@ from typing import Final
 from plexclient.wire.v1 import service_pb2
 
 PPM: Final = 1_000_000
+_MIB: Final = 1 << 20
 NO_CAP_PPM: Final = 10 * PPM
 """A cap on duty from which it is none."""
 HIDDEN: Final = "another tenant's"
@@ -171,7 +172,15 @@ def title(group: service_pb2.PackGroup) -> str:
     if group.duty_cap_ppm < NO_CAP_PPM:
         duty += f" of at most {group.duty_cap_ppm / PPM:.0%}"
     head = f"{group.kind} group {group.group_id} · {devices} · {duty}"
+    if group.booked:
+        head += f"\nhost memory {_booked(group)}"
     return f"{head}\nclosed: {group.closed}" if group.closed else head
+
+
+def _booked(group: service_pb2.PackGroup) -> str:
+    """Return what is booked on the group's fullest host, and for what."""
+    uses = ", ".join(f"{one.use} {one.nbytes / _MIB:,.0f}" for one in group.booked)
+    return f"{group.state_bytes / _MIB:,.0f} of {group.parked_bytes / _MIB:,.0f} MiB ({uses})"
 
 
 def compact(devices: Sequence[str]) -> str:

@@ -70,6 +70,8 @@ class FakeWorld:
     limits: Limits = field(default_factory=Limits)
     device_bytes: int = 60
     parked_bytes: int = 0
+    version_bytes: int = 0
+    """Reserved for the versions of each rank that trains, unless a deployment says it."""
     now_us: int = 0
     core: Scheduler = field(init=False)
     orders: list[Order] = field(default_factory=list)
@@ -171,7 +173,7 @@ class FakeWorld:
                 is_shared=shared or where_it_trains,
                 where_it_trains=where_it_trains,
                 state_bytes=state_bytes,
-                version_bytes=version_bytes,
+                version_bytes=version_bytes or (0 if rollout else self.version_bytes),
             )
         )
 

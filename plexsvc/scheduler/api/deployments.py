@@ -188,7 +188,7 @@ def _wanted(
         model=spec.model,
         layout=_layout(spec),
         state_bytes=size.state,
-        version_bytes=size.version * scheduler.config.max_versions_per_deployment,
+        version_bytes=size.version * (scheduler.config.max_versions_per_deployment + 1),
     )
 
 

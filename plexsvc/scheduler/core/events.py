@@ -9,7 +9,14 @@ from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, Tenant
 from plexsvc.scheduler.core.planning.plans import Goal
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
 from plexsvc.scheduler.core.planning.repack import Relief
-from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, JobState, OperationKind, Place
+from plexsvc.scheduler.core.vocabulary import (
+    DeviceFacts,
+    Fault,
+    JobState,
+    NodeBytes,
+    OperationKind,
+    Place,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,6 +361,22 @@ class PlanComputed(Fact):
     plan: Relief
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionsHeld(Fact):
+    """State managers hold so many bytes of a deployment's versions, room for its next included."""
+
+    deployment_id: DeploymentId
+    held: tuple[NodeBytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRead(Fact):
+    """Processes of a WPG read so many bytes of published state from other hosts."""
+
+    wpg_id: WpgId
+    read: tuple[NodeBytes, ...]
+
+
 Outcome = (
     WpgReady
     | SpawnFailed
@@ -368,6 +391,8 @@ Outcome = (
     | CarryFailed
     | StateCopied
     | OperationFinished
+    | VersionsHeld
+    | VersionRead
     | PlanComputed
 )
 """What became of orders, and of the processes that they started."""

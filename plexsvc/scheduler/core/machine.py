@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.cluster import Cluster, Slice
 from plexsvc.scheduler.core.device import grants, learning
 from plexsvc.scheduler.core.life import cancelling, deployments, instances, jobs, nodes, outcomes
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import admission, endings, lanes
 from plexsvc.scheduler.core.relocate import departures, packing, relocation
 from plexsvc.scheduler.core.view import ClusterView
@@ -75,6 +75,8 @@ def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.E
         _on(events.CancelRequested, cancelling.cancel, devices),
         _on(events.OperationFinished, outcomes.finished, devices),
         _on(events.StateCopied, outcomes.copied, devices),
+        _on(events.VersionsHeld, hosts.hold, cluster.placement),
+        _on(events.VersionRead, hosts.read, cluster.placement),
         _on(events.ResidencyMoved, outcomes.moved, devices),
         _on(events.MoveFailed, outcomes.did_not_move, devices),
         _on(events.TimerFired, _due, cluster),

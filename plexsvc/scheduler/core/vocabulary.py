@@ -40,7 +40,10 @@ MANAGED_KINDS: Final = frozenset(
 )
 """Kinds that work on managed state wherever it is: they need no device and no lease."""
 
-AFTER_WRITING: Final = (MANAGED_KINDS - {OperationKind.PUBLISH}) | {OperationKind.LOAD}
+COPYING_KINDS: Final = MANAGED_KINDS - {OperationKind.PUBLISH}
+"""Kinds that work from a copy of the state, which is dropped when they end."""
+
+AFTER_WRITING: Final = COPYING_KINDS | {OperationKind.LOAD}
 """Kinds that wait until the copy that an earlier operation works from is written or hashed: they
 make another copy, or read what is being written."""
 
@@ -120,6 +123,14 @@ class Place:
     def unit(self) -> UnitId:
         """Return the device's name in planning, and wherever people read it: `node-a:3`."""
         return UnitId(f"{self.node_id}:{self.device}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBytes:
+    """Bytes of host memory on a node."""
+
+    node_id: NodeId
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,8 @@ class Published:
 
     version: VersionId
     nodes: tuple[NodeId, ...]
+    nbytes: tuple[int, ...] = ()
+    """What each node holds, once all do."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import grpc
@@ -18,12 +18,13 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import OperationId, VersionId
+from plexsvc.ids import DeploymentId, OperationId, VersionId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.events import StateCopied
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.ledger.jobs import Held, Published, WpgRecord
+from plexsvc.scheduler.orders import host_bytes
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -66,8 +67,11 @@ async def _execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2
 
 async def release_unused(reach: Reach) -> None:
     """Release the versions that nobody needs any more, of whatever deployment."""
-    for published in reach.versions.surplus(used=_used(reach)):
+    gone = reach.versions.surplus(used=_used(reach))
+    for published in gone:
         await release(reach, published)
+    for deployment_id in dict.fromkeys(one.version.deployment_id for one in gone):
+        host_bytes.tell_held(reach, DeploymentId(deployment_id))
 
 
 async def release(reach: Reach, published: Published) -> None:
@@ -107,7 +111,7 @@ async def publish(
     except BaseException:  # one that was asked may have it, whatever became of its answer
         await release(reach, published)
         raise
-    return published, replies
+    return replace(published, nbytes=tuple(reply.nbytes for reply in replies)), replies
 
 
 async def _publish(work: _Managed) -> None:
@@ -135,6 +139,7 @@ async def _publish(work: _Managed) -> None:
     result.metrics["copy_us"] = sum(reply.copy_us for reply in replies)
     result.metrics["nbytes"] = sum(reply.nbytes for reply in replies)
     await release_unused(reach)
+    host_bytes.tell_held(reach, deployment_id)
 
 
 def _used(reach: Reach) -> set[VersionId]:

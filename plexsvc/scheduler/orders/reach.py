@@ -21,6 +21,7 @@ from plexsvc.ids import NodeId, VersionId, WpgId
 from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import Event
+from plexsvc.scheduler.core.vocabulary import NodeBytes
 from plexsvc.scheduler.ledger.jobs import Published, Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import Nodes
@@ -140,6 +141,8 @@ class Reach:
     """Tells the core a fact before the work of an action is over."""
     watch: Watch
     underway: Underway = field(default_factory=Underway)
+    told_bytes: dict[str, tuple[NodeBytes, ...]] = field(default_factory=dict)
+    """What the core was last told of host memory (`host_bytes`)."""
 
     @property
     def rpc_s(self) -> float:

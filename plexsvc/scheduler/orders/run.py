@@ -22,7 +22,7 @@ from plexsvc.scheduler.faults import fault_from_wire, fault_of
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages, results
 from plexsvc.scheduler.ledger.jobs import Held, WpgRecord
-from plexsvc.scheduler.orders import carry, managed, spawn
+from plexsvc.scheduler.orders import carry, host_bytes, managed, spawn
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 
@@ -72,6 +72,7 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         is_refusal = result.state == operations_pb2.OPERATION_STATE_REFUSED
         return _failed(action, fault_from_wire(result.error), is_refusal=is_refusal)
     if held.kind is OperationKind.INITIALIZE:
+        host_bytes.forget_reads(reach, record)
         await spawn.learn(reach, record)
     elif held.kind is OperationKind.PULL:
         await managed.release_unused(reach)  # what it served before
@@ -157,12 +158,15 @@ async def _execute(
     if held.kind is OperationKind.INITIALIZE:
         request.deployment.CopyFrom(messages.deployment(record.deployment))
         if held.copies is not None:
+            host_bytes.tell_read(reach, record, held.copies)
             request.published.CopyFrom(reach.locate(held.copies))
         request.instance_addresses.extend(rank.address for rank in ranks)
     elif held.kind is OperationKind.PULL:
         pull = held.operation.pull
         source = DeploymentId(pull.source_deployment_id)
-        request.published.CopyFrom(reach.locate(reach.versions.find(source, pull.version)))
+        published = reach.versions.find(source, pull.version)
+        host_bytes.tell_read(reach, record, published)
+        request.published.CopyFrom(reach.locate(published))
     elif held.kind is OperationKind.GENERATE:
         reach.registry.jobs[record.deployment.job_id].training.generate_began()
     elif held.kind is OperationKind.SEED and (trained := _trained(reach, record)) is not None:

@@ -21,7 +21,7 @@ from plexsvc.scheduler.core.vocabulary import Fault, Place
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger.jobs import WpgRecord
-from plexsvc.scheduler.orders import managed
+from plexsvc.scheduler.orders import host_bytes, managed
 from plexsvc.scheduler.orders import process_specs as specs
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach
@@ -97,6 +97,7 @@ async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
         patience = Patience(pause_us=reach.config.connect_retry_us, max_tries=MAX_FORGET_TRIES)
         await _insist(reach, node_id, on_node, patience=patience)
     await reach.ranks.forget(action.wpg_id)
+    host_bytes.forget_reads(reach, record)
     if record.is_current:
         deployment = record.deployment
         if deployment.is_rollout:

@@ -7,11 +7,12 @@ while somebody uses it: a pull that waits or runs, instances that serve it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, VersionId
+from plexsvc.ids import DeploymentId, NodeId, VersionId
 from plexsvc.scheduler.ledger.jobs import Published
 
 
@@ -74,6 +75,19 @@ class Versions:
                 version=number,
             )
         return found
+
+    def held(self, deployment_id: DeploymentId, *, with_next: bool = True) -> Counter[NodeId]:
+        """Return the bytes that nodes hold of a deployment's versions.
+
+        With room for the next while it may publish: that is made before an older one is released.
+        """
+        shelf = self._shelves.get(deployment_id, _Shelf())
+        sizes: dict[NodeId, list[int]] = {}
+        for published in shelf.published.values():
+            for node_id, nbytes in zip(published.nodes, published.nbytes, strict=False):
+                sizes.setdefault(node_id, []).append(nbytes)
+        next_one = int(with_next and not shelf.is_gone)
+        return Counter({node: sum(each) + next_one * max(each) for node, each in sizes.items()})
 
     def forget(self, deployment_id: DeploymentId) -> None:
         """Note that a deployment is gone: its versions stay only while they are used."""

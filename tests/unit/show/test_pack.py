@@ -51,6 +51,12 @@ def reply(*residents: pb.PackResident, **more: object) -> pb.PackReply:
         devices=["n:0", "n:1", "m:0"],
         duty_ppm=400_000,
         duty_cap_ppm=900_000,
+        state_bytes=600 << 20,
+        parked_bytes=4 << 30,
+        booked=[
+            pb.HostUse(use="state", nbytes=500 << 20),
+            pb.HostUse(use="copies", nbytes=100 << 20),
+        ],
         residents=residents,
     )
     facts = {"now_us": 100 * S, "slot_us": S, "horizon_us": 28_800 * S, "window_us": 20 * S}
@@ -70,6 +76,7 @@ def test_a_lane_is_full_where_the_plan_says_busy_and_overlap_is_shown_apart() ->
         cycle * 2 for cycle in ("████".ljust(20), "  ████████".ljust(20), "  ██".ljust(20))
     ]
     assert any("n:0,1 m:0" in line and "duty 40% of at most 90%" in line for line in lines)
+    assert "host memory 600 of 4,096 MiB (state 500, copies 100)" in lines
 
 
 def test_figures_say_shift_slowdowns_wait_and_what_is_special() -> None:

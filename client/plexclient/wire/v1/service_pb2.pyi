@@ -759,7 +759,7 @@ class PackReply(_message.Message):
     def __init__(self, now_us: _Optional[int] = ..., slot_us: _Optional[int] = ..., horizon_us: _Optional[int] = ..., window_us: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PackGroup, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[PackWaiting, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., prefetches: _Optional[int] = ..., prefetch_hits: _Optional[int] = ..., prefetches_wasted: _Optional[int] = ...) -> None: ...
 
 class PackGroup(_message.Message):
-    __slots__ = ("kind", "group_id", "devices", "duty_ppm", "duty_cap_ppm", "state_bytes", "parked_bytes", "closed", "residents")
+    __slots__ = ("kind", "group_id", "devices", "duty_ppm", "duty_cap_ppm", "state_bytes", "parked_bytes", "closed", "residents", "booked")
     KIND_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
@@ -769,6 +769,7 @@ class PackGroup(_message.Message):
     PARKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     RESIDENTS_FIELD_NUMBER: _ClassVar[int]
+    BOOKED_FIELD_NUMBER: _ClassVar[int]
     kind: str
     group_id: int
     devices: _containers.RepeatedScalarFieldContainer[str]
@@ -778,7 +779,16 @@ class PackGroup(_message.Message):
     parked_bytes: int
     closed: str
     residents: _containers.RepeatedCompositeFieldContainer[PackResident]
-    def __init__(self, kind: _Optional[str] = ..., group_id: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., duty_ppm: _Optional[int] = ..., duty_cap_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., parked_bytes: _Optional[int] = ..., closed: _Optional[str] = ..., residents: _Optional[_Iterable[_Union[PackResident, _Mapping]]] = ...) -> None: ...
+    booked: _containers.RepeatedCompositeFieldContainer[HostUse]
+    def __init__(self, kind: _Optional[str] = ..., group_id: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., duty_ppm: _Optional[int] = ..., duty_cap_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., parked_bytes: _Optional[int] = ..., closed: _Optional[str] = ..., residents: _Optional[_Iterable[_Union[PackResident, _Mapping]]] = ..., booked: _Optional[_Iterable[_Union[HostUse, _Mapping]]] = ...) -> None: ...
+
+class HostUse(_message.Message):
+    __slots__ = ("use", "nbytes")
+    USE_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    use: str
+    nbytes: int
+    def __init__(self, use: _Optional[str] = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class PackResident(_message.Message):
     __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "devices", "anchor_us", "shift_us", "period_us", "segments", "duty_ppm", "bound_ppm", "predicted_ppm", "measured_ppm", "wait_us", "wait_ratio_ppm", "state_bytes", "is_cold", "is_pinned", "is_late", "paused", "moving_to", "residency", "is_running", "name", "busy")

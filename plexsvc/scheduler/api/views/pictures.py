@@ -126,6 +126,10 @@ def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service
         duty_cap_ppm=planner.policy.duty_cap_ppm,
         state_bytes=memory.booked_at(tightest),
         parked_bytes=memory.total_at(tightest),
+        booked=[
+            service_pb2.HostUse(use=use, nbytes=nbytes)
+            for use, nbytes in memory.uses_at(tightest).items()
+        ],
         closed=look.lens.text(_closed(group, planner.policy)),
     )
     for key, resident in group.residents.items():

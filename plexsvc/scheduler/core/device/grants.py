@@ -14,6 +14,7 @@ from plexsvc.ids import WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import contest, lease, space, switch
+from plexsvc.scheduler.core.place import hosts
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.timers import LingerTimer
@@ -93,6 +94,7 @@ def _work_of(devices: Devices, wpg: Wpg) -> Operation | None:
         return operation
     operation.apply(OperationTrigger.GRANTED)
     operation.granted_us = devices.now_us
+    hosts.copy(devices.placement, wpg, operation)
     lease.start(devices, wpg, operation)
     return None
 

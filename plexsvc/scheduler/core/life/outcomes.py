@@ -16,7 +16,7 @@ from plexsvc.scheduler.core.actions import ForgetWpg
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import learning, lease, space, switch
 from plexsvc.scheduler.core.life import deployments, instances, jobs, wpgs
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.transitions import WpgTrigger
@@ -189,6 +189,7 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
         deployments.fail_wpg(devices, wpg, event.fault)
         return
     lease.unpin(devices, wpg, operation)
+    hosts.copied(devices.placement, wpg, operation)
     wpg.running.pop(operation.operation_id, None)
     lease.ended(devices, wpg, operation, run_us=event.run_us)
     deployment = devices.deployments[operation.deployment_id]

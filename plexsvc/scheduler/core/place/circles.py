@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.place import sets
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import Load
-from plexsvc.scheduler.core.planning.memory import HostMemory
+from plexsvc.scheduler.core.planning.memory import Use
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.vocabulary import Fault
 
@@ -60,9 +60,9 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
     board, demand = planner.board, planner.waiting[wanted.resident_id]
     usable = _free(placement, wanted.device_kind, stuck, shared=True)
     kept = {g: _without(placement, board.groups[g], stuck) for g in board.groups}
-    memory = HostMemory(board.rooms)
+    memory = board.memory.emptied()
     for one in (r for group in kept.values() for r in group.residents.values()):
-        memory.book(one.units, one.demand.host_bytes)
+        memory.reserve(Use.STATE, one.demand.resident_id, one.units, one.demand.host_bytes)
     ask = partial(
         refusal, demand=demand, load=Load.of(demand), policy=planner.policy, memory=memory
     )

@@ -18,7 +18,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
-from plexsvc.scheduler.core.place import sets
+from plexsvc.scheduler.core.place import hosts, sets
 from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.planner import RETURN_US, Planner
 from plexsvc.scheduler.core.planning.planners import GUESS, PRIOR_JOB_US
@@ -440,25 +440,18 @@ def rehome(placement: Placement, wpg: Wpg, rank: int) -> Place | None:
     return Place.of(found[0])
 
 
-def leave_behind(placement: Placement, deployment: Deployment) -> None:
-    """Keep room for what a deployment that moves has where it still is, until it is gone there."""
-    wpg = placement.wpg_of(deployment)
-    if wpg is not None:
-        planner, key = planner_of(placement, deployment)
-        planner.leave_behind(key, tuple(place.unit for place in wpg.places))
-
-
 def free(placement: Placement, wpg: Wpg) -> None:
     """Give back what a WPG had on the board."""
     placement.planning.has_changed = True
     deployment = placement.deployments[wpg.deployment_id]
     planner, key = planner_of(placement, deployment)
+    hosts.leave(placement, wpg)
     if wpg.is_rollout:
         planner.release(_holder(deployment, incarnation=wpg.incarnation))
-    elif not placement.is_current(wpg):
-        planner.leave_behind(key, ())
-    elif key in planner.board.group_of:
+        return
+    if placement.is_current(wpg) and key in planner.board.group_of:
         planner.remove(key)
+    hosts.spread(placement, deployment)
 
 
 def demand(placement: Placement, deployment: Deployment) -> Demand:

@@ -5,16 +5,28 @@ Each asks what placement would ask, so an answer and the decision after it agree
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
-from plexsvc.ids import ResidentId
-from plexsvc.scheduler.core.planning.bounds import NOBODY, predicted, predicted_with, refusal
+from plexsvc.ids import ResidentId, UnitId
+from plexsvc.scheduler.core.planning.bounds import (
+    NO_ROOM,
+    NOBODY,
+    predicted,
+    predicted_with,
+    refusal,
+)
 from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.last_bursts import Endings
+from plexsvc.scheduler.core.planning.memory import size
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.spots import Barred, has_whole, joining, whole_groups
+
+TOLD_HOSTS: Final = 3
+"""Hosts without room of which an answer says what is booked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +144,7 @@ def _reasons(
         jobs = ", ".join(planner.reservations)
         facts.append(f"{len(kept)} are kept for {jobs}, which goes before it")
     counts: dict[str, int] = {}
+    full = dict.fromkeys(board.memory.without_room(list(board.idle), demand.host_bytes))
     for spot in joining(board, demand, groups, barred=barred):
         why_not = refusal(
             spot,
@@ -145,6 +158,18 @@ def _reasons(
         )
         reason = why_not or "may be joined"
         counts[reason] = counts.get(reason, 0) + 1
-    size = "of its size" if is_whole else "larger than it"
-    facts.extend(f"{count} groups {size}: {reason}" for reason, count in counts.items())
+        if reason == NO_ROOM:
+            full.update(dict.fromkeys(board.memory.without_room(spot.units, demand.host_bytes)))
+    which = "of its size" if is_whole else "larger than it"
+    facts.extend(f"{count} groups {which}: {reason}" for reason, count in counts.items())
+    facts.extend(_booked(planner, full, demand))
     return facts
+
+
+def _booked(planner: Planner, full: Iterable[UnitId], demand: Demand) -> list[str]:
+    """Say what is booked on hosts that lack room for a job; of many, on a few."""
+    memory = planner.board.memory
+    by_host = {memory.host_of(unit_id): unit_id for unit_id in full}
+    told = [memory.told(unit_id) for _, unit_id in sorted(by_host.items())[:TOLD_HOSTS]]
+    needed = f"it needs {size(demand.host_bytes)} there for each {planner.noun}"
+    return [*told, needed] if told else []

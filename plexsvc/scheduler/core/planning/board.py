@@ -18,6 +18,7 @@ import numpy as np
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.groups import Group, Part, Resident, check_group, connected
 from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.memory import HostMemory, Use
 from plexsvc.scheduler.core.planning.pool import Pool
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
@@ -38,19 +39,19 @@ class Board(Pool):
         ring: Ring | None = None,
         slot_us: int = SECOND_US,
         shares: Shares | None = None,
+        memory: HostMemory | None = None,
         kind: str = "device",
     ) -> None:
-        """Plan with `units` of one kind; tenants' use of them goes into `shares`."""
-        super().__init__(units, ring=ring or Ring(), shares=shares, kind=kind)
+        """Plan with `units` of one kind.
+
+        Tenants' use of them goes into `shares`, what is booked on their hosts into `memory`.
+        """
+        super().__init__(units, ring=ring or Ring(), shares=shares, memory=memory, kind=kind)
         self.slot_us = slot_us
         self.groups: dict[int, Group] = {}
         self.group_at: dict[UnitId, int] = {}
         self.by_size: dict[int, dict[int, Group]] = {}
         self.group_of: dict[ResidentId, int] = {}
-        self.left_behind: dict[ResidentId, tuple[Gang, int]] = {}
-        """What residents on the way to their units still keep in host memory elsewhere: bytes for
-        each of some units."""
-
         self.version = 0
         """Grows with every change of a group."""
 
@@ -144,7 +145,6 @@ class Board(Pool):
         group.paused.pop(resident_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
         self._book(resident, -1)
-        self.leave_behind(resident_id, (), 0)
         left = self._settle(group)
         self.release(resident_id)
         return left
@@ -177,14 +177,6 @@ class Board(Pool):
         resident.demand = replace(resident.demand, state_bytes=state_bytes)
         self._book(resident, 1)
         self.mark(group)
-
-    def leave_behind(self, resident_id: ResidentId, units: Gang, nbytes: int) -> None:
-        """Book what a resident keeps on units that it leaves, in place of what it kept before."""
-        before, before_bytes = self.left_behind.pop(resident_id, ((), 0))
-        self.memory.book(before, -before_bytes)
-        if units:
-            self.left_behind[resident_id] = units, nbytes
-            self.memory.book(units, nbytes)
 
     def move(
         self, resident_id: ResidentId, units: Sequence[UnitId], *, anchor_slot: int
@@ -251,7 +243,9 @@ class Board(Pool):
     def _book(self, resident: Resident, sign: int) -> None:
         """Book what a job uses of its hosts and on its tenant's account: devices by its duty."""
         demand = resident.demand
-        self.memory.book(resident.units, sign * demand.host_bytes)
+        name, units = demand.resident_id, resident.units if sign > 0 else ()
+        self.memory.reserve(Use.STATE, name, units, demand.state_bytes)
+        self.memory.reserve(Use.VERSIONS, name, units, demand.version_bytes)
         devices = demand.num_units * demand.profile.duty_ppm
         self.shares.book(demand.tenant, self.kind, sign * devices)
         self.shares.book(demand.tenant, HOST, sign * demand.num_units * demand.state_bytes * PPM)
@@ -266,9 +260,11 @@ class Board(Pool):
         held = {unit for units in self.exclusive.values() for unit in units}
         seen = [*self.idle, *self.group_at, *held, *self.out]
         assert sorted(seen) == sorted(self.rooms), "a unit is in two places or in none"
-        residents = (r for group in groups for r in group.residents.values())
-        states = [(r.units, r.demand.host_bytes) for r in residents]
-        self.memory.check([*states, *self.left_behind.values()])
+        for resident in (r for group in groups for r in group.residents.values()):
+            name, units, demand = resident.demand.resident_id, resident.units, resident.demand
+            self.memory.check(Use.STATE, name, units, demand.state_bytes)
+            self.memory.check(Use.VERSIONS, name, units, demand.version_bytes)
+        self.memory.check_sums()
 
     def _check_profile(self) -> None:
         held = len({unit for units in self.exclusive.values() for unit in units})

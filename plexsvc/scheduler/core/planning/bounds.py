@@ -68,6 +68,10 @@ class Spot:
         )
 
 
+NO_ROOM: Final = "no room for it in host memory"
+"""Why a place does not take a job whose state and versions do not fit beside what is booked."""
+
+
 def refusal(  # noqa: PLR0913 - what a place is asked about
     spot: Spot,
     demand: Demand,
@@ -96,7 +100,7 @@ def refusal(  # noqa: PLR0913 - what a place is asked about
     if duty_ppm + load.duty_ppm > cap_ppm:
         return f"duty would pass {cap_ppm / PPM:.0%} (duty_cap)"
     if not memory.holds(spot.units, demand.host_bytes):
-        return "no room for its parked state"
+        return NO_ROOM
     if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
         return None
     is_late = None

@@ -36,7 +36,7 @@ def _board(board: Board, *, before: Board | None) -> Board:
     else:
         made.rooms = board.rooms.copy()
         made.rooms.version = board.rooms.version
-    made.memory = board.memory.copy(made.rooms)
+    made.memory = board.memory.copy()
     made.free_units = copy.deepcopy(board.free_units)
     known = {} if before is None else before.groups
     groups = {name: _group(group, known.get(name)) for name, group in board.groups.items()}

@@ -1,45 +1,96 @@
-"""Host memory of a board: what the state of jobs takes on each host, and what the host has.
+"""Ledger of host memory: what each host has, and what is booked on it, by use and owner.
 
-Devices of one host share its memory. State keeps its room in host memory while it is on a device,
-because it will be parked again. Beside it lie the published versions of a job, and, while a job
-moves away, its state and a complete copy of it at the old place.
+Devices of one host share its memory, whatever their kind, so all boards of a cluster share one
+ledger. State keeps its room while it is on a device, because it will be parked again. What an owner
+has on a host is the larger of what is reserved for it and what is known to be there.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
 
 from plexsvc.ids import UnitId
-from plexsvc.scheduler.core.planning.rooms import Rooms, UnitRoom
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
+
+GIB: Final = 1 << 30
+MIB: Final = 1 << 20
+
+
+class Use(StrEnum):
+    """What host memory is booked for."""
+
+    STATE = "state"
+    """Of training deployments, parked or on devices."""
+
+    VERSIONS = "versions"
+    """Published weights: as many as are kept, the next one, and older ones that are in use."""
+
+    COPIES = "copies"
+    """What `save`, `export` and `digest` work from, while they do."""
+
+    MOVES = "moves"
+    """What deployments that move still have at the old place, and the copy that they take along."""
+
+    READS = "reads"
+    """Versions and copies that processes read from another host."""
 
 
 class HostMemory:
     """Bytes of each host that are there, and that are booked."""
 
-    def __init__(self, rooms: Rooms) -> None:
-        """Begin with nothing booked on the hosts of `rooms`."""
-        self._rooms = rooms
+    def __init__(self) -> None:
+        """Begin without hosts."""
+        self._host_of: dict[UnitId, str] = {}
         self._total: Counter[str] = Counter()
         self._booked: Counter[str] = Counter()
-        for unit_id in rooms:
-            self.grow(rooms[unit_id], 1)
+        self._reserved: dict[tuple[Use, str], Mapping[str, int]] = {}
+        self._found: dict[tuple[Use, str], Mapping[str, int]] = {}
 
-    def copy(self, rooms: Rooms) -> HostMemory:
-        """Return the same bookings for a copy of the rooms."""
-        made = HostMemory(rooms)
-        made._booked = self._booked.copy()
+    def copy(self) -> HostMemory:
+        """Return the same hosts with the same bookings."""
+        made = copy.copy(self)
+        for name, table in vars(self).items():
+            setattr(made, name, table.copy())
+        return made
+
+    def emptied(self) -> HostMemory:
+        """Return the same hosts with nothing booked."""
+        made = self.copy()
+        for use, owner in {**self._reserved, **self._found}:
+            made.reserve_at(use, owner, {})
+            made.note(use, owner, {})
         return made
 
     def grow(self, room: UnitRoom, sign: int) -> None:
-        """Take in, or out, a unit's share of its host's memory."""
+        """Take in, or out, a unit and its share of its host's memory."""
         self._total[room.machine] += sign * room.parked_bytes
+        if sign > 0:
+            self._host_of[room.unit_id] = room.machine
+        else:
+            del self._host_of[room.unit_id]
 
-    def book(self, units: Iterable[UnitId], nbytes: int) -> None:
-        """Book `nbytes` for each of some units; negative ones are given back."""
-        if nbytes:
-            for unit_id in units:
-                self._booked[self._rooms[unit_id].machine] += nbytes
+    def reserve(self, use: Use, owner: str, units: Iterable[UnitId], nbytes: int) -> None:
+        """Keep `nbytes` for each of some units, in place of what was reserved before.
+
+        Nothing is kept where there are no units or no bytes.
+        """
+        self.reserve_at(use, owner, self._by_host(units, nbytes))
+
+    def reserve_at(self, use: Use, owner: str, by_host: Mapping[str, int]) -> None:
+        """Keep bytes on each of some hosts, in place of what was reserved before."""
+        self._change(self._reserved, use, owner, by_host)
+
+    def note(self, use: Use, owner: str, by_host: Mapping[str, int]) -> None:
+        """Note what an owner has on hosts, in place of what was noted before."""
+        self._change(self._found, use, owner, by_host)
+
+    def is_booked(self, use: Use, owner: str) -> bool:
+        """Return whether anything is booked for a use of an owner."""
+        return bool(self._of((use, owner)))
 
     def holds(self, units: Sequence[UnitId], nbytes: int) -> bool:
         """Return whether every host has room for `nbytes` more for each of some units."""
@@ -53,7 +104,7 @@ class HostMemory:
         """
         if not nbytes:
             return []
-        hosts = [self._rooms[unit_id].machine for unit_id in units]
+        hosts = [self._host_of[unit_id] for unit_id in units]
         full = {
             host
             for host, count in Counter(hosts).items()
@@ -61,19 +112,76 @@ class HostMemory:
         }
         return [unit_id for unit_id, host in zip(units, hosts, strict=True) if host in full]
 
+    def host_of(self, unit_id: UnitId) -> str:
+        """Return the host that a unit is, or is a device of."""
+        return self._host_of[unit_id]
+
     def booked_at(self, unit_id: UnitId) -> int:
         """Return what is booked on a unit's host."""
-        return self._booked[self._rooms[unit_id].machine]
+        return self._booked[self._host_of[unit_id]]
 
     def total_at(self, unit_id: UnitId) -> int:
         """Return what a unit's host has."""
-        return self._total[self._rooms[unit_id].machine]
+        return self._total[self._host_of[unit_id]]
 
-    def check(self, bookings: Iterable[tuple[Iterable[UnitId], int]]) -> None:
-        """Assert that these bookings are all there are."""
+    def uses_at(self, unit_id: UnitId) -> dict[Use, int]:
+        """Return what is booked on a unit's host by use, without what is not. `O(owners)`."""
+        host, found = self._host_of[unit_id], Counter[Use]()
+        for holding in {**self._reserved, **self._found}:
+            found[holding[0]] += self._of(holding).get(host, 0)
+        return {use: found[use] for use in Use if found[use]}
+
+    def told(self, unit_id: UnitId) -> str:
+        """Say what is booked on a unit's host."""
+        uses = ", ".join(f"{use} {size(n)}" for use, n in self.uses_at(unit_id).items())
+        booked, total = size(self.booked_at(unit_id)), size(self.total_at(unit_id))
+        return f"host {self._host_of[unit_id]} has {booked} of {total} booked ({uses or 'nothing'})"
+
+    def check(self, use: Use, owner: str, units: Iterable[UnitId], nbytes: int) -> None:
+        """Assert that this is what is reserved for a use of an owner."""
+        wanted, found = self._by_host(units, nbytes), self._reserved.get((use, owner), {})
+        assert wanted == found, (use, owner, wanted, found)
+
+    def check_sums(self) -> None:
+        """Assert that what is booked on each host is the sum over its owners."""
         wanted: Counter[str] = Counter()
-        for units, nbytes in bookings:
-            for unit_id in units:
-                wanted[self._rooms[unit_id].machine] += nbytes
+        for holding in {**self._reserved, **self._found}:
+            wanted.update(self._of(holding))
         assert +wanted == +self._booked, (wanted, self._booked)
         assert min(self._booked.values(), default=0) >= 0, self._booked
+
+    def _by_host(self, units: Iterable[UnitId], nbytes: int) -> dict[str, int]:
+        counts = Counter(self._host_of[unit_id] for unit_id in units)
+        return {host: count * nbytes for host, count in counts.items() if nbytes}
+
+    def _change(
+        self,
+        table: dict[tuple[Use, str], Mapping[str, int]],
+        use: Use,
+        owner: str,
+        by_host: Mapping[str, int],
+    ) -> None:
+        holding = (use, owner)
+        self._booked.subtract(self._of(holding))
+        if by_host:
+            table[holding] = dict(by_host)
+        else:
+            table.pop(holding, None)
+        self._booked.update(self._of(holding))
+
+    def _of(self, holding: tuple[Use, str]) -> Mapping[str, int]:
+        reserved, found = self._reserved.get(holding, {}), self._found.get(holding, {})
+        if not (reserved and found):
+            return reserved or found
+        return {h: max(reserved.get(h, 0), found.get(h, 0)) for h in {**reserved, **found}}
+
+
+def size(nbytes: int) -> str:
+    """Return bytes as people read them.
+
+    >>> size(3 << 29), size(3 << 19), size(512)
+    ('1.5 GiB', '1.5 MiB', '512 B')
+    """
+    if nbytes < MIB:
+        return f"{nbytes} B"
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.1f} MiB"

@@ -213,22 +213,13 @@ class Planner:
             self._touch_hosts(resident.units)
         self.board.resize(resident_id, state_bytes)
 
-    def leave_behind(self, resident_id: ResidentId, units: Gang) -> None:
-        """Note that a resident on its way to other units still lives on `units`.
-
-        Its state and the copy of it that it takes along are there; nothing is, where there are no
-        units.
-        """
-        self._has_reopened = self._has_reopened or resident_id in self.board.left_behind
-        nbytes = 0
-        if units:
-            demand = self.group_of(resident_id).residents[resident_id].demand
-            nbytes = demand.state_bytes + demand.host_bytes
-        self.board.leave_behind(resident_id, units, nbytes)
-
     def touch(self, group_id: int) -> None:
         """Have waiting jobs look at a group again."""
         self._changed[group_id] = None
+
+    def look_again(self) -> None:
+        """Have waiting jobs look at every place again."""
+        self._has_reopened = True
 
     def _touch_hosts(self, units: Iterable[UnitId]) -> None:
         """Have waiting jobs look again at all groups that share a host with some units."""

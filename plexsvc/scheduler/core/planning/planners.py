@@ -9,6 +9,7 @@ from plexsvc.ids import DeploymentId
 from plexsvc.newest import Newest
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import (
     Policy,
@@ -57,6 +58,7 @@ class Planning:
     slot_us: int
     book: ProfileBook
     shares: Shares
+    memory: HostMemory = field(default_factory=HostMemory)
     planners: dict[str, Planner] = field(default_factory=dict)
     has_changed: bool = False
     """Whether devices came free or were asked for since waiting deployments were last looked at."""
@@ -100,7 +102,9 @@ class Planning:
         """Return the planner of a device kind."""
         known = self.planners.get(kind)
         if known is None:
-            board = Board([], slot_us=self.slot_us, shares=self.shares, kind=kind)
+            board = Board(
+                [], slot_us=self.slot_us, shares=self.shares, memory=self.memory, kind=kind
+            )
             known = Planner(board, policy=self.policy, noun=f"{kind} device")
             self.planners[kind] = known
         return known

@@ -21,14 +21,21 @@ class Pool:
     """All units, and whose they are as far as they are in no group."""
 
     def __init__(
-        self, units: Iterable[UnitRoom], *, ring: Ring, shares: Shares | None, kind: str
+        self,
+        units: Iterable[UnitRoom],
+        *,
+        ring: Ring,
+        shares: Shares | None,
+        memory: HostMemory | None,
+        kind: str,
     ) -> None:
         self.ring = ring
         self.rooms = Rooms(units)
         self.kind = kind
         self.shares = shares or Shares({})
-        self.memory = HostMemory(self.rooms)
+        self.memory = memory or HostMemory()
         for unit_id in self.rooms:
+            self.memory.grow(self.rooms[unit_id], 1)
             self._count(self.rooms[unit_id], 1)
         self.idle: dict[UnitId, None] = dict.fromkeys(self.rooms.in_order(self.rooms))
         self._is_idle_sorted = True

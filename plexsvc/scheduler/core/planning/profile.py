@@ -130,7 +130,7 @@ class Demand:
     """Parked state on each of its units."""
 
     version_bytes: int = 0
-    """Its published versions on each of its units, as many as are kept."""
+    """Its published versions on each of its units: as many as are kept, and the next."""
 
     max_slowdown_ppm: int = 1_500_000
     rollout_units: int = 0

@@ -14,7 +14,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.ids import NodeId, UnitId
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import JobMoveRequested, RelocationRequested
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.relocate import relocation
 from plexsvc.scheduler.core.state import Deployment
@@ -125,6 +125,7 @@ def book_as_it_is(devices: Devices) -> None:
         units = tuple(place.unit for place in wpg.places)
         if planner.group_of(key).residents[key].units != units:
             planner.move(key, units, now_us=devices.now_us)
+            hosts.spread(placement, deployment)
             try_later(devices, deployment)
 
 
@@ -153,7 +154,7 @@ def _begin(lives: Lives, deployment: Deployment, units: Iterable[UnitId], *, rea
         _tell_failed(lives.devices, deployment, reason=reason, fault=fault)
         try_later(lives.devices, deployment)
     else:
-        placing.leave_behind(lives.devices.placement, deployment)
+        hosts.spread(lives.devices.placement, deployment)
     lives.devices.placement.planning.moved[deployment.deployment_id] = None
 
 

@@ -36,7 +36,7 @@ from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.events import CarryFailed, StateCarried
 from plexsvc.scheduler.core.life import deployments, wpgs
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.state import HELD, Deployment, Relocation, Wpg
 from plexsvc.scheduler.core.timers import RelocateTimer
 from plexsvc.scheduler.core.vocabulary import (
@@ -119,10 +119,12 @@ def carried(lives: Lives, event: StateCarried | CarryFailed) -> None:
     deployment = lives.deployments.get(event.deployment_id)
     relocation = None if deployment is None else deployment.relocation
     if deployment is None or relocation is None or relocation.move_id != event.move_id:
+        hosts.carried(lives.devices.placement, event.move_id)
         if isinstance(event, StateCarried):
             lives.emit(DropCarried(move_id=event.move_id))
     elif isinstance(event, CarryFailed):
         abandon(lives, deployment, event.fault)
+        hosts.carried(lives.devices.placement, event.move_id)
     else:
         relocation.stage = RelocationStage.RESTORING
         _tell(lives.devices, deployment, relocation)
@@ -134,6 +136,9 @@ def abandon(lives: Lives, deployment: Deployment, fault: Fault) -> None:
     """End a relocation without effect: the deployment stays where it is and goes on."""
     relocation = deployment.relocation
     assert relocation is not None, deployment
+    old = lives.wpg_of(deployment)
+    if relocation.stage is RelocationStage.CARRYING and relocation.move_id and old is not None:
+        hosts.carry(lives.devices.placement, old, relocation.move_id)
     _close(lives, deployment, relocation)
     deployment.relocation_fault = fault
     _tell(lives.devices, deployment, relocation, stage=RelocationStage.FAILED, fault=fault)

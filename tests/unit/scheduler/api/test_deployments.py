@@ -63,7 +63,7 @@ async def test_the_core_is_told_what_state_and_versions_will_take_of_host_memory
     each = read_only.state_bytes
     assert each > 0
     assert trained.state_bytes == 9 * each, "parameters of 2 bytes; 4 each: masters, moments, grads"
-    assert trained.version_bytes == 2 * each, "the versions that are kept"
+    assert trained.version_bytes == 3 * each, "the versions that are kept, and the next"
     assert read_only.version_bytes == 0
 
 

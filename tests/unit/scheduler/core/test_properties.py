@@ -52,7 +52,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = FakeWorld(limits=LIMITS)
+        self.world = self.new_world()
         self.world.join("n0", train=2, rollout=1)
         self.world.join("n1", train=2, rollout=2)
         self.generation = dict.fromkeys(SLOTS, 0)
@@ -61,6 +61,9 @@ class AnyHistory(RuleBasedStateMachine):
         self.count = 0
         for slot in SLOTS:
             self.world.bring_up(self.job(slot), "actor")
+
+    def new_world(self) -> FakeWorld:
+        return FakeWorld(limits=LIMITS)
 
     def job(self, slot: str) -> str:
         return f"{slot}{self.generation[slot]}"

@@ -13,6 +13,7 @@ from plexclient.wire.v1 import (
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, VersionId
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.planning.memory import Use
 from plexsvc.scheduler.ledger.jobs import Published
 from plexsvc.scheduler.orders.versions import Versions
 from tests.rigs.scheduler_rig import Rig, start_rig
@@ -77,6 +78,9 @@ async def test_weights_flow_from_publish_to_pull_and_old_versions_go(tmp_path: P
             assert (pulled.state, published.weight_version) == (ANSWERED, publish.seq)
         assert rig.behaviour.versions == [2, 4, 6]
         assert rig.behaviour.released == [("job-1/actor", 2)]
+        memory = rig.driver.cluster.planners["train"].board.memory
+        (unit_id,) = rig.driver.cluster.planners["train"].board.rooms
+        assert memory.uses_at(unit_id)[Use.VERSIONS] == 3 * 5, "two are kept, one may come"
         gone = rig.operation("job-1", "pull", name="rollout")
         gone.pull.source_deployment_id, gone.pull.version = "job-1/actor", 2
         result = await rig.scheduler.submit(gone)
@@ -84,6 +88,7 @@ async def test_weights_flow_from_publish_to_pull_and_old_versions_go(tmp_path: P
         await rig.end("job-1")
         assert rig.rollout.forgotten == ["job-1/rollout"]
         assert len(rig.behaviour.released) == 3
+        assert Use.VERSIONS not in memory.uses_at(unit_id)
 
 
 async def sync(rig: Rig, target: str, source: str = "actor") -> int:

@@ -299,7 +299,8 @@ def test_a_cold_job_waits_where_host_memory_would_not_hold_its_estimated_state()
     world.submit("op", job="c", seq=1)
     told = world.core.view.explain(op_id("op"), now_us=world.now_us)
     assert told is not None
-    assert "no room for its parked state" in told.text
+    assert "no room for it in host memory; host n0 has 800 B of 1000 B booked" in told.text
+    assert "(state 800 B); it needs 400 B there for each train device" in told.text
     world.end("a")
     world.drain()
     assert list(spawned(world)) == ["a/actor", "b/actor", "c/actor"]

@@ -1,36 +1,64 @@
-"""Host memory: booked by host, whatever the devices."""
+"""Host memory: booked by host, whatever the devices, and told by what it is for."""
 
 from __future__ import annotations
 
 from plexsvc.ids import UnitId
-from plexsvc.scheduler.core.planning.memory import HostMemory
-from plexsvc.scheduler.core.planning.rooms import Rooms
+from plexsvc.scheduler.core.planning.memory import HostMemory, Use
 from tests.unit.scheduler.core.planning.test_live_planning import rooms
 
 A0, A1, B0 = map(UnitId, ("a:0", "a:1", "b:0"))
 
 
+def memory_of(**hosts: int) -> HostMemory:
+    memory = HostMemory()
+    for room in rooms(**hosts):
+        memory.grow(room, 1)
+    return memory
+
+
 def test_what_is_booked_on_one_device_of_a_host_is_missing_on_the_others() -> None:
-    memory = HostMemory(Rooms(rooms(a=2, b=1)))
-    memory.book([A0], 1500)
+    memory = memory_of(a=2, b=1)
+    memory.reserve(Use.STATE, "one", [A0], 1500)
     assert memory.holds([A1], 500)
     assert memory.without_room([A1, B0], 501) == [A1]
-    memory.book([A0], -1500)
+    memory.reserve(Use.STATE, "one", [], 1500)
     assert memory.holds([A0, A1], 1000)
 
 
 def test_a_gang_needs_room_for_each_of_its_units_on_a_host() -> None:
-    memory = HostMemory(Rooms(rooms(a=2)))
-    memory.book([A0], 1)
+    memory = memory_of(a=2)
+    memory.reserve(Use.STATE, "one", [A0], 1)
     assert memory.holds([A0, A1], 999)
     assert not memory.holds([A0, A1], 1000)
 
 
 def test_an_empty_host_takes_whatever_comes_and_a_copy_books_by_itself() -> None:
-    there = Rooms(rooms(a=2))
-    memory = HostMemory(there)
+    memory = memory_of(a=2)
     assert memory.holds([A0], 1 << 60)
-    copied = memory.copy(there)
-    copied.book([A0], 1)
+    copied = memory.copy()
+    copied.reserve(Use.STATE, "one", [A0], 1)
     assert not copied.holds([A0], 1 << 60)
     assert memory.holds([A0], 1 << 60)
+
+
+def test_what_is_there_counts_where_it_is_more_than_what_is_reserved() -> None:
+    memory = memory_of(a=2, b=1)
+    memory.reserve(Use.VERSIONS, "one", [A0, A1], 100)
+    memory.note(Use.VERSIONS, "one", {"a": 150, "b": 70})
+    assert (memory.booked_at(A0), memory.booked_at(B0)) == (200, 70)
+    memory.note(Use.VERSIONS, "one", {"a": 250})
+    assert (memory.booked_at(A0), memory.booked_at(B0)) == (250, 0)
+    memory.reserve(Use.VERSIONS, "one", [], 0)
+    assert memory.booked_at(A1) == 250, "versions outlive what published them"
+    memory.note(Use.VERSIONS, "one", {})
+    memory.check_sums()
+    assert not memory.is_booked(Use.VERSIONS, "one")
+
+
+def test_a_host_says_what_is_booked_for_what() -> None:
+    memory = memory_of(a=2)
+    memory.reserve(Use.STATE, "one", [A0], 300)
+    memory.reserve(Use.STATE, "two", [A1], 200)
+    memory.reserve(Use.COPIES, "two", [A1], 100)
+    assert memory.uses_at(A0) == {Use.STATE: 500, Use.COPIES: 100}
+    assert memory.told(A0) == "host a has 600 B of 2000 B booked (state 500 B, copies 100 B)"

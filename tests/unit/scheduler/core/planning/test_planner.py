@@ -93,7 +93,7 @@ def test_no_group_passes_its_number_of_jobs_or_its_duty_cap() -> None:
 def test_parked_state_must_fit_the_units() -> None:
     one = planner("plex", units=1, parked_bytes=100)
     admit(one, demand("a", state_bytes=60), demand("b", state_bytes=60))
-    assert "no room for its parked state" in why(one, ResidentId("b"), now_us=0)
+    assert "no room for it in host memory" in why(one, ResidentId("b"), now_us=0)
 
 
 def test_a_placement_that_would_break_a_residents_bound_is_refused_with_the_reason() -> None:

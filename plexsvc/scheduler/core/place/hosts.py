@@ -1,0 +1,119 @@
+"""Host memory beside what is planned: versions in use, copies of state, reads from other hosts.
+
+State, kept versions and moves are reserved by the board (`core/planning`). What comes and goes
+while a deployment works is booked here, before it is there where the core orders it, and what state
+managers and processes have beyond that as the driver finds it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from plexsvc.ids import MoveId
+from plexsvc.scheduler.core.cluster import Placement
+from plexsvc.scheduler.core.events import VersionRead, VersionsHeld
+from plexsvc.scheduler.core.planning.memory import Use
+from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
+from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, NodeBytes, OperationKind
+
+
+def hold(placement: Placement, event: VersionsHeld) -> None:
+    """Note which versions of a deployment lie where, also after its end."""
+    placement.planning.memory.note(Use.VERSIONS, event.deployment_id, _table(event.held))
+    _look_again(placement)
+
+
+def read(placement: Placement, event: VersionRead) -> None:
+    """Keep room for what processes read from other hosts: at each pull, until they end."""
+    if event.wpg_id in placement.wpgs:
+        _reserve(placement, Use.READS, event.wpg_id, _table(event.read))
+
+
+def copy(placement: Placement, wpg: Wpg, operation: Operation) -> None:
+    """Book the copies that an operation is about to work from.
+
+    Each node copies its part, and the first one gathers those of the others.
+    """
+    if operation.kind not in COPYING_KINDS:
+        return
+    deployment = placement.deployments[wpg.deployment_id]
+    each = max(wpg.device_bytes, default=0)
+    if operation.kind is OperationKind.EXPORT and deployment.version_bytes:
+        each = min(each, deployment.version_bytes)
+    by_host = Counter[str]()
+    for place in wpg.places:
+        by_host[place.node_id] += each
+    first = wpg.places[0].node_id
+    by_host[first] += sum(by_host.values()) - by_host[first]
+    _reserve(placement, Use.COPIES, wpg.wpg_id, by_host)
+
+
+def copied(placement: Placement, wpg: Wpg, operation: Operation) -> None:
+    """Free the copies that an operation worked from, or what it read to start from."""
+    if operation.kind in COPYING_KINDS:
+        _reserve(placement, Use.COPIES, wpg.wpg_id, {})
+    elif operation.kind is OperationKind.INITIALIZE:
+        _reserve(placement, Use.READS, wpg.wpg_id, {})
+
+
+def spread(placement: Placement, deployment: Deployment) -> None:
+    """Book what a training deployment has elsewhere than where it is booked.
+
+    The WPG that it moves away from keeps its state, and gets a complete copy of it. One that is
+    being stopped has its own until it is forgotten.
+    """
+    board = placement.planning.planner(deployment.device_kind).board
+    group_id = board.group_of.get(deployment.resident_id)
+    home = (
+        () if group_id is None else board.groups[group_id].residents[deployment.resident_id].units
+    )
+    mine = [w for w in placement.wpgs.values() if w.deployment_id == deployment.deployment_id]
+    at_home = [w for w in mine if tuple(place.unit for place in w.places) == home]
+    by_host = Counter[str]()
+    for wpg in mine:
+        if at_home and wpg is at_home[-1]:  # the newest: it is what is booked there
+            continue
+        each = max(wpg.device_bytes, default=0)
+        if placement.is_current(wpg):
+            each = 2 * each + deployment.version_bytes
+        for place in wpg.places:
+            by_host[place.node_id] += each
+    _reserve(placement, Use.MOVES, deployment.resident_id, by_host)
+
+
+def carry(placement: Placement, wpg: Wpg, move_id: MoveId) -> None:
+    """Book a copy that is still being made for a relocation that was given up."""
+    by_host = Counter[str]()
+    for place, nbytes in zip(wpg.places, wpg.device_bytes, strict=False):
+        by_host[place.node_id] += nbytes
+    _reserve(placement, Use.COPIES, move_id, by_host)
+
+
+def carried(placement: Placement, move_id: MoveId) -> None:
+    """Free a copy that came too late, or never."""
+    _reserve(placement, Use.COPIES, move_id, {})
+
+
+def leave(placement: Placement, wpg: Wpg) -> None:
+    """Free what is booked for a WPG that is gone."""
+    for use in (Use.COPIES, Use.READS):
+        _reserve(placement, use, wpg.wpg_id, {})
+
+
+def _reserve(placement: Placement, use: Use, owner: str, by_host: Mapping[str, int]) -> None:
+    memory = placement.planning.memory
+    found = {host: nbytes for host, nbytes in by_host.items() if nbytes}
+    if found or memory.is_booked(use, owner):
+        memory.reserve_at(use, owner, found)
+        _look_again(placement)
+
+
+def _look_again(placement: Placement) -> None:
+    """Offer every place again to those that wait: a host may have room now."""
+    for planner in placement.planning.planners.values():
+        planner.look_again()
+
+
+def _table(found: tuple[NodeBytes, ...]) -> dict[str, int]:
+    return {one.node_id: one.nbytes for one in found if one.nbytes}
