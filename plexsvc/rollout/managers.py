@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,22 +26,17 @@ from plexclient.wire.v1 import (
     common_pb2,
     operations_pb2,
     rollout_pb2,
-    rollout_pb2_grpc,
     service_pb2,
     worker_pb2,
-    worker_pb2_grpc,
 )
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, VersionId, new_operation_id
+from plexsvc.ids import DeploymentId, VersionId
 from plexsvc.log import Log
-from plexsvc.rollout.config import SpotConfig
-from plexsvc.rollout.core.instances import SERVING, SPOT, Kind
+from plexsvc.rollout.core.instances import SPOT
 from plexsvc.rollout.core.pool import Wanted
-from plexsvc.rollout.providers.base import Hosts, Provider
-from plexsvc.rollout.providers.lent import LentEngines, Offer
-from plexsvc.rollout.providers.trace import Change
-from plexsvc.rollout.spot import PooledInstances, provider_of
+from plexsvc.rollout.links import CALL_S, LedDeployment, ManagerLink, cancel, restoring, wanted_of
+from plexsvc.rollout.pools import Pools
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.keys import ClusterKeys
@@ -63,110 +58,13 @@ RETRY_US: Final = 100_000
 MOVE_TRIES: Final = 600
 """Tries to have instances sleep or wake while their manager is away: about a minute of pauses."""
 
-CALL_S: Final = 30.0
-"""Deadline of calls that do no work on tokens or weights."""
-
 GONE: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN}
 )
 """What a call ends with when the process behind it dies."""
 
 
-@dataclass(eq=False, slots=True)
-class _Link:
-    """One manager."""
-
-    address: str
-    channel: grpc.aio.Channel
-    kill: Callable[[], None]
-    jobs: dict[str, set[str]] = field(default_factory=dict)
-    """Its jobs, and the deployments of each."""
-    incarnation: int = 0
-    has_beaten: bool = False
-    silent_looks: int = 0
-
-    @property
-    def worker(self) -> worker_pb2_grpc.WorkerAsyncStub:
-        return worker_pb2_grpc.WorkerStub(self.channel)
-
-    @property
-    def manager(self) -> rollout_pb2_grpc.RolloutManagerAsyncStub:
-        return rollout_pb2_grpc.RolloutManagerStub(self.channel)
-
-
-@dataclass(eq=False, slots=True)
-class _Deployment:
-    """What the successor of a manager is told of a deployment; a fleet, as the pool sees it."""
-
-    deployment_id: str
-    job_id: str
-    link: _Link
-    initialized: worker_pb2.ExecuteRequest | None = None
-    addresses: list[str] = field(default_factory=list)
-    """Of its dedicated instances."""
-    others: dict[str, str] = field(default_factory=dict)
-    """Addresses of the others, and the kind of each."""
-    fence: common_pb2.Fence = field(default_factory=common_pb2.Fence)
-    """Of the newest order that runs alone: instances refuse older ones."""
-    pulled: worker_pb2.ExecuteRequest | None = None
-    """The pull of the version that is served."""
-    versions: set[VersionId] = field(default_factory=set)
-    """What instances may serve or load."""
-
-    @property
-    def seeds(self) -> str:
-        """The deployment whose generates it serves, if it has none of its own."""
-        return "" if self.initialized is None else self.initialized.deployment.spec.seeds
-
-    @property
-    def wpg_id(self) -> str:
-        return "" if self.initialized is None else self.initialized.wpg_id
-
-    async def add(self, address: str, *, kind: str) -> None:
-        """Take one more instance.
-
-        Raises:
-            PlexError: `unavailable` when it does not answer, or its manager does not.
-        """
-        await self.change(address, joins_as=kind)
-        self.others[address] = kind
-
-    async def drain(self, address: str) -> None:
-        """Have an instance's samples go on elsewhere, and let it go then."""
-        await self._tell(address, drains=True)
-
-    async def drop(self, address: str, *, because: str) -> None:
-        """Forget an instance whose process has ended."""
-        self.others.pop(address, None)
-        await self._tell(address, ended=because)
-
-    async def change(self, address: str, **change: str | int | bool) -> None:
-        """Take an instance, or let one go.
-
-        Raises:
-            PlexError: what the manager refused, or `unavailable`.
-        """
-        request = rollout_pb2.ChangeInstanceRequest(
-            fence=self.fence,
-            wpg_id=self.wpg_id,
-            deployment_id=self.deployment_id,
-            address=address,
-            **change,  # type: ignore[arg-type]  # one of the oneof's fields
-        )
-        try:
-            await self.link.manager.ChangeInstance(request, timeout=CALL_S)
-        except grpc.aio.AioRpcError as error:
-            raise error_from(error) from error
-
-    async def _tell(self, address: str, **change: str | int | bool) -> None:
-        """Let an instance go; a manager that is not there finds it gone by itself."""
-        try:
-            await self.change(address, **change)
-        except PlexError as error:
-            log.warning("manager not told of an instance", address=address, error=error)
-
-
-class Managers:
+class Managers(Pools):
     """All managers of a cluster. `run` must be running."""
 
     def __init__(
@@ -185,16 +83,12 @@ class Managers:
             PlexError: `bad_request` for a file there that is no such list.
         """
         self._links = [
-            _Link(address, open_channel(address, keys), kill) for address, kill in managers
+            ManagerLink(address, open_channel(address, keys), kill) for address, kill in managers
         ]
-        self._clock = clock
-        self._deployments: dict[str, _Deployment] = {}
+        self._deployments: dict[str, LedDeployment] = {}
         self._report: GivenUp | None = None
         self._group: asyncio.TaskGroup | None = None
-        self._directory = directory
-        self._lent = LentEngines(clock)
-        self.lent = self._pooled(SERVING, self._lent, self._lent)
-        self.spot: PooledInstances | None = None
+        super().__init__(clock=clock, directory=directory, fleet_of=self._deployments.get)
 
     async def run(self) -> None:
         """Follow every manager until cancelled."""
@@ -244,7 +138,7 @@ class Managers:
         for deployment in found:
             while self._deployments.get(deployment.deployment_id) is deployment:
                 try:
-                    await _cancel(deployment.link, request)
+                    await cancel(deployment.link, request)
                     break
                 except PlexError as error:
                     if error.code != ErrorCode.UNAVAILABLE:
@@ -262,7 +156,7 @@ class Managers:
             request = worker_pb2.CancelRequest(
                 operation_id=operation_id, wpg_id=deployment.wpg_id, fence=deployment.fence
             )
-            await _cancel(deployment.link, request)
+            await cancel(deployment.link, request)
 
     async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
         """Let a new instance take the place of one that was lost.
@@ -319,7 +213,7 @@ class Managers:
             pool.post(Wanted(deployment_id=DeploymentId(deployment_id), most=0))
         request = worker_pb2.CancelRequest(wpg_id=deployment.wpg_id, fence=deployment.fence)
         try:
-            await _cancel(deployment.link, request)
+            await cancel(deployment.link, request)
         except PlexError as error:  # a successor is not told of it
             log.warning("rollout deployment not forgotten", deployment=deployment_id, error=error)
 
@@ -369,102 +263,19 @@ class Managers:
             found += pool.without_instance()
         return found
 
-    # ---- what comes and goes
-
-    @property
-    def _pools(self) -> list[PooledInstances]:
-        return [self.lent] if self.spot is None else [self.spot, self.lent]
-
-    def bill(self, deployment_id: str, use: service_pb2.JobUse) -> None:
-        """Add to `use` what a deployment had of spot devices and lent engines, and its cost."""
-        for one in self._pools:
-            if found := one.pool.bills.get(DeploymentId(deployment_id)):
-                use.pooled_us += found.held_us
-                use.cost += found.cost
-
-    def offer(self, request: service_pb2.LendInstanceRequest) -> None:
-        """Let deployments have the guest of a serving engine until its lease ends; 0 withdraws it.
-
-        Raises:
-            PlexError: `bad_request`, naming the field; `queue_full`.
-        """
-        offer = Offer(
-            name=request.name,
-            address=request.address,
-            model=request.model,
-            price=request.price,
-            owner=request.owner,
-            lend_to=frozenset(request.lend_to),
-        )
-        self._lent.lend(offer, lease_us=request.lease_us)
-
-    def use(
-        self, hosts: Hosts, changes: Sequence[Change], *, config: SpotConfig
-    ) -> PooledInstances:
-        """Give deployments spot instances from now on, while what this returns runs."""
-        provider = provider_of(config, changes, hosts=hosts, clock=self._clock)
-        self.spot = self._pooled(SPOT, hosts, provider)
-        return self.spot
-
-    def _pooled(self, kind: Kind, hosts: Hosts, provider: Provider) -> PooledInstances:
-        return PooledInstances(
-            kind,
-            hosts,
-            provider,
-            clock=self._clock,
-            fleet_of=self._deployments.get,
-            closed_file=self._directory / f"closed-{kind.name}.json",
-        )
-
-    def drain(self, device: str) -> None:
-        """Have the samples of an instance go on elsewhere, and close its spot device or engine.
-
-        Raises:
-            PlexError: `not_found` when there is none of that name; `disk_full`.
-        """
-        self._pool_of(device).close(device)
-
-    def open(self, device: str) -> None:
-        """Open a spot device or engine that `drain` closed.
-
-        Raises:
-            PlexError: `not_found` when there is none of that name; `bad_request` when it is not
-                closed; `disk_full`.
-        """
-        found = self._pool_of(device)
-        if device not in found.pool.closed:
-            is_leaving = found.pool.slots[device].is_noticed
-            was = "to be taken back by its provider" if is_leaving else "open"
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"{found.kind.name} device {device} was not drained by `plexctl instance drain`: "
-                f"it is {was}",
-            )
-        found.open(device)
-
-    def _pool_of(self, device: str) -> PooledInstances:
-        for one in self._pools:
-            if device in one.pool.slots or device in one.pool.closed:
-                return one
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
-            f"no spot device or serving engine {device!r}; `plexctl instance list` shows them. "
-            "Dedicated instances leave with `plexctl node drain`",
-        )
-
     # ---- managers that come and go
 
-    def _place(self, operation: operations_pb2.Operation) -> _Deployment:
+    def _place(self, operation: operations_pb2.Operation) -> LedDeployment:
         """Return a new deployment, with the manager of its job or the one with the fewest jobs."""
         job_id, deployment_id = operation.job_id, operation.deployment_id
         theirs = (link for link in self._links if job_id in link.jobs)
         link = next(theirs, None) or min(self._links, key=lambda link: len(link.jobs))
         link.jobs.setdefault(job_id, set()).add(deployment_id)
-        made = self._deployments[deployment_id] = _Deployment(deployment_id, job_id, link)
+        made = self._deployments[deployment_id] = LedDeployment(deployment_id, job_id, link)
         return made
 
     async def _insist(
-        self, deployment: _Deployment, request: worker_pb2.ExecuteRequest
+        self, deployment: LedDeployment, request: worker_pb2.ExecuteRequest
     ) -> worker_pb2.ExecuteReply:
         """Return the answer to an order, given again while its manager is away or not told yet."""
         while True:
@@ -482,7 +293,7 @@ class Managers:
 
     def _note(
         self,
-        deployment: _Deployment,
+        deployment: LedDeployment,
         request: worker_pb2.ExecuteRequest,
         reply: worker_pb2.ExecuteReply,
         body: str | None,
@@ -492,14 +303,14 @@ class Managers:
             deployment.initialized = request
             deployment.addresses = list(request.instance_addresses)
             for pool in self._pools:
-                pool.post(_wanted(request.deployment, deployment, kind=pool.kind.name))
+                pool.post(wanted_of(request.deployment, deployment, kind=pool.kind.name))
         elif body == "seed" and "most_instances" in reply.result.metrics:
             self._bound(deployment, most=int(reply.result.metrics["most_instances"]))
         elif body == "pull":
             deployment.pulled = request
             deployment.versions = {VersionId.of(request.published)}
 
-    def _bound(self, seeding: _Deployment, *, most: int) -> None:
+    def _bound(self, seeding: LedDeployment, *, most: int) -> None:
         """Ask for no more instances than fit into the time of training, by the seeding window.
 
         Dedicated ones are there anyway; what a deployment gets before others, it keeps asking for.
@@ -507,12 +318,12 @@ class Managers:
         served = self._deployments.get(seeding.seeds)
         if served is None or served.initialized is None or self.spot is None:
             return
-        wanted = _wanted(served.initialized.deployment, served, kind=SPOT.name)
+        wanted = wanted_of(served.initialized.deployment, served, kind=SPOT.name)
         worth = max(wanted.least, most - len(served.addresses))
         if wanted.most:
             self.spot.post(replace(wanted, most=max(1, min(wanted.most, worth))))
 
-    async def _follow(self, link: _Link) -> None:
+    async def _follow(self, link: ManagerLink) -> None:
         """Hear a manager, and each successor, until cancelled."""
         while True:
             try:
@@ -527,7 +338,7 @@ class Managers:
                     log.error("manager cannot be followed", error=error)  # noqa: TRY400 - no bug
             await self._clock.sleep(RETRY_US)
 
-    def _begin(self, link: _Link, *, incarnation: int) -> None:
+    def _begin(self, link: ManagerLink, *, incarnation: int) -> None:
         """Tell a new process of every deployment that it has."""
         assert self._group is not None
         link.incarnation = incarnation
@@ -537,14 +348,14 @@ class Managers:
         for deployment in held:
             self._group.create_task(self._restore(deployment, incarnation=incarnation))
 
-    async def _restore(self, deployment: _Deployment, *, incarnation: int) -> None:
+    async def _restore(self, deployment: LedDeployment, *, incarnation: int) -> None:
         """Initialise a deployment again, until that is done or there is another successor."""
         while (
             self._deployments.get(deployment.deployment_id) is deployment
             and deployment.link.incarnation == incarnation
         ):
             try:
-                reply = await deployment.link.worker.Execute(_restoring(deployment))
+                reply = await deployment.link.worker.Execute(restoring(deployment))
             except grpc.aio.AioRpcError as error:
                 log.warning("rollout deployment not restored yet", error=error)
             else:
@@ -555,7 +366,7 @@ class Managers:
                 log.warning("rollout deployment not restored yet", error=because)
             await self._clock.sleep(RETRY_US)
 
-    async def _restore_others(self, deployment: _Deployment) -> None:
+    async def _restore_others(self, deployment: LedDeployment) -> None:
         for address, kind in list(deployment.others.items()):
             try:
                 await deployment.change(address, joins_as=kind)
@@ -572,7 +383,7 @@ class Managers:
             self._report(gone.wpg_id, gone.address, gone.because)
 
 
-def _look(link: _Link) -> None:
+def _look(link: ManagerLink) -> None:
     """Kill a manager that was silent for too long."""
     link.silent_looks = 0 if link.has_beaten else link.silent_looks + 1
     link.has_beaten = False
@@ -580,26 +391,6 @@ def _look(link: _Link) -> None:
         log.error("rollout manager hangs and is killed", address=link.address)
         link.silent_looks = 0
         link.kill()
-
-
-async def _cancel(link: _Link, request: worker_pb2.CancelRequest) -> None:
-    try:
-        await link.worker.Cancel(request, timeout=CALL_S)
-    except grpc.aio.AioRpcError as error:
-        raise error_from(error) from error
-
-
-def _restoring(deployment: _Deployment) -> worker_pb2.ExecuteRequest:
-    """Return what initialises a deployment with the instances and the version that it has now."""
-    assert deployment.initialized is not None, deployment
-    request = worker_pb2.ExecuteRequest()
-    request.CopyFrom(deployment.initialized)
-    request.operation.operation_id = new_operation_id()
-    request.fence.CopyFrom(deployment.fence)
-    request.instance_addresses[:] = deployment.addresses
-    if deployment.pulled is not None:
-        request.published.CopyFrom(deployment.pulled.published)
-    return request
 
 
 def _is_early(result: operations_pb2.OperationResult) -> bool:
@@ -610,19 +401,3 @@ def _is_early(result: operations_pb2.OperationResult) -> bool:
 
 def _gone(deployment_id: str) -> PlexError:
     return PlexError(ErrorCode.NOT_FOUND, f"rollout deployment {deployment_id} is gone")
-
-
-def _wanted(given: service_pb2.Deployment, deployment: _Deployment, *, kind: str) -> Wanted:
-    """Return how many instances of a kind a deployment asks for."""
-    spec, deployment_id = given.spec, DeploymentId(deployment.deployment_id)
-    asked = next((one for one in spec.instances if one.kind == kind), None)
-    if asked is None:
-        return Wanted(deployment_id=deployment_id, most=0)
-    return Wanted(
-        deployment_id=deployment_id,
-        least=asked.least,
-        most=asked.most,
-        price=asked.price if asked.HasField("price") else None,
-        model=spec.model,
-        tenant=given.tenant,
-    )

@@ -1,0 +1,167 @@
+"""Links to rollout managers, and what the successor of one is told of its deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from plexclient.wire.v1 import (
+    common_pb2,
+    rollout_pb2,
+    rollout_pb2_grpc,
+    service_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from plexsvc.errors import PlexError
+from plexsvc.ids import DeploymentId, VersionId, new_operation_id
+from plexsvc.log import Log
+from plexsvc.rollout.core.pool import Wanted
+from plexsvc.rpc.errors import error_from
+
+log = Log(__name__)
+
+CALL_S: Final = 30.0
+"""Deadline of calls that do no work on tokens or weights."""
+
+
+@dataclass(eq=False, slots=True)
+class ManagerLink:
+    """One manager."""
+
+    address: str
+    channel: grpc.aio.Channel
+    kill: Callable[[], None]
+    jobs: dict[str, set[str]] = field(default_factory=dict)
+    """Its jobs, and the deployments of each."""
+    incarnation: int = 0
+    has_beaten: bool = False
+    silent_looks: int = 0
+
+    @property
+    def worker(self) -> worker_pb2_grpc.WorkerAsyncStub:
+        """Return the calls for operations."""
+        return worker_pb2_grpc.WorkerStub(self.channel)
+
+    @property
+    def manager(self) -> rollout_pb2_grpc.RolloutManagerAsyncStub:
+        """Return the calls for instances."""
+        return rollout_pb2_grpc.RolloutManagerStub(self.channel)
+
+
+@dataclass(eq=False, slots=True)
+class LedDeployment:
+    """What the successor of a manager is told of a deployment; a fleet, as the pool sees it."""
+
+    deployment_id: str
+    job_id: str
+    link: ManagerLink
+    initialized: worker_pb2.ExecuteRequest | None = None
+    addresses: list[str] = field(default_factory=list)
+    """Of its dedicated instances."""
+    others: dict[str, str] = field(default_factory=dict)
+    """Addresses of the others, and the kind of each."""
+    fence: common_pb2.Fence = field(default_factory=common_pb2.Fence)
+    """Of the newest order that runs alone: instances refuse older ones."""
+    pulled: worker_pb2.ExecuteRequest | None = None
+    """The pull of the version that is served."""
+    versions: set[VersionId] = field(default_factory=set)
+    """What instances may serve or load."""
+
+    @property
+    def seeds(self) -> str:
+        """The deployment whose generates it serves, if it has none of its own."""
+        return "" if self.initialized is None else self.initialized.deployment.spec.seeds
+
+    @property
+    def wpg_id(self) -> str:
+        """Its WPG; empty before it is initialised."""
+        return "" if self.initialized is None else self.initialized.wpg_id
+
+    async def add(self, address: str, *, kind: str) -> None:
+        """Take one more instance.
+
+        Raises:
+            PlexError: `unavailable` when it does not answer, or its manager does not.
+        """
+        await self.change(address, joins_as=kind)
+        self.others[address] = kind
+
+    async def drain(self, address: str) -> None:
+        """Have an instance's samples go on elsewhere, and let it go then."""
+        await self._tell(address, drains=True)
+
+    async def drop(self, address: str, *, because: str) -> None:
+        """Forget an instance whose process has ended."""
+        self.others.pop(address, None)
+        await self._tell(address, ended=because)
+
+    async def change(self, address: str, **change: str | int | bool) -> None:
+        """Take an instance, or let one go.
+
+        Raises:
+            PlexError: what the manager refused, or `unavailable`.
+        """
+        request = rollout_pb2.ChangeInstanceRequest(
+            fence=self.fence,
+            wpg_id=self.wpg_id,
+            deployment_id=self.deployment_id,
+            address=address,
+            **change,  # type: ignore[arg-type]  # one of the oneof's fields
+        )
+        try:
+            await self.link.manager.ChangeInstance(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from(error) from error
+
+    async def _tell(self, address: str, **change: str | int | bool) -> None:
+        """Let an instance go; a manager that is not there finds it gone by itself."""
+        try:
+            await self.change(address, **change)
+        except PlexError as error:
+            log.warning("manager not told of an instance", address=address, error=error)
+
+
+async def cancel(link: ManagerLink, request: worker_pb2.CancelRequest) -> None:
+    """End an operation early, drop its record, or forget a deployment.
+
+    Raises:
+        PlexError: `stale_fence`; `unavailable` when the manager is not there.
+    """
+    try:
+        await link.worker.Cancel(request, timeout=CALL_S)
+    except grpc.aio.AioRpcError as error:
+        raise error_from(error) from error
+
+
+def restoring(deployment: LedDeployment) -> worker_pb2.ExecuteRequest:
+    """Return what initialises a deployment with the instances and the version that it has now."""
+    assert deployment.initialized is not None, deployment
+    request = worker_pb2.ExecuteRequest()
+    request.CopyFrom(deployment.initialized)
+    request.operation.operation_id = new_operation_id()
+    request.fence.CopyFrom(deployment.fence)
+    request.instance_addresses[:] = deployment.addresses
+    if deployment.pulled is not None:
+        request.published.CopyFrom(deployment.pulled.published)
+    return request
+
+
+def wanted_of(given: service_pb2.Deployment, deployment: LedDeployment, *, kind: str) -> Wanted:
+    """Return how many instances of a kind a deployment asks for."""
+    spec, deployment_id = given.spec, DeploymentId(deployment.deployment_id)
+    asked = next((one for one in spec.instances if one.kind == kind), None)
+    if asked is None:
+        return Wanted(deployment_id=deployment_id, most=0)
+    return Wanted(
+        deployment_id=deployment_id,
+        least=asked.least,
+        most=asked.most,
+        price=asked.price if asked.HasField("price") else None,
+        model=spec.model,
+        tenant=given.tenant,
+    )
