@@ -16,6 +16,7 @@ from plexsvc.ids import OperationId
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core.events import Trained
 from plexsvc.rollout.core.lengths import LengthHistory
+from plexsvc.rollout.core.orders import LeaveDevice
 from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.fleet import Fleet, Gone
 from plexsvc.rollout.generation import Generation, metrics_of
@@ -40,7 +41,7 @@ class RolloutDeployment:
         clock: Clock,
         group: asyncio.TaskGroup,
         keys: ClusterKeys,
-        gone: Callable[[RolloutDeployment, Gone], None],
+        gone: Callable[[RolloutDeployment, Gone | LeaveDevice], None],
     ) -> None:
         self.deployment_id, self.wpg_id = deployment_id, wpg_id
         self.applied_seq = 0
@@ -73,10 +74,11 @@ class RolloutDeployment:
             raise PlexError(
                 ErrorCode.BAD_REQUEST, f"{self.deployment_id} came without instance addresses"
             )
-        self.describe = await self.fleet.connect(request.instance_addresses, fence=request.fence)
         given = request.deployment
+        self.fleet.core.is_shared = given.spec.shares_devices
+        self.describe = await self.fleet.connect(request.instance_addresses, fence=request.fence)
         self._takes_weights = bool(given.spec.model_deployment_id)
-        self.fleet.is_shared, self.seeds = given.spec.shares_devices, given.spec.seeds
+        self.seeds = given.spec.seeds
         self._limits = GenerateLimits(
             vocab_size=given.vocab_size or self.describe.vocab_size,
             max_model_len=_shorter(given.spec.max_model_len, self.describe.max_sequence_length),
@@ -153,7 +155,10 @@ class RolloutDeployment:
             expected=self._lengths.expect_all(names, operation.generate.expected_lengths),
         )
         started_us, held_us = self._clock.monotonic_us(), self.fleet.held_us()
-        losses = await generation.run()
+        try:
+            losses = await generation.run()
+        finally:
+            await self.fleet.left()  # before another order may wake them
         wall_us = self._clock.monotonic_us() - started_us
         for index, prompt in enumerate(names):
             answers = [record.samples[index, one] for one in range(max(1, sampling.n))]

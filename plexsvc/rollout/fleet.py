@@ -62,9 +62,12 @@ class Fleet:
         clock: Clock,
         group: asyncio.TaskGroup,
         keys: ClusterKeys,
-        gone: Callable[[Gone], None],
+        gone: Callable[[Gone | orders.LeaveDevice], None],
     ) -> None:
-        """Tell `gone` of each instance that does not come back, or was drained."""
+        """Tell `gone` of each instance that does not come back, or was drained.
+
+        So of each that sleeps because a generate does without it.
+        """
         self.core = RolloutCore(
             deployment_id,
             max_losses=config.max_tries_per_sample,
@@ -83,9 +86,9 @@ class Fleet:
         self._config, self._clock, self._group, self._keys = config, clock, group, keys
         self._gone = gone
         self._ticking: asyncio.Task[None] | None = None
-        self.is_shared = False
-        """Whether instances sleep while others have their devices."""
-        self._is_asleep = False
+        self._asleep: set[InstanceId] = set()
+        """Those that are to sleep, so that others have their devices."""
+        self._leaving: set[asyncio.Task[None]] = set()
         self._held_us, self._held_at_us = 0, clock.monotonic_us()
         self.progress = 0
         """Grows while instances load or send tokens, and turns run that a version waits for."""
@@ -103,10 +106,11 @@ class Fleet:
                 self._perform(order)
 
     def held_us(self) -> int:
-        """Return the time of all instances together, but where generates spared them."""
+        """Return the time of all instances together, but where generates did without them."""
         now_us = self._clock.monotonic_us()
         elapsed_us, self._held_at_us = now_us - self._held_at_us, now_us
-        self._held_us += elapsed_us * (len(self.core.instances) - len(self.core.spared))
+        instances, spared = self.core.instances, self.core.spared | self._asleep
+        self._held_us += elapsed_us * sum(one not in spared for one in instances)
         return self._held_us
 
     def _decide(self, event: events.Event) -> list[orders.Order]:
@@ -148,6 +152,10 @@ class Fleet:
             case orders.EndWindow():
                 if self._window is not None and not self._window.done():
                     self._window.set_result(order)
+            case orders.LeaveDevice():
+                task = self._group.create_task(self._leave(order))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
 
     def _let_go(self, order: Gone) -> None:
         """Say that an instance is gone; close its line unless a successor is to take its place."""
@@ -185,7 +193,7 @@ class Fleet:
         except PlexError as error:
             self.post(events.InstanceLost(instance_id=one, because=error.message, is_probe=True))
             return
-        if found.is_asleep and not self._is_asleep:
+        if found.is_asleep and one not in self._asleep:
             because = "it did not wake"
             self.post(events.InstanceLost(instance_id=one, because=because, is_probe=True))
         else:
@@ -196,6 +204,7 @@ class Fleet:
                     version=found.version,
                     checksum=found.checksum,
                     is_probe=True,
+                    is_asleep=found.is_asleep,
                 )
             )
 
@@ -250,13 +259,14 @@ class Fleet:
         kept = {one: line for one, line in self.lines.items() if one not in before}
         self.lines = fresh | kept
         self.fence.CopyFrom(fence)
-        self._is_asleep = any(one.is_asleep for one in found.values())
+        self._asleep = {one for one, has in found.items() if has.is_asleep}
         joined = tuple(
             events.InstanceJoined(
                 instance_id=one,
                 address=line.address,
                 version=found[one].version,
                 checksum=found[one].checksum,
+                is_asleep=found[one].is_asleep,
             )
             for one, line in fresh.items()
         )
@@ -315,7 +325,7 @@ class Fleet:
     def _view(self, one: Instance) -> service_pb2.InstanceView:
         return service_pb2.InstanceView(
             kind=one.kind.name,
-            phase="asleep" if self._is_asleep and one.is_serving else one.phase.value,
+            phase=one.phase.value,
             deployment_id=self.core.deployment_id,
             version=one.version.version,
             running=one.running,
@@ -415,19 +425,22 @@ class Fleet:
         return reply
 
     async def load(
-        self, source: statemanager_pb2.PublishedVersion
+        self, source: statemanager_pb2.PublishedVersion, *, wakes: bool = True
     ) -> list[rollout_pb2.LoadVersionReply]:
         """Load a version on all instances at once; return the replies of the dedicated ones.
 
         Those of other kinds load it in their own time, and serve then. When all dedicated ones are
-        lost meanwhile, whoever takes their place loads it.
+        lost meanwhile, whoever takes their place loads it. Unless it `wakes` those that sleep, they
+        load it when they wake.
 
         Raises:
             PlexError: what an instance refused with.
         """
         version = VersionId.of(source)
         self.sources[version] = source
-        ordered = self._decide(events.VersionWanted(version=version))
+        if wakes:
+            self._asleep.clear()
+        ordered = self._decide(events.VersionWanted(version=version, wakes=wakes))
         updates = [order for order in ordered if isinstance(order, orders.UpdateInstance)]
         async with asyncio.TaskGroup() as group:
             tasks = []
@@ -444,7 +457,7 @@ class Fleet:
             if isinstance(outcome, PlexError):
                 raise outcome
         loaded = [one for one in outcomes if isinstance(one, rollout_pb2.LoadVersionReply)]
-        if not loaded:
+        if not loaded and not self.asleep():
             await self._is_served.wait()
             loaded = [rollout_pb2.LoadVersionReply(checksum=self.core.checksum)]
         return loaded
@@ -455,30 +468,72 @@ class Fleet:
         Raises:
             PlexError: what an instance refused with.
         """
-        self._is_asleep = True
         slept = rollout_pb2.MoveInstancesReply()
         for one, line in list(self.lines.items()):
-            try:
-                request = rollout_pb2.SleepRequest(fence=self.fence)
-                reply = await line.stub.Sleep(request, timeout=SLEEP_CALL_S)
-            except grpc.aio.AioRpcError as error:
-                because = f"sleep: {error_from(error).message}"
-                self.post(events.InstanceLost(instance_id=one, because=because))
+            self._asleep.add(one)
+            reply = await self._lay_down(one, line)
+            if reply is None:
                 slept.unreached.append(line.address)
+            elif reply.HasField("error"):
+                raise from_wire(reply.error)
             else:
-                if reply.HasField("error"):
-                    raise from_wire(reply.error)
                 slept.nbytes += reply.nbytes
         return slept
+
+    def asleep(self) -> list[str]:
+        """Return the addresses of the instances that sleep."""
+        return [self.lines[one].address for one in sorted(self._asleep) if one in self.lines]
+
+    async def left(self) -> None:
+        """Return once those that generates did without sleep, or are lost."""
+        while self._leaving:
+            await asyncio.wait(self._leaving)
+
+    async def _leave(self, order: orders.LeaveDevice) -> None:
+        """Have an instance sleep that a generate does without, and say so."""
+        one, line = order.instance_id, self.lines.get(order.instance_id)
+        if line is None:
+            return
+        self._asleep.add(one)
+        reply = await self._lay_down(one, line)
+        if reply is not None and not reply.HasField("error"):
+            log.info("instance left its device", address=line.address)
+            self._gone(order)
+            return
+        self._asleep.discard(one)
+        if reply is not None:
+            because = f"sleep: {from_wire(reply.error).message}"
+            self.post(events.InstanceLost(instance_id=one, because=because))
+
+    async def _lay_down(self, one: InstanceId, line: Line) -> rollout_pb2.SleepReply | None:
+        """Have an instance sleep; return its reply, or None when it was lost."""
+        try:
+            request = rollout_pb2.SleepRequest(fence=self.fence)
+            reply = await line.stub.Sleep(request, timeout=SLEEP_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            because = f"sleep: {error_from(error).message}"
+            self.post(events.InstanceLost(instance_id=one, because=because))
+            return None
+        known = self.core.instances.get(one)
+        if known is not None and not reply.HasField("error"):
+            self.post(
+                events.InstanceAnswered(
+                    instance_id=one,
+                    version=known.version,
+                    checksum=known.checksum,
+                    is_asleep=True,
+                )
+            )
+        return reply
 
     async def wake(self, *, is_for_pull: bool) -> rollout_pb2.MoveInstancesReply:
         """Wake every instance with the version in use; before a pull that is left to it.
 
         One that does not wake is lost, and sought like others.
         """
-        self._is_asleep = False
         if is_for_pull:
             return rollout_pb2.MoveInstancesReply()
+        self._asleep.clear()
         updates = [
             orders.UpdateInstance(instance_id=one, version=self.core.version) for one in self.lines
         ]
@@ -557,7 +612,7 @@ class Fleet:
             async with asyncio.timeout(stall_s) as limit:
                 follows = self._group.create_task(self._follow(line, limit))
                 try:
-                    is_parked = self.is_shared or line.fence is not None
+                    is_parked = self.core.is_shared or line.fence is not None
                     load = line.stub.Wake if is_parked else line.stub.LoadVersion
                     return await load(request)
                 except asyncio.CancelledError as error:

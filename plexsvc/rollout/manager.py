@@ -78,7 +78,7 @@ class RolloutManager:
         self._executions: OrderedDict[bytes, _Execution] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
         self._incarnation = 1 + secrets.randbits(62)
-        self._news: asyncio.Queue[rollout_pb2.InstanceGone] = asyncio.Queue()
+        self._news: asyncio.Queue[rollout_pb2.ManagerNews] = asyncio.Queue()
         self._operations = Limit(
             total=config.max_operations, what="operations", key="rollout.max_operations"
         )
@@ -108,18 +108,22 @@ class RolloutManager:
         """
         try:
             self._check_known(request.operation)
+            shared = request.operation.WhichOneof("body") == "generate"
             gate, what = self._gate(request.wpg_id), _what(request)
             execution = self._executions.get(request.operation.operation_id)
             if execution is not None:
                 gate.admit_leader(request.fence, what=what)
             else:
-                shared = request.operation.WhichOneof("body") == "generate"
                 admit = gate.admit_shared if shared else gate.admit_exclusive
                 admit(request.fence, what=what)
                 execution = self._begin(request)
         except PlexError as error:
             return failure(request.operation, error, state=REFUSED)
-        return await asyncio.shield(execution.answer)
+        reply = await asyncio.shield(execution.answer)
+        deployment = self._deployments.get(request.operation.deployment_id)
+        if shared and deployment is not None:
+            reply.asleep[:] = deployment.fleet.asleep()
+        return reply
 
     async def cancel(self, request: worker_pb2.CancelRequest) -> worker_pb2.CancelReply:
         """End a running operation with `cancelled`, or release the record of a finished one.
@@ -152,7 +156,7 @@ class RolloutManager:
                 `rollout.stall_us`.
         """
         deployment = self._deployment(request)
-        if deployment.fleet.is_shared:
+        if deployment.fleet.core.is_shared:
             text = (
                 f"{request.deployment_id} shares its devices in time, so it samples in the order "
                 "of operations alone: use `generate`, or deploy it with `shared=False`"
@@ -191,14 +195,16 @@ class RolloutManager:
     async def follow(
         self, request: rollout_pb2.FollowRequest
     ) -> AsyncGenerator[rollout_pb2.ManagerNews]:
-        """Yield a beat every `BEAT_S`, and each instance that is gone, until the caller leaves."""
+        """Yield a beat every `BEAT_S`, and what becomes of instances, until the caller leaves."""
         del request
-        gone: rollout_pb2.InstanceGone | None = None
+        news = rollout_pb2.ManagerNews()
         while True:
-            yield rollout_pb2.ManagerNews(incarnation=self._incarnation, gone=gone)
-            gone = None
-            with suppress(TimeoutError):
-                gone = await asyncio.wait_for(self._news.get(), BEAT_S)
+            news.incarnation = self._incarnation
+            yield news
+            try:
+                news = await asyncio.wait_for(self._news.get(), BEAT_S)
+            except TimeoutError:
+                news = rollout_pb2.ManagerNews()
 
     async def change_instance(
         self, request: rollout_pb2.ChangeInstanceRequest
@@ -504,15 +510,21 @@ class RolloutManager:
             deployment.wpg_id = request.wpg_id
         self._deployments[deployment_id] = deployment
         if request.HasField("published"):  # wanted from here on, so nothing is sampled from another
-            await deployment.fleet.load(request.published)
+            await deployment.fleet.load(request.published, wakes=False)
         return reply
 
-    def _gone(self, deployment: RolloutDeployment, order: Gone) -> None:
-        """Say that an instance was given up or has been drained."""
+    def _gone(self, deployment: RolloutDeployment, order: Gone | orders.LeaveDevice) -> None:
+        """Say that an instance was given up, drained, or sleeps while a generate goes on."""
+        if isinstance(order, orders.LeaveDevice):
+            left = rollout_pb2.InstanceLeft(
+                wpg_id=deployment.wpg_id, address=order.address, operation_id=order.operation_id
+            )
+            self._news.put_nowait(rollout_pb2.ManagerNews(left=left))
+            return
         gone = rollout_pb2.InstanceGone(wpg_id=deployment.wpg_id, address=order.address)
         if isinstance(order, orders.GiveUpInstance):
             gone.because, gone.is_dedicated = order.because, order.kind == DEDICATED.name
-        self._news.put_nowait(gone)
+        self._news.put_nowait(rollout_pb2.ManagerNews(gone=gone))
 
     @contextmanager
     def _stream_of(self, deployment_id: str) -> Iterator[None]:

@@ -46,6 +46,9 @@ log = Log(__name__)
 GivenUp = Callable[[str, str, str], None]
 """Takes a WPG, the address of one of its instances, and why that is given up."""
 
+Left = Callable[[str, str, bytes], None]
+"""Takes a WPG, the address of one that sleeps, and the generate that goes on without it."""
+
 LOOK_US: Final = 1_000_000
 """How often beats are looked for."""
 
@@ -87,6 +90,7 @@ class Managers(Pools):
         ]
         self._deployments: dict[str, LedDeployment] = {}
         self._report: GivenUp | None = None
+        self._report_left: Left | None = None
         self._group: asyncio.TaskGroup | None = None
         super().__init__(clock=clock, directory=directory, fleet_of=self._deployments.get)
 
@@ -223,6 +227,10 @@ class Managers(Pools):
         """Say from now on which instances do not come back by themselves."""
         self._report = given_up
 
+    def report_left_to(self, left: Left) -> None:
+        """Say from now on which instances sleep because a generate does without them."""
+        self._report_left = left
+
     def address_of(self, deployment_id: str) -> str:
         """Return where a deployment's tokens are streamed from; empty before it is initialised."""
         deployment = self._deployments.get(deployment_id)
@@ -333,6 +341,9 @@ class Managers(Pools):
                         self._begin(link, incarnation=news.incarnation)
                     if news.HasField("gone"):
                         self._lose(news.gone)
+                    if news.HasField("left") and self._report_left is not None:
+                        left = news.left
+                        self._report_left(left.wpg_id, left.address, left.operation_id)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in GONE:
                     log.error("manager cannot be followed", error=error)  # noqa: TRY400 - no bug

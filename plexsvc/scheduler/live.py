@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from plexsvc.clock import Clock, ServiceClock
@@ -27,6 +28,7 @@ from plexsvc.scheduler.ledger.results import ResultBook
 from plexsvc.scheduler.ledger.sessions import Sessions
 from plexsvc.scheduler.ledger.takeover import take_over
 from plexsvc.scheduler.ledger.tally import Tally
+from plexsvc.scheduler.orders import leaving
 from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.plans import Beside
 from plexsvc.scheduler.orders.ranks import Ranks
@@ -90,6 +92,7 @@ class LiveScheduler:
             watch=Watch(clock, progress_timeout_us=config.progress_timeout_us),
         )
         rollout_manager.report_to(self._given_up)
+        rollout_manager.report_left_to(partial(leaving.report, self.reach))
         self.rollout = rollout_manager
         made = configured(config, epoch=store.epoch)
         self._journal = Journal(made, keeps_actions=config.journal_actions)

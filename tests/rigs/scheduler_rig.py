@@ -52,10 +52,14 @@ class Rig:
         tp: int = 1,
         role: str = "actor",
         shared: bool = False,
+        instances: int = 0,
     ) -> service_pb2.Deployment:
         """Bring a deployment up."""
         spec = service_pb2.DeploymentSpec(
-            role=role, backend="vllm" if role == "rollout" else "noop", shares_devices=shared
+            role=role,
+            backend="vllm" if role == "rollout" else "noop",
+            shares_devices=shared,
+            num_instances=instances,
         )
         spec.parallel.tp = tp
         return await self.scheduler.call(

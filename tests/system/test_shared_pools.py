@@ -6,12 +6,22 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import MIB, ROLLOUT, TRAIN, LiveCluster, rank_processes, start_cluster
+from benchmarks import padded_engines
+from tests.rigs.live_cluster import (
+    MIB,
+    ROLLOUT,
+    SHARES_ALL,
+    TRAIN,
+    LiveCluster,
+    rank_processes,
+    start_cluster,
+)
 from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -117,3 +127,50 @@ def test_a_job_generates_where_it_trains_with_the_same_tokens(
             assert learn(actor, rollout, batch=1) == alone
             spans = {s.kind for s in cluster.timeline() if s.deployment_id == rollout.deployment_id}
     assert spans >= {"generate", "load", "offload"}
+
+
+LONG = [[3 + number, 4, 12, 5] for number in range(8)]
+TAIL = plex.SamplingOptions(max_tokens=400, seed=7, ignore_eos=True, stop_token_ids=[2])
+CUTS = "[rollout]\ncuts_at = 0.5\nbalance_us = 50_000\n"
+
+
+def test_another_job_generates_on_the_device_that_a_long_tail_has_left(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTHONPATH", "PLEX_BENCH_STEP_MS", "PLEX_BENCH_SAMPLE_MS"):
+        monkeypatch.setenv(name, "")  # put back at the end
+    padded_engines.install(tmp_path, step_ms=30)
+    nodes = {"node-a": [ROLLOUT, ROLLOUT]}
+    with (
+        start_cluster(tmp_path, nodes=nodes, scheduler=SHARES_ALL + CUTS) as cluster,
+        cluster.connect() as connection,
+        ExitStack() as stack,
+    ):
+        rollouts = [
+            stack.enter_context(connection.job(name)).deploy(
+                "rollout",
+                model=str(tiny_model),
+                backend="vllm",
+                instances=plex.Elastic(dedicated=instances, shared=True),
+                max_model_len=512,
+            )
+            for name, instances in (("long", 2), ("left", 1), ("right", 1))
+        ]
+        long, *others = rollouts
+        alone = long.generate(LONG, **TAIL)
+        tail = long.generate.stream(LONG, **TAIL)
+        first = next(tail)
+        handles = [one.generate.submit(PROMPTS, **OPTIONS) for one in others]
+        again = sorted([first, *tail], key=lambda one: one.prompt_index)
+        assert [one.tokens for one in again] == [one.tokens for one in alone]
+        for handle in handles:
+            assert [len(one.tokens) for one in handle.result()] == [64] * 4
+        spans = [span for span in cluster.timeline() if span.kind == "generate"]
+    ended = max((s for s in spans if s.deployment_id == long.deployment_id), key=lambda s: s.end_us)
+    meanwhile = [
+        span
+        for span in spans
+        if span.deployment_id != long.deployment_id
+        and ended.start_us < span.start_us < ended.end_us
+    ]
+    assert meanwhile, "one of the others began while the tail was generated"

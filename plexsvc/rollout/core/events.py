@@ -25,6 +25,7 @@ class InstanceJoined:
     checksum: str = ""
     """Of the version's bytes; empty for the model's own weights."""
     kind: str = "dedicated"
+    is_asleep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class InstanceAnswered:
     refusal: str = ""
     """Why it refused the update."""
     is_probe: bool = False
+    is_asleep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class VersionWanted:
     """A deployment is to serve this version from now on."""
 
     version: VersionId
+    wakes: bool = True
+    """Whether those that sleep get it, too; else they get it when they wake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

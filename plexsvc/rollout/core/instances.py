@@ -6,6 +6,7 @@
 | catching up | no | the wanted version is loaded and its checksum is the others' |
 | serving | yes | another version is wanted, a call breaks, or it is drained |
 | lost | no | it answers again, or is given up |
+| asleep | no | it woke with the wanted version (serving) or is to get another (catching up) |
 | draining | no | its last sample is elsewhere |
 | gone | no | never |
 """
@@ -54,6 +55,7 @@ class Phase(StrEnum):
     CATCHING_UP = "catching up"
     SERVING = "serving"
     LOST = "lost"
+    ASLEEP = "asleep"
     DRAINING = "draining"
     GONE = "gone"
 
@@ -66,15 +68,24 @@ class Trigger(StrEnum):
     OUTDATED = "outdated"
     """It has another version than the wanted one."""
     BROKE = "broke"
+    SLEPT = "slept"
+    """It gave its memory back, so that others get its device."""
     DRAINED = "drained"
     ENDED = "ended"
 
 
-_LIVING: Final = (Phase.JOINING, Phase.CATCHING_UP, Phase.SERVING, Phase.LOST)
+_LIVING: Final = (
+    Phase.JOINING,
+    Phase.CATCHING_UP,
+    Phase.SERVING,
+    Phase.LOST,
+    Phase.ASLEEP,
+)
 PHASES: Final[Mapping[tuple[Phase, Trigger], Phase]] = {
     **{(phase, Trigger.VERIFIED): Phase.SERVING for phase in _LIVING},
     **{(phase, Trigger.OUTDATED): Phase.CATCHING_UP for phase in _LIVING},
     **{(phase, Trigger.BROKE): Phase.LOST for phase in _LIVING},
+    **{(phase, Trigger.SLEPT): Phase.ASLEEP for phase in _LIVING},
     **{(phase, Trigger.DRAINED): Phase.DRAINING for phase in _LIVING},
     (Phase.DRAINING, Trigger.VERIFIED): Phase.DRAINING,
     (Phase.DRAINING, Trigger.OUTDATED): Phase.DRAINING,

@@ -75,6 +75,8 @@ class RolloutCore(Assignment):
         self._is_refused = False
         """Whether one of them refused it."""
         self._ticked_us = 0
+        self.is_shared = False
+        """Whether instances share their devices, and sleep where a generate does without them."""
         self.window = SeedingWindow()
 
     def handle(self, event: Event) -> list[Order]:
@@ -92,6 +94,8 @@ class RolloutCore(Assignment):
             ordered += self._release(one)
         if self.window.is_closing and not self._reserved():
             ordered.append(self.window.end())
+        if self.spared and self.is_shared:
+            ordered += self._leave()
         return ordered
 
     def _apply(self, event: Event) -> list[Order]:  # noqa: C901, PLR0911, PLR0912 - by event
@@ -106,10 +110,12 @@ class RolloutCore(Assignment):
                 return self._drain(event.instance_id)
             case events.InstanceEnded():
                 return self._end(event)
+            case events.InstanceAnswered(is_asleep=True):
+                return self._sleep(event)
             case events.InstanceAnswered() | events.InstanceLost():
                 return self._hear(event)
             case events.VersionWanted():
-                return self._want(event.version)
+                return self._want(event)
             case events.TurnsHeld():
                 return self._hold_turns(is_over=event.is_over)
             case events.SamplesSubmitted():
@@ -181,7 +187,9 @@ class RolloutCore(Assignment):
         self._updating &= set(kept)
         ordered: list[Order] = []
         for joined in event.instances:
-            if wrong := self._serve(joined.instance_id, joined.version, joined.checksum):
+            if joined.is_asleep:
+                self._lay_down(joined.instance_id, joined.version, joined.checksum)
+            elif wrong := self._serve(joined.instance_id, joined.version, joined.checksum):
                 ordered += self._lose(joined.instance_id, wrong)
         return ordered + self._spread_waiting()
 
@@ -233,6 +241,22 @@ class RolloutCore(Assignment):
         instance.lost_because, instance.probes = "", 0
         return ""
 
+    def _lay_down(self, instance_id: InstanceId, version: VersionId, checksum: str) -> None:
+        """Note that an instance sleeps, and what it served."""
+        instance = self.instances[instance_id]
+        instance.version, instance.checksum = version, checksum
+        instance.enter(Trigger.SLEPT)
+        instance.lost_because, instance.probes = "", 0
+
+    def _sleep(self, event: events.InstanceAnswered) -> list[Order]:
+        """Give an instance no samples that sleeps."""
+        instance = self.instances.get(event.instance_id)
+        if instance is None:
+            return []
+        instance.is_sought &= not event.is_probe
+        self._lay_down(event.instance_id, event.version, event.checksum)
+        return self._settle(event.instance_id)
+
     def _lose(
         self, instance_id: InstanceId, because: str, *, may_return: bool = True
     ) -> list[Order]:
@@ -240,6 +264,7 @@ class RolloutCore(Assignment):
         instance = self.instances[instance_id]
         instance.enter(Trigger.BROKE)
         instance.lost_because = because
+        self.spared.discard(instance_id)  # once it is back it may be needed
         if instance.phase is Phase.GONE or not instance.kind.is_sought:
             del self.instances[instance_id]
             return [self._give_up(instance_id, instance)]
@@ -281,6 +306,20 @@ class RolloutCore(Assignment):
         del self.instances[instance_id]
         return [orders.ReleaseInstance(instance_id=instance_id, address=instance.address)]
 
+    def _leave(self) -> list[Order]:
+        """Have the spared instances that have no samples any more leave their devices to others."""
+        relied_on = next(i for i, generate in self.generates.items() if not generate.is_turn)
+        ordered: list[Order] = []
+        for one in sorted(self.spared):
+            instance = self.instances[one]
+            if instance.is_serving and not instance.load and instance.kind is DEDICATED:
+                instance.enter(Trigger.SLEPT)
+                order = orders.LeaveDevice(
+                    instance_id=one, address=instance.address, operation_id=relied_on
+                )
+                ordered.append(order)
+        return ordered
+
     def _end(self, event: events.InstanceEnded) -> list[Order]:
         """Forget an instance; its calls end by themselves."""
         instance = self.instances.pop(event.instance_id, None)
@@ -307,11 +346,13 @@ class RolloutCore(Assignment):
             generate.is_held = False
         return self._spread_waiting()
 
-    def _want(self, version: VersionId) -> list[Order]:
+    def _want(self, event: events.VersionWanted) -> list[Order]:
+        version = event.version
         self._version_before, self.version = self.version, version
         kept = {self._version_before, version}
         self._checksums = {known: sum_ for known, sum_ in self._checksums.items() if known in kept}
-        living = {i: one for i, one in self.instances.items() if one.phase is not Phase.DRAINING}
+        left_alone = {Phase.DRAINING} if event.wakes else {Phase.DRAINING, Phase.ASLEEP}
+        living = {i: one for i, one in self.instances.items() if one.phase not in left_alone}
         self._updating, self._is_refused = set(living), False
         for instance in living.values():
             instance.enter(Trigger.OUTDATED)

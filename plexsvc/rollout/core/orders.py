@@ -102,6 +102,17 @@ class EndWindow:
     """How many instances elsewhere are worth having; None: not known yet."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveDevice:
+    """Have an instance sleep without which a generate goes on, so that others get its device."""
+
+    instance_id: InstanceId
+    address: str
+    operation_id: OperationId
+
+
 SampleOrder: TypeAlias = StartSamples | StopSamples | RecordTokens | AnswerSamples
-InstanceOrder: TypeAlias = SeekInstance | GiveUpInstance | ReleaseInstance | UpdateInstance
+InstanceOrder: TypeAlias = (
+    SeekInstance | GiveUpInstance | ReleaseInstance | UpdateInstance | LeaveDevice
+)
 Order: TypeAlias = SampleOrder | InstanceOrder | EndWindow

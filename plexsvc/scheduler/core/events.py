@@ -166,6 +166,16 @@ class InstanceLost(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceLeft(Fact):
+    """A generate does without an instance, which sleeps; others may have its device meanwhile."""
+
+    wpg_id: WpgId
+    rank: int
+    incarnation: int
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSubmitted(Fact):
     """A router brought an operation; `is_staged` says its inputs are here."""
 
@@ -383,6 +393,7 @@ Outcome = (
     | ProcExited
     | InstanceReady
     | InstanceLost
+    | InstanceLeft
     | WpgStopped
     | WpgForgotten
     | ResidencyMoved

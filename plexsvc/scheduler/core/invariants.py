@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plexsvc.residency import MOVING, Residency
+from plexsvc.residency import MOVING, ON_DEVICE, Residency
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device.space import resident_bytes
 from plexsvc.scheduler.core.place import placing, sets
@@ -50,6 +50,7 @@ def _check_device(cluster: Cluster, device: Device) -> None:
         wpg_id
         for wpg_id in device.ranks
         if any(op.needs_device for op in cluster.wpgs[wpg_id].running.values())
+        and device.ranks[wpg_id] not in cluster.wpgs[wpg_id].left
     ]
     assert len(executing) <= 1, (device, executing)
     if executing:
@@ -76,6 +77,10 @@ def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
     assert len(kinds) < 2 or set(kinds) == {OperationKind.GENERATE}, wpg
     if wpg.running:
         assert wpg.move_id is None, wpg
+    if wpg.left:
+        assert wpg.is_shared, wpg
+        assert wpg.residency in ON_DEVICE, wpg
+        assert len(wpg.left) < len(wpg.places), wpg
     if wpg.running or wpg.writing:
         assert wpg.state is WpgState.READY, wpg
     assert all(operation.kind in MANAGED_KINDS for operation in wpg.writing.values()), wpg

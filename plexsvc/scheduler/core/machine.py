@@ -95,6 +95,7 @@ def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.E
         _on(events.SpawnFailed, outcomes.did_not_spawn, devices),
         _on(events.ProcExited, outcomes.died, devices),
         _on(events.InstanceLost, instances.lost, devices),
+        _on(events.InstanceLeft, instances.left, devices),
         _on(events.InstanceReady, instances.is_back, devices),
         _on(events.WpgStopped, outcomes.stopped, devices),
         _on(events.WpgForgotten, outcomes.forgotten, lives),

@@ -310,6 +310,14 @@ class Wpg:
     asleep: dict[int, Place | None] = field(default_factory=dict)
     """Lost instances that are started again once their WPG has its devices, and where if that is
     another place."""
+    left: set[int] = field(default_factory=set)
+    """Instances that sleep because a generate does without them: their devices are not its WPG's
+    until all of it has slept."""
+
+    @property
+    def kept_places(self) -> tuple[Place, ...]:
+        """Return the places that its instances have not left."""
+        return tuple(p for rank, p in enumerate(self.places) if rank not in self.left)
 
     def incarnation_of(self, rank: int) -> int:
         """Return which process of a rank is the current one."""

@@ -36,6 +36,9 @@ T = TypeVar("T")
 GivenUp = Callable[[str, str, str], None]
 """Takes a WPG, the address of one of its instances, and why that is given up."""
 
+Left = Callable[[str, str, bytes], None]
+"""Takes a WPG, the address of one that sleeps, and the generate that goes on without it."""
+
 
 class RolloutPort(Protocol):
     """The rollout managers."""
@@ -60,6 +63,10 @@ class RolloutPort(Protocol):
 
     def report_to(self, given_up: GivenUp) -> None:
         """Say from now on which instances do not come back by themselves."""
+        ...
+
+    def report_left_to(self, left: Left) -> None:
+        """Say from now on which instances sleep because a generate does without them."""
         ...
 
     async def forget(self, deployment_id: str) -> None:

@@ -22,7 +22,7 @@ from plexsvc.scheduler.faults import fault_from_wire, fault_of
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages, results
 from plexsvc.scheduler.ledger.jobs import Held, WpgRecord
-from plexsvc.scheduler.orders import carry, host_bytes, managed, spawn
+from plexsvc.scheduler.orders import carry, host_bytes, leaving, managed, spawn
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 
@@ -67,6 +67,8 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         reach.versions.changed(record.deployment.deployment_id)
     replies = await _execute(reach, action, held=held, record=record)
     _count(reach, held, record)
+    for address in (address for reply in replies for address in reply.asleep):
+        leaving.report(reach, action.wpg_id, address, action.operation_id)
     result = results.merge(action.operation_id, replies)
     if result.HasField("error"):
         is_refusal = result.state == operations_pb2.OPERATION_STATE_REFUSED

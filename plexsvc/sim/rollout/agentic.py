@@ -289,8 +289,9 @@ class AgenticRun(Timeline):
                 | orders.SeekInstance()
                 | orders.ReleaseInstance()
                 | orders.EndWindow()
+                | orders.LeaveDevice()
             ):
-                pass  # nobody reads tokens, and no instance is lost
+                pass  # nobody reads tokens, and no instance is lost or sleeps
             case _:
                 assert_never(order)
 

@@ -182,8 +182,9 @@ class Floor(Timeline, ABC):
                 | orders.GiveUpInstance()
                 | orders.SeekInstance()
                 | orders.EndWindow()
+                | orders.LeaveDevice()
             ):
-                pass  # nobody reads tokens; whoever ended an instance, or the window, knows it
+                pass  # nobody reads tokens or sleeps; whoever ended anything knows
             case _:
                 assert_never(order)
 

@@ -955,9 +955,63 @@ async def test_a_successor_finds_instances_asleep_and_wakes_them() -> None:
         async with asyncio.timeout(10):
             while [one.phase for one in await b.managers.instances()] != ["asleep"]:  # noqa: ASYNC110 - the successor is told in its own time
                 await asyncio.sleep(0.005)
+        assert b.instances[0].engine.is_asleep, "nobody gave it its device"
         await b.move(WAKE)
         assert [one.phase for one in await b.managers.instances()] == ["serving"]
         assert (await b.execute(b.generate())).weight_version == 4
+
+
+async def cut_until_one_left(
+    b: Bench, group: asyncio.TaskGroup, left: list[tuple[str, str, bytes]]
+) -> tuple[operations_pb2.Operation, asyncio.Task[worker_pb2.ExecuteReply]]:
+    """Return a generate that goes on without one of two instances, which has told so."""
+    b.managers.report_left_to(lambda *told: left.append(told))
+    await b.pull(4)
+    options = {"seed": 2, "n": 1, "max_tokens": 60, "stop_token_ids": range(5)}
+    cut = b.generate([[number + 1] for number in range(12)], **options)
+    request = worker_pb2.ExecuteRequest(fence=b.fence, wpg_id=b.wpg_id, operation=cut)
+    running = group.create_task(b.managers.execute(request))
+    async with asyncio.timeout(20):
+        while not left:
+            assert not running.done()
+            for instance in b.instances:
+                instance.engine.allow(1)
+            await asyncio.sleep(0.01)
+    return cut, running
+
+
+CUTS = replace(FAST, cuts_at=0.7, balance_us=10_000)
+
+
+async def test_a_shared_instance_that_is_cut_sleeps_and_says_so_before_the_generate_ends() -> None:
+    async with bench(instances=2, config=CUTS, held=True, shared=True) as b:
+        left: list[tuple[str, str, bytes]] = []
+        async with asyncio.TaskGroup() as group:
+            cut, running = await cut_until_one_left(b, group, left)
+            (asleep,) = [one for one in b.instances if one.engine.is_asleep]
+            assert left == [("wpg", asleep.address, cut.operation_id)]
+            for instance in b.instances:
+                instance.engine.release()
+        reply = running.result()
+        assert (reply.result.state, list(reply.asleep)) == (APPLIED, [asleep.address])
+        assert asleep.engine.is_asleep, "until it has its device again"
+        await b.move(SLEEP)
+        await b.move(WAKE)
+        phases = [one.phase for one in await b.managers.instances()]
+        assert phases == ["serving", "serving"]
+
+
+async def test_a_successor_goes_on_without_the_instance_that_left() -> None:
+    async with bench(instances=2, config=CUTS, held=True, shared=True) as b:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            _, running = await cut_until_one_left(b, group, [])
+            (asleep,) = [one for one in b.instances if one.engine.is_asleep]
+            await b.kill_manager()
+            for instance in b.instances:
+                instance.engine.release()
+        reply = running.result()
+        assert (reply.result.state, list(reply.asleep)) == (APPLIED, [asleep.address])
+        assert asleep.engine.is_asleep
 
 
 async def test_one_that_does_not_wake_is_lost_with_its_cause_and_replaced() -> None:

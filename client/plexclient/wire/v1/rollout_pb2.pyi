@@ -143,12 +143,14 @@ class FollowRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ManagerNews(_message.Message):
-    __slots__ = ("incarnation", "gone")
+    __slots__ = ("incarnation", "gone", "left")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     gone: InstanceGone
-    def __init__(self, incarnation: _Optional[int] = ..., gone: _Optional[_Union[InstanceGone, _Mapping]] = ...) -> None: ...
+    left: InstanceLeft
+    def __init__(self, incarnation: _Optional[int] = ..., gone: _Optional[_Union[InstanceGone, _Mapping]] = ..., left: _Optional[_Union[InstanceLeft, _Mapping]] = ...) -> None: ...
 
 class InstanceGone(_message.Message):
     __slots__ = ("wpg_id", "address", "because", "is_dedicated")
@@ -161,6 +163,16 @@ class InstanceGone(_message.Message):
     because: str
     is_dedicated: bool
     def __init__(self, wpg_id: _Optional[str] = ..., address: _Optional[str] = ..., because: _Optional[str] = ..., is_dedicated: _Optional[bool] = ...) -> None: ...
+
+class InstanceLeft(_message.Message):
+    __slots__ = ("wpg_id", "address", "operation_id")
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    wpg_id: str
+    address: str
+    operation_id: bytes
+    def __init__(self, wpg_id: _Optional[str] = ..., address: _Optional[str] = ..., operation_id: _Optional[bytes] = ...) -> None: ...
 
 class ChangeInstanceRequest(_message.Message):
     __slots__ = ("fence", "wpg_id", "deployment_id", "address", "replaces", "joins_as", "drains", "ended")

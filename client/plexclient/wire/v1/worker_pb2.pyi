@@ -39,18 +39,20 @@ class Trained(_message.Message):
     def __init__(self, train_us: _Optional[int] = ..., ended_ago_us: _Optional[int] = ...) -> None: ...
 
 class ExecuteReply(_message.Message):
-    __slots__ = ("result", "applied_seq", "digest", "run_us", "log_tail")
+    __slots__ = ("result", "applied_seq", "digest", "run_us", "log_tail", "asleep")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RUN_US_FIELD_NUMBER: _ClassVar[int]
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
+    ASLEEP_FIELD_NUMBER: _ClassVar[int]
     result: _operations_pb2.OperationResult
     applied_seq: int
     digest: bytes
     run_us: int
     log_tail: str
-    def __init__(self, result: _Optional[_Union[_operations_pb2.OperationResult, _Mapping]] = ..., applied_seq: _Optional[int] = ..., digest: _Optional[bytes] = ..., run_us: _Optional[int] = ..., log_tail: _Optional[str] = ...) -> None: ...
+    asleep: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, result: _Optional[_Union[_operations_pb2.OperationResult, _Mapping]] = ..., applied_seq: _Optional[int] = ..., digest: _Optional[bytes] = ..., run_us: _Optional[int] = ..., log_tail: _Optional[str] = ..., asleep: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("wpg_id",)

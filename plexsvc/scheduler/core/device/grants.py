@@ -48,6 +48,9 @@ def _waiting(devices: Devices, members: tuple[WpgId, ...]) -> dict[WpgId, Operat
     waiting: dict[WpgId, Operation] = {}
     for wpg_id in members:
         wpg = devices.wpgs[wpg_id]
+        if wpg.left:  # it sleeps whole before it has its devices again
+            switch.part(devices, wpg)
+            continue
         if wpg.initialize is None and not devices.deployments[wpg.deployment_id].pending:
             continue
         if _may_work(wpg) and wpg.move_id is None and wpg.switch is None:

@@ -7,7 +7,7 @@ devices up is charged with what others waited for it meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from plexsvc.ids import JobId, OperationId, WpgId
 from plexsvc.residency import Residency, ResidencyTrigger
@@ -15,10 +15,10 @@ from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.state import Operation, Wpg
+from plexsvc.scheduler.core.state import Device, Operation, Wpg
 from plexsvc.scheduler.core.timeline import Stretch
 from plexsvc.scheduler.core.transitions import OperationTrigger
-from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.core.vocabulary import OperationKind, Place
 
 
 def take(devices: Devices, wpg: Wpg, *, victims: tuple[WpgId, ...] = ()) -> None:
@@ -41,21 +41,38 @@ def take(devices: Devices, wpg: Wpg, *, victims: tuple[WpgId, ...] = ()) -> None
 
 def release(devices: Devices, wpg: Wpg) -> None:
     """Give up the right to run, if a WPG has it; state and memory stay where they are."""
-    if all(device.holder != wpg.wpg_id for device in wpg.devices):
-        return
-    for device in wpg.devices:
-        if device.holder == wpg.wpg_id:
-            device.holder = None
-    _charge_waits(devices, wpg)
-    for device in wpg.devices:
-        device.held_since_us = devices.now_us
-    if wpg.busy_since_us is not None:
-        spent_us = devices.now_us - wpg.busy_since_us
-        devices.jobs[wpg.job_id].device_us += spent_us * len(wpg.devices)
-        for device in wpg.devices:
-            device.busy_us += spent_us
+    held = [device for device in wpg.devices if device.holder == wpg.wpg_id]
+    if held:
+        _give_up(devices, wpg, held)
         wpg.busy_since_us = None
+        devices.touch(wpg.wpg_id)
+
+
+def leave(devices: Devices, wpg: Wpg, rank: int, operation: Operation) -> None:
+    """Give up the device of an instance that sleeps while an operation goes on without it."""
+    note_span(
+        devices,
+        wpg,
+        kind=operation.kind,
+        operation_id=operation.operation_id,
+        start_us=operation.started_us,
+        places=(wpg.places[rank],),
+    )
+    wpg.left.add(rank)
+    _give_up(devices, wpg, [wpg.devices[rank]])
     devices.touch(wpg.wpg_id)
+
+
+def _give_up(devices: Devices, wpg: Wpg, held: Sequence[Device]) -> None:
+    """Let others have some of a WPG's devices, and account for its use of them."""
+    for device in held:
+        device.holder = None
+    _charge_waits(devices, wpg, held)
+    spent_us = 0 if wpg.busy_since_us is None else devices.now_us - wpg.busy_since_us
+    devices.jobs[wpg.job_id].device_us += spent_us * len(held)
+    for device in held:
+        device.held_since_us = devices.now_us
+        device.busy_us += spent_us
 
 
 def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:
@@ -107,11 +124,12 @@ def note_span(
     start_us: int,
     operation_id: OperationId | None = None,
     nbytes: int = 0,
+    places: tuple[Place, ...] = (),
 ) -> None:
-    """Add what a WPG's devices did until now to the timeline; `nbytes` were moved on each."""
+    """Add what a WPG did until now, on all its devices or some; `nbytes` were moved on each."""
     devices.timeline.add(
         Stretch(
-            places=wpg.places,
+            places=places or wpg.kept_places,
             kind=kind,
             job_id=wpg.job_id,
             deployment_id=wpg.deployment_id,
@@ -148,27 +166,33 @@ def unpin(devices: Devices, wpg: Wpg, operation: Operation) -> None:
     """Charge a job whose save or publish stops reading its state with who waited for that room."""
     if operation.needs_device or operation.operation_id not in wpg.running:
         return
-    for waiter, since_us in _waiting_for(devices, wpg):
+    for waiter, since_us in _waiting_for(devices, wpg, wpg.devices):
         is_pinned = any(pinner is wpg for pinner in space.pinners(devices, waiter))
         if is_pinned and space.victims_of(devices, waiter) is None:
             waited_us = devices.now_us - max(since_us, operation.started_us)
             charge(devices, waiter.job_id, wpg.job_id, waited_us=waited_us)
 
 
-def _charge_waits(devices: Devices, holder: Wpg) -> None:
-    """Charge the job that gives its devices up with what others waited for it meanwhile."""
-    for waiter, since_us in _waiting_for(devices, holder):
-        charge(devices, waiter.job_id, holder.job_id, waited_us=devices.now_us - since_us)
+def _charge_waits(devices: Devices, holder: Wpg, given: Sequence[Device]) -> None:
+    """Charge the job that gives devices up with what others waited for it meanwhile.
+
+    Those that wait for others of its devices, too, wait on.
+    """
+    for waiter, since_us in _waiting_for(devices, holder, given):
+        if all(device.holder != holder.wpg_id for device in waiter.devices):
+            charge(devices, waiter.job_id, holder.job_id, waited_us=devices.now_us - since_us)
 
 
-def _waiting_for(devices: Devices, blocker: Wpg) -> Iterator[tuple[Wpg, int]]:
-    """Yield who waits for devices that `blocker` is on, and since when it could have had them."""
+def _waiting_for(
+    devices: Devices, blocker: Wpg, among: Sequence[Device]
+) -> Iterator[tuple[Wpg, int]]:
+    """Yield who waits for some of `blocker`'s devices, and since when it could have had them."""
     for wpg_id in devices.groups.get(blocker.wpg_id, ()):
         waiter = devices.wpgs[wpg_id]
         head = lanes.head(devices.queues, waiter)
         if head is None or head.eligible_us is None or not head.needs_device or waiter is blocker:
             continue
-        shared = (device for device in waiter.devices if blocker.wpg_id in device.ranks)
+        shared = (device for device in among if waiter.wpg_id in device.ranks)
         held_us = min((device.held_since_us for device in shared), default=None)
         if held_us is not None:
             yield waiter, max(head.eligible_us, held_us)

@@ -34,7 +34,7 @@ def resident_bytes(devices: Devices, device: Device) -> int:
     found = 0
     for wpg_id, rank in device.ranks.items():
         wpg = devices.wpgs[wpg_id]
-        if wpg.residency in ON_DEVICE and wpg.device_bytes:
+        if wpg.residency in ON_DEVICE and wpg.device_bytes and rank not in wpg.left:
             found += wpg.device_bytes[rank]
         if wpg.parked_bytes:
             found += wpg.parked_bytes[rank]
@@ -96,13 +96,13 @@ def _parkable(devices: Devices, wpg: Wpg) -> list[Wpg]:
         if other.state is WpgState.READY
         and other.residency is Residency.DEVICE
         and other.switch is None
-        and (not other.is_rollout or _may_sleep(devices, other))
+        and (not other.is_rollout or may_sleep(devices, other))
         and not other.running
     ]
     return sorted(idle, key=lambda other: (other.last_used_us, other.wpg_id))
 
 
-def _may_sleep(devices: Devices, wpg: Wpg) -> bool:
+def may_sleep(devices: Devices, wpg: Wpg) -> bool:
     """Return whether instances share their devices, and none of them is just starting."""
     homeless = devices.placement.homeless
     starting = [r for r in wpg.absent if r not in wpg.asleep and (wpg.wpg_id, r) not in homeless]

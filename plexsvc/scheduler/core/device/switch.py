@@ -17,7 +17,7 @@ from plexsvc.ids import WpgId
 from plexsvc.residency import MOVING, ON_DEVICE, Residency, ResidencyTrigger
 from plexsvc.scheduler.core.actions import MoveState, SpawnWpg
 from plexsvc.scheduler.core.cluster import Devices
-from plexsvc.scheduler.core.device import learning, lease
+from plexsvc.scheduler.core.device import learning, lease, space
 from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Switch, Wpg
@@ -58,6 +58,13 @@ def begin(
     advance(devices, wpg)
 
 
+def part(devices: Devices, wpg: Wpg) -> None:
+    """Have all of a WPG sleep, some of which has left its devices, once nothing of it runs."""
+    is_still = not wpg.running and wpg.move_id is None and wpg.state is WpgState.READY
+    if is_still and space.may_sleep(devices, wpg):
+        _order_move(devices, wpg, to=Residency.HOST)
+
+
 def advance(devices: Devices, wpg: Wpg) -> None:
     """Go on with a WPG's switch, if it has one, once its victims are off the device."""
     if wpg.switch is None or wpg.move_id is not None:
@@ -84,6 +91,7 @@ def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
     wpg.shift(ResidencyTrigger.LOADED if is_load else ResidencyTrigger.OFFLOADED)
     wpg.move_id = None
     _account(devices, wpg, nbytes=event.nbytes, is_load=is_load)
+    wpg.left.clear()
     devices.touch(wpg.wpg_id)
     if is_load and wpg.switch is not None:
         _arrive(devices, wpg, wpg.switch)
@@ -153,7 +161,8 @@ def _end(devices: Devices, wpg: Wpg, switch: Switch) -> None:
 
 
 def _account(devices: Devices, wpg: Wpg, *, nbytes: int, is_load: bool) -> None:
-    for device in wpg.devices:
+    for place in wpg.kept_places:
+        device = devices.at[place]
         device.switch_us += devices.now_us - wpg.move_started_us
         device.switches += is_load
     lease.note_span(
@@ -161,7 +170,7 @@ def _account(devices: Devices, wpg: Wpg, *, nbytes: int, is_load: bool) -> None:
         wpg,
         kind="load" if is_load else "offload",
         start_us=wpg.move_started_us,
-        nbytes=nbytes // len(wpg.places),
+        nbytes=nbytes // len(wpg.kept_places),
     )
 
 

@@ -6,6 +6,9 @@ lost `max_respawns` times in `respawn_window_us`; then whatever ends it would en
 and the deployment ends with that cause. It comes back on its own device, or, where its node was
 lost, on an idle one of that kind: it waits for one, or for its node, for `placement_timeout_us`.
 One that was lost asleep is spawned when its deployment has its devices again.
+
+Of a shared deployment, an instance that a generate does without sleeps, and leaves its device to
+others while the generate goes on. As that ends all its WPG sleeps, and wakes with its next work.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import SpawnInstance
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import lease, space
-from plexsvc.scheduler.core.events import InstanceLost, InstanceReady
+from plexsvc.scheduler.core.events import InstanceLeft, InstanceLost, InstanceReady
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import Wpg
@@ -45,7 +48,7 @@ def lose(devices: Devices, wpg: Wpg, rank: int, fault: Fault) -> None:
             return
         _settle_at(devices, wpg, rank, place)
     devices.placement.homeless.pop((wpg.wpg_id, rank), None)
-    if wpg.residency is not Residency.DEVICE:  # others have its devices
+    if wpg.residency is not Residency.DEVICE or rank in wpg.left:  # others have its device
         wpg.asleep[rank] = place or wpg.asleep.get(rank)
         return
     limits = devices.limits
@@ -136,6 +139,17 @@ def lost(devices: Devices, event: InstanceLost) -> None:
         return
     if wpg.state is WpgState.READY:
         lose(devices, wpg, event.rank, event.fault)
+
+
+def left(devices: Devices, event: InstanceLeft) -> None:
+    """Let others have the device of an instance that a generate does without."""
+    wpg = devices.wpgs.get(event.wpg_id)
+    if wpg is None or event.incarnation != wpg.incarnation_of(event.rank):
+        return
+    operation = wpg.running.get(event.operation_id)
+    stays = len(wpg.left | {event.rank}) < len(wpg.places)
+    if wpg.is_shared and event.rank not in wpg.left and operation is not None and stays:
+        lease.leave(devices, wpg, event.rank, operation)
 
 
 def is_back(devices: Devices, event: InstanceReady) -> None:

@@ -618,6 +618,26 @@ def test_an_instance_that_is_cut_is_spared_until_the_generate_ends() -> None:
     check(core)
 
 
+def test_an_instance_that_is_cut_leaves_a_shared_device_once_its_samples_are_elsewhere() -> None:
+    core, has = begin_cut()
+    core.is_shared = True
+    core.handle(arrived(ONE, Arrival(has[ONE][0], 0, LENGTH, is_last=True)))
+    core.handle(arrived(TWO, Arrival(has[TWO][0], 0, LENGTH, is_last=True)))
+    assert core.instances[TWO].is_serving, "its last sample is still there"
+    gone = Arrival(has[TWO][1], 0, 2, is_last=False, is_aborted=True)
+    ordered = core.handle(arrived(TWO, gone))
+    left = [order for order in ordered if isinstance(order, orders.LeaveDevice)]
+    assert [(one.instance_id, one.operation_id) for one in left] == [(TWO, OP)]
+    assert core.instances[TWO].phase is Phase.ASLEEP
+    check(core)
+    lost = core.handle(ended(ONE, has[ONE][1], call=1))
+    assert not any(isinstance(order, orders.StartSamples) for order in lost), "it stays asleep"
+    core.handle(events.OperationEnded(operation_id=OP))
+    core.handle(events.InstanceAnswered(instance_id=TWO, version=MODEL))
+    assert core.instances[TWO].is_serving, "it woke"
+    check(core)
+
+
 def test_a_spared_instance_serves_again_when_the_others_are_lost() -> None:
     core, has = begin_cut()
     core.handle(arrived(ONE, Arrival(has[ONE][0], 0, LENGTH, is_last=True)))
@@ -681,6 +701,7 @@ class Course(RuleBasedStateMachine):
         self.arriving: list[Arrival] = []
         self.windows: list[OperationId] = []
         """Generates whose window was opened and has not ended: at most one."""
+        self.leaving: list[InstanceId] = []
         self.replace(2)
 
     def tell(self, event: events.Event) -> None:
@@ -737,11 +758,29 @@ class Course(RuleBasedStateMachine):
                 pass
             case orders.EndWindow():
                 self.end_window(order)
+            case orders.LeaveDevice():
+                assert self.core.is_shared
+                assert order.operation_id in self.core.generates
+                assert not self.core.instances[order.instance_id].load
+                self.leaving.append(order.instance_id)
 
     def end_window(self, order: orders.EndWindow) -> None:
         kinds = [one.kind.name for one in self.core.instances.values()]
         assert "reserved" not in kinds, "the devices are free"
         self.windows.remove(order.operation_id)  # fails for a second end
+
+    @rule(is_shared=st.booleans())
+    def share(self, is_shared: bool) -> None:
+        self.core.is_shared = is_shared
+
+    @precondition(lambda self: self.leaving)
+    @rule(is_asleep=st.booleans())
+    def leave(self, is_asleep: bool) -> None:
+        one = self.leaving.pop()
+        if is_asleep:
+            self.tell(events.InstanceAnswered(instance_id=one, version=v(0), is_asleep=True))
+        else:
+            self.tell(events.InstanceLost(instance_id=one, because="sleep"))
 
     @rule(count=st.integers(1, 3))
     def replace(self, count: int) -> None:
@@ -897,9 +936,9 @@ class Course(RuleBasedStateMachine):
         else:
             self.tell(events.InstanceLost(instance_id=one, because="reset"))
 
-    @rule(version=st.integers(0, 3))
-    def want(self, version: int) -> None:
-        self.tell(events.VersionWanted(version=v(version)))
+    @rule(version=st.integers(0, 3), wakes=st.booleans())
+    def want(self, version: int, wakes: bool) -> None:
+        self.tell(events.VersionWanted(version=v(version), wakes=wakes))
 
     @rule(is_over=st.booleans())
     def hold_turns(self, is_over: bool) -> None:

@@ -11,6 +11,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.ids import JobId, OperationId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import MoveState, SpawnInstance, SpawnWpg, StartOperation
+from plexsvc.scheduler.core.events import InstanceLeft
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
@@ -244,3 +245,93 @@ def test_two_jobs_with_equal_phases_keep_both_devices_busy() -> None:
     rounds = 12
     back_to_back_us = 2 * rounds * sum(ROUND.values())
     assert back_to_back_us > 1.7 * round_trips(world, rounds=rounds)
+
+
+@pytest.fixture
+def long_tail() -> FakeWorld:
+    """Engines of `a` on two devices, of `b` and `c` asleep on one of these each; `a` generates."""
+    world = FakeWorld(device_bytes=100)
+    world.join(rollout=2)
+    world.bring_up("a", "rollout", rollout=True, shared=True, devices=2)
+    for job in "bc":
+        world.bring_up(job, "rollout", rollout=True, shared=True)
+    generate(world, "a1", seq=1)
+    world.report_next(MoveState)
+    world.report_next(MoveState)
+    world.report_next(MoveState)
+    assert residencies(world) == "device host host"
+    generate(world, "b1", seq=1)
+    generate(world, "c1", seq=1)
+    assert [type(order) for order in world.orders] == [StartOperation]
+    return world
+
+
+def leave(world: FakeWorld, job: str, rank: int, name: str) -> None:
+    world.tell(
+        InstanceLeft(
+            at_us=world.tick(),
+            wpg_id=wpg_of(world, job),
+            rank=rank,
+            incarnation=1,
+            operation_id=op_id(name),
+        )
+    )
+
+
+def test_another_wakes_on_a_device_that_is_left_before_the_generate_ends(
+    long_tail: FakeWorld,
+) -> None:
+    leave(long_tail, "a", 1, "a1")
+    left = long_tail.core.view.wpgs[wpg_of(long_tail, "a")].places[1]
+    woken = next(w for w in long_tail.core.view.wpgs.values() if w.move_id and w.places == (left,))
+    assert residencies(long_tail).split().count("loading") == 1
+    long_tail.report_next(MoveState)
+    assert (state(long_tail, "a1"), woken.residency) == (OperationState.RUNNING, "device")
+    assert len(long_tail.orders) == 2, "both generate"
+    leave(long_tail, "a", 1, "a1")  # told again with the answer
+    long_tail.report_next(StartOperation)
+    assert residencies(long_tail).split()[0] == "offloading", "it sleeps whole"
+    generate(long_tail, "a2", seq=2)
+    long_tail.drain()
+    assert [state(long_tail, f"{job}1") for job in "abc"] == [OperationState.ANSWERED] * 3
+    assert state(long_tail, "a2") is OperationState.ANSWERED
+
+
+def test_whoever_leaves_has_the_devices_that_it_kept_accounted_to_it(long_tail: FakeWorld) -> None:
+    before_us = long_tail.core.view.jobs[JobId("a")].device_us
+    long_tail.tick(10_000)
+    leave(long_tail, "a", 1, "a1")
+    left_us = long_tail.core.view.jobs[JobId("a")].device_us - before_us
+    assert 10_000 <= left_us < 20_000, "one device of two"
+
+
+def test_an_instance_that_dies_after_it_left_is_spawned_when_its_device_is_its_own(
+    long_tail: FakeWorld,
+) -> None:
+    leave(long_tail, "a", 1, "a1")
+    long_tail.die(wpg_of(long_tail, "a"), rank=1)
+    assert not any(isinstance(order, SpawnInstance) for order in long_tail.orders)
+    generate(long_tail, "a2", seq=2)
+    long_tail.drain()
+    assert any(isinstance(action, SpawnInstance) for action in long_tail.log)
+    assert state(long_tail, "a2") is OperationState.ANSWERED
+
+
+def test_what_is_told_of_a_generate_that_ended_changes_nothing(long_tail: FakeWorld) -> None:
+    long_tail.report_next(StartOperation)
+    long_tail.drain()
+    assert state(long_tail, "a1") is OperationState.ANSWERED
+    generate(long_tail, "a2", seq=2)
+    before = residencies(long_tail)
+    leave(long_tail, "a", 1, "a1")
+    assert residencies(long_tail) == before
+    long_tail.drain()
+
+
+def test_nobody_leaves_the_last_device_nor_those_that_it_does_not_share() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(rollout=2)
+    world.bring_up("a", "rollout", rollout=True, devices=2)
+    generate(world, "a1", seq=1)
+    leave(world, "a", 1, "a1")
+    assert not world.core.view.wpgs[wpg_of(world, "a")].left
