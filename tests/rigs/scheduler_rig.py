@@ -151,6 +151,7 @@ async def start_rig(
         async with asyncio.TaskGroup() as group:
             running = group.create_task(driver.run())
             await driver.nodes.ready()
+            await until(lambda: len(driver.cluster.nodes) == len(nodes))
             yield Rig(
                 driver=driver,
                 scheduler=SchedulerServicer(driver),
