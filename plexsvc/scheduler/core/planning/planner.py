@@ -9,36 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from plexsvc.ids import ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import (
-    NOBODY,
     Spot,
     is_over,
-    lived_with,
-    predicted,
-    refusal,
 )
 from plexsvc.scheduler.core.planning.fit import Fitter
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.interference import Load
-from plexsvc.scheduler.core.planning.last_bursts import Endings
-from plexsvc.scheduler.core.planning.paces import Paces
-from plexsvc.scheduler.core.planning.phases import Phases, is_stable, settled_ppm
+from plexsvc.scheduler.core.planning.keeping import Keeping
+from plexsvc.scheduler.core.planning.phases import is_stable
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
-from plexsvc.scheduler.core.planning.reservations import Reservation, reserve, stands
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.planning.spots import (
-    Barred,
     best,
-    has_whole,
-    joining,
-    larger_groups,
-    merging,
     whole_groups,
 )
 from plexsvc.scheduler.core.planning.waiting import Aged, in_order, may_reserve
@@ -71,36 +58,23 @@ class Placed:
     """Groups that became part of `group_id` for it."""
 
 
-class Planner:
+class Planner(Keeping):
     """Admission and placement on one board under one policy."""
 
     def __init__(self, board: Board, *, policy: Policy, noun: str = "node") -> None:
         """Plan on `board`; `noun` is what its units are called in reasons."""
-        self.board = board
+        super().__init__(board, policy=policy)
         self.noun = noun
-        self.policy = policy
         self.fitter = Fitter(board=board)
-        self.paces = Paces(board)
-        self.waiting: dict[ResidentId, Demand] = {}
-        self.reservations: dict[ResidentId, Reservation] = {}
-        """Units kept for blocked jobs: for one that waits, and for those that lost their places.
-        Only jobs of one group that lost a node have units in common."""
-
-        self.left: dict[UnitId, tuple[int, int]] = {}
-        """Units that jobs of a group left because a node was lost: until when they are kept for
-        the return of those jobs, and the group."""
-
         self.relieved_us = self.repacked_us = NEVER_US
         """When relief and repacking were last considered."""
 
-        self._loads: dict[ResidentId, Load] = {}
         self._unseen: set[ResidentId] = set()
         self._short: dict[ResidentId, None] = {}
         self._changed: dict[int, None] = {}
         self._freed_seen = 0
         self._late_news = False
         self._queue_news = False
-        self._has_reopened = False
         self._has_new_units = False
         self._relearned: dict[int, None] = {}
 
@@ -229,18 +203,6 @@ class Planner:
                 if unit_id in group_at:
                     self.touch(group_at[unit_id])
 
-    def group_of(self, resident_id: ResidentId) -> Group:
-        """Return the group a placed job lives in."""
-        return self.board.groups[self.board.group_of[resident_id]]
-
-    def predicted(self, group: Group) -> dict[ResidentId, int]:
-        """Return the predicted slowdown of each job of a group, in ppm."""
-        residents = list(group.residents.values())
-        settled = None
-        if self.policy.reads_ring and group.is_uniform:
-            settled = settled_ppm(residents, slot_us=self.board.slot_us)
-        return settled or predicted(residents)
-
     @property
     def needs_relief(self) -> bool:
         """Whether a job is late or paused for another, or one may leave a group over its bounds."""
@@ -311,93 +273,6 @@ class Planner:
                     self._reserve(demand, now_us=now_us)
         self._queue_news = self._has_new_units = False
         return placed
-
-    def _keep_on(self, now_us: int) -> None:
-        """Let go of units that cannot be kept any more, or need not be."""
-        for resident_id, reservation in list(self.reservations.items()):
-            if not stands(self.board, reservation):
-                self._end_reservation(resident_id)
-        if any(until_us <= now_us for until_us, _ in self.left.values()):
-            self.left = {u: kept for u, kept in self.left.items() if kept[0] > now_us}
-            self._has_reopened = True
-
-    def _reserve(self, demand: Demand, *, now_us: int) -> None:
-        """Keep units for a blocked job that has a right to it, be it instead of a lesser one's."""
-        kept, resident_id = self.reservations, demand.resident_id
-        if resident_id in kept or not may_reserve(demand, policy=self.policy, now_us=now_us):
-            return
-        aged = Aged(self.waiting.values(), policy=self.policy, now_us=now_us)
-        for other in list(kept):
-            if demand.lost_place or self.waiting[other].lost_place:
-                continue
-            if aged.priority(self.waiting[other]) >= aged.priority(demand):
-                return
-            self._end_reservation(other)
-        made = reserve(
-            self.board,
-            demand,
-            taken={
-                *(u for each in kept.values() if not each.is_for(demand) for u in each.units),
-                *self._left_by_others(demand),
-            },
-            remaining_us=lambda r: self.paces.remaining_us(r.demand, now_us=now_us),
-            now_us=now_us,
-        )
-        if made is not None:
-            kept[resident_id] = made
-
-    def _choose_anew(self, demand: Demand, *, now_us: int) -> None:
-        """Choose again what is kept for a job: with the units that came, less may be missing."""
-        if demand.resident_id in self.reservations:
-            self._end_reservation(demand.resident_id)
-            self._reserve(demand, now_us=now_us)
-
-    def _end_reservation(self, resident_id: ResidentId) -> None:
-        """Keep nothing for a job any more; all that wait look at the units again."""
-        del self.reservations[resident_id]
-        self._has_reopened = True
-
-    def kept_units(self) -> set[UnitId]:
-        """Return the units that are kept for some job."""
-        kept = {unit_id for each in self.reservations.values() for unit_id in each.units}
-        return kept | self.left.keys()
-
-    def kept_from(self, demand: Demand, *, now_us: int) -> set[UnitId]:
-        """Return the units that a waiting job may not take, since they are kept for others."""
-        kept = {
-            unit_id
-            for each in self.reservations.values()
-            if each.keeps_out(demand, now_us=now_us)
-            for unit_id in each.units
-        }
-        return kept | self._left_by_others(demand)
-
-    def _left_by_others(self, demand: Demand) -> set[UnitId]:
-        return {u for u, (_, group_id) in self.left.items() if group_id != demand.lost_place}
-
-    def in_the_way(self, *, now_us: int) -> list[ResidentId]:
-        """Return who lives where a reservation is due whose job does not fit in beside them."""
-        return [
-            resident.demand.resident_id
-            for resident_id, kept in self.reservations.items()
-            if kept.due_us <= now_us
-            and self._kept_spot(self.waiting[resident_id], now_us=now_us) is None
-            for group in self._groups_at(kept.units)
-            for resident in group.on(kept.units)
-            if not lived_with(self.waiting[resident_id], resident, group)
-        ]
-
-    def _kept_spot(self, demand: Demand, *, now_us: int) -> Spot | None:
-        """Return the place that is kept for a job, if it can have it by now."""
-        kept = self.reservations.get(demand.resident_id)
-        if kept is None:
-            return None
-        groups = self._groups_at(kept.units)
-        is_whole = [set(group.units) for group in groups] == [set(kept.units)]
-        spot = Spot(units=kept.units, groups=groups)
-        if groups and not (is_whole or self.policy.merges):
-            return None
-        return spot if not groups or self._within_bounds(demand, [spot], now_us=now_us) else None
 
     def _in_turn(self, waiting: Iterable[Demand], *, now_us: int) -> Iterable[Demand]:
         ordered = in_order(waiting, policy=self.policy, now_us=now_us)
@@ -543,103 +418,6 @@ class Planner:
         if spot is None or not claim(demand):
             return None
         return self._commit(demand, spot, now_us=now_us)
-
-    def spot_for(
-        self,
-        demand: Demand,
-        groups: Iterable[Group],
-        *,
-        barred: Barred = (),
-        without: ResidentId = NOBODY,
-        must_leave: bool = False,
-        now_us: int,
-    ) -> Spot | None:
-        """Return the place the policy gives a job now, in `groups` of its size or elsewhere.
-
-        It takes a part of a larger group, or has several made one, only where there is no group of
-        its size and no idle gang, or where it `must_leave`: jobs that overlap in parts of groups
-        hold each other up by what keeps each of them waiting elsewhere. Changes nothing.
-        """
-        policy, board = self.policy, self.board
-        gang = self._gang(demand, barred)
-        if gang and (demand.is_cold or policy.preference is Preference.SPREAD):
-            return Spot(units=gang)
-        if demand.is_cold and not policy.cold_shares:
-            return None
-        find = partial(self._that_take, demand, barred=barred, without=without, now_us=now_us)
-        spots = find(groups)
-        if not spots and gang:
-            return Spot(units=gang)
-        may_part = must_leave or not has_whole(board, demand, barred=barred)
-        if not spots and policy.takes_parts and may_part:
-            spots = find(larger_groups(board, demand))
-            if not spots and policy.merges:
-                there = merging(board, demand, barred=barred)
-                spots = self._within_bounds(demand, there, without=without, now_us=now_us)
-        return best(board, demand, spots, policy=policy)
-
-    def _that_take(
-        self,
-        demand: Demand,
-        groups: Iterable[Group],
-        *,
-        barred: Barred = (),
-        without: ResidentId = NOBODY,
-        now_us: int,
-    ) -> list[Spot]:
-        there = joining(self.board, demand, groups, barred=barred)
-        return self._within_bounds(demand, there, without=without, now_us=now_us)
-
-    def _within_bounds(
-        self,
-        demand: Demand,
-        spots: Iterable[Spot],
-        *,
-        without: ResidentId = NOBODY,
-        now_us: int,
-    ) -> list[Spot]:
-        policy, load = self.policy, self._load_of(demand)
-        ask = partial(
-            refusal,
-            demand=demand,
-            load=load,
-            policy=policy,
-            memory=self.board.memory,
-            phases=self.phases_of(demand),
-            endings=Endings(self.paces, demand, now_us=now_us),
-        )
-        return [spot for spot in spots if ask(spot, without=without) is None]
-
-    def phases_of(self, demand: Demand) -> Phases | None:
-        """Return what a job would lose by phases in each place; None if its phases do not stay."""
-        return Phases.of(self.board, demand) if self.policy.reads_ring else None
-
-    def _load_of(self, demand: Demand) -> Load:
-        """Return the load of a job's cycle, worked out once while it waits."""
-        if self.waiting.get(demand.resident_id) is not demand:
-            return Load.of(demand)
-        load = self._loads.get(demand.resident_id)
-        if load is None:
-            load = self._loads[demand.resident_id] = Load.of(demand)
-        return load
-
-    def _gang(self, demand: Demand, barred: Barred) -> Gang | None:
-        if len(self.board.idle) < demand.num_units + demand.rollout_units:
-            return None
-        return self.idle_gang(demand, barred)
-
-    def idle_gang(self, demand: Demand, barred: Barred) -> Gang | None:
-        """Return idle units whose hosts have room for a job's state; None without such."""
-        board, nbytes = self.board, demand.host_bytes
-        gang = board.idle_gang(demand.num_units, barred=barred)
-        while gang is not None and (full := board.memory.without_room(gang, nbytes)):
-            barred = {*barred, *full}
-            gang = board.idle_gang(demand.num_units, barred=barred)
-        return gang
-
-    def _groups_at(self, units: Iterable[UnitId]) -> list[Group]:
-        met = sorted({self.board.group_at[n] for n in units if n in self.board.group_at})
-        return [self.board.groups[group_id] for group_id in met]
 
     def _commit(self, demand: Demand, spot: Spot, *, now_us: int) -> Placed:
         anchor = now_us // self.board.slot_us

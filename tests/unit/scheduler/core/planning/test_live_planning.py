@@ -247,7 +247,7 @@ def test_a_full_group_is_asked_once_for_a_waiting_cold_job(
         asked.append(demand.resident_id)
         return refusal(spot, demand, **told)
 
-    monkeypatch.setattr("plexsvc.scheduler.core.planning.planner.refusal", refusing)
+    monkeypatch.setattr("plexsvc.scheduler.core.planning.search.refusal", refusing)
     planner.touch(planner.board.group_of[ResidentId("in-3")])
     assert admit(planner) == {}
     assert asked == [f"out-{at}" for at in range(9)]
