@@ -49,7 +49,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.planning.plans import compute
 from plexsvc.scheduler.core.vocabulary import (
     DeviceFacts,
@@ -290,7 +290,7 @@ class FakeWorld:
         deployment = view.deployments[DeploymentId(f"{job}/actor")]
         wpg = view.wpg_of(deployment)
         assert wpg is not None
-        planner, key = placing.planner_of(placement, deployment)
+        planner, key = demands.planner_of(placement, deployment)
         where = [place.unit for place in wpg.places]
         assert list(planner.group_of(key).residents[key].units) == where, "booked elsewhere"
         return [str(unit) for unit in where]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plexsvc.residency import MOVING, ON_DEVICE, Residency
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device.space import resident_bytes
-from plexsvc.scheduler.core.place import placing, sets
+from plexsvc.scheduler.core.place import demands, sets
 from plexsvc.scheduler.core.state import HELD, Deployment, Device, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import (
@@ -123,14 +123,14 @@ def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
     """Assert that a deployment that is not on its way is booked where its processes are."""
     wpg = cluster.wpg_of(deployment)
     is_waiting = deployment.deployment_id in cluster.placement.unplaced
-    planner, key = placing.planner_of(cluster.placement, deployment)
+    planner, key = demands.planner_of(cluster.placement, deployment)
     if is_waiting:
         assert all(cluster.deployments[d].wpg_id is None for d in deployment.declared_with)
     if deployment.is_rollout:
         return
     is_queued = is_waiting and sets.is_queued(cluster.placement, deployment)
     assert is_queued == (key in planner.waiting), deployment
-    assert (wpg is not None) == placing.is_placed(cluster.placement, deployment), deployment
+    assert (wpg is not None) == demands.is_placed(cluster.placement, deployment), deployment
     if wpg is not None and deployment.deployment_id not in cluster.placement.planning.moved:
         booked = planner.group_of(key).residents[key].units
         assert booked == tuple(place.unit for place in wpg.places), (deployment, booked)

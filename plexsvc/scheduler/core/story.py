@@ -9,7 +9,7 @@ from plexsvc.ids import JobId, OperationId, WpgId, show
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import learning, space
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import placing, reasons
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import AFTER_WRITING, Fault, OperationState, WpgState
@@ -75,7 +75,7 @@ def _deployment_story(
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
         since = _ago(now_us - deployment.requested_us)
-        return f"waits for devices since {since}: {placing.why(cluster.placement, deployment)}", []
+        return f"waits for devices since {since}: {reasons.why(cluster.placement, deployment)}", []
     facts = [f"{wpg.wpg_id} is {wpg.state}, its state on {wpg.residency}, at {_where(wpg)}"]
     facts += _plan(cluster, deployment)
     if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
@@ -139,7 +139,7 @@ def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> lis
     if wpg is not None and not deployment.is_rollout:
         leaving = [p.node_id for p in wpg.places if cluster.placement.cordoned.get(p.node_id)]
         if leaving:
-            why = placing.why_stays(cluster.placement, deployment)
+            why = reasons.why_stays(cluster.placement, deployment)
             return [f"node {leaving[0]} is being drained; elsewhere: {why}"]
     if deployment.relocation_fault is not None:
         return [f"its last move did not happen: {deployment.relocation_fault.message}"]
@@ -209,7 +209,7 @@ def _waiting(
 ) -> tuple[str, list[str]]:
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
-        return f"waits for devices: {placing.why(cluster.placement, deployment)}", []
+        return f"waits for devices: {reasons.why(cluster.placement, deployment)}", []
     if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
         return f"waits for the processes of {wpg.wpg_id} to come up", []
     if deployment.is_held and operation.seq == deployment.next_seq:

@@ -14,7 +14,7 @@ from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import space
 from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.core.life import deployments
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import reasons
 from plexsvc.scheduler.core.planning.copies import copy_of
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import Goal, Question
@@ -77,7 +77,7 @@ class ClusterView:
 
     def has_gang(self, *, kind: str, num_devices: int) -> bool:
         """Return whether some of the devices of nodes that are up make a gang, were they idle."""
-        return placing.has_gang(self._cluster.placement, kind=kind, num_devices=num_devices)
+        return reasons.has_gang(self._cluster.placement, kind=kind, num_devices=num_devices)
 
     def never(self, asked: Sequence[DeploymentRequested]) -> Fault | None:
         """Return the fault of deployments that all devices, were they idle, could not hold."""
@@ -85,11 +85,11 @@ class ClusterView:
 
     def why_waits(self, deployment: Deployment) -> str:
         """Say why a deployment is not placed yet."""
-        return placing.why(self._cluster.placement, deployment)
+        return reasons.why(self._cluster.placement, deployment)
 
     def why_stays(self, deployment: Deployment) -> str:
         """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
-        return placing.why_stays(self._cluster.placement, deployment)
+        return reasons.why_stays(self._cluster.placement, deployment)
 
     def copy_of(self, kind: str) -> Planner:
         """Return the planner of a device kind as it is now; it does not change any more."""

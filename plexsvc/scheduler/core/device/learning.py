@@ -16,7 +16,7 @@ from typing import Final
 from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core.actions import KeepProfile
 from plexsvc.scheduler.core.cluster import Devices
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import demands, placing
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import (
     CycleProfiler,
@@ -91,7 +91,7 @@ def start_probe(devices: Devices, deployment: Deployment) -> None:
     """Bound the time a cold deployment keeps its group to itself."""
     pattern = deployment.pattern
     pattern.since_us = devices.now_us
-    key = placing.profile_key(devices.placement, deployment)
+    key = demands.profile_key(devices.placement, deployment)
     warm = devices.placement.planning.book.warm(key, now_us=devices.now_us)
     if warm is not None:
         pattern.cycles = CycleProfiler(known=warm.profile)
@@ -108,7 +108,7 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
     deployment = devices.deployments[deployment_id]
     pattern = deployment.pattern
     elapsed_us, limit_us = devices.now_us - pattern.since_us, devices.limits.probe_timeout_us
-    if elapsed_us < limit_us or not placing.is_placed(devices.placement, deployment):
+    if elapsed_us < limit_us or not demands.is_placed(devices.placement, deployment):
         return
     if elapsed_us < PROBES_AT_WORK * limit_us and _is_at_work(devices, deployment):
         devices.set_timer(ProbeTimer(deployment_id), at_us=devices.now_us + limit_us)
@@ -137,7 +137,7 @@ def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
     profile = deployment.pattern.profile
     if profile is None:
         return
-    key = placing.profile_key(devices.placement, deployment)
+    key = demands.profile_key(devices.placement, deployment)
     kept = KeptProfile(
         key=key,
         run_us=_run_us(devices, deployment, key),
@@ -183,9 +183,9 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
             pattern.interval_us = smoothed(pattern.interval_us or None, between_us)
         pattern.arrived_us = eligible_us
     pattern.last_end_us, pattern.gap_us = devices.now_us, pattern.cycles.next_gap_us()
-    if not placing.is_placed(devices.placement, deployment):
+    if not demands.is_placed(devices.placement, deployment):
         return
-    planner, key = placing.planner_of(devices.placement, deployment)
+    planner, key = demands.planner_of(devices.placement, deployment)
     if not pattern.cycles.is_first_of_cycle or pattern.profile is None:
         return
     if pattern.cycles.num_cycles == 1:
@@ -226,7 +226,7 @@ def _starts_cycle(pattern: Pattern, job: Job) -> bool | None:
 def _judge_record(devices: Devices, deployment: Deployment) -> None:
     """Note how far the first cycle is from what an earlier run left on record."""
     book = devices.placement.planning.book
-    key = placing.profile_key(devices.placement, deployment)
+    key = demands.profile_key(devices.placement, deployment)
     kept = book.warm(key, now_us=devices.now_us)
     if kept is not None:
         pattern = deployment.pattern

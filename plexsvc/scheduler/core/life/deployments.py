@@ -10,7 +10,7 @@ from plexsvc.scheduler.core.cluster import Devices, Lives, Placement
 from plexsvc.scheduler.core.device import learning, switch
 from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclared
 from plexsvc.scheduler.core.life import wpgs
-from plexsvc.scheduler.core.place import circles, pairs, placing, sets
+from plexsvc.scheduler.core.place import circles, pairs, placing, reasons, sets
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Job, Wpg
 from plexsvc.scheduler.core.timers import PlaceTimer
@@ -37,7 +37,7 @@ def declare(lives: Lives, event: DeploymentsDeclared) -> None:
 def never(placement: Placement, asked: Sequence[DeploymentRequested]) -> Fault | None:
     """Return the fault of requests that all devices, were they idle, could not hold at once."""
     at_us = placement.now_us
-    return placing.never(placement, [_new(one, declared_with=(), at_us=at_us) for one in asked])
+    return reasons.never(placement, [_new(one, declared_with=(), at_us=at_us) for one in asked])
 
 
 def _take(lives: Lives, job_id: JobId, asked: Sequence[DeploymentRequested], *, at_us: int) -> None:
@@ -51,7 +51,7 @@ def _take(lives: Lives, job_id: JobId, asked: Sequence[DeploymentRequested], *, 
         lives.roll.deployments[one.deployment_id] = one
         job.deployments.append(one.deployment_id)
     placement = lives.devices.placement
-    fault = placing.never(placement, made)
+    fault = reasons.never(placement, made)
     if fault is None:
         for one in made:
             placing.request(placement, one)
@@ -126,7 +126,7 @@ def _start(lives: Lives, placed: Sequence[placing.Placed]) -> None:
 def give_up_placing(devices: Devices, deployment_id: DeploymentId) -> None:
     """Fail a deployment for which no devices came free in time."""
     deployment = devices.deployments[deployment_id]
-    fault = placing.no_placement(devices.placement, deployment)
+    fault = reasons.no_placement(devices.placement, deployment)
     refuse(devices, sets.waiting(devices.placement, deployment), fault)
 
 

@@ -12,7 +12,7 @@ from plexsvc.scheduler.core.events import (
     NodeUncordoned,
 )
 from plexsvc.scheduler.core.life import deployments, instances
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import node_units, placing
 from plexsvc.scheduler.core.state import Device, Node
 from plexsvc.scheduler.core.vocabulary import Fault, Place
 
@@ -31,7 +31,7 @@ def join(devices: Devices, event: NodeJoined) -> None:
         node_id=event.node_id, host_bytes=event.host_bytes, devices=places
     )
     host_bytes = event.host_bytes
-    placing.join(devices.placement, event.node_id, devices=event.devices, host_bytes=host_bytes)
+    node_units.join(devices.placement, event.node_id, devices=event.devices, host_bytes=host_bytes)
 
 
 def lose(devices: Devices, event: NodeLost) -> None:
@@ -41,7 +41,7 @@ def lose(devices: Devices, event: NodeLost) -> None:
     """
     node_id = event.node_id
     devices.placement.nodes.pop(node_id, None)
-    placing.close(devices.placement, node_id)
+    node_units.close(devices.placement, node_id)
     fault = Fault(
         code=ErrorCode.NODE_LOST,
         message=f"node {node_id} is lost: {event.reason}; its processes are dead, deploy again "
@@ -66,18 +66,18 @@ def forget(devices: Devices, event: NodeForgotten) -> None:
     devices.placement.cordoned.pop(node_id, None)
     for device in list(devices.at.values()):
         if device.place.node_id == node_id and not device.ranks:
-            placing.leave(devices.placement, device.place)
+            node_units.leave(devices.placement, device.place)
             del devices.at[device.place]
 
 
 def cordon(devices: Devices, event: NodeCordoned) -> None:
     """Let nothing further be placed on a node; `packing` empties it if it is drained."""
     devices.placement.cordoned[event.node_id] = event.is_drained
-    placing.close(devices.placement, event.node_id)
+    node_units.close(devices.placement, event.node_id)
 
 
 def uncordon(devices: Devices, event: NodeUncordoned) -> None:
     """Let a node take work again; one that is lost only does once it has joined."""
     was_closed = devices.placement.cordoned.pop(event.node_id, None) is not None
     if was_closed and event.node_id in devices.placement.nodes:
-        placing.reopen(devices.placement, event.node_id)
+        node_units.reopen(devices.placement, event.node_id)

@@ -14,7 +14,7 @@ from typing import Final
 
 from plexsvc.ids import DeploymentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.planning.bounds import Spot
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -155,7 +155,7 @@ def _waiting(placement: Placement) -> list[list[Deployment]]:
             found.setdefault(first, []).append(one)
 
     def turn(deployments: list[Deployment]) -> tuple[int, int, int]:
-        demand = placing.demand(placement, deployments[0])
+        demand = demands.demand(placement, deployments[0])
         is_fifo = not placement.planning.policy.backfill
         return -demand.priority, 0 if is_fifo else -demand.expected_us, demand.arrived_us
 
@@ -163,8 +163,8 @@ def _waiting(placement: Placement) -> list[list[Deployment]]:
 
 
 def _part(placement: Placement, deployment: Deployment) -> Part:
-    planner, _ = placing.planner_of(placement, deployment)
-    return planner, placing.demand(placement, deployment)
+    planner, _ = demands.planner_of(placement, deployment)
+    return planner, demands.demand(placement, deployment)
 
 
 def _parts_of(placement: Placement) -> dict[str, list[tuple[Demand, Gang]]]:

@@ -12,82 +12,34 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator
-from typing import Final
 
-from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId, TenantId, UnitId
+from plexsvc.ids import DeploymentId, JobId, ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.place import hosts, sets
-from plexsvc.scheduler.core.planning import answers
-from plexsvc.scheduler.core.planning.planner import RETURN_US, Planner
-from plexsvc.scheduler.core.planning.planners import GUESS, PRIOR_JOB_US
+from plexsvc.scheduler.core.place.demands import (
+    demand,
+    is_placed,
+    planner_of,
+    profile_key,
+    rollouts_waiting,
+)
+from plexsvc.scheduler.core.planning.planner import RETURN_US
 from plexsvc.scheduler.core.planning.profile import Demand
-from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
-from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
+from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import DrainTimer
-from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place, WpgState
-
-MORE: Final = "add nodes, or wait for those that are lost"
-"""What to do about deployments that all devices together cannot hold."""
+from plexsvc.scheduler.core.vocabulary import Place, WpgState
 
 Placed = tuple[Deployment, tuple[Place, ...]]
 """A deployment and its devices in rank order."""
-
-
-def join(
-    placement: Placement, node_id: NodeId, *, devices: tuple[DeviceFacts, ...], host_bytes: int
-) -> None:
-    """Put a node's devices on the board, or open them again when the node is back."""
-    placement.planning.has_changed = True
-    placement.planning.gangs_known.clear()
-    for facts in devices:
-        planner = placement.planning.planner(facts.kind)
-        name = Place(node_id=node_id, device=facts.index).unit
-        if name in planner.board.rooms:
-            if node_id not in placement.cordoned:
-                planner.open(name)
-            continue
-        parked_bytes = host_bytes // len(devices)
-        planner.join(
-            UnitRoom(
-                unit_id=name,
-                num_devices=1,
-                parked_bytes=parked_bytes,
-                host=node_id,
-                index=facts.index,
-            )
-        )
-        if node_id in placement.cordoned:
-            planner.board.cordon(name)
 
 
 def recall(placement: Placement, event: ProfilesLoaded) -> None:
     """Know the cycles that earlier runs were measured to have."""
     for kept in event.profiles:
         placement.planning.book.keep(kept)
-
-
-def close(placement: Placement, node_id: NodeId) -> None:
-    """Let nothing further be placed on a node's devices."""
-    placement.planning.gangs_known.clear()
-    for planner, name in _units(placement, node_id):
-        planner.board.cordon(name)
-
-
-def reopen(placement: Placement, node_id: NodeId) -> None:
-    """Let a node's devices take work again."""
-    placement.planning.has_changed = True
-    for planner, name in _units(placement, node_id):
-        planner.open(name)
-
-
-def leave(placement: Placement, place: Place) -> None:
-    """Take a device of a node that is gone, on which nothing lives, off the board."""
-    kind = placement.devices[place].kind
-    placement.planning.planner(kind).board.leave(place.unit)
 
 
 def lose(placement: Placement, wpg: Wpg) -> None:
@@ -102,11 +54,6 @@ def lose(placement: Placement, wpg: Wpg) -> None:
             placement.set_timer(timer, at_us=placement.now_us + RETURN_US)
 
 
-def units_of(placement: Placement, node_id: NodeId) -> tuple[UnitId, ...]:
-    """Return the names on the board of a node's devices."""
-    return tuple(name for _, name in _units(placement, node_id))
-
-
 def least_used(
     placement: Placement, deployment: Deployment, *, among: Collection[UnitId]
 ) -> tuple[UnitId, ...] | None:
@@ -119,17 +66,6 @@ def least_used(
     there = [name for name in among if name in rooms]
     blocks = rooms.gangs(deployment.num_devices, among=there, burden=used)
     return min(blocks, key=lambda block: max(map(used, block)), default=None)
-
-
-def planner_of(placement: Placement, deployment: Deployment) -> tuple[Planner, ResidentId]:
-    """Return the planner a deployment is, or will be, booked with, and its name there."""
-    return placement.planning.planner(deployment.device_kind), deployment.resident_id
-
-
-def is_placed(placement: Placement, deployment: Deployment) -> bool:
-    """Return whether a training deployment has its place on the board."""
-    planner, key = planner_of(placement, deployment)
-    return key in planner.board.group_of
 
 
 def paused(placement: Placement, wpg: Wpg) -> str | None:
@@ -373,17 +309,6 @@ def _may_meet(placement: Placement, wpg: Wpg) -> bool:
     return wpg.is_shared and placement.is_current(wpg) and not is_ending
 
 
-def _rollouts(placement: Placement) -> dict[tuple[JobId, str], list[Deployment]]:
-    """Return the rollout deployments that may have devices now, by job and kind, in order."""
-    waiting = [placement.deployments[d] for d in placement.unplaced]
-    training = {one.job_id for one in waiting if not one.is_rollout}
-    found: dict[tuple[JobId, str], list[Deployment]] = {}
-    for one in waiting:
-        if one.is_rollout and one.job_id not in training:
-            found.setdefault((one.job_id, one.device_kind), []).append(one)
-    return found
-
-
 def _has_instances(placement: Placement, job_id: JobId, kind: str) -> bool:
     """Return whether a job holds devices of a kind for instances."""
     mine = [placement.deployments[d] for d in placement.jobs[job_id].deployments]
@@ -454,162 +379,6 @@ def free(placement: Placement, wpg: Wpg) -> None:
     hosts.spread(placement, deployment)
 
 
-def demand(placement: Placement, deployment: Deployment) -> Demand:
-    """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
-    job, book = placement.jobs[deployment.job_id], placement.planning.book
-    key = profile_key(placement, deployment)
-    warm = book.warm(key, now_us=placement.now_us)
-    steps = max(1, job.expected_steps - job.cycle) if job.expected_steps else 0
-    profile, state_bytes = GUESS, deployment.state_bytes
-    if warm is not None:
-        profile = book.believed(warm)
-        state_bytes = warm.device_bytes or state_bytes
-    return Demand(
-        resident_id=deployment.resident_id,
-        num_units=deployment.num_devices,
-        profile=profile,
-        arrived_us=deployment.requested_us,
-        expected_us=_expected_us(warm, steps=steps),
-        expected_steps=steps,
-        state_bytes=state_bytes,
-        version_bytes=deployment.version_bytes,
-        max_slowdown_ppm=job.max_slowdown_ppm or placement.limits.max_slowdown_ppm,
-        is_cold=warm is None,
-        priority=job.priority,
-        tenant=job.tenant,
-        has_devices=any(placement.deployments[d].wpg_id for d in job.deployments),
-        lost_place=placement.planning.lost.get(key, 0),
-    )
-
-
-def _expected_us(warm: KeptProfile | None, *, steps: int) -> int:
-    """Return how long a job will run: as it says itself, as earlier runs did, or as a guess."""
-    if warm is None:
-        return PRIOR_JOB_US
-    return warm.profile.period_us * steps or warm.run_us or PRIOR_JOB_US
-
-
-def profile_key(placement: Placement, deployment: Deployment) -> ProfileKey:
-    """Return what makes two runs the same for planning."""
-    job = placement.jobs[deployment.job_id]
-    return ProfileKey(
-        tenant=job.tenant,
-        model=deployment.model,
-        layout=deployment.layout,
-        name=f"{job.name}/{deployment.name}",
-    )
-
-
-def can_ever_hold(placement: Placement, deployment: Deployment) -> bool:
-    """Return whether the devices of all nodes, were they idle, could hold a deployment."""
-    kind, num_devices = deployment.device_kind, deployment.num_devices
-    if deployment.is_rollout:
-        return len(_up(placement, kind)) >= num_devices
-    return has_gang(placement, kind=kind, num_devices=num_devices)
-
-
-def never(placement: Placement, wanted: Collection[Deployment]) -> Fault | None:
-    """Return the fault of what the devices of all nodes cannot hold at once; None if they can."""
-    for one in wanted:
-        if not can_ever_hold(placement, one):
-            return no_placement(placement, one, advice=MORE)
-    instances = [one for one in wanted if one.is_rollout and not one.where_it_trains]
-    for kind in dict.fromkeys(one.device_kind for one in instances):
-        together = [one for one in instances if one.device_kind == kind]
-        if sum(one.num_devices for one in together) > len(_up(placement, kind)):
-            return no_placement(placement, *together, advice=MORE)
-    return None
-
-
-def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
-    """Return whether some of the devices of nodes that are up make a gang, were they idle."""
-    known = placement.planning.gangs_known
-    if kind not in placement.planning.planners:
-        return False
-    if (kind, num_devices) not in known:
-        rooms = placement.planning.planner(kind).board.rooms
-        found = rooms.gangs(num_devices, among=_up(placement, kind), burden=lambda _: 0)
-        known[kind, num_devices] = next(found, None) is not None
-    return known[kind, num_devices]
-
-
-def no_placement(
-    placement: Placement,
-    deployment: Deployment,
-    *others: Deployment,
-    advice: str = "end what holds them",
-) -> Fault:
-    """Return the fault of a deployment, or of several, for which there is no place."""
-    counts: dict[str, int] = {}
-    for device in placement.devices.values():
-        if device.kind == deployment.device_kind and device.place.node_id in placement.nodes:
-            counts[device.place.node_id] = counts.get(device.place.node_id, 0) + 1
-    waited_us = placement.now_us - deployment.requested_us
-    found = ", ".join(f"{node_id}: {count}" for node_id, count in counts.items()) or "no nodes"
-    after = f" after {waited_us // 1_000_000} s" if waited_us else ""
-    names = " and ".join(one.deployment_id for one in (deployment, *others))
-    needed = sum(one.num_devices for one in (deployment, *others))
-    return Fault(
-        code=ErrorCode.NO_PLACEMENT,
-        message=f"{names} {'need' if others else 'needs'} {needed} "
-        f"{deployment.device_kind} device(s); no place found{after} (devices of that kind: "
-        f"{found}); ask for fewer devices, or {advice}",
-        facts=(("needed", str(needed)), ("kind", deployment.device_kind)),
-    )
-
-
-def why(placement: Placement, deployment: Deployment) -> str:
-    """Say why a deployment is not placed yet."""
-    planner = placement.planning.planner(deployment.device_kind)
-    lead = sets.lead(placement, deployment)
-    if lead is not None and lead.deployment_id in placement.unplaced:
-        return _why_set(placement, lead)
-    if not deployment.is_rollout and deployment.resident_id in planner.waiting:
-        return answers.why(planner, deployment.resident_id, now_us=placement.now_us)
-    kind, idle = deployment.device_kind, f"{len(planner.board.idle)} are idle"
-    if deployment.takes_turns_with is not None:
-        return (
-            f"{deployment.deployment_id} waits for {deployment.num_devices} {kind} device(s), "
-            f"together with {deployment.takes_turns_with}; {idle}"
-        )
-    together = _rollouts(placement).get((deployment.job_id, kind), [])
-    if not together:
-        return f"{deployment.deployment_id} waits for its job's training, which comes first"
-    if deployment.where_it_trains:
-        count = deployment.num_devices
-        return f"{deployment.deployment_id} waits for {count} device(s) that its job trains on"
-    names = " and ".join(one.deployment_id for one in together)
-    count = sum(one.num_devices for one in together)
-    return f"{names} waits for {count} idle {kind} device(s); {idle}"
-
-
-def _why_set(placement: Placement, lead: Deployment) -> str:
-    """Say why a set is not placed yet."""
-    planner, key = planner_of(placement, lead)
-    together = sets.waiting(placement, lead)
-    names = ", ".join(one.deployment_id for one in together)
-    if lead.deployment_id not in placement.planning.short:
-        told = answers.why(planner, key, now_us=placement.now_us)
-        return f"{names} are placed together: {told}" if len(together) > 1 else told
-    instances = [one for one in together if one.is_rollout and not one.where_it_trains]
-    needed = " and ".join(f"{one.num_devices} {one.device_kind}" for one in instances)
-    idle = ", ".join(
-        f"{kind}: {len(placement.planning.planner(kind).board.idle)}"
-        for kind in dict.fromkeys(one.device_kind for one in instances)
-    )
-    return f"{names} are placed together and wait for {needed} device(s) (idle ones of {idle})"
-
-
-def why_stays(placement: Placement, deployment: Deployment) -> str:
-    """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
-    if deployment.relocation is not None:
-        return "it is being moved already"
-    if not is_placed(placement, deployment):
-        return "it is not placed"
-    planner, key = planner_of(placement, deployment)
-    return answers.why_stays(planner, key, now_us=placement.now_us)
-
-
 def _no_longer_waits(placement: Placement, deployment: Deployment) -> None:
     placement.unplaced.remove(deployment.deployment_id)
     if deployment.is_rollout:
@@ -619,7 +388,7 @@ def _no_longer_waits(placement: Placement, deployment: Deployment) -> None:
 def _in_turn(placement: Placement) -> Iterator[list[Deployment]]:
     """Yield the rollout deployments of each job and kind together, tenants in turn if fair."""
     by_kind: dict[str, list[list[Deployment]]] = {}
-    for (_, kind), together in _rollouts(placement).items():
+    for (_, kind), together in rollouts_waiting(placement).items():
         by_kind.setdefault(kind, []).append(together)
 
     for kind, rollouts in by_kind.items():
@@ -680,22 +449,3 @@ def _beside_own(
 def _holder(deployment: Deployment, *, incarnation: int) -> ResidentId:
     """Return the name on the board of one set of a rollout deployment's instances."""
     return ResidentId(f"{deployment.deployment_id}~{incarnation}")
-
-
-def _up(placement: Placement, kind: str) -> dict[UnitId, None]:
-    """Return the devices of nodes that are up; each is looked up once for every gang.
-
-    Who only asks makes no planner: their order decides, and a replay asks nothing.
-    """
-    if kind not in placement.planning.planners:
-        return {}
-    rooms = placement.planning.planner(kind).board.rooms
-    return dict.fromkeys(name for name in rooms if rooms[name].host in placement.nodes)
-
-
-def _units(placement: Placement, node_id: NodeId) -> list[tuple[Planner, UnitId]]:
-    return [
-        (planner, name)
-        for planner in placement.planning.planners.values()
-        for name in planner.board.rooms.of_host(node_id)
-    ]

@@ -14,7 +14,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.ids import NodeId, UnitId
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import JobMoveRequested, RelocationRequested
-from plexsvc.scheduler.core.place import hosts, placing
+from plexsvc.scheduler.core.place import demands, hosts, node_units, placing, reasons
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.relocate import relocation
 from plexsvc.scheduler.core.state import Deployment
@@ -37,7 +37,7 @@ def move_job(lives: Lives, event: JobMoveRequested) -> None:
             _say_stays(lives.devices, deployment, "it lives there already", reason=reason)
         elif not send(lives, deployment, reason=reason, to=event.node_id):
             there = "elsewhere" if event.node_id is None else f"on node {event.node_id}"
-            found = placing.why_stays(lives.devices.placement, deployment)
+            found = reasons.why_stays(lives.devices.placement, deployment)
             _say_stays(
                 lives.devices, deployment, f"no place {there} takes it: {found}", reason=reason
             )
@@ -65,12 +65,12 @@ def send(lives: Lives, deployment: Deployment, *, reason: str, to: NodeId | None
     With a node named, the place is there: within bounds if they allow it, else where it burdens
     least.
     """
-    if deployment.relocation is not None or not placing.is_placed(
+    if deployment.relocation is not None or not demands.is_placed(
         lives.devices.placement, deployment
     ):
         return False
-    planner, key = placing.planner_of(lives.devices.placement, deployment)
-    onto = None if to is None else placing.units_of(lives.devices.placement, to)
+    planner, key = demands.planner_of(lives.devices.placement, deployment)
+    onto = None if to is None else node_units.units_of(lives.devices.placement, to)
     placed = planner.rehome(key, now_us=lives.now_us, onto=onto)
     if placed is not None:
         _begin(lives, deployment, placed.units, reason=reason)
@@ -87,7 +87,7 @@ def send_to(
     lives: Lives, deployment: Deployment, units: tuple[UnitId, ...], *, reason: str
 ) -> None:
     """Send a training deployment to exactly these devices."""
-    planner, key = placing.planner_of(lives.devices.placement, deployment)
+    planner, key = demands.planner_of(lives.devices.placement, deployment)
     planner.move(key, units, now_us=lives.now_us)
     _begin(lives, deployment, units, reason=reason)
 
@@ -119,9 +119,9 @@ def book_as_it_is(devices: Devices) -> None:
             continue
         del placement.planning.moved[deployment_id]
         wpg = None if deployment is None else devices.wpg_of(deployment)
-        if deployment is None or wpg is None or not placing.is_placed(placement, deployment):
+        if deployment is None or wpg is None or not demands.is_placed(placement, deployment):
             continue
-        planner, key = placing.planner_of(placement, deployment)
+        planner, key = demands.planner_of(placement, deployment)
         units = tuple(place.unit for place in wpg.places)
         if planner.group_of(key).residents[key].units != units:
             planner.move(key, units, now_us=devices.now_us)

@@ -16,7 +16,7 @@ from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.device.learning import PRIOR_SERVICE_US
 from plexsvc.scheduler.core.events import ProfilesLoaded, TimerFired
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
@@ -67,7 +67,7 @@ def profile_of(world: FakeWorld, job: str) -> Profile:
 def resident(world: FakeWorld, job: str) -> tuple[Planner, ResidentId]:
     cluster = world.core.cluster
     deployment = cluster.deployments[DeploymentId(f"{job}/actor")]
-    return placing.planner_of(cluster.placement, deployment)
+    return demands.planner_of(cluster.placement, deployment)
 
 
 def planned_profile(world: FakeWorld, job: str) -> Profile:
@@ -278,7 +278,7 @@ def test_a_job_that_pauses_by_itself_is_not_late_and_its_group_stays_open() -> N
         seq = train(world, "a", cycles=1, first_seq=seq)
     cluster = world.core.cluster
     deployment = cluster.deployments[DeploymentId("a/actor")]
-    planner, key = placing.planner_of(cluster.placement, deployment)
+    planner, key = demands.planner_of(cluster.placement, deployment)
     assert not planner.group_of(key).late
     assert (planner.paces.measured(key) or 0) < 1_100_000
 

@@ -14,7 +14,7 @@ from plexsvc.scheduler.core.events import (
     ProfilesLoaded,
 )
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import demands, reasons
 from plexsvc.scheduler.core.planning.planners import PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
@@ -89,7 +89,7 @@ def test_asking_for_a_gang_of_hosts_compares_no_device_with_all_others() -> None
             name = UnitId(CountedName(f"{node_id}:{index}"))
             board.join(UnitRoom(unit_id=name, host=node_id, index=index))
     CountedName.compared = 0
-    assert placing.has_gang(cluster.placement, kind="train", num_devices=hosts * each)
+    assert reasons.has_gang(cluster.placement, kind="train", num_devices=hosts * each)
     assert CountedName.compared <= hosts * each
 
 
@@ -229,7 +229,7 @@ def test_a_job_lasts_as_it_says_else_as_earlier_runs_did_else_as_long_as_is_gues
     for job in ("says", "known", "ran", "cold"):
         world.deploy(job)
         deployment = world.core.view.deployments[DeploymentId(f"{job}/actor")]
-        expected[job] = placing.demand(world.core.cluster.placement, deployment).expected_us
+        expected[job] = demands.demand(world.core.cluster.placement, deployment).expected_us
     assert expected == {
         "says": 7 * BUSY.period_us,
         "known": PRIOR_JOB_US,

@@ -1,0 +1,79 @@
+"""What deployments ask of placement: their demand, profile and planner, and who waits."""
+
+from __future__ import annotations
+
+from plexsvc.ids import JobId, ResidentId
+from plexsvc.scheduler.core.cluster import Placement
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.planners import GUESS, PRIOR_JOB_US
+from plexsvc.scheduler.core.planning.profile import Demand
+from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
+from plexsvc.scheduler.core.state import Deployment
+
+
+def demand(placement: Placement, deployment: Deployment) -> Demand:
+    """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
+    job, book = placement.jobs[deployment.job_id], placement.planning.book
+    key = profile_key(placement, deployment)
+    warm = book.warm(key, now_us=placement.now_us)
+    steps = max(1, job.expected_steps - job.cycle) if job.expected_steps else 0
+    profile, state_bytes = GUESS, deployment.state_bytes
+    if warm is not None:
+        profile = book.believed(warm)
+        state_bytes = warm.device_bytes or state_bytes
+    return Demand(
+        resident_id=deployment.resident_id,
+        num_units=deployment.num_devices,
+        profile=profile,
+        arrived_us=deployment.requested_us,
+        expected_us=_expected_us(warm, steps=steps),
+        expected_steps=steps,
+        state_bytes=state_bytes,
+        version_bytes=deployment.version_bytes,
+        max_slowdown_ppm=job.max_slowdown_ppm or placement.limits.max_slowdown_ppm,
+        is_cold=warm is None,
+        priority=job.priority,
+        tenant=job.tenant,
+        has_devices=any(placement.deployments[d].wpg_id for d in job.deployments),
+        lost_place=placement.planning.lost.get(key, 0),
+    )
+
+
+def _expected_us(warm: KeptProfile | None, *, steps: int) -> int:
+    """Return how long a job will run: as it says itself, as earlier runs did, or as a guess."""
+    if warm is None:
+        return PRIOR_JOB_US
+    return warm.profile.period_us * steps or warm.run_us or PRIOR_JOB_US
+
+
+def profile_key(placement: Placement, deployment: Deployment) -> ProfileKey:
+    """Return what makes two runs the same for planning."""
+    job = placement.jobs[deployment.job_id]
+    return ProfileKey(
+        tenant=job.tenant,
+        model=deployment.model,
+        layout=deployment.layout,
+        name=f"{job.name}/{deployment.name}",
+    )
+
+
+def planner_of(placement: Placement, deployment: Deployment) -> tuple[Planner, ResidentId]:
+    """Return the planner a deployment is, or will be, booked with, and its name there."""
+    return placement.planning.planner(deployment.device_kind), deployment.resident_id
+
+
+def is_placed(placement: Placement, deployment: Deployment) -> bool:
+    """Return whether a training deployment has its place on the board."""
+    planner, key = planner_of(placement, deployment)
+    return key in planner.board.group_of
+
+
+def rollouts_waiting(placement: Placement) -> dict[tuple[JobId, str], list[Deployment]]:
+    """Return the rollout deployments that may have devices now, by job and kind, in order."""
+    waiting = [placement.deployments[d] for d in placement.unplaced]
+    training = {one.job_id for one in waiting if not one.is_rollout}
+    found: dict[tuple[JobId, str], list[Deployment]] = {}
+    for one in waiting:
+        if one.is_rollout and one.job_id not in training:
+            found.setdefault((one.job_id, one.device_kind), []).append(one)
+    return found

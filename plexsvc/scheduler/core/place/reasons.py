@@ -1,0 +1,139 @@
+"""Why a deployment has no place: what can never be held, what waits for what, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import UnitId
+from plexsvc.scheduler.core.cluster import Placement
+from plexsvc.scheduler.core.place import sets
+from plexsvc.scheduler.core.place.demands import is_placed, planner_of, rollouts_waiting
+from plexsvc.scheduler.core.planning import answers
+from plexsvc.scheduler.core.state import Deployment
+from plexsvc.scheduler.core.vocabulary import Fault
+
+MORE: Final = "add nodes, or wait for those that are lost"
+"""What to do about deployments that all devices together cannot hold."""
+
+
+def can_ever_hold(placement: Placement, deployment: Deployment) -> bool:
+    """Return whether the devices of all nodes, were they idle, could hold a deployment."""
+    kind, num_devices = deployment.device_kind, deployment.num_devices
+    if deployment.is_rollout:
+        return len(_up(placement, kind)) >= num_devices
+    return has_gang(placement, kind=kind, num_devices=num_devices)
+
+
+def never(placement: Placement, wanted: Collection[Deployment]) -> Fault | None:
+    """Return the fault of what the devices of all nodes cannot hold at once; None if they can."""
+    for one in wanted:
+        if not can_ever_hold(placement, one):
+            return no_placement(placement, one, advice=MORE)
+    instances = [one for one in wanted if one.is_rollout and not one.where_it_trains]
+    for kind in dict.fromkeys(one.device_kind for one in instances):
+        together = [one for one in instances if one.device_kind == kind]
+        if sum(one.num_devices for one in together) > len(_up(placement, kind)):
+            return no_placement(placement, *together, advice=MORE)
+    return None
+
+
+def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
+    """Return whether some of the devices of nodes that are up make a gang, were they idle."""
+    known = placement.planning.gangs_known
+    if kind not in placement.planning.planners:
+        return False
+    if (kind, num_devices) not in known:
+        rooms = placement.planning.planner(kind).board.rooms
+        found = rooms.gangs(num_devices, among=_up(placement, kind), burden=lambda _: 0)
+        known[kind, num_devices] = next(found, None) is not None
+    return known[kind, num_devices]
+
+
+def no_placement(
+    placement: Placement,
+    deployment: Deployment,
+    *others: Deployment,
+    advice: str = "end what holds them",
+) -> Fault:
+    """Return the fault of a deployment, or of several, for which there is no place."""
+    counts: dict[str, int] = {}
+    for device in placement.devices.values():
+        if device.kind == deployment.device_kind and device.place.node_id in placement.nodes:
+            counts[device.place.node_id] = counts.get(device.place.node_id, 0) + 1
+    waited_us = placement.now_us - deployment.requested_us
+    found = ", ".join(f"{node_id}: {count}" for node_id, count in counts.items()) or "no nodes"
+    after = f" after {waited_us // 1_000_000} s" if waited_us else ""
+    names = " and ".join(one.deployment_id for one in (deployment, *others))
+    needed = sum(one.num_devices for one in (deployment, *others))
+    return Fault(
+        code=ErrorCode.NO_PLACEMENT,
+        message=f"{names} {'need' if others else 'needs'} {needed} "
+        f"{deployment.device_kind} device(s); no place found{after} (devices of that kind: "
+        f"{found}); ask for fewer devices, or {advice}",
+        facts=(("needed", str(needed)), ("kind", deployment.device_kind)),
+    )
+
+
+def why(placement: Placement, deployment: Deployment) -> str:
+    """Say why a deployment is not placed yet."""
+    planner = placement.planning.planner(deployment.device_kind)
+    lead = sets.lead(placement, deployment)
+    if lead is not None and lead.deployment_id in placement.unplaced:
+        return _why_set(placement, lead)
+    if not deployment.is_rollout and deployment.resident_id in planner.waiting:
+        return answers.why(planner, deployment.resident_id, now_us=placement.now_us)
+    kind, idle = deployment.device_kind, f"{len(planner.board.idle)} are idle"
+    if deployment.takes_turns_with is not None:
+        return (
+            f"{deployment.deployment_id} waits for {deployment.num_devices} {kind} device(s), "
+            f"together with {deployment.takes_turns_with}; {idle}"
+        )
+    together = rollouts_waiting(placement).get((deployment.job_id, kind), [])
+    if not together:
+        return f"{deployment.deployment_id} waits for its job's training, which comes first"
+    if deployment.where_it_trains:
+        count = deployment.num_devices
+        return f"{deployment.deployment_id} waits for {count} device(s) that its job trains on"
+    names = " and ".join(one.deployment_id for one in together)
+    count = sum(one.num_devices for one in together)
+    return f"{names} waits for {count} idle {kind} device(s); {idle}"
+
+
+def _why_set(placement: Placement, lead: Deployment) -> str:
+    """Say why a set is not placed yet."""
+    planner, key = planner_of(placement, lead)
+    together = sets.waiting(placement, lead)
+    names = ", ".join(one.deployment_id for one in together)
+    if lead.deployment_id not in placement.planning.short:
+        told = answers.why(planner, key, now_us=placement.now_us)
+        return f"{names} are placed together: {told}" if len(together) > 1 else told
+    instances = [one for one in together if one.is_rollout and not one.where_it_trains]
+    needed = " and ".join(f"{one.num_devices} {one.device_kind}" for one in instances)
+    idle = ", ".join(
+        f"{kind}: {len(placement.planning.planner(kind).board.idle)}"
+        for kind in dict.fromkeys(one.device_kind for one in instances)
+    )
+    return f"{names} are placed together and wait for {needed} device(s) (idle ones of {idle})"
+
+
+def why_stays(placement: Placement, deployment: Deployment) -> str:
+    """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
+    if deployment.relocation is not None:
+        return "it is being moved already"
+    if not is_placed(placement, deployment):
+        return "it is not placed"
+    planner, key = planner_of(placement, deployment)
+    return answers.why_stays(planner, key, now_us=placement.now_us)
+
+
+def _up(placement: Placement, kind: str) -> dict[UnitId, None]:
+    """Return the devices of nodes that are up; each is looked up once for every gang.
+
+    Who only asks makes no planner: their order decides, and a replay asks nothing.
+    """
+    if kind not in placement.planning.planners:
+        return {}
+    rooms = placement.planning.planner(kind).board.rooms
+    return dict.fromkeys(name for name in rooms if rooms[name].host in placement.nodes)
