@@ -15,7 +15,8 @@ from plexsvc.rollout.core import assignment, events, orders
 from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import TURN_CAP, Phase
 from plexsvc.rollout.core.invariants import check
-from plexsvc.rollout.core.machine import MAX_PROBES, RolloutCore
+from plexsvc.rollout.core.machine import RolloutCore
+from plexsvc.rollout.core.membership import MAX_PROBES
 from plexsvc.rollout.engines.base import MODEL
 
 ONE, TWO = InstanceId(1), InstanceId(2)
