@@ -14,8 +14,9 @@ import json
 from collections import Counter
 
 from plexsvc.scheduler.core.planning.policies import policy_named
-from plexsvc.sim.presets import Workload, preset_named
+from plexsvc.sim.presets import preset_named
 from plexsvc.sim.run import play
+from plexsvc.sim.workloads import Workload
 
 
 def few_over_many(workload: Workload, *, policy: str, seed: int) -> float:

@@ -11,7 +11,7 @@ from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Segment
 from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.output import make_directory
-from plexsvc.sim.presets import Workload
+from plexsvc.sim.workloads import Workload
 
 
 def export(out: Path, workload: Workload) -> tuple[Path, Path]:

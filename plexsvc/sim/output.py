@@ -13,11 +13,11 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim import pictures
 from plexsvc.sim.cluster import GB
-from plexsvc.sim.presets import Workload
 from plexsvc.sim.records import Outcome, Record, Stay
 from plexsvc.sim.summary import Summary, slowdown, wait_ratio
 from plexsvc.sim.tables import report
 from plexsvc.sim.tracks import tracks
+from plexsvc.sim.workloads import Workload
 
 FILES: Final = (
     "summary.json",

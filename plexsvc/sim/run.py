@@ -24,12 +24,12 @@ from plexsvc.sim.clients import Client, Outside
 from plexsvc.sim.hosts import HostMemory
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.nodes import TRAIN_KIND, Nodes
-from plexsvc.sim.presets import Workload
 from plexsvc.sim.records import Outcome, Record
 from plexsvc.sim.summary import Summary, summarise
 from plexsvc.sim.trace_client import TraceClient, Turnstile, deal
 from plexsvc.sim.trace_costs import TraceCosts
 from plexsvc.sim.virtual_driver import VirtualDriver
+from plexsvc.sim.workloads import Workload
 
 FOREVER_US: Final = 10**15
 

@@ -11,9 +11,9 @@ import typer
 
 if TYPE_CHECKING:
     from plexsvc.scheduler.core.planning.policies import Policy
-    from plexsvc.sim.presets import Workload
     from plexsvc.sim.rollout.run import StepRecord
     from plexsvc.sim.summary import Summary
+    from plexsvc.sim.workloads import Workload
 
 
 def simulate(
@@ -249,8 +249,9 @@ def _workload(
 
 
 def _read(trace: Path | None, *, cluster: Path | None, preset: str | None, seed: int) -> Workload:
-    from plexsvc.sim.presets import Workload, preset_named
+    from plexsvc.sim.presets import preset_named
     from plexsvc.sim.trace import read_cluster, read_trace
+    from plexsvc.sim.workloads import Workload
 
     if preset is not None:
         if trace is not None or cluster is not None:

@@ -13,8 +13,9 @@ from plexsvc.cli.main import app
 from plexsvc.errors import PlexError
 from plexsvc.sim.cluster import Faults, NodeAction, NodeEvent, NodeGroup, SimCluster, SwitchModel
 from plexsvc.sim.export import export
-from plexsvc.sim.presets import PRESETS, Workload, preset_named
+from plexsvc.sim.presets import PRESETS, preset_named
 from plexsvc.sim.trace import read_cluster, read_trace
+from plexsvc.sim.workloads import Workload
 from tests.rigs.traces import job
 
 

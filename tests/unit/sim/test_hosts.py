@@ -13,9 +13,9 @@ from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim.cluster import GB, SimCluster, SwitchModel
 from plexsvc.sim.hosts import HostLinks, HostMemory
 from plexsvc.sim.jobs import SimJob
-from plexsvc.sim.presets import Workload
 from plexsvc.sim.records import Outcome
 from plexsvc.sim.run import play
+from plexsvc.sim.workloads import Workload
 from tests.rigs.traces import job
 
 A, B = UnitId("n00000"), UnitId("n00001")

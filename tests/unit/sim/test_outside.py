@@ -21,8 +21,8 @@ from plexsvc.scheduler.core.planning.profile import (
 from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, SimCluster
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.output import job_line
-from plexsvc.sim.presets import Workload
 from plexsvc.sim.run import play
+from plexsvc.sim.workloads import Workload
 from tests.rigs.outside_checker import check_lines
 
 

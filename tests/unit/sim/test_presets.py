@@ -6,7 +6,7 @@ import pytest
 
 from plexsvc.scheduler.core.planning.policies import policy_named
 from plexsvc.sim.jobs import ROLLOUT_PHASES
-from plexsvc.sim.presets import both_pools
+from plexsvc.sim.odd_presets import both_pools
 from plexsvc.sim.run import baseline, compare
 
 

@@ -30,18 +30,12 @@ from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileBook
 from plexsvc.sim import output
 from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, NodeGroup, SimCluster
 from plexsvc.sim.jobs import SimJob
-from plexsvc.sim.presets import (
-    PRESETS,
-    Workload,
-    cluster_256,
-    giant_gang,
-    preset_named,
-    steady,
-    tenants,
-)
+from plexsvc.sim.odd_presets import giant_gang, steady, tenants
+from plexsvc.sim.presets import PRESETS, cluster_256, preset_named
 from plexsvc.sim.records import Outcome
 from plexsvc.sim.run import compare, play
 from plexsvc.sim.summary import drain_us, gpu_hours, slowdown
+from plexsvc.sim.workloads import Workload
 from tests.rigs.traces import job
 
 
