@@ -106,6 +106,10 @@ class LiveCluster:
         """Do what `plexctl instance drain DEVICE` does."""
         self._call("DrainInstance", service_pb2.DrainInstanceRequest(device=device))
 
+    def move_job(self, job_id: str) -> None:
+        """Do what `plexctl job move JOB` does."""
+        self._call("MoveJob", service_pb2.MoveJobRequest(job_id=job_id))
+
     def timeline(self) -> list[service_pb2.Span]:
         """Return what the devices did."""
         return list(self._call("Timeline", service_pb2.TimelineRequest()).spans)

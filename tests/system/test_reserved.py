@@ -56,11 +56,12 @@ def learn(
     actor: plex.Actor,
     rollout: plex.Rollout,
     *,
+    steps: range = range(STEPS),
     disturb: Callable[[int], None] = lambda _: None,
 ) -> list[Tokens]:
     """Return the tokens of each step of a loop that trains while the rest is generated."""
     found = []
-    for number in range(STEPS):
+    for number in steps:
         version = rollout.sync(actor)
         tokens: Tokens = {}
         for batch in rollout.generate.micro_batches(PROMPTS, min_samples=8, **OPTIONS):
@@ -74,6 +75,12 @@ def learn(
         actor.step()
         found.append(tokens)
     return found
+
+
+def node_of(cluster: LiveCluster, engine: str) -> str:
+    """Return the node on which the engine on a training device lives."""
+    (device,) = [d for d, view in cluster.instances().items() if view.deployment_id == engine]
+    return device.rpartition(":")[0]
 
 
 def until_serving(cluster: LiveCluster, deployment_id: str) -> None:
@@ -133,3 +140,25 @@ def test_a_kill_in_the_window_changes_no_token(
                 os.kill(pid, signal.SIGKILL)
 
             assert learn(actor, rollout, disturb=kill) == alone
+
+
+def test_engines_follow_training_that_moves_and_the_tokens_stay_the_same(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    devices = [f'{{ kind = "train", bytes_total = {1024 * MIB} }}', ROLLOUT]
+    nodes = {"node-a": devices, "node-b": devices}
+    with start_cluster(tmp_path, nodes=nodes) as cluster, cluster.connect() as connection:
+        with connection.job("alone") as job:
+            alone = learn(*deploy(job, tiny_model, instances=1))
+        with connection.job("moved") as job:
+            actor, rollout = deploy(job, tiny_model, instances=BESIDE)
+            engine = f"{rollout.deployment_id}-reserved"
+            found = learn(actor, rollout, steps=range(2))
+            before = node_of(cluster, engine)
+            cluster.move_job(job.job_id)
+            wait_until(lambda: node_of(cluster, engine) != before, what="it follows")
+            found += learn(actor, rollout, steps=range(2, STEPS))
+            spans = [s for s in cluster.timeline() if s.job_id == job.job_id]
+    assert found == alone
+    for kind in ("seed", "forward_backward"):
+        assert {s.node_id for s in spans if s.kind == kind} == {"node-a", "node-b"}

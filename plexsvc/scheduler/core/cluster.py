@@ -44,6 +44,8 @@ class Roll:
     ended: OrderedDict[JobId, JobState] = field(default_factory=OrderedDict)
     deployments: dict[DeploymentId, Deployment] = field(default_factory=dict)
     relocating: dict[DeploymentId, None] = field(default_factory=dict)
+    following: dict[DeploymentId, None] = field(default_factory=dict)
+    """Rollouts that generate where their job trains, which trains elsewhere by now."""
     wpgs: dict[WpgId, Wpg] = field(default_factory=dict)
     last_wpg_no: int = 0
 

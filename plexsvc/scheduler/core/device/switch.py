@@ -77,7 +77,8 @@ def advance(devices: Devices, wpg: Wpg) -> None:
     elif wpg.state is WpgState.SPAWNING:
         if wpg.residency is Residency.NONE:
             wpg.shift(ResidencyTrigger.BUILD_ORDERED)
-            spawn(devices, wpg)
+            before = devices.deployments[wpg.deployment_id].wpg_id
+            spawn(devices, wpg, replaces=None if before == wpg.wpg_id else before)
     else:
         _end(devices, wpg, wpg.switch)
 

@@ -264,18 +264,23 @@ def _where_it_trains(
     The board knows nothing of them: they go where training is booked.
     """
     for one in together:
-        mine = [placement.deployments[d] for d in placement.jobs[one.job_id].deployments]
-        wpgs = [placement.wpg_of(other) for other in mine if not other.is_rollout]
-        places = [p for wpg in wpgs if wpg is not None for p in wpg.places]
-        there = [
-            place
-            for place in dict.fromkeys(places)
-            if placement.devices[place].kind == one.device_kind
-            and place.node_id not in placement.cordoned
-        ]
+        there = trained_on(placement, one)
         if len(there) >= one.num_devices:
             _no_longer_waits(placement, one)
             yield one, tuple(there[: one.num_devices])
+
+
+def trained_on(placement: Placement, deployment: Deployment) -> list[Place]:
+    """Return the devices that a rollout's job trains on, of its kind and on nodes that are open."""
+    mine = [placement.deployments[d] for d in placement.jobs[deployment.job_id].deployments]
+    wpgs = [placement.wpg_of(other) for other in mine if not other.is_rollout]
+    places = [place for wpg in wpgs if wpg is not None for place in wpg.places]
+    return [
+        place
+        for place in dict.fromkeys(places)
+        if placement.devices[place].kind == deployment.device_kind
+        and place.node_id not in placement.cordoned
+    ]
 
 
 def _for_instances(placement: Placement, together: list[Deployment]) -> Gang | None:

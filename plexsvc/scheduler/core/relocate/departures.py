@@ -21,6 +21,8 @@ from plexsvc.scheduler.core.state import Deployment
 from plexsvc.scheduler.core.timers import DrainTimer
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, Place, RelocationStage
 
+FOLLOWS: Final = "it generates where its job trains, and follows that: move the training"
+
 DRAIN_RETRY_US: Final = 2_000_000
 """Pause before a deployment that found no place off a draining node is tried again."""
 
@@ -49,6 +51,9 @@ def relocate(lives: Lives, event: RelocationRequested) -> None:
     if deployment is None:
         return
     units = tuple(place.unit for place in event.places)
+    if deployment.where_it_trains:
+        _say_stays(lives.devices, deployment, FOLLOWS, reason=event.reason)
+        return
     if deployment.is_rollout:
         send_instances(lives, deployment, reason=event.reason, units=units)
         return
@@ -108,6 +113,23 @@ def send_instances(
         _tell_failed(lives.devices, deployment, reason=reason, fault=fault)
     deployment.relocation_fault = fault
     try_later(lives.devices, deployment)
+
+
+def follow(lives: Lives) -> None:
+    """Send rollouts that generate where their job trains to where it trains now."""
+    for deployment_id in list(lives.roll.following):
+        deployment = lives.deployments.get(deployment_id)
+        wpg = None if deployment is None else lives.wpg_of(deployment)
+        if deployment is None or wpg is None or deployment.state is DeploymentState.FAILED:
+            del lives.roll.following[deployment_id]
+            continue
+        there = placing.trained_on(lives.devices.placement, deployment)
+        if set(there).issuperset(wpg.places):
+            del lives.roll.following[deployment_id]
+        elif len(there) >= deployment.num_devices and may_leave(lives.devices, deployment):
+            places = tuple(there[: deployment.num_devices])
+            relocation.begin(lives, deployment, places, reason="its job trains there now")
+            try_later(lives.devices, deployment)
 
 
 def book_as_it_is(devices: Devices) -> None:

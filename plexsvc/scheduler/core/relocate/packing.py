@@ -55,6 +55,7 @@ def settle(lives: Lives) -> None:
         deployments.place_waiting(lives)
     if placement.cordoned and any(placement.cordoned.values()):
         _drain(lives)
+    departures.follow(lives)
     every_us = planning.policy.repack_every_us
     if every_us and now_us - planning.paired_us >= every_us:
         planning.paired_us = now_us
@@ -115,6 +116,8 @@ def _drain(lives: Lives) -> None:
     for wpg_id, node_id in _on_draining(lives.devices).items():
         wpg = lives.wpgs[wpg_id]
         deployment = lives.deployments[wpg.deployment_id]
+        if deployment.where_it_trains:
+            continue  # it follows its job's training
         if lives.is_current(wpg) and departures.may_leave(lives.devices, deployment):
             reason = f"node {node_id} is drained"
             if deployment.is_rollout:

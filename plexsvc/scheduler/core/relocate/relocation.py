@@ -10,7 +10,9 @@ stopped, and the operations go on (`done`).
 
 A rollout deployment moves to idle devices the same way. It has no window to wait for, so it is held
 as soon as the new instances are up, until what runs has ended. Nothing is copied: `Initialize`
-makes the rollout manager bring the new instances to the version in use.
+makes the rollout manager bring the new instances to the version in use. One that generates where
+its job trains follows that (`departures.follow`). Its new instances start when they have their
+devices, so it is held at once.
 
 Before the second WPG becomes the current one, the job sees no change. Whatever fails earlier (a
 spawn, the copy, a new rank, its node) ends the relocation with a reason (`failed`), and the current
@@ -58,7 +60,7 @@ def begin(
     if fault is not None:
         return fault
     deployment.incarnations += 1
-    if deployment.is_rollout:
+    if deployment.is_rollout and not deployment.where_it_trains:
         placing.hold(lives.devices.placement, deployment, tuple(place.unit for place in places))
     wpg = wpgs.add(lives, deployment, places)
     deployment.relocation = Relocation(
@@ -68,10 +70,13 @@ def begin(
         reason=reason,
         started_us=lives.now_us,
     )
+    if deployment.where_it_trains:
+        deployment.relocation.stage = RelocationStage.WAITING
     deployment.relocation_fault = None
     lives.roll.relocating[deployment.deployment_id] = None
     _tell(lives.devices, deployment, deployment.relocation)
-    switch.spawn(lives.devices, wpg, replaces=deployment.wpg_id)
+    if not deployment.where_it_trains:
+        switch.spawn(lives.devices, wpg, replaces=deployment.wpg_id)
     at_us = lives.now_us + lives.limits.relocation_timeout_us
     lives.set_timer(RelocateTimer(wpg.wpg_id), at_us=at_us)
     return None
@@ -103,7 +108,7 @@ def _is_usable(devices: Devices, deployment: Deployment, place: Place) -> bool:
     is_up = place.node_id in devices.placement.nodes
     if device is None or not is_up or device.kind != deployment.device_kind:
         return False
-    return not (deployment.is_rollout and device.ranks)
+    return deployment.where_it_trains or not (deployment.is_rollout and device.ranks)
 
 
 def settle(lives: Lives) -> None:
@@ -261,6 +266,9 @@ def _cut_over(
     _close(lives, deployment, relocation)
     _tell(lives.devices, deployment, relocation, stage=RelocationStage.DONE)
     deployments.announce(lives.devices, deployment)
+    for other in lives.jobs[deployment.job_id].deployments:
+        if lives.deployments[other].where_it_trains:
+            lives.roll.following[other] = None
     wpgs.stop_when_idle(lives.devices, old)
     lives.touch(new.wpg_id)
 

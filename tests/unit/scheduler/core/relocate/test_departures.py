@@ -9,8 +9,17 @@ from plexsvc.scheduler.core.events import (
     DeploymentRequested,
     JobMoveRequested,
     NodeCordoned,
+    RelocationRequested,
+    SpawnFailed,
 )
-from plexsvc.scheduler.core.vocabulary import Fault, RelocationStage
+from plexsvc.scheduler.core.relocate.departures import DRAIN_RETRY_US
+from plexsvc.scheduler.core.vocabulary import (
+    Fault,
+    OperationKind,
+    OperationState,
+    Place,
+    RelocationStage,
+)
 from tests.fakes.fake_world import FakeWorld, op_id
 
 N0, N1 = NodeId("n0"), NodeId("n1")
@@ -71,3 +80,86 @@ def test_an_operator_moves_a_job_where_he_wants_or_is_told_why_not(world: FakeWo
     (told,) = [a for a in actions if isinstance(a, RelocationChanged)]
     assert told.fault is not None
     assert "n9" in told.fault.message
+
+
+def seeded(*, nodes: int = 2) -> FakeWorld:
+    """A world whose job `a` trains, and generates there too; state and engine take turns."""
+    world = FakeWorld(device_bytes=100)
+    for number in range(nodes):
+        world.join(f"n{number}")
+    world.bring_up("a")
+    world.deploy("a", "rollout", rollout=True, where_it_trains=True)
+    world.drain()
+    return world
+
+
+def where(world: FakeWorld) -> str:
+    """Return the device on which job `a` generates."""
+    deployment = world.core.view.deployments[DeploymentId("a/rollout")]
+    wpg = world.core.view.wpg_of(deployment)
+    assert wpg is not None
+    (place,) = wpg.places
+    return place.unit
+
+
+def generates(world: FakeWorld, *, seq: int) -> OperationState:
+    kind, name = OperationKind.GENERATE, f"g{seq}"
+    world.submit(name, job="a", to="rollout", seq=seq, kind=kind)
+    world.drain()
+    return world.core.view.operations[op_id(name)].state
+
+
+def test_engines_follow_the_training_on_whose_devices_they_live() -> None:
+    world = seeded()
+    assert generates(world, seq=1) is OperationState.ANSWERED
+    assert where(world) == "n0:0"
+    world.relocate("a", places=(Place(node_id=NodeId("n1"), device=0),))
+    world.drain()
+    assert (world.places(), where(world)) == (["n1:0"], "n1:0")
+    assert generates(world, seq=2) is OperationState.ANSWERED
+    assert not world.core.cluster.roll.following
+    assert len(world.core.view.wpgs) == 2, "those before are gone"
+
+
+def test_engines_that_could_not_follow_try_again() -> None:
+    world = seeded()
+    world.relocate("a", places=(Place(node_id=NodeId("n1"), device=0),))
+    while where(world) == "n0:0":
+        spawns = [order for order in world.orders if isinstance(order, SpawnWpg)]
+        coming = [one for one in spawns if one.deployment_id == "a/rollout"]
+        if coming:
+            break
+        world.report(world.orders[0])
+    world.orders.remove(coming[0])
+    fault = Fault(code=ErrorCode.WORKER_DIED, message="no memory")
+    world.tell(SpawnFailed(at_us=world.tick(), wpg_id=coming[0].wpg_id, fault=fault))
+    world.drain()
+    assert where(world) == "n0:0"
+    assert generates(world, seq=1) is OperationState.ANSWERED, "where they were"
+    world.tick(DRAIN_RETRY_US)
+    world.submit("next", job="a", seq=1)
+    world.drain()
+    assert where(world) == "n1:0"
+
+
+def test_a_drained_node_is_left_by_training_with_its_engines() -> None:
+    world = seeded()
+    world.tell(NodeCordoned(at_us=world.tick(), node_id=NodeId("n0"), is_drained=True))
+    world.drain()
+    assert (world.places(), where(world)) == (["n1:0"], "n1:0")
+
+
+def test_engines_are_not_moved_without_their_training() -> None:
+    world = seeded()
+    place = Place(node_id=NodeId("n1"), device=0)
+    asked = RelocationRequested(
+        at_us=world.tick(),
+        deployment_id=DeploymentId("a/rollout"),
+        places=(place,),
+        reason="asked",
+    )
+    (told,) = [a for a in world.tell(asked) if isinstance(a, RelocationChanged)]
+    assert told.fault is not None
+    assert "move the training" in told.fault.message
+    world.drain()
+    assert where(world) == "n0:0"
