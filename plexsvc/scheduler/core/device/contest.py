@@ -61,12 +61,15 @@ def awaited_until(devices: Devices, victims: tuple[WpgId, ...], *, entry: Entry)
     """Return until when an operation leaves the device to a victim whose burst goes on.
 
     As long as the burst's next operation would go first: else the burst is torn just before it.
+    A rollout does not wait for the training on whose devices it is: it is what comes next.
     """
     if has_starved(entry, rules=devices.rules, now_us=devices.now_us):
         return 0
-    until_us = 0
+    until_us, wpg = 0, devices.wpgs[WpgId(entry.resident_id)]
     for victim_id in victims:
         victim = devices.wpgs[victim_id]
+        if wpg.is_rollout and victim.job_id == wpg.job_id:
+            continue
         pattern = devices.deployments[victim.deployment_id].pattern
         if pattern.last_end_us is None or pattern.gap_us is None:
             continue

@@ -3,9 +3,10 @@
 A job has a clock of its own, which shows what the time would be had it run alone: waits of training
 operations for their devices do not count. The clock of each operation follows from what the job had
 seen end before it: training that waited beside a rollout costs nothing while the rollout lasts as
-long. So the measured cycle is the one the job would have alone, of whatever shape. A cycle begins
-with the first operation after the job published weights; a job that never publishes begins it with
-its first phase. What came before the first whole cycle is part of none.
+long. So the measured cycle is the one the job would have alone, of whatever shape. What a rollout
+does on the devices that its job trains on is a part of that training's cycle. A cycle begins with
+the first operation after the job published weights; a job that never publishes begins it with its
+first phase. What came before the first whole cycle is part of none.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from plexsvc.scheduler.core.vocabulary import JobState, OperationKind
 
 UNMEASURED: Final = frozenset({OperationKind.INITIALIZE, OperationKind.LOAD})
 """Kinds that happen once, at the start, and are part of no cycle."""
+
+ROLLS_OUT: Final = frozenset({OperationKind.GENERATE, OperationKind.SEED})
+"""Kinds that are a part of the training's cycle where a rollout is on its devices."""
 
 DRIFT: Final = 8
 """A period, or a busy time, off by more than one over this is planned anew."""
@@ -78,8 +82,30 @@ def measured(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -
         if operation.kind not in UNMEASURED:
             _observe(devices, wpg, operation, own_us=own_us)
         pattern.own_end_us = own_us + devices.now_us - since_us
+    elif operation.needs_device and deployment.where_it_trains:
+        since_us = operation.started_us
+        is_in_cycle = operation.kind in ROLLS_OUT
+        for trained in _trained_there(devices, wpg) if is_in_cycle else ():
+            _observe(devices, trained, operation, own_us=own_us)
+            there = devices.deployments[trained.deployment_id].pattern
+            there.own_end_us = own_us + devices.now_us - since_us
     job.own_us = max(job.own_us, own_us + devices.now_us - since_us)
     job.seen_us = devices.now_us
+
+
+def _trained_there(devices: Devices, wpg: Wpg) -> list[Wpg]:
+    """Return the WPGs in whose cycles is what a rollout does on the devices of its job's training.
+
+    Each of its devices counts for one.
+    """
+    mine = [devices.deployments[d] for d in devices.jobs[wpg.job_id].deployments]
+    found: list[Wpg] = []
+    left = set(wpg.places)
+    for trained in (devices.wpg_of(one) for one in mine if not one.is_rollout):
+        if trained is not None and not left.isdisjoint(trained.places):
+            left -= set(trained.places)
+            found.append(trained)
+    return found
 
 
 def published(devices: Devices, deployment: Deployment) -> None:
@@ -175,7 +201,7 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
         start_us=own_us,
         end_us=own_us + run_us,
         starts_cycle=starts_cycle,
-        is_beside_rollout=operation.is_beside or lanes.rolls_out(devices.queues, job),
+        is_beside_rollout=_is_beside(devices, job, operation),
     )
     if pattern.cycles.is_first_of_cycle:
         if pattern.arrived_us:
@@ -202,12 +228,21 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
         pattern.noted_us = own_us
 
 
+def _is_beside(devices: Devices, job: Job, operation: Operation) -> bool | None:
+    """Return whether training ran beside a rollout; None of what is one itself."""
+    if operation.kind in ROLLS_OUT:
+        return None
+    return operation.is_beside or lanes.rolls_out(devices.queues, job)
+
+
 def _own_start_us(deployment: Deployment, job: Job, operation: Operation) -> int:
     """Return when an operation would have begun had its job run alone.
 
     What goes on with a burst follows the operation before, whatever ended meanwhile.
     """
     pattern = deployment.pattern
+    if pattern.cycles.last_phase in ROLLS_OUT:  # it would wait for its devices alone, too
+        return max(operation.own_us, pattern.own_end_us)
     if not operation.is_sequel or pattern.last_end_us is None or operation.eligible_us is None:
         return operation.own_us
     starts_cycle = _starts_cycle(pattern, job)

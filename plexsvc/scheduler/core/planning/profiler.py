@@ -167,6 +167,11 @@ class CycleProfiler:
         return max(0, known.period_us - last.end_us)
 
     @property
+    def last_phase(self) -> str | None:
+        """What the last operation of the open cycle did."""
+        return self._open[-1].phase if self._open else None
+
+    @property
     def is_last_of_cycle(self) -> bool:
         """Whether what comes after the last operation begins another cycle."""
         known = self.profile

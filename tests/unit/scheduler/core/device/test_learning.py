@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.events import ProfilesLoaded, TimerFired
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.vocabulary import JobState, OperationKind
 from tests.fakes.fake_world import FakeWorld, op_id
@@ -380,3 +380,84 @@ def test_jobs_that_wait_ask_for_less_once_records_turn_out_to_say_too_much() -> 
     (after,) = planning.planner("train").waiting.values()
     assert before.profile.busy_us == 8 * RUN_US
     assert 4 * RUN_US < after.profile.busy_us < 6 * RUN_US
+
+
+def run(world: FakeWorld, name: str, *, for_us: int) -> None:
+    """Let an operation that was submitted run for so long."""
+    order = start(world, name)
+    world.tick(for_us)
+    world.report(order)
+
+
+def test_a_rollout_on_its_jobs_training_devices_is_a_part_of_that_cycle() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join()
+    world.bring_up("a")
+    world.deploy("a", "rollout", rollout=True, where_it_trains=True)
+    world.drain()
+    for step in range(1, 5):
+        kind = OperationKind.GENERATE
+        world.submit(f"g{step}", job="a", to="rollout", seq=step, kind=kind)
+        run(world, f"g{step}", for_us=4 * RUN_US)
+        kinds = (OperationKind.FORWARD_BACKWARD, OperationKind.STEP, OperationKind.PUBLISH)
+        for number, kind in enumerate(kinds, 3 * step - 2):
+            world.submit(f"a{number}", job="a", seq=number, kind=kind)
+            run(world, f"a{number}", for_us=RUN_US)
+    profile = profile_of(world, "a")
+    assert [s.phase for s in profile.segments] == ["generate", "forward_backward", "step"]
+    assert profile.mode is Mode.SYNC
+    assert 6 * RUN_US <= profile.busy_us < 7 * RUN_US
+    assert planned_profile(world, "a").busy_us == profile.busy_us, "it is booked"
+
+
+def test_a_seeding_window_is_booked_and_training_that_waits_for_its_end_comes_after_it() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(train=1, rollout=1)
+    world.bring_up("a")
+    world.bring_up("a", "rollout", rollout=True)
+    world.deploy("a", "reserved", rollout=True, where_it_trains=True)
+    world.drain()
+    for step in range(1, 5):
+        kind, last = OperationKind.GENERATE, 3 * step
+        world.submit(f"g{step}", job="a", to="rollout", seq=step, kind=kind)
+        generate = start(world, f"g{step}")
+        kind = OperationKind.SEED
+        world.submit(f"s{step}", job="a", to="reserved", seq=step, kind=kind, after=(f"g{step}",))
+        seed = start(world, f"s{step}")
+        world.tick(2 * RUN_US)
+        kind = OperationKind.FORWARD_BACKWARD  # a micro-batch, while the window is open
+        world.submit(f"a{last - 2}", job="a", seq=last - 2, kind=kind)
+        world.tick(2 * RUN_US)
+        world.report(seed)
+        run(world, f"a{last - 2}", for_us=RUN_US)
+        world.report(generate)
+        for number, kind in ((last - 1, OperationKind.STEP), (last, OperationKind.PUBLISH)):
+            world.submit(f"a{number}", job="a", seq=number, kind=kind)
+            run(world, f"a{number}", for_us=RUN_US)
+    profile = profile_of(world, "a")
+    assert [s.phase for s in profile.segments] == ["seed", "forward_backward", "step"]
+    assert profile.mode is Mode.SYNC
+    assert 6 * RUN_US <= profile.busy_us < 7 * RUN_US
+    seeded, trained, _ = profile.segments
+    assert trained.offset_us >= seeded.end_us
+
+
+def test_a_rollout_does_not_wait_for_more_of_the_training_that_it_follows() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join()
+    world.bring_up("a")
+    world.deploy("a", "rollout", rollout=True, where_it_trains=True)
+    world.drain()
+    devices = world.core.cluster.devices
+    world.submit("a1", job="a", seq=1)
+    world.drain()
+    world.submit("g1", job="a", to="rollout", seq=1, kind=OperationKind.GENERATE)
+    pattern = world.core.cluster.deployments[DeploymentId("a/actor")].pattern
+    pattern.last_end_us, pattern.gap_us = world.now_us, 1
+    wpg = devices.wpgs[B]
+    wpg.switch_cost_us = SECOND_US
+    operation = world.core.cluster.queues.operations[op_id("g1")]
+    (entry,) = contest.entries(devices, {B: operation})
+    assert contest.awaited_until(devices, (A,), entry=entry) == 0
+    wpg.job_id = JobId("b")
+    assert contest.awaited_until(devices, (A,), entry=entry) > world.now_us
