@@ -148,6 +148,13 @@ class Batch:
                 different temperatures or from a part of the vocabulary.
         """
         items = list(samples)
+        given: object = advantages
+        if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str):
+            raise PlexError(
+                ErrorCode.BAD_BATCH,
+                f"advantages is {advantages!r:.40}; give a list with one entry a sample",
+                array="advantages",
+            )
         if len(advantages) != len(items):
             raise PlexError(
                 ErrorCode.BAD_BATCH,
@@ -302,7 +309,16 @@ def _placed(
 def _per_token(
     value: object, *, count: int, sample: int, name: str = "advantages", is_each: bool = False
 ) -> FloatArray:
-    array = np.asarray(value, np.float32)
+    try:
+        array = np.asarray(value, np.float32)
+    except (TypeError, ValueError) as error:
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"{name} of sample {sample} are {value!r:.40}; give a number, or one for each of its "
+            f"{count} generated tokens",
+            array=name,
+            sequence=sample,
+        ) from error
     if array.ndim == 0 and not is_each:
         return np.full(count, array, np.float32)
     if array.shape != (count,):

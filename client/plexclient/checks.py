@@ -48,8 +48,8 @@ def text(name: str, value: object) -> str:
     return value
 
 
-def of_type(name: str, value: object, kind: type) -> None:
-    """Refuse a `value` that is not of a class of this package.
+def of_type(name: str, value: object, kind: type, *, takes: str = "") -> None:
+    """Refuse a `value` that is not of a class: of this package, unless what it `takes` is said.
 
     Raises:
         PlexError: `bad_request`.
@@ -57,8 +57,9 @@ def of_type(name: str, value: object, kind: type) -> None:
     >>> of_type("batch", 7, int)
     """
     if not isinstance(value, kind):
+        must = takes or f"a plex.{kind.__name__}"
         raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{name} is {value!r:.40}; it must be a plex.{kind.__name__}"
+            ErrorCode.BAD_REQUEST, f"{name} is {value!r:.40}; it must be {must}", field=name
         )
 
 
@@ -73,10 +74,10 @@ def real(name: str, value: float, *, least: float = -math.inf, most: float = mat
     """
     try:
         fits = math.isfinite(value) and least <= value <= most
-    except TypeError:
+    except (TypeError, OverflowError):
         fits = False
     if not fits:
         raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{name}={value!r}: it must be a number in [{least}, {most}]"
+            ErrorCode.BAD_REQUEST, f"{name}={value!r:.40}: it must be a number in [{least}, {most}]"
         )
     return float(value)

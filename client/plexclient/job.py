@@ -129,7 +129,12 @@ class Job:
         return self.background.start(add)
 
     def report(self, **metrics: float) -> None:
-        """Show progress figures in `plexctl status`, e.g. `report(step=3, reward=0.4)`."""
+        """Show progress figures in `plexctl status`, e.g. `report(step=3, reward=0.4)`.
+
+        Raises:
+            PlexError: `bad_request` for a figure that is not finite or beyond 1e15, a `step` that
+                is no whole number from 0, or more than 64 names.
+        """
         self.session.report(metrics)
 
     @call

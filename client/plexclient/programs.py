@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from plexclient.checks import real, whole
+from plexclient.checks import of_type, real, text, whole
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import reward_pb2
 
@@ -69,11 +69,15 @@ def to_wire(
         PlexError: `bad_request` for limits that are none and files that cannot be read or are too
             many.
     """
+    text("name", name)
     if isinstance(program, str | Path):
         file = Path(program)
         stages: Sequence[Stage] = [Stage(name="score", python=file.name, timeout_s=timeout_s)]
         found = dict(_under(file)) | dict(_given(files or ()))
     else:
+        of_type("program", program, Sequence, takes="a Python file's path or a list of plex.Stage")
+        for number, stage in enumerate(program):
+            of_type(f"program: stage {number}", stage, Stage)
         stages = program
         found = dict(_named(stages) if files is None else _given(files))
     read = {path: _read(place) for path, place in sorted(found.items())}

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar, Unpack
 
 from plexclient import sampling
 from plexclient.calls import Cancellable, call, unowned
-from plexclient.checks import whole
+from plexclient.checks import of_type, whole
+from plexclient.checks import text as check_text
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.generation import AsyncStream, Generation, Stream
@@ -50,7 +51,7 @@ class Rollout(Synced):
         Raises:
             PlexError: `bad_request`, before anything is sent.
         """
-        given = list(prompts) if not isinstance(prompts, str) else prompts
+        given = sampling.listed(prompts)
         plain, hints = sampling.split(options)
         params = sampling.to_wire(**plain)
         tokens = sampling.encode_prompts(
@@ -183,14 +184,17 @@ class GenerateCall:
         settings: Mapping[str, Any] | None,
         options: BatchOptions,
     ) -> Future[Samples]:
-        given = list(prompts) if not isinstance(prompts, str) else prompts
+        given = sampling.listed(prompts)
+        check_text("score", program)
+        of_type("settings", settings or {}, Mapping, takes="a dict of the program's settings")
+        of_type("references", references or (), Sequence, takes="a list, one for each prompt")
         expected = [None] * len(given) if references is None else list(references)
         if len(expected) != len(given):
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
                 f"{len(expected)} references for {len(given)} prompts; give one for each",
             )
-        session, n = self._rollout.job_session, options.get("n", 1)
+        session, n = self._rollout.job_session, whole("n", options.get("n", 1), least=1)
         batch = open_batch(session, program, settings or {}, size=n * len(given))
         generation = self._rollout.begin(given, text=True, options=options)
         batch.announce()

@@ -124,6 +124,24 @@ def check_lengths(lengths: Sequence[int], *, prompts: int, max_tokens: int) -> l
     return found
 
 
+def listed(prompts: object) -> list[Any]:
+    """Return prompts as a list.
+
+    Raises:
+        PlexError: `bad_request` for what is no list of them.
+
+    >>> listed([[1, 2]])
+    [[1, 2]]
+    """
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"prompts is {prompts!r:.40}; generate takes a list: [prompt]",
+            field="prompts",
+        )
+    return list(prompts)
+
+
 def encode_prompts(
     prompts: Iterable[str | Sequence[int]],
     *,
@@ -135,13 +153,9 @@ def encode_prompts(
     Raises:
         PlexError: `bad_request` for no prompts, an empty one, or a token outside the vocabulary.
     """
-    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"prompts is {prompts!r:.40}; generate takes a list: [prompt]",
-        )
     tokens = [
-        encode(p) if isinstance(p, str) else _token_ids(p, index=i) for i, p in enumerate(prompts)
+        encode(p) if isinstance(p, str) else _token_ids(p, index=i)
+        for i, p in enumerate(listed(prompts))
     ]
     if not tokens:
         raise PlexError(ErrorCode.BAD_REQUEST, "generate got no prompts; give at least one")

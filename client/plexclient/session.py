@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
+from plexclient import checks
 from plexclient.background import Background
 from plexclient.clock import Clock
 from plexclient.errors import ErrorCode, PlexError
@@ -28,6 +29,8 @@ FATAL: Final = frozenset({ErrorCode.JOB_ENDED, ErrorCode.NOT_FOUND, ErrorCode.UN
 """Answers to a keepalive after which there is no session to keep."""
 
 
+MAX_FIGURE: Final = 1e15
+"""Largest size of a progress figure; a step is a whole number up to it."""
 MAX_METRICS: Final = 64
 """Progress figures of a job, all names that were reported; the service takes no more."""
 
@@ -140,8 +143,9 @@ class Session:
         """Replace the progress figures that the next keepalive carries.
 
         Raises:
-            PlexError: `bad_request` for what is no number, a name that nobody could show, or more
-                than `MAX_METRICS` names.
+            PlexError: `bad_request` for a figure that is not finite or beyond `MAX_FIGURE`, a
+                `step` that is no whole number from 0, a name that nobody could show, or more than
+                `MAX_METRICS` names.
         """
         for name in metrics:
             if not 0 < len(name) <= MAX_METRIC_CHARS or not name.isprintable():
@@ -150,10 +154,8 @@ class Session:
                     f"report got a figure called {name[:MAX_METRIC_CHARS]!r}; a name has 1 to "
                     f"{MAX_METRIC_CHARS} printable characters",
                 )
-        try:
-            merged = {**self._metrics, **{name: float(x) for name, x in metrics.items()}}
-        except (TypeError, ValueError) as error:
-            raise PlexError(ErrorCode.BAD_REQUEST, f"report takes numbers: {error}") from error
+        taken = {name: _figure(name, value) for name, value in metrics.items()}
+        merged = {**self._metrics, **taken}
         if len(merged) > MAX_METRICS:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
@@ -217,3 +219,10 @@ def ended_error(job_id: str, *, state: int, reason: str) -> PlexError:
         job_id=job_id,
         reason=reason,
     )
+
+
+def _figure(name: str, value: float) -> float:
+    """Return a progress figure as it is shown; `step` counts, the others may be below 0."""
+    if name == "step":
+        return checks.whole("report: step", value, most=int(MAX_FIGURE))
+    return checks.real(f"report: {name}", value, least=-MAX_FIGURE, most=MAX_FIGURE)

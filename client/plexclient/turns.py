@@ -11,6 +11,7 @@ from typing import Unpack
 from plexclient import sampling
 from plexclient.background import Background
 from plexclient.calls import call
+from plexclient.checks import of_type
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import new_operation_id
@@ -68,6 +69,7 @@ class TurnSession:
                 "a turn of this session runs; await it, or open another session",
             )
         rollout = self._rollout
+        of_type("prompt", prompt, Sequence, takes="a text or a list of token ids")
         new = self._encode(prompt) if isinstance(prompt, str) else prompt
         (tokens,) = sampling.encode_prompts(
             [[*self.tokens, *new]], encode=self._encode, vocab_size=rollout.info.vocab_size

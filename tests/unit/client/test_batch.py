@@ -191,8 +191,12 @@ def test_a_sequence_too_short_to_predict_anything_is_refused() -> None:
         plex.Batch.from_sequences([])
 
 
-@pytest.mark.parametrize("advantages", [[1.0], [[1.0], [1.0, 2.0]]])
-def test_advantages_that_do_not_fit_the_samples_are_refused(advantages: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "advantages", [[1.0], [[1.0], [1.0, 2.0]], ["a", "b"], [None, {}], 5, None, "ab"]
+)
+def test_advantages_that_do_not_fit_the_samples_are_refused(
+    advantages: Any,  # noqa: ANN401 - also what is no list
+) -> None:
     samples = [sample([1, 2], [3, 4], [0, 0]), sample([1], [5, 6], [0, 0])]
     with pytest.raises(plex.PlexError) as caught:
         plex.Batch.from_samples(samples, advantages=advantages)

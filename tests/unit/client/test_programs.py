@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,14 +49,17 @@ def test_stages_bring_the_files_that_their_commands_name(loop: Loop, router: Fak
 
 def test_what_cannot_be_sent_is_refused_before(loop: Loop, router: FakeRouter, here: Path) -> None:
     (here / "large").write_bytes(bytes(MAX_PROGRAM_BYTES))
-    for program, files, text in (
+    wrong: Any
+    for wrong, files, text in (
         ("none.py", None, "cannot be read"),
+        (None, None, "program is None; it must be a Python file's path or a list of plex.Stage"),
+        (["run.sh"], None, "stage 0 is 'run.sh'; it must be a plex.Stage"),
         ("judge/score.py", ["large"], "at most"),
         ([plex.Stage(name="x", command="true", timeout_s=-1)], None, "timeout_s=-1"),
         ([plex.Stage(name="x", command="true", timeout_s=1, count=0)], None, "count=0"),
     ):
         with pytest.raises(PlexError, match=text) as refused:
-            loop.job.reward("own", program, files=files)
+            loop.job.reward("own", wrong, files=files)
         assert refused.value.code is ErrorCode.BAD_REQUEST
     assert router.programs == []
 

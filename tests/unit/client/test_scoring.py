@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,3 +158,26 @@ def test_samples_are_scored_as_they_are_generated(loop: Loop, router: FakeRouter
         loop.rollout.generate([[0], [1]], score="exact", references=["x"])
     with pytest.raises(PlexError, match="references or settings without `score`"):
         loop.rollout.generate([[0]], references=["x"])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "text"),
+    [
+        (None, {}, "prompts is None; generate takes a list"),
+        ([[1]], {"settings": [1]}, "settings is .1.; it must be a dict"),
+        ([[1]], {"references": 7}, "references is 7; it must be a list"),
+        ([[1]], {"score": 5}, "score is 5; it must be a text"),
+        ([[1]], {"n": "two"}, "n='two'"),
+    ],
+)
+def test_a_scored_generate_of_the_wrong_types_is_refused_before_anything_is_sent(
+    prompts: Any,  # noqa: ANN401 - what is none
+    options: dict[str, Any],
+    text: str,
+    loop: Loop,
+    router: FakeRouter,
+) -> None:
+    with pytest.raises(PlexError, match=text) as refused:
+        loop.rollout.generate(prompts, **{"score": "exact", **options})
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+    assert router.scored == []

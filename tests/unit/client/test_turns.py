@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -82,3 +83,15 @@ def test_one_turn_of_a_session_at_a_time(router: FakeRouter, rollout: plex.Rollo
     router.hold.set()
     assert len(first.result().tokens) == 100
     assert len(session.generate([4], max_tokens=1).tokens) == 1
+
+
+@pytest.mark.parametrize("prompt", [None, 7, [None], ["a"]])
+def test_what_is_no_prompt_is_refused_before_anything_is_sent(
+    prompt: Any,  # noqa: ANN401 - what is none
+    router: FakeRouter,
+    rollout: plex.Rollout,
+) -> None:
+    with pytest.raises(PlexError, match="prompt") as refused:
+        rollout.session().generate(prompt)
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+    assert router.sampled == []
