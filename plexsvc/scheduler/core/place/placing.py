@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator
 
-from plexsvc.ids import DeploymentId, JobId, ResidentId, TenantId, UnitId
+from plexsvc.ids import DeploymentId, JobId, ResidentId, TenantId, UnitId, WpgId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.place import hosts, sets
@@ -293,19 +293,32 @@ def _for_instances(placement: Placement, together: list[Deployment]) -> Gang | N
 
 
 def _shared(placement: Placement, kind: str, num_devices: int) -> Gang | None:
-    """Return devices whose instances may sleep, those with the fewest first; None if too few."""
-    most = placement.planning.policy.max_jobs
-    found = [
-        (len(device.ranks), place.unit)
-        for place, device in placement.devices.items()
-        if device.kind == kind
-        and place.node_id in placement.nodes
-        and place.node_id not in placement.cordoned
-        and 0 < len(device.ranks) < most
-        and all(_may_meet(placement, placement.wpgs[w]) for w in device.ranks)
-    ]
-    chosen = tuple(unit for _, unit in sorted(found)[:num_devices])
+    """Return the idle devices, and those whose instances may sleep, the fewest first, as asked."""
+    planner = placement.planning.planner(kind)
+    barred = _left_behind(placement) | planner.kept_units()
+    idle = [u for u in planner.board.rooms.in_order(planner.board.idle) if u not in barred]
+    chosen = (*idle, *sharable(placement, kind))[:num_devices]
     return chosen if len(chosen) == num_devices else None
+
+
+def sharable(
+    placement: Placement, kind: str, *, stays: Collection[WpgId] | None = None
+) -> tuple[UnitId, ...]:
+    """Return devices whose instances may sleep, those with the fewest first.
+
+    With `stays`, as they will be when nobody else is left.
+    """
+    most = placement.planning.policy.max_jobs
+    found = []
+    for place, device in placement.devices.items():
+        is_open = place.node_id in placement.nodes and place.node_id not in placement.cordoned
+        if device.kind == kind and is_open:
+            there = [w for w in device.ranks if stays is None or w in stays]
+            if 0 < len(there) < most and all(
+                _may_meet(placement, placement.wpgs[w]) for w in there
+            ):
+                found.append((len(there), place.unit))
+    return tuple(unit for _, unit in sorted(found))
 
 
 def _may_meet(placement: Placement, wpg: Wpg) -> bool:

@@ -347,3 +347,15 @@ def test_a_deployment_that_moves_keeps_its_room_until_it_is_gone() -> None:
     assert "b/actor" not in spawned(world), "n0 has a's state and a copy of it, n1 has a's next"
     world.drain()
     assert spawned(world) == {"a/actor": ["n1:0"], "b/actor": ["n0:0"]}
+
+
+def test_engines_that_may_share_take_idle_devices_and_shared_ones_together() -> None:
+    world = FakeWorld()
+    world.join("n0", train=2, rollout=2)
+    world.bring_up("a")
+    world.bring_up("a", "policy", rollout=True, shared=True)
+    world.bring_up("b")
+    world.bring_up("b", "policy", devices=2, rollout=True, shared=True)
+    wpg = world.core.view.wpg_of(world.core.view.deployments[DeploymentId("b/policy")])
+    assert wpg is not None
+    assert len({place.unit for place in wpg.places}) == 2
