@@ -8,6 +8,7 @@ from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.state import Deployment
 from plexsvc.scheduler.core.timers import (
     AfterTimer,
+    CircleTimer,
     DrainTimer,
     GapTimer,
     HomelessTimer,
@@ -39,6 +40,10 @@ def is_awaited(cluster: Cluster, timer: Timer) -> bool:
         case GapTimer() | ProbeTimer() | DrainTimer():
             deployment = cluster.deployments.get(timer.deployment_id)
             return deployment is not None and not _is_settled(deployment, timer)
+        case CircleTimer():
+            placement, node_id = cluster.placement, timer.node_id
+            is_gone = node_id not in placement.nodes or node_id in placement.cordoned
+            return is_gone and bool(placement.unplaced)
         case HomelessTimer():
             return any(wpg_id == timer.wpg_id for wpg_id, _ in cluster.placement.homeless)
         case SpawnTimer() | RelocateTimer() | RetryTimer() | LingerTimer():

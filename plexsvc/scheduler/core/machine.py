@@ -144,6 +144,8 @@ def _fire(cluster: Cluster, timer: timers.Timer) -> None:  # noqa: C901 - one ca
             learning.end_probe(cluster.devices, timer.deployment_id)
         case timers.RetryTimer() | timers.LingerTimer():
             cluster.touch(timer.wpg_id)
+        case timers.CircleTimer():
+            deployments.open_circles(cluster.devices)
         case timers.DrainTimer():
             pass  # packing looks after every event
         case _:

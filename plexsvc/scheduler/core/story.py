@@ -9,7 +9,7 @@ from plexsvc.ids import JobId, OperationId, WpgId, show
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import learning, space
-from plexsvc.scheduler.core.place import placing, reasons
+from plexsvc.scheduler.core.place import circles, placing, reasons
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import AFTER_WRITING, Fault, OperationState, WpgState
@@ -67,6 +67,11 @@ def explain_job(cluster: Cluster, job_id: JobId, *, now_us: int) -> Story | None
     )
 
 
+def _no_place(cluster: Cluster, deployment: Deployment) -> str:
+    why = reasons.why(cluster.placement, deployment)
+    return why + circles.told(cluster.placement, deployment)
+
+
 def _deployment_story(
     cluster: Cluster, deployment: Deployment, *, now_us: int
 ) -> tuple[str, list[str]]:
@@ -75,7 +80,7 @@ def _deployment_story(
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
         since = _ago(now_us - deployment.requested_us)
-        return f"waits for devices since {since}: {reasons.why(cluster.placement, deployment)}", []
+        return f"waits for devices since {since}: {_no_place(cluster, deployment)}", []
     facts = [f"{wpg.wpg_id} is {wpg.state}, its state on {wpg.residency}, at {_where(wpg)}"]
     facts += _plan(cluster, deployment)
     if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
@@ -209,7 +214,7 @@ def _waiting(
 ) -> tuple[str, list[str]]:
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
-        return f"waits for devices: {reasons.why(cluster.placement, deployment)}", []
+        return f"waits for devices: {_no_place(cluster, deployment)}", []
     if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
         return f"waits for the processes of {wpg.wpg_id} to come up", []
     if deployment.is_held and operation.seq == deployment.next_seq:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final, Self, get_args
 
-from plexsvc.ids import DeploymentId, OperationId, WpgId
+from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,20 @@ class _OfWpg:
     @classmethod
     def of(cls, name: str) -> Self:
         return cls(WpgId(name))
+
+
+@dataclass(frozen=True, slots=True)
+class _OfNode:
+    kind: ClassVar[str]
+    node_id: NodeId
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}/{self.node_id}"
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        return cls(NodeId(name))
 
 
 class GapTimer(_OfDeployment):
@@ -120,6 +134,12 @@ class LingerTimer(_OfWpg):
     kind = "linger"
 
 
+class CircleTimer(_OfNode):
+    """Ends the time that a lost or closed node has to come back before circles are opened."""
+
+    kind = "circle"
+
+
 Timer = (
     GapTimer
     | PlaceTimer
@@ -132,6 +152,7 @@ Timer = (
     | RelocateTimer
     | RetryTimer
     | LingerTimer
+    | CircleTimer
 )
 
 _KINDS: Final[dict[str, type[Timer]]] = {timer.kind: timer for timer in get_args(Timer)}

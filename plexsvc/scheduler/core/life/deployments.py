@@ -130,6 +130,13 @@ def give_up_placing(devices: Devices, deployment_id: DeploymentId) -> None:
     refuse(devices, sets.waiting(devices.placement, deployment), fault)
 
 
+def open_circles(devices: Devices) -> None:
+    """Refuse the latest requests of jobs that wait for each other, until none do."""
+    while (found := circles.youngest(devices.placement)) is not None:
+        one, fault = found
+        refuse(devices, sets.waiting(devices.placement, one), fault)
+
+
 def fail(devices: Devices, deployment: Deployment, fault: Fault) -> None:
     """Fail a deployment and everything it runs or has waiting; later operations are refused."""
     if deployment.state in {DeploymentState.FAILED, DeploymentState.STOPPED}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plexsvc.errors import ErrorCode
+from plexsvc.ids import NodeId
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.events import (
     NodeCordoned,
@@ -12,8 +13,9 @@ from plexsvc.scheduler.core.events import (
     NodeUncordoned,
 )
 from plexsvc.scheduler.core.life import deployments, instances
-from plexsvc.scheduler.core.place import node_units, placing
+from plexsvc.scheduler.core.place import circles, node_units, placing
 from plexsvc.scheduler.core.state import Device, Node
+from plexsvc.scheduler.core.timers import CircleTimer
 from plexsvc.scheduler.core.vocabulary import Fault, Place
 
 
@@ -42,6 +44,7 @@ def lose(devices: Devices, event: NodeLost) -> None:
     node_id = event.node_id
     devices.placement.nodes.pop(node_id, None)
     node_units.close(devices.placement, node_id)
+    _look_for_circles(devices, node_id)
     fault = Fault(
         code=ErrorCode.NODE_LOST,
         message=f"node {node_id} is lost: {event.reason}; its processes are dead, deploy again "
@@ -74,6 +77,7 @@ def cordon(devices: Devices, event: NodeCordoned) -> None:
     """Let nothing further be placed on a node; `packing` empties it if it is drained."""
     devices.placement.cordoned[event.node_id] = event.is_drained
     node_units.close(devices.placement, event.node_id)
+    _look_for_circles(devices, event.node_id)
 
 
 def uncordon(devices: Devices, event: NodeUncordoned) -> None:
@@ -81,3 +85,9 @@ def uncordon(devices: Devices, event: NodeUncordoned) -> None:
     was_closed = devices.placement.cordoned.pop(event.node_id, None) is not None
     if was_closed and event.node_id in devices.placement.nodes:
         node_units.reopen(devices.placement, event.node_id)
+
+
+def _look_for_circles(devices: Devices, node_id: NodeId) -> None:
+    """Look for jobs that wait for each other once a node that is gone had time to come back."""
+    if devices.placement.unplaced:
+        devices.set_timer(CircleTimer(node_id), at_us=devices.now_us + circles.GRACE_US)

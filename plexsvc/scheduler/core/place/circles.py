@@ -2,19 +2,24 @@
 
 A job that waits for a deployment keeps what its other deployments hold. Jobs that wait are
 reduced: one that could have all it waits for, once every job outside the rest has ended, will get
-it and end some day. Those that are left wait for each other.
+it and end some day. Those that are left wait for each other, or one for devices that it has itself.
+
+A request that would close a circle is refused. A node that is lost or closed may close one among
+requests that were taken. It may be back soon, by itself or by its operator's hand, so circles are
+looked for `GRACE_US` later: then the latest request of one is refused, until there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
-from plexsvc.scheduler.core.place import sets
+from plexsvc.scheduler.core.place import placing, sets
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import Load
@@ -22,36 +27,98 @@ from plexsvc.scheduler.core.planning.memory import Use
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.vocabulary import Fault
 
+GRACE_US: Final = 600_000_000
+"""How long a node that was lost or closed may take to be back before circles are opened for it."""
+
 
 def closed_by(placement: Placement, deployment: Deployment) -> Fault | None:
-    """Return the fault of a deployment whose wait would close a circle; None if it closes none."""
+    """Return the fault of a deployment whose wait would close a circle; None if it closes none.
+
+    What its job has and waits for may also be more than there is, which nobody says while nodes
+    are closed: they may be opened.
+    """
+    if deployment.deployment_id not in placement.unplaced:
+        return None
+    job_id, waiting = deployment.job_id, _waiting(placement)
+    if job_id not in waiting:
+        return None
+    if not placement.cordoned and not _may_end(placement, waiting[job_id], {job_id}):
+        return _fault(placement, deployment, waiting, {job_id})
+    stuck = _stuck(placement, waiting)
+    return _fault(placement, deployment, waiting, stuck) if job_id in stuck else None
+
+
+def youngest(placement: Placement) -> tuple[Deployment, Fault] | None:
+    """Return the latest request among the jobs in circles, and its fault; None without a circle.
+
+    Refused, it opens a circle as a request that would have closed one does.
+    """
+    waiting = _waiting(placement)
+    stuck = _stuck(placement, waiting)
+    wanted = [one for job_id in stuck for one in waiting[job_id]]
+    if not wanted:
+        return None
+    latest = max(wanted, key=lambda one: (one.requested_us, one.deployment_id))
+    return latest, _fault(placement, latest, waiting, stuck)
+
+
+def told(placement: Placement, deployment: Deployment) -> str:
+    """Say that a deployment waits in a circle that a lost or closed node closed; else nothing."""
+    stuck = _stuck(placement, _waiting(placement))
+    if deployment.job_id not in stuck:
+        return ""
+    return (
+        f"; it is in a circle of waiting jobs ({' '.join(sorted(stuck))}), whose latest request is "
+        "refused if no node is opened or comes back in time"
+    )
+
+
+def _waiting(placement: Placement) -> dict[JobId, list[Deployment]]:
+    """Return what each job waits for that others may have."""
     waiting: dict[JobId, list[Deployment]] = {}
     for deployment_id in placement.unplaced:
         one = placement.deployments[deployment_id]
-        if one.takes_turns_with is not None:
-            continue  # it holds nothing while it waits
+        if one.takes_turns_with is not None or one.where_it_trains:
+            continue  # it holds nothing while it waits; it goes where its job trains
         if one.is_rollout or sets.is_queued(placement, one):  # others find room beside their lead
             waiting.setdefault(one.job_id, []).append(one)
+    return waiting
+
+
+def _stuck(placement: Placement, waiting: Mapping[JobId, list[Deployment]]) -> set[JobId]:
+    """Return which jobs hold something and wait for each other."""
     stuck = {job_id for job_id in waiting if _wpgs(placement, job_id)}
-    if deployment.job_id not in stuck or len(stuck) == 1:
-        return None
-    while True:
-        ends = [j for j in stuck if _may_end(placement, waiting[j], stuck)]
-        if not ends:
-            break
+    while ends := [j for j in stuck if _may_end(placement, waiting[j], stuck)]:
         stuck.difference_update(ends)
-    return _fault(placement, deployment, waiting, stuck) if deployment.job_id in stuck else None
+    return stuck
 
 
 def _may_end(placement: Placement, wanted: list[Deployment], stuck: Collection[JobId]) -> bool:
     """Return whether a job could have all it waits for if only `stuck` jobs kept what they have."""
-    needed: dict[str, int] = {}
+    instances: dict[str, list[Deployment]] = {}
     for one in wanted:
         if one.is_rollout:
-            needed[one.device_kind] = needed.get(one.device_kind, 0) + one.num_devices
+            instances.setdefault(one.device_kind, []).append(one)
         elif not _has_training_place(placement, one, stuck):
             return False
-    return all(len(_free(placement, kind, stuck)) >= count for kind, count in needed.items())
+    return all(_has_devices(placement, those, stuck) for those in instances.values())
+
+
+def _has_devices(placement: Placement, wanted: list[Deployment], stuck: Collection[JobId]) -> bool:
+    """Return whether instances of one kind would all find idle devices, or ones that sharers have.
+
+    Engines that may sleep keep nobody out who may, too: only what is not shared is held. Instances
+    that were on a lost node get idle devices first.
+    """
+    kind, count = wanted[0].device_kind, sum(one.num_devices for one in wanted)
+    stays = {wpg.wpg_id: wpg for job_id in stuck for wpg in _wpgs(placement, job_id)}
+    may_meet = all(one.is_shared for one in wanted)
+    back = [stays[wpg_id] for wpg_id, _ in placement.homeless if wpg_id in stays]
+    first = [w for w in back if _kind(placement, w) == kind and not (may_meet and w.is_shared)]
+    left = max(0, len(_free(placement, kind, stuck)) - len(first))
+    if may_meet:
+        left += len(placing.sharable(placement, kind, stays=stays))
+    return left >= count
 
 
 def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collection[JobId]) -> bool:
@@ -63,9 +130,8 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
     memory = board.memory.emptied()
     for one in (r for group in kept.values() for r in group.residents.values()):
         memory.reserve(Use.STATE, one.demand.resident_id, one.units, one.demand.host_bytes)
-    ask = partial(
-        refusal, demand=demand, load=Load.of(demand), policy=planner.policy, memory=memory
-    )
+    load, policy = Load.of(demand), planner.policy
+    ask = partial(refusal, demand=demand, load=load, policy=policy, memory=memory)
     burden = {u: len(kept[g].on((u,))) for u, g in board.group_at.items()}
     for gang in board.rooms.gangs(
         demand.num_units, among=usable, burden=lambda unit_id: burden.get(unit_id, 0)
@@ -74,6 +140,11 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
         spot = Spot(units=gang, groups=[kept[g] for g in met if kept[g].residents])
         if not spot.groups or ask(spot) is None:
             return True
+        is_guess = demand.is_cold or spot.is_probing
+        if is_guess and not any(group.is_closed for group in spot.groups):  # refused for a while
+            has_room = memory.holds(gang, demand.host_bytes)
+            if has_room and spot.crowd().num_jobs < policy.max_jobs:
+                return True
     return False
 
 
@@ -103,10 +174,19 @@ def _free(
         place.unit
         for job_id in stuck
         for one in _wpgs(placement, job_id)
-        if one.is_rollout or not shared
+        if not shared or _is_alone(placement, one)
         for place in one.places
     }
     return {u: None for u in board.rooms if u not in held and u not in board.cordoned}
+
+
+def _is_alone(placement: Placement, wpg: Wpg) -> bool:
+    """Return whether no training may have the devices of a WPG, too."""
+    return wpg.is_rollout and not placement.deployments[wpg.deployment_id].where_it_trains
+
+
+def _kind(placement: Placement, wpg: Wpg) -> str:
+    return placement.deployments[wpg.deployment_id].device_kind
 
 
 def _wpgs(placement: Placement, job_id: JobId) -> list[Wpg]:
@@ -118,18 +198,27 @@ def _wpgs(placement: Placement, job_id: JobId) -> list[Wpg]:
 def _fault(
     placement: Placement,
     deployment: Deployment,
-    waiting: dict[JobId, list[Deployment]],
+    waiting: Mapping[JobId, list[Deployment]],
     stuck: Collection[JobId],
 ) -> Fault:
     told = []
     for job_id in sorted(stuck):
         has = ", ".join(one.deployment_id for one in _wpgs(placement, job_id))
         lacks = ", ".join(one.deployment_id for one in waiting[job_id])
-        told.append(f"{job_id} holds {has} and waits for {lacks}")
+        told.append(f"{job_id} {f'holds {has} and ' if has else ''}waits for {lacks}")
+    others = "in a circle of jobs, each for devices that the others hold"
+    held = others if len(stuck) > 1 else "for more than all devices, were others gone, hold"
     return Fault(
         code=ErrorCode.NO_PLACEMENT,
-        message=f"{deployment.deployment_id} would wait in a circle of jobs, each for devices that "
-        f"the others hold: {'; '.join(told)}. It is not waited for; ask for fewer devices, or end "
-        "one of the jobs and deploy again",
+        message=f"{deployment.deployment_id} would wait {held}: {'; '.join(told)}"
+        f"{_without_nodes(placement)}. It is not waited for; ask for fewer devices, or end one of "
+        "the jobs and deploy again",
         facts=(("circle", " ".join(sorted(stuck))),),
     )
+
+
+def _without_nodes(placement: Placement) -> str:
+    """Name the nodes whose devices nobody gets by now."""
+    gone = {n for n in placement.cordoned if n in placement.nodes}
+    gone.update(p.node_id for p in placement.devices if p.node_id not in placement.nodes)
+    return f" (without nodes that are lost or closed: {', '.join(sorted(gone))})" if gone else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plexsvc.ids import DeploymentId, OperationId, WpgId
+from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
 from plexsvc.scheduler.core import timers
 
 A = DeploymentId("job/actor")
@@ -22,6 +22,7 @@ KEYS: dict[str, timers.Timer] = {
     "relocate/wpg-1-2": timers.RelocateTimer(W),
     "retry/wpg-1-2": timers.RetryTimer(W),
     "linger/wpg-1-2": timers.LingerTimer(W),
+    "circle/n0": timers.CircleTimer(NodeId("n0")),
 }
 
 

@@ -105,12 +105,12 @@ def test_a_set_that_no_cluster_holds_is_refused_whole() -> None:
 
 def test_a_set_that_closes_a_circle_is_refused_whole() -> None:
     world = FakeWorld()
-    world.join("n0", train=2, rollout=2)
+    world.join("n0", train=2, rollout=4)
     for job in "ab":
         world.declare(job, rollout=1)
         world.drain()
-    world.bring_up("a", "judge", rollout=True)
-    world.declare("b", train=0, judge=1, second=1)
+    world.bring_up("a", "judge", devices=3, rollout=True)
+    world.declare("b", train=0, judge=2, second=1)
     for name in ("judge", "second"):
         refused = world.core.view.deployments[DeploymentId(f"b/{name}")]
         assert refused.fault is not None
