@@ -11,7 +11,9 @@ it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from plexsvc.ids import DeploymentId, JobId, ResidentId, TenantId, UnitId, WpgId
 from plexsvc.scheduler.core.cluster import Placement
@@ -164,8 +166,8 @@ class _Claims:
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self.placed: list[Placed] = []
-        self.kept: set[str] = set()
-        """Kinds whose idle devices are kept for a set that has a right to them."""
+        self.kept: dict[str, _Kept] = {}
+        """For which set that has a right to them the idle devices of a kind are kept."""
 
         for name in placement.planning.short:
             lead = placement.deployments.get(name)
@@ -185,16 +187,55 @@ class _Claims:
             if one.is_rollout and not one.where_it_trains:
                 needed.setdefault(one.device_kind, []).append(one)
         found = {kind: _for_instances(placement, those) for kind, those in needed.items()}
-        is_kept = not lead.has_devices and not self.kept.isdisjoint(needed)
-        if is_kept or None in found.values():
+        passes = all(
+            self.kept[k].passed_by(lead, holds=lead.has_devices) for k in needed if k in self.kept
+        )
+        if not passes or None in found.values():
             placement.planning.short[deployment.deployment_id] = None
             policy = placement.planning.policy
             if may_reserve(lead, policy=policy, now_us=placement.now_us):
-                self.kept.update(needed)
+                for kind, those in needed.items():
+                    if kind not in self.kept:
+                        self.kept[kind] = _Kept.of(placement, lead, those)
             return False
         for kind, units in found.items():
             self.placed.extend(_hold_all(placement, needed[kind], units or ()))
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """Idle devices of a kind are kept for instances of a job, which are too many for now."""
+
+    wanted: Demand
+    is_certain: bool
+    """Whether they find devices once those who wait for nothing have ended."""
+
+    @classmethod
+    def of(cls, placement: Placement, wanted: Demand, together: Sequence[Deployment]) -> Self:
+        """Keep devices for a job's instances of one kind."""
+        kind, count = together[0].device_kind, sum(one.num_devices for one in together)
+        waiting = {placement.deployments[d].job_id for d in placement.unplaced}
+        come_free = [
+            place
+            for place, device in placement.devices.items()
+            if device.kind == kind
+            and place.node_id in placement.nodes
+            and place.node_id not in placement.cordoned
+            and not any(placement.wpgs[w].job_id in waiting for w in device.ranks)
+        ]
+        return cls(wanted=wanted, is_certain=len(come_free) >= count)
+
+    def passed_by(self, demand: Demand, *, holds: bool) -> bool:
+        """Return whether another job gets devices first.
+
+        One that `holds` devices does, since those may be waited for: but not if it asked later, and
+        devices come free without it. So nobody waits for a stream of such jobs, and no circle
+        closes.
+        """
+        is_later = demand.arrived_us > self.wanted.arrived_us
+        is_behind = is_later and demand.priority <= self.wanted.priority
+        return holds and not (is_behind and self.is_certain)
 
 
 def _hold_all(placement: Placement, together: Collection[Deployment], units: Gang) -> list[Placed]:
@@ -223,23 +264,26 @@ def _beside(
     return [(one, places) for one, places in found if places is not None]
 
 
-def _instances(placement: Placement, *, kept: Collection[str]) -> list[Placed]:
+def _instances(placement: Placement, *, kept: Mapping[str, _Kept]) -> list[Placed]:
     """Place rollout deployments: of each job and kind all that wait, or none.
 
     They get idle devices, or in time share those of others that share, too.
 
     A job's training comes first, so that nobody holds instances while it waits for that. Devices
-    that come free are kept for a job that has a right to them (`may_reserve`); only a job that
-    holds devices of the kind passes it, since it may be waiting for those. Those in `kept`, which
-    are for sets, are passed by every job that holds something, so that no circle closes.
+    that come free are kept for a job that has a right to them (`may_reserve`). A job that holds
+    devices of the kind may pass it, since it may be waiting for those, and a set, whose devices are
+    in `kept`, any job that holds something (`_Kept.passed_by`).
     """
     done: list[Placed] = []
-    for_sets, kept = kept, set[str]()
+    for_sets, kept = kept, dict[str, _Kept]()
     for together in _in_turn(placement):
         job_id, kind = together[0].job_id, together[0].device_kind
-        if kind in kept and not _has_instances(placement, job_id, kind):
-            continue
-        if kind in for_sets and not demand(placement, together[0]).has_devices:
+        wanted = demand(placement, together[0])
+        if kind in kept:
+            holds = _has_instances(placement, job_id, kind)
+            if not kept[kind].passed_by(wanted, holds=holds):
+                continue
+        if kind in for_sets and not for_sets[kind].passed_by(wanted, holds=wanted.has_devices):
             continue
         own = [one for one in together if one.where_it_trains]
         if own:
@@ -247,10 +291,11 @@ def _instances(placement: Placement, *, kept: Collection[str]) -> list[Placed]:
             continue
         held = _for_instances(placement, together)
         if held is None:
-            wanted = demand(placement, together[0])
-            policy = placement.planning.policy
-            if may_reserve(wanted, policy=policy, now_us=placement.now_us):
-                kept.add(kind)
+            may_keep = may_reserve(
+                wanted, policy=placement.planning.policy, now_us=placement.now_us
+            )
+            if may_keep and kind not in kept:
+                kept[kind] = _Kept.of(placement, wanted, together)
             continue
         done.extend(_hold_all(placement, together, held))
     return done

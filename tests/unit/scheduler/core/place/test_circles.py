@@ -237,7 +237,7 @@ Asked = tuple[str, str, int, int]
 
 ASKED = st.tuples(
     st.sampled_from("abcd"),
-    st.sampled_from(["train", "alone", "shared", "own"]),
+    st.sampled_from(["train", "alone", "shared", "own", "set"]),
     st.integers(1, 2),  # devices
     st.integers(0, 9),  # 0: the job ends instead; 1: the second node is lost, and stays away
 )
@@ -253,6 +253,9 @@ def ask(world: FakeWorld, at: int, asked: Asked) -> None:
         if "circle/n1" in world.timers:
             world.drain()
             world.fire("circle/n1")
+    elif kind == "set":
+        world.job(f"{job}{at}", priority=else_)
+        world.declare(f"{job}{at}", rollout=devices, judge=1)
     elif else_ > 1:
         if JobId(job) not in world.core.view.jobs:
             world.job(job)
@@ -315,6 +318,7 @@ def test_circles_are_those_that_would_wait_for_each_other_for_ever(script: list[
         end_all(world, but=set())
         held = {str(wpg.job_id) for wpg in world.core.view.wpgs.values()}
         assert not waiting(world) & held, "a circle was not found"
+        assert not waiting(world) or NodeId("n1") not in world.core.view.nodes
         return
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(circles, "closed_by", lambda *_: None)

@@ -145,6 +145,39 @@ def test_a_set_with_a_right_to_devices_is_not_passed_by_others_for_ever() -> Non
     assert places(world, "b") == [1, 2]
 
 
+def test_jobs_that_deploy_one_after_another_do_not_hold_up_a_set_that_asked_before() -> None:
+    world = FakeWorld()
+    world.join("n0", train=6, rollout=4)
+    for job in ("x", "y"):
+        world.declare(job, rollout=2)
+    world.job("b", priority=5)
+    world.declare("b", rollout=3)
+    world.drain()
+    for at in range(3):
+        world.bring_up(f"s{at}")
+        world.bring_up(f"s{at}", "policy", rollout=True)
+        if at == 0:
+            world.end("x")
+            world.drain()
+    assert [places(world, f"s{at}") for at in range(3)] == [[1, 0]] * 3, "they asked later"
+    world.end("y")
+    world.drain()
+    assert places(world, "b") == [1, 3]
+    assert sorted(places(world, f"s{at}") for at in range(3)) == [[1, 0], [1, 0], [1, 1]]
+
+
+def test_who_holds_what_a_set_lacks_passes_it() -> None:
+    world = FakeWorld()
+    world.join("n0", train=4, rollout=3)
+    world.declare("x", rollout=1)
+    world.bring_up("a")
+    world.bring_up("a", "policy", rollout=True)
+    world.job("b", priority=5)
+    world.declare("b", rollout=3)
+    world.bring_up("a", "judge", rollout=True)
+    assert places(world, "a") == [1, 1, 1], "the set cannot do without its device"
+
+
 def test_who_ends_its_job_takes_its_set_out_of_the_queue() -> None:
     world = crowded()
     world.declare("a", rollout=2)
