@@ -113,13 +113,14 @@ class Elastic:
     cluster; without one, whatever is asked.
 
     `shared=True`: its instances, all dedicated, share their devices in time with those of others
-    that say so, where no device is idle. They sleep while others generate, and wake with the
-    weights that come next; a generate is never cut. It may wait for others' generates, and
-    sessions are refused. By `reserved=True` each device that its own job trains on has an instance,
-    which takes turns with the training: no rollout device is needed. With others beside
-    (`reserved=True, dedicated=1`) those on training devices sample for a seeding window at the
-    start of each generate, and hand over to the others what is not finished then, so that
-    `micro_batches` are trained on while the rest is generated.
+    that say so: where everybody's cycle is predicted to keep its bound and, while cycles are not
+    known, where no device is idle. They sleep while others generate, and wake with the weights that
+    come next; a generate is never cut. It may wait for others' generates, and sessions are refused.
+    By `reserved=True` each device that its own job trains on has an instance, which takes turns
+    with the training: no rollout device is needed. With others beside (`reserved=True,
+    dedicated=1`) those on training devices sample for a seeding window at the start of each
+    generate, and hand over to the others what is not finished then, so that `micro_batches` are
+    trained on while the rest is generated.
 
     Raises:
         PlexError: `bad_request` for numbers that cannot be and kinds that are not known.

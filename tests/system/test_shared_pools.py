@@ -174,3 +174,36 @@ def test_another_job_generates_on_the_device_that_a_long_tail_has_left(
         and ended.start_us < span.start_us < ended.end_us
     ]
     assert meanwhile, "one of the others began while the tail was generated"
+
+
+def rounds(job: plex.Job, model: Path, *, tokens: int, count: int) -> str:
+    """Run some cycles of a synchronous job; return the id of its rollout."""
+    actor, rollout = deploy(job, model, seed=1)
+    for number in range(count):
+        actor.forward_backward(fixed_batch(number), loss="ppo")
+        actor.step()
+        rollout.sync(actor)
+        rollout.generate(PROMPTS, n=2, max_tokens=tokens, ignore_eos=True, seed=number)
+    return rollout.deployment_id
+
+
+@pytest.mark.parametrize(("bound_ppm", "is_shared"), [(1_200_000, False), (100_000_000, True)])
+def test_jobs_of_known_cycles_share_a_device_only_where_that_keeps_their_bound(
+    tmp_path: Path, tiny_model: Path, *, bound_ppm: int, is_shared: bool
+) -> None:
+    """Nearly all of a cycle is spent generating, so two such jobs slow each other down."""
+    bounds = f"[scheduler]\nmax_slowdown_ppm = {bound_ppm}\n"
+    nodes = {"node-a": [TRAIN, TRAIN, ROLLOUT, ROLLOUT]}
+    with (
+        start_cluster(tmp_path, nodes=nodes, scheduler=bounds) as cluster,
+        cluster.connect() as connection,
+    ):
+        for name in ("one", "two"):
+            with connection.job(name) as job:
+                rounds(job, tiny_model, tokens=300, count=6)
+        with connection.job("one") as one, connection.job("two") as two:
+            there = [rounds(job, tiny_model, tokens=300, count=1) for job in (one, two)]
+            spans = cluster.timeline()
+    devices = [{s.device for s in spans if s.deployment_id == name} for name in there]
+    assert all(devices)
+    assert devices[0].isdisjoint(devices[1]) != is_shared

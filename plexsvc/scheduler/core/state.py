@@ -159,6 +159,12 @@ class Pattern:
     interval_us: int = 0
     """How long after another the first operations of cycles come; 0: not known."""
 
+    spent_us: int = 0
+    """Of instances that share devices: what they generated and loaded in the cycle in hand."""
+
+    stage_us: int = 0
+    """What that was in cycles before; 0: not known."""
+
     error_ppm: int | None = None
     """By how much the first cycle passed the device time on record; None without a record."""
 

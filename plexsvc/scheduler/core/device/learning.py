@@ -89,6 +89,9 @@ def measured(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -
             _observe(devices, trained, operation, own_us=own_us)
             there = devices.deployments[trained.deployment_id].pattern
             there.own_end_us = own_us + devices.now_us - since_us
+    elif wpg.is_shared:
+        since_us = operation.started_us  # its wait for devices is no part of its job's cycle
+        _observe_stage(devices, wpg, run_us=devices.now_us - since_us)
     job.own_us = max(job.own_us, own_us + devices.now_us - since_us)
     job.seen_us = devices.now_us
 
@@ -233,6 +236,42 @@ def _is_beside(devices: Devices, job: Job, operation: Operation) -> bool | None:
     if operation.kind in ROLLS_OUT:
         return None
     return operation.is_beside or lanes.rolls_out(devices.queues, job)
+
+
+def _observe_stage(devices: Devices, wpg: Wpg, *, run_us: int) -> None:
+    """Take in what instances that share devices do in a cycle; keep it with the cycle's length."""
+    deployment, job = devices.deployments[wpg.deployment_id], devices.jobs[wpg.job_id]
+    pattern = deployment.pattern
+    if pattern.cycle != job.cycle:
+        is_whole = pattern.cycle > 0
+        spent_us, pattern.spent_us, pattern.cycle = pattern.spent_us, 0, job.cycle
+        if is_whole:
+            pattern.stage_us = smoothed(pattern.stage_us or None, spent_us)
+            _keep_stage(devices, deployment, wpg)
+    pattern.spent_us += run_us
+
+
+def _keep_stage(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
+    """Keep a rollout's part of its job's cycle, once that is known and where it has changed."""
+    mine = [devices.deployments[d] for d in devices.jobs[deployment.job_id].deployments]
+    cycles = [one.pattern.profile for one in mine if not one.is_rollout]
+    period_us = max((one.period_us for one in cycles if one is not None), default=0)
+    if not period_us:
+        return
+    busy_us = max(1, deployment.pattern.stage_us)
+    profile = Profile(
+        period_us=max(period_us, busy_us),
+        segments=(Segment(phase=OperationKind.GENERATE, offset_us=0, duration_us=busy_us),),
+        switch_us=wpg.switch_cost_us or 0,
+    )
+    key = demands.profile_key(devices.placement, deployment)
+    before = devices.placement.planning.book.warm(key, now_us=devices.now_us)
+    if before is not None and not _has_drifted(before.profile, profile):
+        return
+    kept = KeptProfile(key=key, profile=profile, at_us=devices.now_us)
+    devices.placement.planning.book.keep(kept)
+    devices.placement.planning.has_changed = True
+    devices.emit(KeepProfile(kept=kept))
 
 
 def _own_start_us(deployment: Deployment, job: Job, operation: Operation) -> int:

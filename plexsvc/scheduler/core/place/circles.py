@@ -19,7 +19,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
-from plexsvc.scheduler.core.place import placing, sets
+from plexsvc.scheduler.core.place import sets, sharing
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import Load
@@ -117,7 +117,7 @@ def _has_devices(placement: Placement, wanted: list[Deployment], stuck: Collecti
     first = [w for w in back if _kind(placement, w) == kind and not (may_meet and w.is_shared)]
     left = max(0, len(_free(placement, kind, stuck)) - len(first))
     if may_meet:
-        left += len(placing.sharable(placement, kind, stays=stays))
+        left += len(sharing.sharable(placement, kind, stays=stays))
     return left >= count
 
 

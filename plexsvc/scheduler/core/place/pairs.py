@@ -8,7 +8,7 @@ two jobs may share rollout devices alone. Until its cycle is known a job has bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Final
 
@@ -18,19 +18,15 @@ from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.planning.bounds import Spot
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import PPM, Demand
+from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.spots import joining, whole_groups
-from plexsvc.scheduler.core.planning.turns import Turns, slowdowns_ppm, together, turns_of
+from plexsvc.scheduler.core.planning.turns import ROOM_PPM, Turns, keeps_bounds, turns_of
 from plexsvc.scheduler.core.state import Deployment
 from plexsvc.scheduler.core.vocabulary import Place
 
 MAX_TRIES: Final = 48
 """Pairs of groups that are played for a job."""
-
-ROOM_PPM: Final = 750_000
-"""The share of a job's bound that may be predicted to be used; the rest is for what varies. A
-job that has used more meets nobody new."""
 
 CLOSE_PPM: Final = 920_000
 """The share of its bound from which a job gets units of its own."""
@@ -139,7 +135,7 @@ def _other_place(
         if spot.units == barred or there >= planner.policy.max_jobs:
             continue
         moved = [(d, spot.units if d is demand else units) for d, units in parts[name]]
-        if _is_within_bounds(turns_of(moved), players):
+        if keeps_bounds(turns_of(moved), players):
             parts[name] = moved
             return spot.units
     return None
@@ -201,24 +197,15 @@ def _spots(
         found = []
         for spot in _options(planner, demand, may_join=may_join):
             alone = [spot if at == other else NOWHERE for other in range(len(parts))]
-            if not spot.groups or _is_within_bounds(_turns(parts, alone), players):
+            if not spot.groups or keeps_bounds(_turns(parts, alone), players):
                 found.append(spot)
         options.append(found)
     for tries, spots in enumerate(sorted(product(*options), key=_cost)):
         if sum(bool(spot.groups) for spot in spots) <= 1:
             return spots
-        if tries < MAX_TRIES and _is_within_bounds(_turns(parts, spots), players):
+        if tries < MAX_TRIES and keeps_bounds(_turns(parts, spots), players):
             return spots
     return None
-
-
-def _is_within_bounds(job: Turns, players: Iterable[Turns]) -> bool:
-    """Return whether a job and all it meets keep to their bounds, with room for what varies."""
-    among = together(job, players)
-    return all(
-        ppm <= PPM + (one.most_ppm - PPM) * ROOM_PPM // PPM
-        for one, ppm in zip(among, slowdowns_ppm(among), strict=True)
-    )
 
 
 def _options(planner: Planner, demand: Demand, *, may_join: bool) -> list[Spot]:

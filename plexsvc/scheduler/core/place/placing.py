@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from plexsvc.ids import DeploymentId, JobId, ResidentId, TenantId, UnitId, WpgId
+from plexsvc.ids import DeploymentId, JobId, ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
-from plexsvc.scheduler.core.place import hosts, sets
+from plexsvc.scheduler.core.place import hosts, sets, sharing
 from plexsvc.scheduler.core.place.demands import (
     demand,
     is_placed,
@@ -32,7 +32,7 @@ from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import DrainTimer
-from plexsvc.scheduler.core.vocabulary import Place, WpgState
+from plexsvc.scheduler.core.vocabulary import Place
 
 Placed = tuple[Deployment, tuple[Place, ...]]
 """A deployment and its devices in rank order."""
@@ -332,44 +332,12 @@ def _for_instances(placement: Placement, together: list[Deployment]) -> Gang | N
     """Return devices for all instances of deployments of a kind: idle ones, or those that sleep."""
     kind, count = together[0].device_kind, sum(one.num_devices for one in together)
     held = _idle(placement, kind, count)
-    if held is None and all(one.is_shared for one in together):
-        held = _shared(placement, kind, count)
-    return held
-
-
-def _shared(placement: Placement, kind: str, num_devices: int) -> Gang | None:
-    """Return the idle devices, and those whose instances may sleep, the fewest first, as asked."""
+    if not all(one.is_shared for one in together):
+        return held
     planner = placement.planning.planner(kind)
     barred = _left_behind(placement) | planner.kept_units()
     idle = [u for u in planner.board.rooms.in_order(planner.board.idle) if u not in barred]
-    chosen = (*idle, *sharable(placement, kind))[:num_devices]
-    return chosen if len(chosen) == num_devices else None
-
-
-def sharable(
-    placement: Placement, kind: str, *, stays: Collection[WpgId] | None = None
-) -> tuple[UnitId, ...]:
-    """Return devices whose instances may sleep, those with the fewest first.
-
-    With `stays`, as they will be when nobody else is left.
-    """
-    most = placement.planning.policy.max_jobs
-    found = []
-    for place, device in placement.devices.items():
-        is_open = place.node_id in placement.nodes and place.node_id not in placement.cordoned
-        if device.kind == kind and is_open:
-            there = [w for w in device.ranks if stays is None or w in stays]
-            if 0 < len(there) < most and all(
-                _may_meet(placement, placement.wpgs[w]) for w in there
-            ):
-                found.append((len(there), place.unit))
-    return tuple(unit for _, unit in sorted(found))
-
-
-def _may_meet(placement: Placement, wpg: Wpg) -> bool:
-    """Return whether others may get devices of a WPG in turn with it."""
-    is_ending = wpg.state in {WpgState.STOPPING, WpgState.FORGETTING}
-    return wpg.is_shared and placement.is_current(wpg) and not is_ending
+    return sharing.place(placement, together, held=held, idle=idle)
 
 
 def _has_instances(placement: Placement, job_id: JobId, kind: str) -> bool:

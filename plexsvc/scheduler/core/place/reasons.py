@@ -98,7 +98,10 @@ def why(placement: Placement, deployment: Deployment) -> str:
         return f"{deployment.deployment_id} waits for {count} device(s) that its job trains on"
     names = " and ".join(one.deployment_id for one in together)
     count = sum(one.num_devices for one in together)
-    return f"{names} waits for {count} idle {kind} device(s); {idle}"
+    found = "idle"
+    if all(one.is_shared for one in together):
+        found = "idle ones, or some whose sharing is predicted to keep all bounds (max_slowdown):"
+    return f"{names} waits for {count} {found} {kind} device(s); {idle}"
 
 
 def _why_set(placement: Placement, lead: Deployment) -> str:

@@ -23,6 +23,10 @@ ROUNDS: Final = 8
 SETTLED: Final = 2
 """Cycles that a job is given to find its turn."""
 
+ROOM_PPM: Final = 750_000
+"""The share of a job's bound that may be predicted to be used; the rest is for what varies. A
+job that has used more meets nobody new."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -75,6 +79,15 @@ def together(job: Turns, others: Iterable[Turns]) -> list[Turns]:
         left = [one for one in left if one not in met]
         found.extend(met)
         units.update(unit_id for one in met for unit_id in one.units)
+
+
+def keeps_bounds(job: Turns, players: Iterable[Turns]) -> bool:
+    """Return whether a job and all it meets keep to their bounds, with room for what varies."""
+    among = together(job, players)
+    return all(
+        ppm <= PPM + (one.most_ppm - PPM) * ROOM_PPM // PPM
+        for one, ppm in zip(among, slowdowns_ppm(among), strict=True)
+    )
 
 
 def slowdowns_ppm(jobs: Sequence[Turns]) -> list[int]:

@@ -17,7 +17,7 @@ from plexsvc.scheduler.core.actions import ComputePlan
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import PlanComputed, RepackRequested
 from plexsvc.scheduler.core.life import deployments
-from plexsvc.scheduler.core.place import pairs
+from plexsvc.scheduler.core.place import pairs, placing, sharing
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import Goal, Question
 from plexsvc.scheduler.core.planning.repack import NEW_GROUP, Repacking, book
@@ -63,6 +63,7 @@ def settle(lives: Lives) -> None:
     if planning.policy.is_bounded and now_us - planning.parted_us >= PART_EVERY_US:
         planning.parted_us = now_us
         _part(lives)
+        _keep_apart(lives)
     for kind, planner in planning.planners.items():
         if now_us - planner.relieved_us >= RELIEF_EVERY_US:
             planner.relieved_us = now_us
@@ -155,6 +156,15 @@ def _part(lives: Lives) -> None:
         if found is None:
             return
         departures.send_to(lives, *found, reason=_REASONS[Goal.RELIEF])
+
+
+def _keep_apart(lives: Lives) -> None:
+    """Send instances from devices where rounds break a bound to idle ones, one look at a time."""
+    placement = lives.devices.placement
+    for one in sharing.crowded(placement):
+        if _may_leave(lives, one) and placing.idle_for(placement, one) is not None:
+            departures.send_instances(lives, one, reason=_REASONS[Goal.RELIEF])
+            return
 
 
 def _may_leave(lives: Lives, deployment: Deployment) -> bool:

@@ -1,0 +1,161 @@
+"""Rollout devices that engines of several jobs share in time: which ones an engine joins.
+
+A job that shares takes turns twice: on its rollout devices while others train, and on its training
+devices while others roll out. Once the cycles of all whom it would meet are known, their rounds are
+played on both pools (`planning/turns`, as the simulator does for jobs placed by `pairs`), and it
+joins only where nobody's whole cycle is predicted to pass its bound. While a cycle is not known
+nothing can be played: then idle devices come first, and where there are none the emptiest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from plexsvc.ids import DeploymentId, JobId, UnitId, WpgId
+from plexsvc.scheduler.core.cluster import Placement
+from plexsvc.scheduler.core.place.demands import demand
+from plexsvc.scheduler.core.planning.profile import Demand, Mode
+from plexsvc.scheduler.core.planning.rooms import Gang
+from plexsvc.scheduler.core.planning.turns import (
+    Turns,
+    keeps_bounds,
+    slowdowns_ppm,
+    together,
+    turns_of,
+)
+from plexsvc.scheduler.core.state import Deployment, Wpg
+from plexsvc.scheduler.core.vocabulary import Place, WpgState
+
+NOWHERE: Final = "nowhere/"
+"""Where a part of a job is that has no devices yet: it meets nobody."""
+
+
+def place(
+    placement: Placement,
+    wanted: Sequence[Deployment],
+    *,
+    held: Gang | None,
+    idle: Sequence[UnitId],
+) -> Gang | None:
+    """Return the devices of deployments of one job and kind: shared ones, or idle ones.
+
+    `held` are idle ones for all of them, if there are so many; of fewer in `idle` some may come
+    together with shared ones. None if there are too few, or all would break a bound.
+    """
+    job_id, num_devices = wanted[0].job_id, sum(one.num_devices for one in wanted)
+    shared = sharable(placement, wanted[0].device_kind)
+    mixed = (*idle, *shared)[:num_devices]
+    gangs = [shared[at : at + num_devices] for at in range(len(shared) - num_devices + 1)]
+    if held is None and len(mixed) == num_devices:
+        gangs.append(mixed)
+    players, is_known = _players(placement), True
+    for units in gangs:
+        job = _turns(placement, job_id, at=_deal(wanted, units))
+        met = {w.job_id for w in _living(placement, units)} - {job_id}
+        if job is None or any(players.get(other) is None for other in met):
+            is_known = False
+        elif keeps_bounds(job, _known(players, but=job_id)):
+            return units
+    if held is not None or is_known or len(mixed) < num_devices:
+        return held
+    return mixed
+
+
+def crowded(placement: Placement) -> Iterator[Deployment]:
+    """Yield deployments that share devices with others while somebody's bound is not kept.
+
+    By now, as their cycles are known: those that were placed before they were, or have changed.
+    """
+    players = _players(placement)
+    for job_id, job in players.items():
+        if job is None:
+            continue
+        among = together(job, _known(players, but=job_id))
+        slowdowns = zip(among, slowdowns_ppm(among), strict=True)
+        if len(among) == 1 or all(ppm <= one.most_ppm for one, ppm in slowdowns):
+            continue
+        for one in _rollouts(placement, job_id):
+            wpg = placement.wpg_of(one)
+            if wpg is not None and any(len(device.ranks) > 1 for device in wpg.devices):
+                yield one
+
+
+def sharable(placement: Placement, kind: str, *, stays: Collection[WpgId] | None = None) -> Gang:
+    """Return devices whose instances may sleep, those with the fewest first.
+
+    With `stays`, as they will be when nobody else is left.
+    """
+    most = placement.planning.policy.max_jobs
+    found = []
+    for place, device in placement.devices.items():
+        is_open = place.node_id in placement.nodes and place.node_id not in placement.cordoned
+        if device.kind == kind and is_open:
+            there = [w for w in device.ranks if stays is None or w in stays]
+            if 0 < len(there) < most and all(
+                _may_meet(placement, placement.wpgs[w]) for w in there
+            ):
+                found.append((len(there), place.unit))
+    return tuple(unit for _, unit in sorted(found))
+
+
+def _may_meet(placement: Placement, wpg: Wpg) -> bool:
+    """Return whether others may get devices of a WPG in turn with it."""
+    is_ending = wpg.state in {WpgState.STOPPING, WpgState.FORGETTING}
+    return wpg.is_shared and placement.is_current(wpg) and not is_ending
+
+
+def _living(placement: Placement, units: Gang) -> list[Wpg]:
+    ranks = (w for unit in units for w in placement.devices[Place.of(unit)].ranks)
+    return [placement.wpgs[wpg_id] for wpg_id in dict.fromkeys(ranks)]
+
+
+def _deal(wanted: Sequence[Deployment], units: Gang) -> dict[DeploymentId, Gang]:
+    """Give units to deployments one after another."""
+    dealt: dict[DeploymentId, Gang] = {}
+    for one in wanted:
+        dealt[one.deployment_id], units = units[: one.num_devices], units[one.num_devices :]
+    return dealt
+
+
+def _players(placement: Placement) -> dict[JobId, Turns | None]:
+    """Return the turns of each job that has instances on shared devices; None: not known yet."""
+    jobs = dict.fromkeys(w.job_id for w in placement.wpgs.values() if w.is_shared)
+    return {job_id: _turns(placement, job_id) for job_id in sorted(jobs)}
+
+
+def _known(players: dict[JobId, Turns | None], *, but: JobId) -> list[Turns]:
+    return [job for job_id, job in players.items() if job is not None and job_id != but]
+
+
+def _rollouts(placement: Placement, job_id: JobId) -> list[Deployment]:
+    mine = [placement.deployments[d] for d in placement.jobs[job_id].deployments]
+    return [one for one in mine if one.is_shared and not one.where_it_trains]
+
+
+def _turns(
+    placement: Placement,
+    job_id: JobId,
+    *,
+    at: dict[DeploymentId, Gang] | None = None,
+) -> Turns | None:
+    """Return what a job does on both pools in a cycle; None if that is not known.
+
+    Deployments are where their processes are, those in `at` there.
+    """
+    mine = [placement.deployments[d] for d in placement.jobs[job_id].deployments]
+    parts: list[tuple[Demand, Gang]] = []
+    for one in sorted(mine, key=lambda one: not one.is_rollout):
+        if one.where_it_trains:
+            continue  # a part of its training's cycle
+        wanted = demand(placement, one)
+        if wanted.is_cold or wanted.profile.mode is not Mode.SYNC:
+            return None
+        wpg = placement.wpg_of(one)
+        units: Gang = (UnitId(NOWHERE + one.deployment_id),)
+        if at is not None and one.deployment_id in at:
+            units = at[one.deployment_id]
+        elif wpg is not None:
+            units = tuple(place.unit for place in wpg.places)
+        parts.append((wanted, units))
+    return turns_of(parts)
