@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from plexclient.wire.v1 import service_pb2
+from plexclient.wire.v1 import service_pb2, worker_pb2
 from plexsvc.errors import PlexError
 from plexsvc.ids import VersionId
 from plexsvc.rollout.config import RolloutConfig, SpotConfig
@@ -262,3 +262,19 @@ async def test_an_engine_that_has_another_model_is_given_to_nobody_and_says_why(
         await until(b, free=1, kind="serving")
         (view,) = [one for one in await b.managers.instances() if one.kind == "serving"]
         assert view.because == "model: no deployment that wants one is of /m/other"
+
+
+async def test_no_more_spot_instances_are_asked_for_than_the_seeding_window_says_pay() -> None:
+    hosts, engine = FakeHosts(["n:0", "n:1", "n:2"], held=False), await start_instance()
+    async with spot_bench(hosts, held=False) as b:
+        await b.add_reserved(engine)
+        await until(b, serving=3)
+        for train_us in (0, 3_600_000_000):  # training that takes far longer than the rollout
+            trained = worker_pb2.Trained(train_us=train_us)
+            operation = b.generate(PROMPTS, seed=3)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(b.execute(operation))
+                seeded = group.create_task(b.seed(operation, trained=trained))
+        assert seeded.result().metrics["most_instances"] == 1
+        await until(b, serving=1, free=2)
+    await engine.kill()
