@@ -54,9 +54,15 @@ class Agent:
         self._events = EventLog(limit=config.max_events, first_index=clock.wall_us())
         self._table = RankTable(config, tasks=tasks, events=self._events, log_dir=self._log_dir)
         kinds = {"rollout" if d.kind == "spot" else d.kind for d in config.devices}
+        on_demand = {"rollout"} - kinds if "train" in kinds else set[str]()
         self._images = [
-            self._warm_image(image, clock=clock) for image in config.images if image.name in kinds
+            self._warm_image(image, clock=clock)
+            for image in config.images
+            if image.name in kinds | on_demand
         ]
+        for image in self._images:
+            if image.name in kinds:
+                image.want()
         self._table.use({image.name: image for image in self._images})
         self._sidecar = Sidecar(
             config,

@@ -66,7 +66,8 @@ class ImageConfig:
     """A warm process image: what a zygote has imported before it forks."""
 
     name: str
-    """What `ProcSpec.image` calls it, and the kind of device whose nodes have it warm."""
+    """What `ProcSpec.image` calls it, and the kind of device whose nodes have it warm. Nodes that
+    only train start `rollout` when a job first generates there."""
     preload: str
     """Module to import. Its literal `ZYGOTE_ENV` is the environment; `preload()` is then called."""
     entrypoint: str

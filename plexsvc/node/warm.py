@@ -25,7 +25,7 @@ class WarmImage:
     """One zygote, restarted at a bounded rate; what it says of orders goes to `on_report`.
 
     `on_lost` is awaited after the zygote's own death, before it is restarted: orders that it did
-    not answer will not be. What it had forked lives on.
+    not answer will not be. What it had forked lives on. It starts with the first `want`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class WarmImage:
         self._environment = {"CUDA_VISIBLE_DEVICES": ""} if hides_gpus else {}
         self._on_report = on_report
         self._on_lost = on_lost
-        self._is_warm = asyncio.Event()
+        self._is_warm, self._is_wanted = asyncio.Event(), asyncio.Event()
         self._is_cooling = False
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -61,11 +61,16 @@ class WarmImage:
         """Return what its processes run."""
         return self._image.entrypoint
 
+    def want(self) -> None:
+        """Have the zygote start, if it has not."""
+        self._is_wanted.set()
+
     async def run(self) -> None:
-        """Keep the zygote running until cancelled.
+        """Keep the zygote running from when it is wanted until cancelled.
 
         One that dies too often stays cold for a while: processes that run need it no more.
         """
+        await self._is_wanted.wait()
         while True:
             await self._run_once()
             left = self._rate.note()
@@ -85,6 +90,7 @@ class WarmImage:
         Raises:
             PlexError: `unavailable` when the zygote died too often, or is not warm in time.
         """
+        self.want()
         if self._is_cooling:
             raise self._not_warm()
         try:

@@ -43,11 +43,14 @@ def one_of_each(tmp_path: Path) -> Iterator[LiveCluster]:
 def deploy(
     job: plex.Job, model: Path, *, instances: int | plex.Elastic
 ) -> tuple[plex.Actor, plex.Rollout]:
-    actor = job.deploy(
+    asked = plex.Declared(
         "actor", model=str(model), backend="megatron", optimizer=plex.AdamW(lr=1e-2), seed=1
     )
-    rollout = job.deploy(
-        "rollout", model=actor, backend="vllm", instances=instances, max_model_len=512
+    actor, rollout = job.deploy_all(
+        asked,
+        plex.Declared(
+            "rollout", model=asked, backend="vllm", instances=instances, max_model_len=512
+        ),
     )
     return actor, rollout
 
@@ -162,3 +165,18 @@ def test_engines_follow_training_that_moves_and_the_tokens_stay_the_same(
     assert found == alone
     for kind in ("seed", "forward_backward"):
         assert {s.node_id for s in spans if s.kind == kind} == {"node-a", "node-b"}
+
+
+def test_a_node_that_only_trains_starts_engines_when_a_job_asks_for_them(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    nodes = {"node-a": [f'{{ kind = "train", bytes_total = {1024 * MIB} }}']}
+    with (
+        start_cluster(tmp_path, nodes=nodes) as cluster,
+        cluster.connect() as connection,
+        connection.job("job") as job,
+    ):
+        actor, rollout = deploy(job, tiny_model, instances=plex.Elastic(reserved=True))
+        version = rollout.sync(actor)
+        samples = rollout.generate(PROMPTS, max_tokens=8, temperature=0.0)
+    assert {v for one in samples for v in one.versions} == {version}
