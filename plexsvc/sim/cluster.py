@@ -154,6 +154,11 @@ class SimCluster:
             number -= group.count
         return NodeGroup(count=self.nodes, devices=self.devices_per_node)
 
+    def host_of(self, node: str) -> str:
+        """Return the host whose link a node shares with others; empty if it has its own."""
+        is_one = self.nodes_per_host > 1 and node[:1] == "n" and node[1:].isdigit()
+        return f"host-{int(node[1:]) // self.nodes_per_host}" if is_one else ""
+
     def least_host_gb(self, devices: int) -> float:
         """Return the host memory of every node of a size, of the smallest where they differ."""
         own = [group.host_gb for group in self.unequal if group.devices == devices]

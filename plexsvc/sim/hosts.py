@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from plexsvc.ids import UnitId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.sim.cluster import GB, SimCluster, node_name
+from plexsvc.sim.cluster import GB, SimCluster
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,20 +48,15 @@ class HostLinks:
     """The links between devices and memory that nodes of a host share, one for each direction."""
 
     cluster: SimCluster
-    _free_us: dict[tuple[int, Residency], int] = field(default_factory=dict)
-    _number_of: dict[UnitId, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._number_of = {UnitId(node_name(at)): at for at in range(self.cluster.nodes)}
+    _free_us: dict[tuple[str, Residency], int] = field(default_factory=dict)
 
     def take_us(self, nodes: Sequence[UnitId], to: Residency, *, nbytes: int, now_us: int) -> int:
         """Return how long `nbytes` of each of some nodes take, behind what is under way."""
         if not self.cluster.switch.host_gb_s:
             return 0
-        flows: dict[int, int] = {}
+        flows: dict[str, int] = {}
         for node in nodes:
-            number = self._number_of.setdefault(node, len(self._number_of))
-            host = number // self.cluster.nodes_per_host
+            host = self.cluster.host_of(node) or node
             flows[host] = flows.get(host, 0) + nbytes
         ends = []
         for host, flow in flows.items():

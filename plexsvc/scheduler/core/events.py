@@ -34,6 +34,8 @@ class NodeJoined(Fact):
     node_id: NodeId
     devices: tuple[DeviceFacts, ...]
     host_bytes: int
+    host: str = ""
+    """The machine whose link between devices and memory it shares; empty: no other node does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,11 +59,11 @@ def predicted_us(deployment: Deployment, operation: Operation) -> int:
     return cost.predict(operation.num_tokens)
 
 
-def smoothed(previous_us: int | None, measured_us: int) -> int:
+def smoothed(previous: int | None, measured: int) -> int:
     """Return the exponentially weighted mean after one more measurement (weight one quarter)."""
-    if previous_us is None:
-        return measured_us
-    return previous_us + (measured_us - previous_us) // 4
+    if previous is None:
+        return measured
+    return previous + (measured - previous) // 4
 
 
 def measured(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -> None:
@@ -170,7 +170,7 @@ def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
     kept = KeptProfile(
         key=key,
         run_us=_run_us(devices, deployment, key),
-        profile=profile,
+        profile=replace(profile, switch_us=wpg.switch_cost_us or profile.switch_us),
         at_us=devices.now_us,
         device_bytes=max(wpg.device_bytes, default=0),
         error_ppm=deployment.pattern.error_ppm,
@@ -222,7 +222,7 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
     planned = planner.group_of(key).residents[key].demand.profile
     has_drifted = pattern.cycles.num_cycles > 0 and _has_drifted(planned, pattern.profile)
     if news is not News.NOTHING or has_drifted:
-        profile = replace(pattern.profile, switch_us=wpg.switch_cost_us or planned.switch_us)
+        profile = replace(pattern.profile, switch_us=wpg.switch_mean_us or planned.switch_us)
         pattern.cycles.profile = profile
         planner.learned(key, profile, at_us=operation.started_us)
         keep(devices, deployment, wpg)
