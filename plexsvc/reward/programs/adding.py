@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.reward.programs.own import TAKEN, Definition, OwnStage
+from plexsvc.reward.programs.sources import check_source
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESOURCES: Final = ("cpu", "gpu")
@@ -96,6 +97,8 @@ def _stage(stage: pb.ProgramStage, files: Mapping[str, bytes], max_memory_bytes:
     if bool(stage.command.strip()) == bool(stage.python):
         _refuse("stages.command", f"{where} needs either a command or a Python file to run")
     _check_is_there(stage, where, files)
+    if stage.python:
+        check_source(f"{where}: {stage.python}", files[stage.python])
     return OwnStage(**{field: getattr(stage, field) for field in OwnStage.__struct_fields__})
 
 

@@ -72,6 +72,16 @@ BAD: dict[str, tuple[pb.AddProgramRequest, str, str]] = {
         "files",
         "'a.py', which is not there; the files are: run.sh",
     ),
+    "a Python file that does not compile": (
+        program(stage(command="", python="run.sh"), files={"run.sh": b"def score(:"}),
+        "stages.python",
+        "stage 'run': run.sh line 1: ",
+    ),
+    "a Python file without score": (
+        program(stage(command="", python="a.py"), files={"a.py": b"def main(): pass"}),
+        "stages.python",
+        "stage 'run': a.py binds no `score`",
+    ),
     "a path outside": (program(stage(), files={"../a": b""}), "files", "no path"),
     "an absolute path": (program(stage(), files={"/a": b""}), "files", "no path"),
     "the sample": (program(stage(), files={"sample.json": b""}), "files", "made for each run"),
