@@ -6,11 +6,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, NoReturn
 
 import typer
 
 from plexsvc.cli.app import FAILED, At, Json, StateDir, print_json, state_dir_of
+
+INTERRUPTED: Final = 130
+"""Exit code of a command that Ctrl-C ended."""
 
 
 def submit(
@@ -72,7 +75,10 @@ def submit(
     else:
         typer.echo(job_id)
     if attach:
-        _write_bytes(controllers.read_log(directory, follow=True))
+        try:
+            _write_bytes(controllers.read_log(directory, follow=True))
+        except KeyboardInterrupt:
+            _say_goes_on(job_id, state_dir=at.state_dir)
         _exit_like(directory)
 
 
@@ -108,6 +114,17 @@ def _write_bytes(chunks: Iterable[bytes]) -> None:
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
+
+
+def _say_goes_on(job_id: str, *, state_dir: Path | None) -> NoReturn:
+    """Say that a job outlives whoever followed its output, and how to meet it again."""
+    there = "" if state_dir is None else f" --state-dir {state_dir}"
+    typer.echo(
+        f"\n{job_id} goes on. Its output: `plexctl logs --follow {job_id}{there}`; to end it: "
+        f"`plexctl job cancel {job_id}{there}`",
+        err=True,
+    )
+    raise typer.Exit(INTERRUPTED)
 
 
 def _exit_like(directory: Path) -> None:

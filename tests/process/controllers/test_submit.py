@@ -101,6 +101,30 @@ def test_attached_to_a_controller_that_fails(
     assert "exited with 3" in done.stderr
 
 
+@pytest.mark.usefixtures("fake_router")
+def test_attached_and_interrupted_the_job_goes_on_and_that_is_said(
+    tmp_path: Path, script: str
+) -> None:
+    argv = [sys.executable, "-m", "plexsvc.cli.main", "submit", "--attach", script, "hang"]
+    variables = os.environ | {"PLEX_STATE_DIR": str(tmp_path)}  # noqa: TID251 - to be inherited
+    attached = subprocess.Popen(
+        argv, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert attached.stdout is not None
+    job_id = attached.stdout.readline().strip()
+    place = job_dir(tmp_path, job_id)
+    pid = controller_pid(place)
+    attached.send_signal(signal.SIGINT)
+    _, said = attached.communicate(timeout=30)
+    assert attached.returncode == 130
+    assert f"{job_id} goes on" in said
+    assert f"`plexctl logs --follow {job_id}" in said
+    assert f"`plexctl job cancel {job_id}" in said
+    assert is_alive(pid)
+    assert plexctl(tmp_path, "job", "cancel", job_id).returncode == 0
+    assert ended(place).outcome == "cancelled"
+
+
 def test_a_killed_controller_fails_its_job_by_the_signals_name(
     tmp_path: Path, fake_router: FakeJobsRouter, script: str
 ) -> None:
