@@ -22,12 +22,19 @@ def plexctl(*arguments: str) -> str:
     return done.stdout
 
 
+def any_port(place: Path) -> Path:
+    """Return a configuration that differs from none by its port: others may run beside this."""
+    config = place / "cluster.toml"
+    config.write_text('listen = "127.0.0.1:0"\n')
+    return config
+
+
 def test_the_first_loop_learns_with_the_commands_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLEX_STATE_DIR", str(tmp_path / "state"))
     model = tmp_path / "state" / "models" / "tiny"
-    plexctl("up", "--detach")
+    plexctl("up", "--detach", "--config", str(any_port(tmp_path)))
     try:
         plexctl("model", "new", "tiny-qwen3", str(model))
         told = plexctl("submit", "--attach", str(LOOP), str(model))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.test_first_loop import ROOT, plexctl
+from tests.system.test_first_loop import ROOT, any_port, plexctl
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -19,7 +19,7 @@ def test_the_tool_loop_learns_to_find_numbers(
 ) -> None:
     monkeypatch.setenv("PLEX_STATE_DIR", str(tmp_path / "state"))
     model = tmp_path / "state" / "models" / "tiny"
-    plexctl("up", "--detach")
+    plexctl("up", "--detach", "--config", str(any_port(tmp_path)))
     try:
         plexctl("model", "new", "tiny-qwen3", str(model))
         told = plexctl("submit", "--attach", str(LOOP), str(model))
