@@ -14,6 +14,9 @@ from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.state import Deployment
 from plexsvc.scheduler.core.vocabulary import Fault
 
+TOLD_NODES: Final = 3
+"""Closed nodes that an answer names."""
+
 MORE: Final = "add nodes, or wait for those that are lost"
 """What to do about deployments that all devices together cannot hold."""
 
@@ -77,7 +80,25 @@ def no_placement(
 
 
 def why(placement: Placement, deployment: Deployment) -> str:
-    """Say why a deployment is not placed yet."""
+    """Say why a deployment is not placed yet, and which nodes of its kind are closed."""
+    return _why_not(placement, deployment) + _closed(placement, deployment.device_kind)
+
+
+def _closed(placement: Placement, kind: str) -> str:
+    """Name nodes that take no further work, and what opens them; empty without such."""
+    nodes = {one.place.node_id for one in placement.devices.values() if one.kind == kind}
+    closed = [node_id for node_id in placement.cordoned if node_id in nodes]
+    if not closed:
+        return ""
+    told = ", ".join(
+        f"{node_id} is {'drained' if placement.cordoned[node_id] else 'cordoned'}"
+        for node_id in closed[:TOLD_NODES]
+    )
+    more = f" and {len(closed) - TOLD_NODES} more" if len(closed) > TOLD_NODES else ""
+    return f"; {told}{more}, so nothing is placed there: `plexctl node uncordon NODE` opens it"
+
+
+def _why_not(placement: Placement, deployment: Deployment) -> str:
     planner = placement.planning.planner(deployment.device_kind)
     lead = sets.lead(placement, deployment)
     if lead is not None and lead.deployment_id in placement.unplaced:

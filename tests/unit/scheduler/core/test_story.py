@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from plexsvc.ids import JobId, WpgId
+from plexsvc.ids import JobId, NodeId, WpgId
 from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.device import contest
+from plexsvc.scheduler.core.events import NodeCordoned
 from plexsvc.scheduler.core.life import jobs
 from plexsvc.scheduler.core.vocabulary import OperationState
 from tests.fakes.fake_world import FakeWorld, no_room, op_id
@@ -104,6 +105,18 @@ def test_a_job_without_devices_tells_why(world: FakeWorld) -> None:
     world.job("d")
     world.deploy("d", "two", rollout=True)
     assert "two waits for devices since 0.0 ms" in job_told(world, "d")[0]
+
+
+def test_a_job_that_waits_beside_closed_nodes_is_told_of_them(world: FakeWorld) -> None:
+    world.join("n1", train=0, rollout=1)
+    world.tell(NodeCordoned(at_us=world.tick(), node_id=NodeId("n1")))
+    world.job("c")
+    world.deploy("c", "one", rollout=True)
+    waits = "; n1 is cordoned, so nothing is placed there: `plexctl node uncordon NODE` opens it"
+    assert waits in job_told(world, "c")[0]
+    world.job("d")
+    world.deploy("d", "actor", devices=1)
+    assert "n1" not in job_told(world, "d")[0]
 
 
 def test_a_job_that_ended_has_no_story_and_its_waits_go_when_it_is_forgotten(
