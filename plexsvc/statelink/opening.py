@@ -20,6 +20,7 @@ from plexclient.wire.v1.statemanager_pb2_grpc import StateManagerStub
 from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
+from plexsvc.log import Log
 from plexsvc.rpc.addresses import host_of
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.keys import ClusterKeys, read_keys
@@ -27,6 +28,8 @@ from plexsvc.statelink.client import READER_PATIENCE_S, StateClient
 from plexsvc.statelink.session import Member
 from plexsvc.weights.manifests import adds_pieces
 from plexsvc.weights.reading import OpenedVersion, Published
+
+log = Log(__name__)
 
 T = TypeVar("T")
 
@@ -75,25 +78,42 @@ class VersionOpener:
         self._clients: dict[str, StateClient] = {}
 
     def open(self, version: PublishedVersion) -> OpenedVersion:
-        """Return every holder's manifest, and the bytes of this node's part and of those that add.
+        """Return each part's manifest, and the bytes of this node's part and of those that add.
+
+        Of holders of one part, one is asked, and another if that is out of reach.
 
         Raises:
             PlexError: `not_found` when the version was released or its holder is out of reach.
         """
-        opened = OpenedVersion()
-        for holder in sorted(version.holders, key=lambda holder: not self._is_here(holder)):
-            part = self._mapped(version, holder)
-            far = Far(holder, lambda: read_keys(self._config.keys_file))
-            manifest = part.manifest if part is not None else far.read_manifest(version)
-            if not opened.parts or adds_pieces(manifest, opened.manifests):
-                opened.parts.append(part or far.read_whole(manifest))
-            opened.manifests.append(manifest)
+        opened, done = OpenedVersion(), set[str]()
+        holders = sorted(version.holders, key=lambda holder: not self._is_here(holder))
+        for at, holder in enumerate(holders):
+            if holder.part and holder.part in done:
+                continue
+            try:
+                self._add(opened, version, holder)
+            except PlexError as error:
+                others = [other.node_id for other in holders[at + 1 :] if other.part == holder.part]
+                if not (holder.part and others):
+                    raise
+                log.warning("part read elsewhere", node=holder.node_id, others=others, error=error)
+            else:
+                done.add(holder.part)
         return opened
 
     def close(self) -> None:
         """Leave the data planes."""
         for client in self._clients.values():
             client.close()
+
+    def _add(self, opened: OpenedVersion, version: PublishedVersion, holder: VersionHolder) -> None:
+        """Add a holder's manifest, and its bytes if they add to what is there."""
+        part = self._mapped(version, holder)
+        far = Far(holder, lambda: read_keys(self._config.keys_file))
+        manifest = part.manifest if part is not None else far.read_manifest(version)
+        if not opened.parts or adds_pieces(manifest, opened.manifests):
+            opened.parts.append(part or far.read_whole(manifest))
+        opened.manifests.append(manifest)
 
     def _is_here(self, holder: VersionHolder) -> bool:
         return holder.node_id in {"", self._config.node_id}

@@ -50,6 +50,7 @@ from plexsvc.statemanager.publishing import (
 )
 from plexsvc.weights import pieces
 from plexsvc.weights.checksums import verify
+from plexsvc.weights.manifests import part_name
 from plexsvc.weights.reading import Published
 
 log = Log(__name__)
@@ -283,7 +284,7 @@ class StateManagerServicer:
             if draft is not None:
                 manifest = self._node.publisher.enter(draft, caller)
         assert manifest is not None, key
-        return pb.PublishReply(nbytes=manifest.nbytes, copy_us=copy_us)
+        return pb.PublishReply(nbytes=manifest.nbytes, copy_us=copy_us, part=part_name(manifest))
 
     def _draft(self, request: pb.PublishRequest, caller: Caller) -> Draft:
         """Copy parameters, or all the state that is asked for; the caller holds the lock."""

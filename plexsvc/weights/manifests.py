@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+import xxhash
+
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 
 Scalars = dict[str, int | float | str]
@@ -19,6 +21,15 @@ def adds_pieces(manifest: VersionManifest, held: Iterable[VersionManifest]) -> b
     """Return whether a manifest has boxes that no manifest of `held` has."""
     boxes = {_key(piece) for other in held for piece in other.pieces}
     return not boxes.issuperset(map(_key, manifest.pieces))
+
+
+def part_name(manifest: VersionManifest) -> str:
+    """Return a name that two parts of one version share if either will do for the other."""
+    told = xxhash.xxh3_128()
+    for key in sorted(repr(_key(piece)) for piece in manifest.pieces):
+        told.update(key.encode())
+    told.update(manifest.scalars_json.encode())
+    return told.hexdigest()
 
 
 def scalars_by_rank(copies: Sequence[VersionManifest]) -> dict[int, Scalars]:

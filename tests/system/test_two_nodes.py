@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +12,15 @@ import numpy as np
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
+from tests.rigs.live_cluster import (
+    ROLLOUT,
+    TRAIN,
+    LiveCluster,
+    is_alive,
+    rank_processes,
+    start_cluster,
+)
+from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -59,3 +69,40 @@ def test_a_group_over_two_nodes_trains_and_delivers_like_one_rank(
         sampled = plex.Batch.from_samples(samples, advantages=np.zeros(4))
         gap = np.abs(spread.forward(sampled).logprobs - sampled.logprobs)[sampled.mask > 0]
         assert gap.max() <= 1e-3
+
+
+def test_a_version_outlives_a_node_whose_part_another_has(tmp_path: Path, tiny_model: Path) -> None:
+    with (
+        start_cluster(tmp_path, nodes=NODES) as live,
+        live.connect() as connection,
+        connection.job("left-over") as job,
+    ):
+        spread = train(job, "spread", tiny_model, plex.Parallel(dp=2))
+        rollout = job.deploy("rollout", model=spread, backend="vllm", max_model_len=64)
+        version = rollout.sync(spread)
+        before = rollout.generate([PROMPT], n=1, max_tokens=8, seed=0)
+        nodes = [block.node_id for block in spread.info.blocks]
+        rank = rank_processes(live, [spread.deployment_id])[nodes.index("right")]
+        os.kill(_agent_of(rank), signal.SIGKILL)
+        wait_until(
+            lambda: _state_of(live, spread) == "failed",
+            what="the node is lost, and training that was there",
+            timeout_s=60,
+        )
+        (instance,) = rank_processes(live, [rollout.deployment_id])
+        os.kill(instance, signal.SIGKILL)
+        wait_until(lambda: not is_alive(instance), what="the instance is gone", timeout_s=10)
+        after = rollout.generate([PROMPT], n=1, max_tokens=8, seed=0)
+        assert after[0].tokens == before[0].tokens
+        assert set(after[0].versions) == {version}
+
+
+def _state_of(live: LiveCluster, actor: plex.Actor) -> str:
+    states = {one.deployment_id: one.state for one in live.status().deployments}
+    return states[actor.deployment_id]
+
+
+def _agent_of(rank: int) -> int:
+    """Return the node agent, whose child every rank is."""
+    stat = Path(f"/proc/{rank}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])

@@ -127,6 +127,8 @@ class Published:
     nodes: tuple[NodeId, ...]
     nbytes: tuple[int, ...] = ()
     """What each node holds, once all do."""
+    parts: tuple[str, ...] = ()
+    """The name of what each holds; nodes of one name hold the same."""
 
 
 @dataclass(slots=True, kw_only=True)

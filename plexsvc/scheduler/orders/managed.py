@@ -111,7 +111,8 @@ async def publish(
     except BaseException:  # one that was asked may have it, whatever became of its answer
         await release(reach, published)
         raise
-    return replace(published, nbytes=tuple(reply.nbytes for reply in replies)), replies
+    nbytes, parts = (reply.nbytes for reply in replies), (reply.part for reply in replies)
+    return replace(published, nbytes=tuple(nbytes), parts=tuple(parts)), replies
 
 
 async def _publish(work: _Managed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol, TypeVar
 
 import grpc.aio
@@ -205,9 +206,15 @@ class Reach:
         """Return a version with where its holders answer now.
 
         Raises:
-            PlexError: `node_lost` when one of them is not up.
+            PlexError: `node_lost` when one is not up whose part no other has.
         """
-        links = [self.nodes.link(node_id) for node_id in published.nodes]
+        held = list(zip_longest(published.nodes, published.parts, fillvalue=""))
+        there = {part for node_id, part in held if part and self.nodes.is_up(NodeId(node_id))}
+        links = [
+            (self.nodes.link(NodeId(node_id)), part)
+            for node_id, part in held
+            if part not in there or self.nodes.is_up(NodeId(node_id))
+        ]
         return statemanager_pb2.PublishedVersion(
             **published.version._asdict(),
             holders=[
@@ -215,8 +222,9 @@ class Reach:
                     node_id=link.node_id,
                     data_socket=link.description.data_socket,
                     state_manager=link.description.state_manager,
+                    part=part,
                 )
-                for link in links
+                for link, part in links
             ],
         )
 

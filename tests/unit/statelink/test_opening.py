@@ -170,3 +170,43 @@ def test_a_socket_of_the_same_name_on_another_host_is_not_mapped(
     config = replace(FakeInstance(FakeEngine()).config, node_id="here", listen="10.0.0.7:0")
     opened = VersionOpener(config).open(statemanager_pb2.PublishedVersion(holders=[holder]))
     assert opened.parts == [part]
+
+
+def test_a_part_that_two_have_is_read_from_one_and_from_the_other_if_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    gone: set[str] = set()
+
+    def ask(far: Far, _: object) -> statemanager_pb2.VersionManifest:
+        asked.append(far.holder.node_id)
+        if far.holder.node_id in gone:
+            raise PlexError(ErrorCode.UNAVAILABLE, f"{far.holder.node_id} is gone")
+        return statemanager_pb2.VersionManifest(node_id=far.holder.node_id)
+
+    monkeypatch.setattr(Far, "read_manifest", ask)
+    monkeypatch.setattr(
+        Far, "read_whole", lambda _, manifest: Published(manifest=manifest, data=memoryview(b""))
+    )
+    opener = VersionOpener(replace(FakeInstance(FakeEngine()).config, node_id="here"))
+
+    def opened(**parts: str) -> list[str]:
+        asked.clear()
+        holders = [
+            statemanager_pb2.VersionHolder(node_id=name, part=part, state_manager="there:1")
+            for name, part in parts.items()
+        ]
+        version = statemanager_pb2.PublishedVersion(holders=holders)
+        return [manifest.node_id for manifest in opener.open(version).manifests]
+
+    assert opened(one="p", other="p") == asked == ["one"]
+    gone.add("one")
+    assert opened(one="p", other="p") == ["other"]
+    assert asked == ["one", "other"]
+    gone.add("other")
+    with pytest.raises(PlexError, match="other is gone"):
+        opened(one="p", other="p")
+    with pytest.raises(PlexError, match="one is gone"):
+        opened(one="p", rest="q")
+    with pytest.raises(PlexError, match="one is gone"):
+        opened(one="", rest="")

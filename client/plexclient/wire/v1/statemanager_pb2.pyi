@@ -64,14 +64,16 @@ class PublishRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., complete: _Optional[bool] = ..., mid_window: _Optional[bool] = ..., gradients: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class PublishReply(_message.Message):
-    __slots__ = ("error", "nbytes", "copy_us")
+    __slots__ = ("error", "nbytes", "copy_us", "part")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     COPY_US_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     error: _common_pb2.Error
     nbytes: int
     copy_us: int
-    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ...) -> None: ...
+    part: str
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ..., part: _Optional[str] = ...) -> None: ...
 
 class PublishedVersion(_message.Message):
     __slots__ = ("deployment_id", "version", "holders", "incarnation")
@@ -86,14 +88,16 @@ class PublishedVersion(_message.Message):
     def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[VersionHolder, _Mapping]]] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class VersionHolder(_message.Message):
-    __slots__ = ("node_id", "data_socket", "state_manager")
+    __slots__ = ("node_id", "data_socket", "state_manager", "part")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     DATA_SOCKET_FIELD_NUMBER: _ClassVar[int]
     STATE_MANAGER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     data_socket: str
     state_manager: str
-    def __init__(self, node_id: _Optional[str] = ..., data_socket: _Optional[str] = ..., state_manager: _Optional[str] = ...) -> None: ...
+    part: str
+    def __init__(self, node_id: _Optional[str] = ..., data_socket: _Optional[str] = ..., state_manager: _Optional[str] = ..., part: _Optional[str] = ...) -> None: ...
 
 class VersionId(_message.Message):
     __slots__ = ("deployment_id", "incarnation", "version")

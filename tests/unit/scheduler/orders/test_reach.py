@@ -9,9 +9,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from plexsvc.ids import NodeId
+from plexclient.wire.v1.node_pb2 import NodeDescription
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, NodeId, VersionId
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.ledger.jobs import Registry
+from plexsvc.scheduler.ledger.jobs import Published, Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import NodeLink, Nodes
 from plexsvc.scheduler.orders.ranks import Ranks
@@ -45,6 +47,7 @@ class FakeLink:
     node_id: str = "n0"
     is_up: bool = True
     state: object = None
+    description: NodeDescription = field(default_factory=NodeDescription)
     agent_answers: bool = True
 
     async def has_agent(self) -> bool:
@@ -115,3 +118,20 @@ async def test_a_node_without_its_agent_is_not_waited_for(reach: Reach, link: Fa
     with pytest.raises(grpc.aio.AioRpcError):
         await reach.ask_state(NODE, call)
     assert call.made == 1
+
+
+def test_a_version_is_located_without_a_node_whose_part_another_has(
+    reach: Reach, link: FakeLink
+) -> None:
+    version = VersionId(DeploymentId("actor"), 1, 7)
+    both = Published(version=version, nodes=(NODE, NodeId("gone")), parts=("p", "p"))
+    (holder,) = reach.locate(both).holders
+    assert (holder.node_id, holder.part) == (NODE, "p")
+    for parts in (("p", "q"), ("p", ""), ()):
+        lacking = Published(version=version, nodes=(NODE, NodeId("gone")), parts=parts)
+        with pytest.raises(PlexError, match="node gone is not reachable") as caught:
+            reach.locate(lacking)
+        assert caught.value.code is ErrorCode.NODE_LOST
+    link.is_up = False
+    with pytest.raises(PlexError, match="node n0 is not reachable"):
+        reach.locate(both)
