@@ -841,6 +841,15 @@ async def test_a_sample_without_a_length_may_fill_the_model() -> None:
         assert len(answer.tokens) == 128 - 3
 
 
+async def test_a_generate_before_the_first_sync_samples_the_models_own_weights() -> None:
+    async with bench(source="job/actor") as b:
+        operation = b.generate(n=1, max_tokens=3)
+        assert (await b.execute(operation)).state == APPLIED
+        frames = await b.frames(operation.operation_id)
+        answers = collect(delta for frame in frames for delta in frame.deltas)
+    assert [one.versions for one in answers.values()] == [[0] * 3] * 2
+
+
 async def test_weights_of_another_deployment_are_sampled_once_they_are_synced() -> None:
     async with bench(source="job/actor") as b:
         with pytest.raises(PlexError) as refused:

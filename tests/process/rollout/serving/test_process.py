@@ -29,9 +29,11 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 def test_an_openai_client_is_served_beside_a_guest_that_can_be_sent_away(tmp_path: Path) -> None:
     make_qwen3(tmp_path / "chat", seed=1)
     make_qwen3(tmp_path / "guest", seed=2, layers=3)
-    with served(tmp_path, "--lend", "--lend-model", str(tmp_path / "guest")) as engine:
+    with (
+        served(tmp_path, "--lend", "--lend-model", str(tmp_path / "guest")) as engine,
+        openai.OpenAI(base_url=engine.address, api_key="none") as client,
+    ):
         address = engine.address
-        client = openai.OpenAI(base_url=address, api_key="none")
         asked: Any = {"model": "chat", "prompt": "1+2=", "max_tokens": 20, "temperature": 0}
         extra = {"ignore_eos": True}
         whole: Any = client.completions.create(**asked, extra_body=extra)
