@@ -12,6 +12,14 @@ from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.reservations import Reservation, reserve, stands
 from plexsvc.scheduler.core.planning.search import Search
+from plexsvc.scheduler.core.planning.spots import (
+    Barred,
+    best,
+    joining,
+    larger_groups,
+    merging,
+    whole_groups,
+)
 from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve
 
 
@@ -28,6 +36,10 @@ class Keeping(Search):
         self.left: dict[UnitId, tuple[int, int]] = {}
         """Units that jobs of a group left because a node was lost: until when they are kept for
         the return of those jobs, and the group."""
+
+        self.pressed: dict[ResidentId, None] = {}
+        """Blocked jobs for whom nobody leaves the units that are kept for them: they may join
+        others up to everybody's own bound."""
 
         self._has_reopened = False
         """Whether units that were kept, or not to be had, may be had by those who wait."""
@@ -74,6 +86,25 @@ class Keeping(Search):
             return None
         return spot if not groups or self._within_bounds(demand, [spot], now_us=now_us) else None
 
+    def _pressed_spot(self, demand: Demand, barred: Barred, *, now_us: int) -> Spot | None:
+        """Return a place beside jobs of no higher priority, near everybody's own bound.
+
+        Others are placed within targets that are well below it (`Policy.target_slowdown_ppm`). Who
+        is late there has others of no higher priority paused (`repack.relieve`).
+        """
+        if demand.resident_id not in self.pressed:
+            return None
+        board, policy = self.board, self.policy.within_bounds()
+        pool = whole_groups(board, demand)
+        if policy.takes_parts:
+            pool += larger_groups(board, demand)
+        spots = joining(board, demand, pool, barred=barred)
+        if policy.merges:
+            spots += merging(board, demand, barred=barred)
+        spots = [s for s in spots if all(r.demand.priority <= demand.priority for r in s.met())]
+        found = self._within_bounds(demand, spots, policy=policy, now_us=now_us)
+        return best(board, demand, found, policy=policy)
+
     def _keep_on(self, now_us: int) -> None:
         """Let go of units that cannot be kept any more, or need not be."""
         for resident_id, reservation in list(self.reservations.items()):
@@ -117,4 +148,5 @@ class Keeping(Search):
     def _end_reservation(self, resident_id: ResidentId) -> None:
         """Keep nothing for a job any more; all that wait look at the units again."""
         del self.reservations[resident_id]
+        self.pressed.pop(resident_id, None)
         self._has_reopened = True

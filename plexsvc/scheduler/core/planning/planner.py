@@ -35,6 +35,10 @@ NEVER_US: Final = -(1 << 62)
 Claim = Callable[[Demand], bool]
 """Takes what a job needs besides its place here; False, with nothing taken, if it is not there."""
 
+PRESS_US: Final = 60 * SECOND_US
+"""How long a reservation is due before its job may join others up to their own bounds: those that
+can move elsewhere are asked to several times before."""
+
 RETURN_US: Final = 10 * SECOND_US
 """How long the units that a lost place leaves are kept for jobs that come back."""
 
@@ -100,6 +104,19 @@ class Planner(Keeping):
         """Offer a waiting job every place again at the next `admit`."""
         self._unseen.add(resident_id)
         self._queue_news = True
+
+    def press(self, *, now_us: int) -> None:
+        """Let jobs join others whose reservation is due for so long that nobody will leave.
+
+        One with a granted priority does not wait until it is due.
+        """
+        for resident_id, kept in self.reservations.items():
+            demand = self.waiting[resident_id]
+            since_us = min(kept.due_us, demand.arrived_us) if demand.priority > 0 else kept.due_us
+            is_due = now_us - since_us >= PRESS_US and not kept.lost_place
+            if is_due and resident_id not in self.pressed:
+                self.pressed[resident_id] = None
+                self.ask_again(resident_id)
 
     def withdraw(self, resident_id: ResidentId) -> None:
         """Take a waiting job out of the queue."""
@@ -415,6 +432,7 @@ class Planner(Keeping):
         barred = self.kept_from(demand, now_us=now_us)
         spot = self.spot_for(demand, pool, barred=barred, now_us=now_us)
         spot = spot or self._kept_spot(demand, now_us=now_us)
+        spot = spot or self._pressed_spot(demand, barred, now_us=now_us)
         if spot is None or not claim(demand):
             return None
         return self._commit(demand, spot, now_us=now_us)

@@ -20,6 +20,10 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Order, Rules
 
+ROOM_PPM: Final = 750_000
+"""The share of its own bound that a job may be made to use: by a pause, at most until it has used
+it, and beside a job that found no other place, as it is predicted."""
+
 
 class QueueOrder(StrEnum):
     """In which order waiting jobs are offered resources."""
@@ -90,6 +94,17 @@ class Policy:
     """Shortest time between repackings; 0: none."""
 
     rules: Rules = HRRS
+
+    def within_bounds(self) -> Policy:
+        """Return the policy with targets near the bounds that jobs have themselves."""
+        target_ppm = PPM + (self.default_bound_ppm - PPM) * ROOM_PPM // PPM
+        return replace(
+            self,
+            duty_cap_ppm=PPM,
+            target_slowdown_ppm=target_ppm,
+            critical_target_ppm=target_ppm,
+            settled_target_ppm=target_ppm,
+        )
 
 
 PLEX: Final = Policy(

@@ -15,13 +15,11 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import slowdowns_ppm
 from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.policies import ROOM_PPM
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 
 NEW_GROUP: Final = 0
-
-ROOM_PPM: Final = 750_000
-"""A job is paused until it has used this share of its own bound, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +115,10 @@ def relieve(
 
     The job that grew most since it was placed goes elsewhere; else the worst-fitting one: the one
     without which the others' predicted slowdowns sum to least, of equals the busiest. Where no job
-    has another place and one is late, another is paused that is further from its own bound: one
-    that grew, else any. It goes on when it is as near to its bound as they are, and the next may
-    have its turn. Such a group stays closed to further jobs.
+    has another place and one is late, another of no higher priority is paused that is further from
+    its own bound: one that grew, else any, the lowest priority first. It goes on when it is as near
+    to its bound as they are, and the next may have its turn. Such a group stays closed to further
+    jobs.
     """
     moves: list[Move] = []
     paused: list[Pause] = []
@@ -173,11 +172,16 @@ def _pause(planner: Planner, group: Group, *, now_us: int) -> list[Pause]:
     """Return the pause of the job that is to make room; none when all are as late."""
     used = _used(planner, group, now_us=now_us)
     worst = max(used[j] for j in group.late)
-    able = [r for j, r in group.residents.items() if used[j] < min(worst, ROOM_PPM)]
+    first = max(group.residents[j].demand.priority for j in group.late)
+    able = [
+        r
+        for j, r in group.residents.items()
+        if used[j] < min(worst, ROOM_PPM) and r.demand.priority <= first
+    ]
     grown = [r for r in able if r.grew_ppm]
     late = ", ".join(group.late)
     why = f"{late} waits past its bound (max_slowdown) and no group takes a job of theirs"
-    in_turn = sorted(grown or able, key=lambda r: used[r.demand.resident_id])
+    in_turn = sorted(grown or able, key=lambda r: (r.demand.priority, used[r.demand.resident_id]))
     return [Pause(resident_id=r.demand.resident_id, why=why) for r in in_turn[:1]]
 
 

@@ -94,14 +94,14 @@ class Search:
         spots: Iterable[Spot],
         *,
         without: ResidentId = NOBODY,
+        policy: Policy | None = None,
         now_us: int,
     ) -> list[Spot]:
-        policy, load = self.policy, self._load_of(demand)
         ask = partial(
             refusal,
             demand=demand,
-            load=load,
-            policy=policy,
+            load=self._load_of(demand),
+            policy=policy or self.policy,
             memory=self.board.memory,
             phases=self.phases_of(demand),
             endings=Endings(self.paces, demand, now_us=now_us),

@@ -181,6 +181,7 @@ def _make_room(lives: Lives, planner: Planner) -> None:
             continue
         deployment = lives.deployments[DeploymentId(resident_id)]
         departures.send(lives, deployment, reason="its devices are reserved for another job")
+    planner.press(now_us=lives.now_us)
 
 
 def _order(lives: Lives, kind: str, goal: Goal, *, attempt: int = 1) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import why
 from plexsvc.scheduler.core.planning.board import Board
@@ -165,6 +167,15 @@ def test_pauses_take_turns_and_each_ends_within_the_paused_jobs_own_bound() -> N
         assert all(2 * second <= 3 * 100 * (cycles[other] + 1) for other in group.paused), second
     assert set(turns) == set(others)
     assert min(turns.count(other) for other in others) > 1
+
+
+def test_nobody_is_paused_for_a_job_of_a_lower_priority() -> None:
+    planner = two_lonely_groups(busy=60)
+    first = replace(demand("b2", busy=35), priority=1)
+    planner.board.commit(planner.board.groups[1], first, anchor_slot=0, shift_slots=0)
+    for cycle in range(40):
+        planner.note_phase(ResidentId("a"), cycle * 170 * SECOND_US)
+    assert relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).paused == ()
 
 
 def test_a_job_that_grew_is_paused_rather_than_one_that_is_as_it_was_placed() -> None:

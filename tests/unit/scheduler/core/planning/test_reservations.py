@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
-from plexsvc.scheduler.core.planning.planner import RETURN_US, Planner
+from plexsvc.scheduler.core.planning.planner import PRESS_US, RETURN_US, Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
@@ -281,3 +281,29 @@ def test_a_stream_of_higher_priorities_holds_nobody_back_for_ever() -> None:
         now_us += HOUR_US
         assert now_us <= 47 * HOUR_US  # the ratio at which it gains 7, plus a job's hour
     assert now_us > 30 * HOUR_US  # not before it had gained 3, which is less than 5
+
+
+def test_a_granted_priority_joins_jobs_up_to_everybodys_own_bound_and_no_others_do() -> None:
+    for priority in (0, 1):
+        one = planner(SERVICE, units=1)
+        admit(one, small("a", hours=9, busy=50))
+        one.submit(replace(gang(1, priority=priority, busy=45), arrived_us=1))
+        assert one.admit(1) == []
+        assert one.admit(PRESS_US) == []
+        one.press(now_us=1 + PRESS_US)
+        placed = [p.resident_id for p in one.admit(1 + PRESS_US)]
+        assert placed == ["gang"] * priority
+        if placed:
+            group = one.group_of(ResidentId("gang"))
+            assert all(ppm <= 1_375_000 for ppm in one.predicted(group).values())
+
+
+def test_a_granted_priority_joins_nobody_of_a_higher_one_and_breaks_no_bound() -> None:
+    higher = replace(small("a", hours=9, busy=50), priority=2)
+    for resident in (higher, small("a", hours=9, busy=80)):
+        one = planner(SERVICE, units=1)
+        admit(one, resident)
+        one.submit(replace(gang(1, priority=1, busy=45), arrived_us=1))
+        assert one.admit(1) == []
+        one.press(now_us=1 + PRESS_US)
+        assert one.admit(1 + PRESS_US) == []
