@@ -316,6 +316,8 @@ def _for_room(cluster: Cluster, wpg: Wpg, *, now_us: int) -> str:
         due_us = cluster.deployments[victim.deployment_id].pattern.expected_us
         due = "" if due_us is None else f" (due in {_ago(due_us - now_us)})"
         told.append(f"{victim_id} of job {victim.job_id}{due}")
+    if not told:
+        return "leaves its devices to what another job is expected to publish between two rollouts"
     return f"leaves its device for a moment to the burst of {', '.join(told)}"
 
 
