@@ -211,7 +211,7 @@ def _check_numbers(name: str, values: Collection[float], bound: Bound) -> None:
     if not bound.holds(values):
         found = next(v for v in values if not bound.holds((v,)))
         raise bad_request(
-            f"{name} is {found}; it may be {bound.low:g} to {bound.high:g}", field=name
+            f"{name} is {found}; it may be {bound.low:.15g} to {bound.high:.15g}", field=name
         )
 
 

@@ -92,7 +92,7 @@ async def _models(backend: Backend, tenant: TenantId) -> dict[str, dict[str, Any
             "object": "model",
             "created": created_s.get(one.job_id, 0),
             "owned_by": tenant,
-            "max_model_len": one.spec.max_model_len or one.max_sequence_length,
+            "max_model_len": one.max_sequence_length,
         }
         for one in status.deployments
         if one.tenant == tenant and one.spec.role == "rollout" and one.state == "ready"

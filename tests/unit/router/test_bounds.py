@@ -96,6 +96,11 @@ def test_the_largest_number_the_wire_takes_is_refused_where_it_means_nothing(nam
     bounds.check(filled(name, type(value)(bound.high)))
 
 
+def test_a_refusal_writes_the_bound_as_one_would_type_it() -> None:
+    with pytest.raises(PlexError, match=r"it may be 0 to 16777216$"):
+        bounds.check(ops.SamplingParams(max_tokens=1_000_000_000))
+
+
 def test_no_number_that_others_pay_for_has_the_bound_of_its_type_alone() -> None:
     unlimited = {name for name in bounds.NUMBERS if largest(name) <= bounds.NUMBERS[name].high}
     assert unlimited == {

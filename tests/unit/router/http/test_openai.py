@@ -95,6 +95,7 @@ def deployment(name: str, **changes: Any) -> pb.Deployment:  # noqa: ANN401 - fi
         tenant="acme",
         state="ready",
         spec=pb.DeploymentSpec(role="rollout", max_model_len=64),
+        max_sequence_length=48,
     )
     made.MergeFrom(pb.Deployment(**changes))
     return made
@@ -144,6 +145,9 @@ async def test_models_are_the_tenants_rollout_deployments_that_are_ready(
         assert [model.id async for model in api.models.list()] == [MODEL]
         found = await api.models.retrieve(MODEL)
         assert (found.owned_by, found.created) == ("acme", 5)
+        assert found.model_extra == {"max_model_len": 48}, (
+            "what its engines take, not what was asked"
+        )
         with pytest.raises(openai.NotFoundError):
             await api.models.retrieve("job-2/rollout")
 

@@ -60,6 +60,15 @@ async def test_a_tenant_is_known_by_its_token() -> None:
         assert (reply.status, await reply.json()) == (200, {"tenant": "acme", "got": {"a": 1}})
 
 
+async def test_escaped_text_is_taken_whole() -> None:
+    async with (
+        served() as address,
+        client(address) as http,
+        http.post("/echo", data=rb'{"a": "\ud83e\udd84 \\ud800"}', headers=HEADERS) as reply,
+    ):
+        assert (await reply.json())["got"] == {"a": "\N{UNICORN FACE} \\ud800"}
+
+
 @pytest.mark.parametrize(
     "headers", [{}, {"Authorization": "Bearer x"}, {"Authorization": "secret"}]
 )
@@ -78,6 +87,8 @@ async def test_nobody_else_gets_in_whatever_he_asks_for(headers: dict[str, str])
         ("/echo", b"[]", 400, "bad_request"),
         ("/echo", b"\xff", 400, "bad_request"),
         ("/echo", b'{"a":' + b"[" * 200_000, 400, "bad_request"),
+        ("/echo", rb'{"a": ["\ud800"]}', 400, "bad_request"),
+        ("/echo", rb'{"\uDC00": 1}', 400, "bad_request"),
         ("/echo", bytes(MAX_MESSAGE_BYTES + 1), 413, "payload_too_large"),
         ("/nowhere", b"{}", 404, "not_found"),
         ("/full", b"{}", 429, "queue_full"),
