@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from plexsvc.rollout.core.lending import Terms
 
 US = 1_000_000
+MAX_OBJECTIVE_S = 86_400
+HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|24:00)", re.ASCII)
 
 
 class _Serve(Commands):
@@ -80,7 +83,7 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
 
     named = name or model.resolve().name
     card = None if cluster is None else find_cluster(cluster, address=None, token=None)
-    objectives = Objectives(ttft_us=_us("ttft_us", slo_ttft), tpot_us=_us("tpot_us", slo_tpot))
+    objectives = Objectives(ttft_us=_us("slo_ttft", slo_ttft), tpot_us=_us("slo_tpot", slo_tpot))
     config = ServingConfig(
         model=model,
         name=named,
@@ -146,12 +149,11 @@ def _socket(state_dir: Path | None, name: str) -> Path:
 
 
 def _us(field: str, seconds: float) -> int:
-    from math import isfinite
-
     from plexsvc.rollout.core.lending import refuse
 
-    if not isfinite(seconds):
-        raise refuse(field, f"is {seconds}; an objective is a number of seconds above 0")
+    if not 1 / US <= seconds <= MAX_OBJECTIVE_S:
+        text = f"is {seconds}; an objective is a number of seconds above 0, up to {MAX_OBJECTIVE_S}"
+        raise refuse(field, text)
     return round(seconds * US)
 
 
@@ -160,13 +162,8 @@ def _terms(share: float, hours: str) -> Terms:
 
     if not hours:
         return Terms(share=share)
-    try:
-        first, last = (_minute(part) for part in hours.split("-"))
-    except ValueError as error:
-        raise refuse("lend_hours", f"is {hours!r}; write it as 22:00-06:00") from error
+    found = HOURS.fullmatch(hours)
+    if found is None:
+        raise refuse("lend_hours", f"is {hours!r}; write it as 22:00-06:00")
+    first, last = (60 * int(found[at] or 0) + int(found[at + 1] or 0) for at in (1, 3))
     return Terms(share=share, from_min=first, to_min=last or DAY_MIN)
-
-
-def _minute(text: str) -> int:
-    hour, minute = text.split(":")
-    return 60 * int(hour) + int(minute)

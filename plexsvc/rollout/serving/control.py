@@ -7,20 +7,45 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.core.lending import refuse
 
 CALL_S: Final = 30.0
 """A switch is carried out between two steps; the engine does not answer in so long: it hangs."""
 
 MAX_LINE: Final = 1 << 20
+GUEST_SUFFIX: Final = ".guest"
+"""Of the socket where managers of this host reach the guest, beside the switches'."""
+MAX_PATH_BYTES: Final = 107
+"""Of a Unix socket, without the zero that ends it (`unix(7)`)."""
 
 Switch = Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+def check_free(path: Path) -> None:
+    """Refuse a name whose switches cannot be offered, or are another engine's.
+
+    Raises:
+        PlexError: `bad_request`, field `name`.
+    """
+    longest = len(os.fsencode(path.absolute().with_suffix(GUEST_SUFFIX)))
+    if longest > MAX_PATH_BYTES:
+        text = (
+            f"makes a socket's path of {longest} bytes in {path.parent}, {MAX_PATH_BYTES} at most"
+        )
+        raise refuse("name", f"{text}; choose a shorter --name or --state-dir")
+    with socket.socket(socket.AF_UNIX) as probe, suppress(FileNotFoundError, ConnectionError):
+        probe.connect(str(path))
+        raise refuse(
+            "name", f"{path.stem} is served already, at {path}; end that engine, or choose a --name"
+        )
 
 
 @asynccontextmanager
@@ -46,7 +71,12 @@ async def switches(path: Path, offered: Mapping[str, Switch]) -> AsyncIterator[N
 
 @contextmanager
 def _listening(path: Path) -> Iterator[socket.socket]:
-    """Yield a socket in a directory that is the owner's alone."""
+    """Yield a socket in a directory that is the owner's alone.
+
+    Raises:
+        PlexError: `bad_request` when another engine took the name meanwhile.
+    """
+    check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
@@ -78,12 +108,12 @@ async def ask(path: Path, name: str) -> dict[str, Any]:
             writer.write(f"{name}\n".encode())
             reply = json.loads(await reader.readline() or "{}")
             writer.close()
-    except (FileNotFoundError, ConnectionError) as error:
-        text = f"no engine serves at {path}; `plexctl serve MODEL` starts one"
-        raise PlexError(ErrorCode.NOT_FOUND, text) from error
     except TimeoutError as error:
         text = f"the engine at {path} did not answer in {CALL_S:.0f} s"
         raise PlexError(ErrorCode.UNAVAILABLE, text) from error
+    except OSError as error:
+        text = f"no engine serves at {path} ({error}); `plexctl serve MODEL` starts one"
+        raise PlexError(ErrorCode.NOT_FOUND, text) from error
     if "error" in reply:
         raise PlexError(ErrorCode.BAD_REQUEST, reply["error"])
     return dict(reply)

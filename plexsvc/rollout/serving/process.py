@@ -17,7 +17,7 @@ from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.instance import InstanceServicer, serving_instance
 from plexsvc.rollout.serving.announcing import Announcer, Tell
 from plexsvc.rollout.serving.config import ServingConfig, check_fits
-from plexsvc.rollout.serving.control import switches
+from plexsvc.rollout.serving.control import GUEST_SUFFIX, check_free, switches
 from plexsvc.rollout.serving.engine import ServingEngine
 from plexsvc.statelink.opening import VersionOpener
 from plexsvc.weights.checkpoints import check_model
@@ -37,6 +37,7 @@ def check(config: ServingConfig, *, available_bytes: int) -> None:
         if model is not None:
             check_model(Path(model))
     check_fits(config, available_bytes=available_bytes)
+    check_free(config.socket)
 
 
 def listening(config: ServingConfig) -> socket.socket:
@@ -126,7 +127,7 @@ async def _as_instance(
         job_id="",
         deployment_id="",
         model=str(config.guest),
-        listen=config.instance or f"unix:{config.socket.absolute().with_suffix('.guest')}",
+        listen=config.instance or f"unix:{config.socket.absolute().with_suffix(GUEST_SUFFIX)}",
         keys_file=config.keys_file,
     )
     with contextlib.closing(VersionOpener(facts)) as opener:

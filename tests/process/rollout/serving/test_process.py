@@ -58,15 +58,17 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for options, said in (
-            (["--slo-ttft", "0", "--slo-tpot", "1"], "ttft_us is 0"),
-            (["--slo-ttft", "1", "--slo-tpot", "-1"], "tpot_us is -1000000"),
-            (["--slo-ttft", "nan", "--slo-tpot", "1"], "ttft_us is nan"),
-            (["--slo-ttft", "1", "--slo-tpot", "inf"], "tpot_us is inf"),
+            (["--slo-ttft", "0", "--slo-tpot", "1"], "slo_ttft is 0"),
+            (["--slo-ttft", "1", "--slo-tpot", "-1"], "slo_tpot is -1"),
+            (["--slo-ttft", "nan", "--slo-tpot", "1"], "slo_ttft is nan"),
+            (["--slo-ttft", "1", "--slo-tpot", "inf"], "slo_tpot is inf"),
             (["--slo-ttft", "1", "--slo-tpot", "1", "--name", "a/b"], "name is 'a/b'"),
             (["--slo-ttft", "1", "--slo-tpot", "1", "--lend-share", "0.3"], "lend is not given"),
             (["--slo-ttft", "1", "--slo-tpot", "1", "--kv-bytes", "1" + "0" * 15], "memory_bytes"),
             (["--slo-ttft", "1", "--slo-tpot", "1", "--lend-share", "2"], "share is 2.0"),
             (["--slo-ttft", "1", "--slo-tpot", "1", "--lend-hours", "now"], "lend_hours"),
+            (["--slo-ttft", "1", "--slo-tpot", "1", "--lend-hours", "22:99-06:00"], "lend_hours"),
+            (["--slo-ttft", "1", "--slo-tpot", "1", "--name", "n" * 200], "socket's path"),
             (["--slo-ttft", "1", "--slo-tpot", "1", "--port", port], "port: cannot listen"),
         ):
             done = subprocess.run(

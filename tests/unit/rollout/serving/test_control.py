@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rollout.serving.control import ask, switches
+from plexsvc.rollout.serving.control import ask, check_free, switches
 
 
 async def reclaim() -> Mapping[str, Any]:
@@ -37,3 +38,35 @@ async def test_without_an_engine_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(PlexError, match="no engine serves at") as refused:
         await ask(tmp_path / "chat.sock", "report")
     assert refused.value.code is ErrorCode.NOT_FOUND
+
+
+async def test_a_name_that_is_served_keeps_its_switches_and_another_is_refused(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "chat.sock"
+    async with switches(place, {"reclaim": reclaim}):
+        with pytest.raises(PlexError, match="chat is served already"):
+            check_free(place)
+        with pytest.raises(PlexError, match="chat is served already"):
+            async with switches(place, {}):
+                pass
+        assert await ask(place, "reclaim") == {"took_us": 12}
+
+
+async def test_a_socket_that_a_killed_engine_left_is_taken_over(tmp_path: Path) -> None:
+    place = tmp_path / "chat.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(place))
+    async with switches(place, {"reclaim": reclaim}):
+        assert await ask(place, "reclaim") == {"took_us": 12}
+
+
+async def test_a_name_too_long_for_a_socket_is_refused_with_the_bytes_there_may_be(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / f"{'n' * 100}.sock"
+    with pytest.raises(PlexError, match="107 at most") as refused:
+        check_free(place)
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+    with pytest.raises(PlexError, match="no engine serves at"):
+        await ask(place, "report")
