@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexsvc.errors import ErrorCode, PlexError
@@ -60,6 +62,7 @@ async def serving(
     guard = _Guard(tenants)
     app = web.Application(middlewares=[guard.serve], client_max_size=MAX_MESSAGE_BYTES)
     app.add_routes(list(routes))
+    logging.getLogger("aiohttp.server").addFilter(_is_ours)
     runner = web.AppRunner(
         app,
         handle_signals=False,
@@ -79,6 +82,11 @@ async def serving(
             server.close()
     finally:
         await runner.cleanup()
+
+
+def _is_ours(line: logging.LogRecord) -> bool:
+    """Return whether a line is about this process: who sends what is no HTTP fills no log."""
+    return not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError))
 
 
 async def _listen(

@@ -139,6 +139,23 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
         assert (await closed(reader)).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nX-Session-Id: " + b"s" * 9000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/9\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_answered_and_fills_no_log(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as address, connected(address) as (reader, writer):
+        writer.write(sent)
+        assert b" 400 Bad Request" in await closed(reader)
+    assert not caplog.records
+
+
 async def test_a_connection_beyond_the_bound_is_closed() -> None:
     async with served(max_connections=1) as address, connected(address) as (_, first):
         first.write(b"POST /echo HTTP/1.1\r\n")
