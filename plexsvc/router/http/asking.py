@@ -123,7 +123,25 @@ def _chat(asked: Asked) -> operations_pb2.Prompt:
     if tools is not None and not isinstance(tools, list):
         raise _bad("tools", tools, "a list of objects")
     offered = None if asked.get("tool_choice") == "none" else tools
-    return operations_pb2.Prompt(chat=json.dumps({"messages": messages, "tools": offered}))
+    said = [
+        one | {"content": _text_of(one["content"])} if "content" in one else one for one in messages
+    ]
+    return operations_pb2.Prompt(chat=json.dumps({"messages": said, "tools": offered}))
+
+
+def _text_of(content: Any) -> str | None:  # noqa: ANN401 - what came
+    """Return a message's text; parts become lines: a template may print a list as Python."""
+    if content is None or isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [None]
+    texts = [
+        one["text"]
+        for one in parts
+        if isinstance(one, dict) and one.get("type") == "text" and isinstance(one.get("text"), str)
+    ]
+    if len(texts) < len(parts):
+        raise _bad("messages", content, "one of texts: a content is a text, or parts of type text")
+    return "\n".join(texts)
 
 
 def _prompts(given: Any) -> list[operations_pb2.Prompt]:  # noqa: ANN401 - what came

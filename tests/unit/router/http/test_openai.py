@@ -263,6 +263,10 @@ async def test_a_stop_string_ends_the_text_and_nothing_of_it_is_told(
         ({"stream": "yes"}, "stream"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages"),
+        ({"messages": [{"role": "user", "content": {"type": "text", "text": "a"}}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"tools": {}}, "tools"),
         ({"model": 3}, "model"),
         ({"seed": 2**64}, "seed"),
@@ -279,6 +283,19 @@ async def test_what_is_not_done_is_refused_by_its_name(
             await api.post("/chat/completions", body=body, cast_to=dict)
     assert (refused.value.code, refused.value.param) == ("bad_request", field)
     assert not samples.asked
+
+
+async def test_a_template_gets_the_text_of_parts_and_what_has_no_content_as_it_is(
+    samples: FakeSamples,
+) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = {"role": "assistant", "tool_calls": [{"type": "function"}]}
+    messages: Any = [{"role": "user", "content": parts}, call, {"role": "user", "content": None}]
+    async with client(samples) as api:
+        await api.chat.completions.create(model=MODEL, messages=messages)
+    ((operation, _),) = samples.asked
+    said = json.loads(operation.generate.prompts[0].chat)["messages"]
+    assert said == [{"role": "user", "content": "a\nb"}, call, {"role": "user", "content": None}]
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], [[]], [1.5], [[1, "a"]], {"a": 1}, ["a", 3]])
