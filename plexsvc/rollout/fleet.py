@@ -379,9 +379,13 @@ class Fleet:
             trained=trained,
         )
         self.post(opened)
+        if window.done():  # nothing to serve: no engine is woken for it
+            return window.result()
         joining = self._group.create_task(self._join_all(addresses, fence=fence))
         try:
-            return await window
+            over = await window
+            await asyncio.wait([joining])  # one that wakes must not be told to sleep meanwhile
+            return over
         finally:
             joining.cancel()
             if not window.done():
@@ -404,6 +408,9 @@ class Fleet:
             if not isinstance(error, PlexError):
                 raise
             log.warning("engine not in the seeding window", address=address, error=error)
+            return False
+        if self._window is None or self._window.done():  # it came too late
+            await line.channel.close()
             return False
         one = InstanceId(next(self._ids))
         self.lines[one] = line

@@ -1143,3 +1143,31 @@ async def test_a_seed_of_a_generate_that_is_over_does_nothing() -> None:
         assert (await b.seed(operation)).state == APPLIED
     assert engine.engine.generated == 0
     await engine.kill()
+
+
+async def test_an_engine_that_is_being_woken_when_its_window_closes_is_not_cut_off() -> None:
+    engine = await start_instance()
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def held(_: VersionId) -> None:
+        begun.set()
+        await go.wait()
+
+    async with bench(held=True, config=FEW) as b:
+        await b.add_reserved(engine)
+        await b.pull(4)
+        engine.engine.loads = held
+        operation = b.generate()
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            generating = group.create_task(b.execute(operation))
+            seeding = group.create_task(b.seed(operation))
+            await begun.wait()
+            b.instances[0].engine.release()
+            await asyncio.wait([generating])
+            assert not seeding.done(), "else it would be told to sleep while its weights are filled"
+            go.set()
+        assert seeding.result().state == APPLIED
+        assert engine.engine.version.version == 4
+        assert [one.phase for one in await b.managers.instances()] == ["serving", "awake"]
+    assert engine.engine.generated == 0
+    await engine.kill()
