@@ -132,8 +132,8 @@ class Job:
         """Show progress figures in `plexctl status`, e.g. `report(step=3, reward=0.4)`.
 
         Raises:
-            PlexError: `bad_request` for a figure that is not finite or beyond 1e15, a `step` that
-                is no whole number from 0, or more than 64 names.
+            PlexError: `bad_request` for what is no number, a `step` that is no whole number from 0,
+                or more than 64 names.
         """
         self.session.report(metrics)
 

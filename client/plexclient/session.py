@@ -29,8 +29,7 @@ FATAL: Final = frozenset({ErrorCode.JOB_ENDED, ErrorCode.NOT_FOUND, ErrorCode.UN
 """Answers to a keepalive after which there is no session to keep."""
 
 
-MAX_FIGURE: Final = 1e15
-"""Largest size of a progress figure; a step is a whole number up to it."""
+MAX_STEP: Final = 10**15
 MAX_METRICS: Final = 64
 """Progress figures of a job, all names that were reported; the service takes no more."""
 
@@ -143,9 +142,8 @@ class Session:
         """Replace the progress figures that the next keepalive carries.
 
         Raises:
-            PlexError: `bad_request` for a figure that is not finite or beyond `MAX_FIGURE`, a
-                `step` that is no whole number from 0, a name that nobody could show, or more than
-                `MAX_METRICS` names.
+            PlexError: `bad_request` for what is no number, a `step` that is no whole number from 0,
+                a name that nobody could show, or more than `MAX_METRICS` names.
         """
         for name in metrics:
             if not 0 < len(name) <= MAX_METRIC_CHARS or not name.isprintable():
@@ -222,7 +220,12 @@ def ended_error(job_id: str, *, state: int, reason: str) -> PlexError:
 
 
 def _figure(name: str, value: float) -> float:
-    """Return a progress figure as it is shown; `step` counts, the others may be below 0."""
+    """Return a progress figure as it is shown: a loss that became NaN ends nobody's loop."""
     if name == "step":
-        return checks.whole("report: step", value, most=int(MAX_FIGURE))
-    return checks.real(f"report: {name}", value, least=-MAX_FIGURE, most=MAX_FIGURE)
+        return checks.whole("report: step", value, most=MAX_STEP)
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"report takes numbers; {name} is {value!r:.40}"
+        ) from error

@@ -92,7 +92,6 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "JobShape.rollout_devices": DEVICES,
     "JobShape.state_bytes": BYTES,
     "KeepAliveRequest.acks": COUNTER,
-    "KeepAliveRequest.metrics": Bound(-1e15, 1e15),
     "MicroBatch.sequences": UINT32,
     "LendInstanceRequest.lease_us": MONTH_US,
     "LendInstanceRequest.price": POSITIVE,
@@ -140,6 +139,9 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "TensorSpec.shape": Bound(-(1 << 50), 1 << 50),
     "TimelineRequest.after_index": COUNTER,
 }
+UNBOUNDED: Final = frozenset({"KeepAliveRequest.metrics"})
+"""Numbers that are only shown: a loss that became NaN is shown as that."""
+
 MAX_TEXT_CHARS: Final = 16 << 10
 LONG_TEXTS: Final = frozenset(
     {"Prompt.text", "Prompt.chat", "ScoreSample.text", "ScoreSample.reference"}

@@ -364,9 +364,7 @@ def test_an_optimizer_that_cannot_be_is_refused_by_name(wrong: dict[str, Any]) -
     "metrics",
     [
         {"loss": "low"},
-        {"loss": float("nan")},
-        {"reward": 10**30},
-        {"reward": -(10**400)},
+        {"reward": 10**400},
         {"step": -1},
         {"step": 0.5},
         {f"m{i}": 0.0 for i in range(65)},
@@ -377,7 +375,7 @@ def test_an_optimizer_that_cannot_be_is_refused_by_name(wrong: dict[str, Any]) -
 def test_progress_that_cannot_be_shown_is_refused(loop: Loop, metrics: dict[str, float]) -> None:
     with pytest.raises(PlexError, match="report"):
         loop.job.report(**metrics)
-    loop.job.report(step=0, reward=-0.5)
+    loop.job.report(step=0, reward=-0.5, loss=float("nan"))
 
 
 def test_a_fork_of_the_controller_can_neither_call_nor_end_its_job(
