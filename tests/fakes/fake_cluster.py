@@ -64,6 +64,8 @@ class Behaviour:
     device_bytes: int = 60
     on_execute: Hook | None = None
     spawn_error: PlexError | None = None
+    spawn_failures: int = 0
+    """Calls to spawn a rank that fail from now on: the agent is away."""
     move_errors: list[PlexError] = field(default_factory=list)
     on_move: MoveHook | None = None
     on_materialize: WriteHook | None = None
@@ -284,6 +286,9 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         self.more.set()
 
     async def Spawn(self, request: node_pb2.SpawnRequest, context: Any) -> node_pb2.SpawnReply:
+        if self.behaviour.spawn_failures:
+            self.behaviour.spawn_failures -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection refused")
         self.specs.append(request.spec)
         if self.behaviour.spawn_error is not None:
             return node_pb2.SpawnReply(error=to_wire(self.behaviour.spawn_error))

@@ -119,7 +119,7 @@ async def _spawn(reach: Reach, wpg: WpgRecord) -> events.Event | None:
     async with AsyncExitStack() as opened:
 
         async def spawn_rank(index: int) -> Rank:
-            rank = await _spawn_rank(reach, wpg, index, rendezvous=rendezvous)
+            rank = await _insist_on_rank(reach, wpg, index, rendezvous=rendezvous)
             opened.push_async_callback(rank.close)
             return rank
 
@@ -143,22 +143,7 @@ async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> event
         PlexError: what the agent refused, the process died of, or the manager found wrong with it.
         AioRpcError: the agent did not answer for so long that its node counts as lost.
     """
-
-    async def is_wanted(error: grpc.aio.AioRpcError) -> bool:
-        is_away = error.code() is grpc.StatusCode.UNAVAILABLE
-        is_latest = wpg.incarnation_of(action.rank) == action.incarnation
-        return is_away and is_latest and not wpg.is_stopping
-
-    rank = await retry(
-        lambda: _spawn_rank(reach, wpg, action.rank, rendezvous=""),
-        on=grpc.aio.AioRpcError,
-        again=is_wanted,
-        clock=reach.clock,
-        patience=Patience(
-            pause_us=reach.config.connect_retry_us, within_us=reach.config.node_lease_us
-        ),
-        what=f"instance {action.rank} of {wpg.wpg_id}",
-    )
+    rank = await _insist_on_rank(reach, wpg, action.rank, rendezvous="")
     if wpg.is_stopping:
         await stop_rank(reach, wpg, rank=action.rank)
         await rank.close()
@@ -167,6 +152,32 @@ async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> event
     deployment_id = wpg.deployment.deployment_id
     await reach.rollout.replace(deployment_id, index=action.rank, address=rank.address)
     return events.InstanceReady(wpg_id=wpg.wpg_id, rank=action.rank, incarnation=action.incarnation)
+
+
+async def _insist_on_rank(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: str) -> Rank:
+    """Start a rank; again, while it is wanted, until an agent that is away must be lost.
+
+    Raises:
+        PlexError: what the agent refused or the process died of.
+        AioRpcError: the agent did not answer for so long that its node counts as lost.
+    """
+    incarnation = wpg.incarnation_of(rank)
+
+    async def is_wanted(error: grpc.aio.AioRpcError) -> bool:
+        is_away = error.code() is grpc.StatusCode.UNAVAILABLE
+        is_latest = wpg.incarnation_of(rank) == incarnation
+        return is_away and is_latest and not wpg.is_stopping
+
+    return await retry(
+        lambda: _spawn_rank(reach, wpg, rank, rendezvous=rendezvous),
+        on=grpc.aio.AioRpcError,
+        again=is_wanted,
+        clock=reach.clock,
+        patience=Patience(
+            pause_us=reach.config.connect_retry_us, within_us=reach.config.node_lease_us
+        ),
+        what=f"spawn of {wpg.wpg_id}/{rank}",
+    )
 
 
 def _respawn_failed(action: SpawnInstance, fault: Fault) -> events.Event:

@@ -79,6 +79,40 @@ async def test_a_wpg_counts_as_stopped_only_when_its_ranks_are_or_its_node_is_lo
         assert not rig.agents[0].ranks
 
 
+async def test_a_rank_whose_agent_is_away_for_a_moment_is_spawned_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    config = SchedulerConfig(connect_retry_us=1000)
+    async with start_rig(tmp_path, nodes=[{"train": 2}], config=config) as rig:
+        await rig.job("a")
+        rig.behaviour.spawn_failures = 6
+        await rig.deploy("a", tp=2)
+        assert (await rig.run("a", "noop")).state == ANSWERED
+        assert len(rig.agents[0].ranks) == 2
+
+
+async def test_a_wpg_that_is_stopped_while_its_agent_is_away_is_spawned_no_more(
+    tmp_path: Path,
+) -> None:
+    config = SchedulerConfig(connect_retry_us=1000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+        await rig.job("a")
+        rig.behaviour.spawn_failures = 1 << 30
+
+        async def deploy_in_vain() -> None:
+            with pytest.raises(PlexError):
+                await rig.deploy("a")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(deploy_in_vain())
+            await until(lambda: rig.behaviour.spawn_failures < (1 << 30) - 2)
+            await rig.end("a")
+            await until(lambda: not rig.driver.cluster.wpgs)
+        left = rig.behaviour.spawn_failures
+        await asyncio.sleep(0.05)
+        assert rig.behaviour.spawn_failures == left
+
+
 @pytest.fixture
 def spawned(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Rank], asyncio.Event]:
     """Return the ranks that were spawned, and what lets the scheduler go on with them."""
