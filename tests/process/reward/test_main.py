@@ -419,7 +419,7 @@ async def test_endless_programs_of_one_of_ten_tenants_take_no_more_than_its_shar
                 running = (batch.running for batch in view.batches if batch.tenant == "endless")
                 most = max(most, *running, 0)
             await asyncio.sleep(0.005)
-        assert most == 1
+        assert most <= 1
         for number, task in enumerate(good, start=1):
             answers = await task
             assert [answers[i].score for i in range(3 * number)] == [1.0] * 3 * number

@@ -973,3 +973,4 @@ class Course(RuleBasedStateMachine):
 
 TestCourse = Course.TestCase
 TestCourse.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestCourse.pytestmark = [pytest.mark.timeout(300)]  # a failure takes a while to be made small
