@@ -971,6 +971,5 @@ class Course(RuleBasedStateMachine):
             assert sorted([*open_keys, *generate.waiting]) == left
 
 
-TestCourse = Course.TestCase
+TestCourse = pytest.mark.timeout(300)(Course.TestCase)  # a failure takes a while to be made small
 TestCourse.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestCourse.pytestmark = [pytest.mark.timeout(300)]  # a failure takes a while to be made small
