@@ -92,7 +92,9 @@ class RolloutCore(Membership):
             case events.SuccessorJoined():
                 return self._succeed(event)
             case events.InstanceJoined():
-                return self._join(event)
+                is_late = event.kind == RESERVED.name and not self.window.is_open
+                joined = self._join(event, may_serve=not is_late)
+                return [*joined, *self._drain(event.instance_id)] if is_late else joined
             case events.InstanceDrained():
                 return self._drain(event.instance_id)
             case events.InstanceEnded():

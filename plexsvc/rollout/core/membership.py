@@ -69,10 +69,12 @@ class Membership(Assignment):
         self._updating.discard(event.of)
         return self._join(event.joined)
 
-    def _join(self, joined: events.InstanceJoined) -> list[Order]:
+    def _join(self, joined: events.InstanceJoined, *, may_serve: bool = True) -> list[Order]:
         """Take one more instance, whatever else goes on; it is updated before it serves."""
         made = Instance(joined.address, joined.version, kind=KINDS[joined.kind])
         self.instances[joined.instance_id] = made
+        if not may_serve:
+            return []
         answered = events.InstanceAnswered(
             instance_id=joined.instance_id, version=joined.version, checksum=joined.checksum
         )

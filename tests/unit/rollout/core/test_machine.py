@@ -491,6 +491,23 @@ def finish(core: RolloutCore, asked: events.SamplesSubmitted) -> list[InstanceId
     return where(core.handle(last))
 
 
+def test_an_engine_that_joins_while_its_window_closes_gets_no_samples(core: RolloutCore) -> None:
+    three, four = InstanceId(3), InstanceId(4)
+    trained = events.Trained(train_us=1, ended_us=0)
+    core.handle(submitted((0, 0), (1, 0)))
+    core.handle(events.WindowOpened(at_us=0, operation_id=OP, engines=2, trained=trained))
+    core.handle(spot(3, kind="reserved"))
+    core.handle(submitted_as(OTHER, (0, 0)))
+    assert [one.instance_id for one in stops(core.handle(events.WindowLeft(at_us=1)))] == [three]
+    for one in (ONE, TWO):
+        core.handle(events.InstanceEnded(instance_id=one, because="gone"))
+    core.handle(ended(ONE, (0, 0), call=1))
+    assert core.generates[OP].waiting
+    assert core.handle(spot(4, kind="reserved")) == [
+        orders.ReleaseInstance(instance_id=four, address="s4")
+    ]
+
+
 def test_turns_under_way_end_before_a_version_that_waits_for_them_and_others_begin_with_it(
     core: RolloutCore,
 ) -> None:
