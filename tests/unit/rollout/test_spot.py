@@ -269,12 +269,14 @@ async def test_no_more_spot_instances_are_asked_for_than_the_seeding_window_says
     async with spot_bench(hosts, held=False) as b:
         await b.add_reserved(engine)
         await until(b, serving=3)
+        most: list[float] = []
         for train_us in (0, 3_600_000_000):  # training that takes far longer than the rollout
             trained = worker_pb2.Trained(train_us=train_us)
             operation = b.generate(PROMPTS, seed=3)
             async with asyncio.TaskGroup() as group:
                 group.create_task(b.execute(operation))
                 seeded = group.create_task(b.seed(operation, trained=trained))
-        assert seeded.result().metrics["most_instances"] == 1
+            most.append(seeded.result().metrics.get("most_instances", 0))
+        assert most[-1] == 1
         await until(b, serving=1, free=2)
     await engine.kill()

@@ -124,6 +124,7 @@ def test_engines_follow_the_training_on_whose_devices_they_live() -> None:
 def test_engines_that_could_not_follow_try_again() -> None:
     world = seeded()
     world.relocate("a", places=(Place(node_id=NodeId("n1"), device=0),))
+    coming: list[SpawnWpg] = []
     while where(world) == "n0:0":
         spawns = [order for order in world.orders if isinstance(order, SpawnWpg)]
         coming = [one for one in spawns if one.deployment_id == "a/rollout"]
