@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9], [5, 6], [11, 12, 13, 14]]
 OPTIONS = plex.SamplingOptions(n=16, max_tokens=400, temperature=1.0, seed=7, min_tokens=8)
+MANY = plex.SamplingOptions(n=48, max_tokens=400, temperature=1.0, seed=7, min_tokens=8)
+"""So many that engines join while they are generated, on a busy machine too."""
 STEPS, PARTS = 4, 8
 BESIDE = plex.Elastic(reserved=True, dedicated=1)
 
@@ -60,19 +63,18 @@ def learn(
     rollout: plex.Rollout,
     *,
     steps: range = range(STEPS),
-    disturb: Callable[[int], None] = lambda _: None,
+    options: plex.SamplingOptions = OPTIONS,
 ) -> list[Tokens]:
     """Return the tokens of each step of a loop that trains while the rest is generated."""
     found = []
     for number in steps:
         version = rollout.sync(actor)
         tokens: Tokens = {}
-        for batch in rollout.generate.micro_batches(PROMPTS, min_samples=8, **OPTIONS):
+        for batch in rollout.generate.micro_batches(PROMPTS, min_samples=8, **options):
             if not tokens:  # the same training, whatever finishes first
                 for part in range(PARTS):
                     given = fixed_batch(PARTS * number + part, sequences=24, longest=200)
                     actor.forward_backward.submit(given, loss="ppo")
-                disturb(number)
             assert {v for one in batch for v in one.versions} == {version}
             tokens |= {(one.prompt_index, one.sample_index): one.tokens for one in batch}
         actor.step()
@@ -123,16 +125,14 @@ def test_training_devices_sample_for_a_window_and_train_while_the_tail_is_genera
 def test_a_kill_in_the_window_changes_no_token(
     one_of_each: LiveCluster, tiny_model: Path, whose: str
 ) -> None:
-    cluster = one_of_each
+    cluster, steps = one_of_each, range(2)
     with cluster.connect() as connection:
         with connection.job("alone") as job:
-            alone = learn(*deploy(job, tiny_model, instances=1))
-        with connection.job("killed") as job:
+            alone = learn(*deploy(job, tiny_model, instances=1), steps=steps, options=MANY)
+        with connection.job("killed") as job, ThreadPoolExecutor(max_workers=1) as beside:
             actor, rollout = deploy(job, tiny_model, instances=BESIDE)
 
-            def kill(number: int) -> None:
-                if number != 0:  # the first window lasts as long as the samples
-                    return
+            def kill() -> None:  # in the first window, which lasts as long as the samples
                 name = f"{rollout.deployment_id}-reserved"
                 until_serving(cluster, name)
                 if whose == "manager":
@@ -142,7 +142,9 @@ def test_a_kill_in_the_window_changes_no_token(
                     (pid,) = rank_processes(cluster, [chosen])
                 os.kill(pid, signal.SIGKILL)
 
-            assert learn(actor, rollout, disturb=kill) == alone
+            killed = beside.submit(kill)
+            assert learn(actor, rollout, steps=steps, options=MANY) == alone
+            killed.result()
 
 
 def test_engines_follow_training_that_moves_and_the_tokens_stay_the_same(

@@ -92,7 +92,7 @@ class RolloutCore(Membership):
             case events.SuccessorJoined():
                 return self._succeed(event)
             case events.InstanceJoined():
-                is_late = event.kind == RESERVED.name and not self.window.is_open
+                is_late = event.kind == RESERVED.name and self.window.is_closing
                 joined = self._join(event, may_serve=not is_late)
                 return [*joined, *self._drain(event.instance_id)] if is_late else joined
             case events.InstanceDrained():

@@ -1,4 +1,4 @@
-"""What deployments ask of placement: their demand, profile and planner, and who waits."""
+"""Demands on placement: what deployments ask for, with which profile, and who waits."""
 
 from __future__ import annotations
 
