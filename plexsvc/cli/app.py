@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from plexsvc.cluster.places import Card
 
 MISUSED: Final = 2
+PIPED_WIDTH: Final = 160
 FAILED: Final = 1
 
 StateDir = Annotated[
@@ -155,10 +156,13 @@ def to_dict(message: Message) -> dict[str, Any]:
 
 
 def console() -> Console:
-    """Return the console of stdout."""
+    """Return the console of stdout; a file or a pipe has room for whole lines of a table."""
+    import os
+
     from rich.console import Console
 
-    return Console()
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console() if has_width else Console(width=PIPED_WIDTH)
 
 
 def live(views: Iterator[RenderableType], *, every_s: float) -> None:

@@ -152,6 +152,14 @@ def _new_record(
 ) -> DeploymentRecord:
     spec = request.spec
     longest = facts.max_sequence_length
+    if longest and spec.max_model_len > longest:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"deployment {request.name!r} asks for max_model_len={spec.max_model_len}; its model "
+            f"{spec.model} takes sequences of {longest} at most",
+            field="max_model_len",
+            limit=longest,
+        )
     if is_rollout(spec):
         asked = spec.max_model_len or scheduler.config.max_model_len
         longest = min(asked, longest) if longest else asked

@@ -119,6 +119,30 @@ async def test_two_jobs_that_would_have_closed_a_circle_declare_and_run_in_turn(
         assert waiting.result() == again.result() == every
 
 
+async def test_longer_sequences_than_the_model_takes_are_refused_and_leave_nothing(
+    tmp_path: Path,
+) -> None:
+    model = tmp_path / "models" / "tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(config_of(BOTH["qwen2"])))
+    longest = config_of(BOTH["qwen2"])["max_position_embeddings"]
+    spec = pb.DeploymentSpec(
+        role="rollout", backend="vllm", model=str(model), model_root=str(model.parent)
+    )
+    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 1}]) as rig:
+        await rig.job("a")
+        spec.max_model_len = longest + 1
+        with pytest.raises(PlexError, match=f"takes sequences of {longest} at most") as refused:
+            await create(rig, set_of("a", actor=ACTOR, rollout=spec))
+        assert refused.value.code is ErrorCode.BAD_REQUEST
+        assert refused.value.facts["field"] == "max_model_len"
+        assert rig.driver.registry.deployments == {}
+        assert not rig.driver.cluster.deployments
+        spec.max_model_len = longest
+        made = await create(rig, set_of("a", actor=ACTOR, rollout=spec))
+        assert made == ["actor ready", "rollout ready"]
+
+
 async def test_a_refused_set_leaves_no_records_and_no_events(tmp_path: Path) -> None:
     config = SchedulerConfig(max_deployments_per_job=2)
     async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 2}], config=config) as rig:
