@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Final, TypeAlias
 
 import grpc.aio
@@ -32,7 +31,8 @@ from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import InstanceId
 from plexsvc.rollout.core.instances import DEDICATED, RESERVED, Instance
 from plexsvc.rollout.core.machine import RolloutCore
-from plexsvc.rollout.lines import PROBE_CALL_S, Line, Served, close_lines, open_line
+from plexsvc.rollout.lines import Line, Served, close_lines, open_line
+from plexsvc.rollout.loads import Loads
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.keys import ClusterKeys
 
@@ -43,10 +43,6 @@ SLEEP_CALL_S: Final = 30.0
 
 ENCODE_CALL_S: Final = 10.0
 """How long an instance may take to encode texts: a chat template is a program of its tenant's."""
-
-LOOKS: Final = 8
-"""Times that an instance is looked at in the time after which a load that hangs is given up."""
-
 
 Gone: TypeAlias = orders.GiveUpInstance | orders.ReleaseInstance
 
@@ -81,8 +77,6 @@ class Fleet:
         """Who performs the orders of each generate."""
         self.lines: dict[InstanceId, Line] = {}
         self._ids = itertools.count(1)
-        self.sources: dict[VersionId, statemanager_pb2.PublishedVersion] = {}
-        """Where the wanted version lies and, while that is loaded, of the one before."""
         self._config, self._clock, self._group, self._keys = config, clock, group, keys
         self._gone = gone
         self._ticking: asyncio.Task[None] | None = None
@@ -93,6 +87,7 @@ class Fleet:
         self.progress = 0
         """Grows while instances load or send tokens, and turns run that a version waits for."""
         self._is_served, self._has_no_turns = asyncio.Event(), asyncio.Event()
+        self._loads = Loads(config, clock=clock, group=group, read=self._get_on)
         self._is_closed = False
         self._window: asyncio.Future[orders.EndWindow] | None = None
         """Whoever had the seeding window opened waits for its end."""
@@ -444,7 +439,7 @@ class Fleet:
             PlexError: what an instance refused with.
         """
         version = VersionId.of(source)
-        self.sources[version] = source
+        self._loads.sources[version] = source
         if wakes:
             self._asleep.clear()
         ordered = self._decide(events.VersionWanted(version=version, wakes=wakes))
@@ -457,9 +452,7 @@ class Fleet:
                 else:
                     self._group.create_task(self._update(order))
         outcomes = [task.result() for task in tasks]
-        self.sources = {
-            wanted: given for wanted, given in self.sources.items() if wanted == self.core.version
-        }
+        self._loads.forget_but(self.core.version)
         for outcome in outcomes:
             if isinstance(outcome, PlexError):
                 raise outcome
@@ -589,7 +582,7 @@ class Fleet:
         if found.version == wanted:
             return found
         because = "it has another"
-        if wanted in self.sources:
+        if wanted in self._loads.sources:
             try:
                 reply = await self._load(line, wanted, fence=fence)
             except PlexError as error:
@@ -607,48 +600,11 @@ class Fleet:
     async def _load(
         self, line: Line, version: VersionId, *, fence: common_pb2.Fence
     ) -> rollout_pb2.LoadVersionReply:
-        """Have an instance load a version, however long it gets on.
+        is_parked = self.core.is_shared or line.fence is not None
+        return await self._loads.load(line, version, fence=fence, wakes=is_parked)
 
-        Raises:
-            PlexError: `unavailable` when it hangs or is gone.
-        """
-        source = self.sources.get(version, statemanager_pb2.PublishedVersion(**version._asdict()))
-        request = rollout_pb2.LoadVersionRequest(fence=fence, published=source)
-        stall_s = self._config.load_stall_us / 1e6
-        try:
-            async with asyncio.timeout(stall_s) as limit:
-                follows = self._group.create_task(self._follow(line, limit))
-                try:
-                    is_parked = self.core.is_shared or line.fence is not None
-                    load = line.stub.Wake if is_parked else line.stub.LoadVersion
-                    return await load(request)
-                except asyncio.CancelledError as error:
-                    if _is_cancelled():
-                        raise
-                    text = f"instance {line.address} was let go while it loaded"
-                    raise PlexError(ErrorCode.UNAVAILABLE, text) from error
-                finally:
-                    follows.cancel()
-        except TimeoutError as error:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"instance {line.address} read nothing for {stall_s:g} s (rollout.load_stall_us)",
-            ) from error
-        except grpc.aio.AioRpcError as error:
-            raise error_from(error) from error
-
-    async def _follow(self, line: Line, limit: asyncio.Timeout) -> None:
-        """Put the end of a load off whenever the instance has read more."""
-        loop, stall_us, before = asyncio.get_running_loop(), self._config.load_stall_us, -1
-        while not limit.expired():
-            with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # gone, or its line closed
-                request = rollout_pb2.InstanceStatsRequest()
-                found = (await line.stub.Stats(request, timeout=PROBE_CALL_S)).progress
-                if found > before >= 0:
-                    self.progress += 1
-                    limit.reschedule(loop.time() + stall_us / 1e6)
-                before = found
-            await self._clock.sleep(stall_us // LOOKS)
+    def _get_on(self) -> None:
+        self.progress += 1
 
     def _open(self, address: str, *, fence: common_pb2.Fence | None = None) -> Line:
         deployment_id = self.core.deployment_id
@@ -667,9 +623,3 @@ class Fleet:
 def _is_dedicated(instances: Mapping[InstanceId, Instance], one: InstanceId) -> bool:
     """Whether an instance is dedicated, as one is that the core has forgotten."""
     return one not in instances or instances[one].kind is DEDICATED
-
-
-def _is_cancelled() -> bool:
-    """Whether this task is to end, and not only a call of it whose channel was closed."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
