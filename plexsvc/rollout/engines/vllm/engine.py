@@ -21,9 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import vllm.v1.engine.core as vllm_core
-from vllm import SamplingParams
-from vllm.exceptions import VLLMClientError
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
@@ -41,12 +38,12 @@ from plexsvc.rollout.engines.base import (
     EngineStats,
     LoadReport,
 )
-from plexsvc.rollout.engines.drawing import DRAW_ORIGIN
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.engines.model_dir import ModelDir, opened, read_model_dir
 from plexsvc.rollout.engines.sleeping import Span, give_back, spans
-from plexsvc.rollout.engines.stopping import StopWatcher, TokenizerDecoder
+from plexsvc.rollout.engines.stopping import StopWatcher
 from plexsvc.rollout.engines.texts import Pieces, Texts
+from plexsvc.rollout.engines.vllm import admission
 from plexsvc.rollout.engines.vllm.core import (
     PreparedWeights,
     VllmConfig,
@@ -381,73 +378,20 @@ class VllmEngine:
         self, request: rollout_pb2.InstanceRequest, box: DeltaBox
     ) -> EngineCoreRequest | None:
         """Check and register a request; None when nothing is left to generate."""
-        self._check(request)
-        prompt, sampling = request.prompt, request.sampling
+        prompt, sampling, one = request.prompt, request.sampling, request.request_id
+        if one in self._flights:
+            raise admission.refused(request, "this id is already running here")
+        admission.check(request, model=self._model, max_model_len=self._config.max_model_len)
         if sampling.max_tokens <= len(prompt.generated):
             box.add_request(request)
-            box.finish(request.request_id, reason=FINISH_LENGTH)
+            box.finish(one, reason=FINISH_LENGTH)
             return None
-        built = self._build(request)
-        watcher = self._watcher(request) if sampling.stop else None
+        built = admission.build(request, model=self._model, at_us=self._clock.wall_us())
+        watcher = admission.watcher(request, texts=self._texts) if sampling.stop else None
         pieces = self._texts.pieces(prompt) if sampling.texts else None
         box.add_request(request)
-        self._flights[request.request_id] = _Flight(box, watcher, pieces)
+        self._flights[one] = _Flight(box, watcher, pieces)
         return built
-
-    def _build(self, request: rollout_pb2.InstanceRequest) -> EngineCoreRequest:
-        prompt, sampling = request.prompt, request.sampling
-        tokens = [*prompt.token_ids, *prompt.generated]
-        try:
-            params = _sampling_params(
-                request,
-                eos=() if sampling.ignore_eos else self._model.eos_token_ids,
-                draw_origin=len(tokens) - prompt.draws_used,
-            )
-        except (ValueError, VLLMClientError) as error:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"request {request.request_id} refused by vLLM: {error}"
-            ) from error
-        return EngineCoreRequest(
-            request_id=request.request_id,
-            prompt_token_ids=tokens,
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=self._clock.wall_us() / 1e6,
-            lora_request=None,
-            cache_salt=request.cache_salt or None,
-            data_parallel_rank=None,
-        )
-
-    def _check(self, request: rollout_pb2.InstanceRequest) -> None:
-        prompt, sampling = request.prompt, request.sampling
-        length = len(prompt.token_ids) + len(prompt.generated)
-        problem = ""
-        if request.request_id in self._flights:
-            problem = "this id is already running here"
-        elif not prompt.token_ids:
-            problem = "its prompt has no token ids"
-        elif length >= self._config.max_model_len:
-            limit = self._config.max_model_len
-            problem = f"prompt and generated tokens are {length}, max_model_len is {limit}"
-        elif max((*prompt.token_ids, *prompt.generated)) >= self._model.vocab_size:
-            problem = f"a token id is not below the vocabulary's {self._model.vocab_size}"
-        elif (sampling.stop or sampling.texts) and self._model.tokenizer is None:
-            problem = f"texts need {self._model.path}/tokenizer.json, which is not there"
-        if problem:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"request {request.request_id} refused: {problem}"
-            )
-
-    def _watcher(self, request: rollout_pb2.InstanceRequest) -> StopWatcher:
-        sampling, texts = request.sampling, self._texts
-        watcher = StopWatcher(
-            list(sampling.stop),
-            TokenizerDecoder(texts.tokenizer, texts.special),
-            min_tokens=sampling.min_tokens,
-        )
-        watcher.feed(request.prompt.generated)
-        return watcher
 
     def _submit(self, requests: Sequence[EngineCoreRequest], box: DeltaBox) -> None:
         def add() -> None:
@@ -517,24 +461,3 @@ def _label(version: VersionId) -> str:
 def _version(label: str) -> VersionId:
     number, incarnation, deployment_id = label.split("/", 2)
     return VersionId(deployment_id, int(incarnation), int(number))
-
-
-def _sampling_params(
-    request: rollout_pb2.InstanceRequest, *, eos: Sequence[int], draw_origin: int
-) -> SamplingParams:
-    sampling, had = request.sampling, len(request.prompt.generated)
-    return SamplingParams(
-        max_tokens=sampling.max_tokens - had,
-        min_tokens=max(0, sampling.min_tokens - had),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p or 1.0,
-        top_k=max(0, sampling.top_k),
-        stop_token_ids=sorted({*sampling.stop_token_ids, *eos}),
-        ignore_eos=True,  # end-of-sequence ids are among the stop ids, or not at all
-        seed=sampling.seed,
-        logprobs=0,
-        prompt_logprobs=0 if sampling.prompt_logprobs and not had else None,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        extra_args={DRAW_ORIGIN: draw_origin},
-    )
