@@ -38,8 +38,8 @@ class SchedulerConfig(Limits):
     exit_report_us: int = 3_000_000
     """How long to wait for the node agent's word when a rank's connection breaks."""
     history_days: int = 30
-    """At the start, journals and operations of schedulers replaced longer ago, and cycles measured
-    longer ago, are deleted; jobs and deployments stay."""
+    """At the start, journals and operations of schedulers replaced longer ago, jobs that ended
+    longer ago with their deployments, and cycles measured longer ago, are deleted."""
     max_inbox: int = 4096
     """Events that may wait to be decided; further submissions are refused with `unavailable`."""
     max_operations_per_stream: int = 65_536

@@ -143,7 +143,7 @@ class Store:
         """Delete what is only history by then; return how many rows went.
 
         The journal, snapshots and operations of schedulers that another had replaced before that
-        time, and cycles measured before it. Jobs and deployments stay.
+        time, jobs that ended before it with their deployments, and cycles measured before it.
         """
         then = sa.select(sa.func.max(EPOCHS.c.scheduler_epoch)).where(
             EPOCHS.c.started_us < before_us
@@ -154,6 +154,10 @@ class Store:
                 sa.delete(table).where(table.c.scheduler_epoch < led_then)
                 for table in (JOURNAL, SNAPSHOTS, OPERATIONS)
             ]
+            ended = JOBS.c.ended_us.between(1, before_us - 1)
+            of_ended = DEPLOYMENTS.c.job_id.in_(sa.select(JOBS.c.job_id).where(ended))
+            gone.append(sa.delete(DEPLOYMENTS).where(of_ended))
+            gone.append(sa.delete(JOBS).where(ended))
             gone.append(sa.delete(PROFILES).where(PROFILES.c.at_us < before_us))
             return sum(int(self._connection.execute(one).rowcount) for one in gone)
 

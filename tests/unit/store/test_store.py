@@ -69,12 +69,11 @@ def test_the_row_of_an_operation_goes_when_nobody_asks_about_it_any_more(url: st
     store.close()
 
 
-def test_deployments_are_listed_by_job(url: str) -> None:
-    store = open_store(url, now_us=1)
-    row = DeploymentRow(
-        deployment_id="job-1/actor",
+def deployment(job_id: str) -> DeploymentRow:
+    return DeploymentRow(
+        deployment_id=f"{job_id}/actor",
         tenant="lab",
-        job_id="job-1",
+        job_id=job_id,
         lease_no=1,
         incarnation=1,
         applied_seq=2,
@@ -85,6 +84,11 @@ def test_deployments_are_listed_by_job(url: str) -> None:
         state="ready",
         error="",
     )
+
+
+def test_deployments_are_listed_by_job(url: str) -> None:
+    store = open_store(url, now_us=1)
+    row = deployment("job-1")
     store.append([], [row])
     assert stored.deployments(store, job_id="job-1") == [row]
     assert stored.deployments(store, job_id="job-2") == []
@@ -257,6 +261,17 @@ def test_a_replaced_scheduler_keeps_no_snapshot_and_cuts_nothing(url: str) -> No
     assert read_journal(url, epoch=1).snapshots == (snapshot(1), snapshot(2))
     beside.close()
     old.close()
+
+
+def test_jobs_that_ended_long_ago_are_deleted_with_their_deployments(url: str) -> None:
+    store = open_store(url, now_us=10)
+    ends = {"runs": 0, "old": 24, "recent": 25}
+    jobs = [dataclasses.replace(job(), job_id=name, ended_us=end) for name, end in ends.items()]
+    store.append([], [*jobs, *map(deployment, ends)])
+    assert store.forget(before_us=25) == 2
+    assert {one.job_id for one in stored.jobs(store)} == {"runs", "recent"}
+    assert [len(stored.deployments(store, job_id=name)) for name in ends] == [1, 0, 1]
+    store.close()
 
 
 def test_snapshots_go_with_the_journal_of_a_scheduler_replaced_long_ago(url: str) -> None:
