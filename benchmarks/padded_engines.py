@@ -15,9 +15,10 @@ PADDING: Final = '''
 """Engines whose steps take PLEX_BENCH_STEP_MS at least, in the processes of one benchmark."""
 import importlib.abc, importlib.machinery, os, sys, time
 
-NAME = "plexsvc.rollout.engines.vllm.engine"
 STEP_S = float(os.environ["PLEX_BENCH_STEP_MS"]) / 1000
 SAMPLE_S = float(os.environ["PLEX_BENCH_SAMPLE_MS"]) / 1000
+SLOW = float(os.environ["PLEX_BENCH_SLOW"])
+factor = 1.0
 
 
 def padded(step):
@@ -32,21 +33,44 @@ def padded(step):
         if took > longest:
             longest = took
             print(f"longest step {took:.4f}", file=sys.stderr, flush=True)
-        time.sleep(max(0.0, STEP_S + SAMPLE_S * running - took))
+        time.sleep(max(0.0, factor * (STEP_S + SAMPLE_S * running) - took))
 
     return run
 
 
+def placed(main):
+    def run(config, *args, **kwargs):
+        global factor
+        factor = SLOW if config.device_index % 2 else 1.0
+        return main(config, *args, **kwargs)
+
+    return run
+
+
+def pad_engine(module):
+    module.VllmEngine.step = padded(module.VllmEngine.step)
+
+
+def know_device(module):
+    module.run_vllm = placed(module.run_vllm)
+
+
+CHANGES = {
+    "plexsvc.rollout.engines.vllm.engine": pad_engine,
+    "plexsvc.rollout.instance": know_device,
+}
+
+
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != NAME:
+        if name not in CHANGES:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         load = spec.loader.exec_module
 
         def exec_module(module):
             load(module)
-            module.VllmEngine.step = padded(module.VllmEngine.step)
+            CHANGES[name](module)
 
         spec.loader.exec_module = exec_module
         return spec
@@ -56,14 +80,19 @@ sys.meta_path.insert(0, Finder())
 '''
 
 
-def install(home: Path, *, step_ms: float, sample_ms: float = 0.0) -> None:
+def install(home: Path, *, step_ms: float, sample_ms: float = 0.0, slow: float = 1.0) -> None:
     """Have services that are started from now on take so long for a step; writes to `home`.
 
-    `step_ms`, and `sample_ms` for each sample that runs.
+    `step_ms`, and `sample_ms` for each sample that runs; engines on devices of odd index take
+    `slow` times as long.
     """
     (home / "sitecustomize.py").write_text(PADDING)
     path = [str(home), *filter(None, [os.environ.get("PYTHONPATH")])]  # noqa: TID251 - of its processes
-    times = {"PLEX_BENCH_STEP_MS": str(step_ms), "PLEX_BENCH_SAMPLE_MS": str(sample_ms)}
+    times = {
+        "PLEX_BENCH_STEP_MS": str(step_ms),
+        "PLEX_BENCH_SAMPLE_MS": str(sample_ms),
+        "PLEX_BENCH_SLOW": str(slow),
+    }
     os.environ |= {"PYTHONPATH": os.pathsep.join(path), **times}  # noqa: TID251 - as above
 
 

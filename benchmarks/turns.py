@@ -1,14 +1,16 @@
 """Turns of trajectories that go where there is room, against trajectories pinned to an engine.
 
-    python -m benchmarks.turns [--trajectories 16] [--rounds 3] [--seed 0]
+    python -m benchmarks.turns [--trajectories 16] [--rounds 3] [--seed 0] [--slow 3]
 
-Two vLLM engines of about 27 M random parameters (float32, CPU, one thread each). A trajectory has a
+Two vLLM engines of about 27 M random parameters (float32, CPU, one thread each). With `--slow` they
+are of a tiny model, whose steps take 30 ms and 2 ms for each sample, as on a device, and so many
+times as long on one: it lends what serving leaves. A trajectory has a
 drawn number of turns (log-normal, from 1 to 16): a tool answers after a drawn time with 160
 tokens, the model writes 8. All begin at once. *Pinned*: trajectory i is on engine i mod 2 for its
 life, with its prefix in that cache. *Routed*: one deployment of two engines deals each turn, by
 affinity, then by load. Rounds alternate, each with trajectories of its own; both systems run the
-same. `bound` is the gain if the routed ones were limited by nothing but the turns of both engines
-and those of the longest trajectory. Prints one JSON line.
+same. `bound` is the gain if the routed ones were limited by nothing but the turns of both engines,
+each at its speed, and those of the longest trajectory. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Final
 
 import plexclient as plex
+from benchmarks import padded_engines
 from benchmarks.service import report
 from tests.rigs.live_cluster import ROLLOUT, TRAIN, start_cluster
 from tests.rigs.tiny_models import make_qwen3
@@ -79,11 +82,21 @@ def run(rollouts: Sequence[plex.Rollout], trajectories: Sequence[Trajectory]) ->
     return time.monotonic() - began_s
 
 
-def bound(trajectories: Sequence[Trajectory]) -> float:
+def bound(trajectories: Sequence[Trajectory], *, slow: float) -> float:
     """Return the most that routing could gain by the numbers of turns alone."""
     turns = [len(one.says) for one in trajectories]
-    pinned = max(sum(turns[0::2]), sum(turns[1::2]))
-    return pinned / max(sum(turns) / 2, *turns)
+    pinned = max(slow * sum(turns[0::2]), sum(turns[1::2]))
+    return pinned / max(sum(turns) / (1 + 1 / slow), *turns)
+
+
+def make_model(place: Path, *, is_tiny: bool) -> Path:
+    """Return a model that takes whole trajectories."""
+    large = {"hidden": 512, "layers": 8, "heads": 8, "head_dim": 64, "ffn": 1536}
+    model = make_qwen3(place / "model", seed=0, **({} if is_tiny else large))
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = LENGTH
+    (model / "config.json").write_text(json.dumps(config))
+    return model
 
 
 def main() -> None:
@@ -92,15 +105,13 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slow", type=float, default=0.0)
     options = parser.parse_args()
     dice = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="turns") as place:
-        model = make_qwen3(
-            Path(place) / "model", seed=0, hidden=512, layers=8, heads=8, head_dim=64, ffn=1536
-        )
-        config = json.loads((model / "config.json").read_text())
-        config["max_position_embeddings"] = LENGTH
-        (model / "config.json").write_text(json.dumps(config))
+        model = make_model(Path(place), is_tiny=options.slow > 0)
+        if options.slow:
+            padded_engines.install(Path(place), step_ms=30, sample_ms=2, slow=options.slow)
         nodes = {"only": [TRAIN, *[ROLLOUT] * 4]}
         with (
             start_cluster(Path(place), nodes=nodes) as live,
@@ -125,7 +136,7 @@ def main() -> None:
             bounds = []
             for number in range(options.rounds):
                 drawn = [draw(dice) for _ in range(options.trajectories)]
-                bounds.append(bound(drawn))
+                bounds.append(bound(drawn, slow=options.slow or 1.0))
                 systems = [("pinned", pinned), ("routed", routed)]
                 for name, rollouts in systems[:: 1 if number % 2 else -1]:
                     took[name].append(run(rollouts, drawn))
@@ -138,6 +149,7 @@ def main() -> None:
         routed_s=[round(one, 2) for one in took["routed"]],
         bounds=[round(one, 3) for one in bounds],
         wanted=WANTED,
+        slow=options.slow,
     )
 
 

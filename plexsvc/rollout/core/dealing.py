@@ -63,13 +63,15 @@ def deal_turns(
 ) -> tuple[list[list[SampleKey]], list[SampleKey]]:
     """Return which turns each instance gets, and those that no instance has room for.
 
-    Each goes where its prefix is `cached`, if there is room, else to the least loaded.
-    `O(keys * instances)`: a session has one turn at a time.
+    Each goes where its prefix is `cached`, if there is room and no faster one is the least loaded;
+    else to the least loaded. `O(keys * instances)`: a session has one turn at a time.
 
     >>> deal_turns([(0, 0), (0, 1)], [5, 0], [1, 1], slowness=[1, 1], cached=0)
     ([[(0, 0)], [(0, 1)]], [])
     >>> deal_turns([(0, 0)], [5, 0], [0, 0], slowness=[1, 1], cached=0)
     ([[], []], [(0, 0)])
+    >>> deal_turns([(0, 0)], [1, 2], [9, 9], slowness=[3, 1], cached=0)
+    ([[], [(0, 0)]], [])
     """
     hands: list[list[SampleKey]] = [[] for _ in loads]
     left: list[SampleKey] = []
@@ -78,8 +80,10 @@ def deal_turns(
         if not free:
             left.append(key)
             continue
-        least = min(free, key=lambda one: (loads[one] + len(hands[one]) + 1) * slowness[one])
-        hands[cached if cached is not None and cached in free else least].append(key)
+        chosen = min(free, key=lambda one: (loads[one] + len(hands[one]) + 1) * slowness[one])
+        if cached is not None and cached in free and slowness[cached] <= slowness[chosen]:
+            chosen = cached
+        hands[chosen].append(key)
     return hands, left
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plexsvc.rollout.core.dealing import deal
+from plexsvc.rollout.core.dealing import deal, deal_turns
 
 
 @given(
@@ -36,3 +36,27 @@ def test_a_prompt_stays_on_one_instance_when_there_are_enough_of_them() -> None:
     assert not left
     for hand in hands:
         assert len({p for p, _ in hand}) == 2
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=5
+    ),
+    st.integers(0, 4),
+)
+def test_a_turn_stays_with_its_prefix_unless_a_faster_instance_is_the_least_loaded(
+    instances: list[tuple[int, int, int]], cached: int
+) -> None:
+    loads, rooms, slowness = map(list, zip(*instances, strict=True))
+    hands, left = deal_turns([(0, 0)], loads, rooms, slowness=slowness, cached=cached)
+    if not any(rooms):
+        assert left == [(0, 0)]
+        return
+    (chosen,) = [one for one, hand in enumerate(hands) if hand]
+    weight = {i: (loads[i] + 1) * slowness[i] for i, room in enumerate(rooms) if room}
+    least = [i for i, one in weight.items() if one == min(weight.values())]
+    if chosen == cached:
+        assert any(slowness[cached] <= slowness[one] for one in least)
+    else:
+        assert chosen in least
+        assert cached not in weight or slowness[chosen] < slowness[cached]
