@@ -45,7 +45,7 @@ def of(config: Config, *, backend: str, dtype: str, parallel: Parallel, is_train
     >>> tiny = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
     ...         "num_attention_heads": 2, "vocab_size": 32, "tie_word_embeddings": True}
     >>> of(tiny, backend="fsdp", dtype="float32", parallel=Parallel(), is_trained=False)
-    Sizes(state=6464, version=6464)
+    Sizes(state=7008, version=7008)
     """
     if backend not in _PARAMETERS or any(key not in config for key in _NEEDED):
         return Sizes()

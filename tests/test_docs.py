@@ -1,8 +1,10 @@
-"""Documents name what is there: files, and the functions of the four lives."""
+"""Documents name what is there, files and functions of the four lives; examples are true."""
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import itertools
 import re
 from pathlib import Path
@@ -16,6 +18,22 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FUNCTION = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
 LIVES = ("An operation", "A training batch", "A generate", "A weight version")
 FILE = re.compile(r"`((?:plexsvc|client|tests|examples|benchmarks|docs|proto)/[\w./]*\w)`")
+
+
+EXAMPLES = sorted(
+    ".".join(path.relative_to(ROOT / at).with_suffix("").parts)
+    for at, package in ((".", "plexsvc"), ("client", "plexclient"))
+    for path in (ROOT / at / package).rglob("*.py")
+    if ">>> " in path.read_text()
+)
+"""Modules with examples in their docstrings."""
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_the_examples_of_a_module_are_true(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def path_of(name: str) -> Path:
