@@ -11,10 +11,11 @@ sent no token of, and wait while there is none (join the shortest queue, with de
 Turns of trajectories, which go beside the order of operations, are dealt turn by turn: to the
 instance that had the session's last turn, whose cache has the prefix, or to the least loaded where
 that is faster or the other is full, of those with fewer turns than their `turn_cap`; what waits of
-them goes before other samples (ROSE). A sample leaves an instance when its call ends, or when it is *stopped* there, because the instance is
-drained or `balance` gives it to another. It goes on elsewhere from its recorded tokens; draws
-depend on the position, so it continues exactly. A sample that loses `max_losses` instances in a row
-without a token fails its operation. Every operation is answered once.
+them goes before other samples (ROSE). A sample leaves an instance when its call ends, or when it is
+*stopped* there, because the instance is drained or `balance` gives it to another. It goes on
+elsewhere from its recorded tokens; draws depend on the position, so it continues exactly. A sample
+that loses `max_losses` instances in a row without a token fails its operation. Every operation is
+answered once.
 
 Engines on training devices join for a seeding window (`window`), and are drained when it closes.
 """
