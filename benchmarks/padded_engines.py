@@ -80,6 +80,15 @@ sys.meta_path.insert(0, Finder())
 '''
 
 
+VARIABLES: Final = (
+    "PYTHONPATH",
+    "PLEX_BENCH_STEP_MS",
+    "PLEX_BENCH_SAMPLE_MS",
+    "PLEX_BENCH_SLOW",
+)
+"""What `install` sets in this process's environment."""
+
+
 def install(home: Path, *, step_ms: float, sample_ms: float = 0.0, slow: float = 1.0) -> None:
     """Have services that are started from now on take so long for a step; writes to `home`.
 

@@ -102,6 +102,11 @@ class LiveCluster:
         reply = self._call("ListInstances", service_pb2.ListInstancesRequest())
         return {view.device: view for view in reply.instances}
 
+    def phases(self) -> list[str]:
+        """Return the phase of each rollout instance, sorted; several may share a device."""
+        reply = self._call("ListInstances", service_pb2.ListInstancesRequest())
+        return sorted(view.phase for view in reply.instances)
+
     def drain_instance(self, device: str) -> None:
         """Do what `plexctl instance drain DEVICE` does."""
         self._call("DrainInstance", service_pb2.DrainInstanceRequest(device=device))

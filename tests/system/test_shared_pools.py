@@ -129,6 +129,68 @@ def test_a_job_generates_where_it_trains_with_the_same_tokens(
     assert spans >= {"generate", "load", "offload"}
 
 
+def test_engines_whose_caches_have_a_size_stay_awake_together_where_they_fit(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Two of 200 MiB of cache and what they compute in fit into 1 GiB, a third does not."""
+    with (
+        start_cluster(tmp_path, nodes={"node-a": [ROLLOUT]}) as cluster,
+        cluster.connect() as connection,
+        ExitStack() as stack,
+    ):
+
+        def deploy(name: str) -> plex.Rollout:
+            rollout: plex.Rollout = stack.enter_context(connection.job(name)).deploy(
+                "rollout",
+                model=str(tiny_model),
+                backend="vllm",
+                instances=plex.Elastic(shared=True),
+                max_model_len=512,
+                kv_cache_bytes=200 * MIB,
+            )
+            return rollout
+
+        def sampled(rollout: plex.Rollout) -> list[list[int]]:
+            return [one.tokens for one in rollout.generate(PROMPTS, **OPTIONS)]
+
+        def switches() -> int:
+            return sum(span.kind in {"load", "offload"} for span in cluster.timeline())
+
+        both = [deploy("one"), deploy("two")]
+        first = [sampled(rollout) for rollout in both]
+        assert [sampled(rollout) for rollout in both * 2] == first * 2
+        assert (cluster.phases(), switches()) == (["serving", "serving"], 0)
+        (pid,) = rank_processes(cluster, [both[0].deployment_id])
+        os.kill(pid, signal.SIGKILL)  # awake, and nothing of it runs
+        assert [sampled(rollout) for rollout in both[::-1]] == first[::-1]
+        assert switches() == 0
+        third = deploy("three")
+        assert sampled(third) == first[0]
+        assert cluster.phases() == ["asleep", "serving", "serving"]
+        assert [sampled(rollout) for rollout in (*both, third)] == [*first, first[0]]
+        assert switches() > 0
+
+
+def test_an_engine_that_no_device_has_room_for_is_refused_and_leaves_nothing(
+    one_of_each: LiveCluster, tiny_model: Path
+) -> None:
+    with one_of_each.connect() as connection, connection.job("large") as job:
+        for _ in range(2):  # the name is free again
+            with pytest.raises(plex.PlexError, match="ask for a smaller kv_cache_bytes") as refused:
+                job.deploy(
+                    "rollout",
+                    model=str(tiny_model),
+                    backend="vllm",
+                    instances=plex.Elastic(shared=True),
+                    kv_cache_bytes=1000 * MIB,
+                )
+            assert refused.value.code == "no_placement"
+        rollout = job.deploy(
+            "rollout", model=str(tiny_model), backend="vllm", instances=plex.Elastic(shared=True)
+        )
+        assert len(rollout.generate(PROMPTS, **OPTIONS)) == 4
+
+
 LONG = [[3 + number, 4, 12, 5] for number in range(8)]
 TAIL = plex.SamplingOptions(max_tokens=400, seed=7, ignore_eos=True, stop_token_ids=[2])
 CUTS = "[rollout]\ncuts_at = 0.5\nbalance_us = 50_000\n"
@@ -137,7 +199,7 @@ CUTS = "[rollout]\ncuts_at = 0.5\nbalance_us = 50_000\n"
 def test_another_job_generates_on_the_device_that_a_long_tail_has_left(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("PYTHONPATH", "PLEX_BENCH_STEP_MS", "PLEX_BENCH_SAMPLE_MS"):
+    for name in padded_engines.VARIABLES:
         monkeypatch.setenv(name, "")  # put back at the end
     padded_engines.install(tmp_path, step_ms=30)
     nodes = {"node-a": [ROLLOUT, ROLLOUT]}

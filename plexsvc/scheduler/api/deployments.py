@@ -14,6 +14,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
+from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclared
 from plexsvc.scheduler.faults import error_of
 from plexsvc.scheduler.ledger.jobs import (
@@ -25,6 +26,9 @@ from plexsvc.scheduler.ledger.jobs import (
 )
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders import process_specs
+
+ENGINE_BYTES: Final = 256 << 20
+"""What an engine computes in, beside its weights and its cache: a guess."""
 
 
 async def create_deployment(
@@ -173,6 +177,7 @@ def _new_record(
         vocab_size=facts.vocab_size,
         max_sequence_length=longest,
         model_files=facts.files,
+        instance_bytes=_instance_bytes(spec, facts, scheduler.config),
     )
 
 
@@ -192,12 +197,30 @@ def _wanted(
         is_rollout=record.is_rollout,
         is_shared=spec.shares_devices,
         where_it_trains=spec.where_it_trains,
+        instance_bytes=record.instance_bytes,
         name=record.name,
         model=spec.model,
         layout=_layout(spec),
         state_bytes=size.state,
         version_bytes=size.version * (scheduler.config.max_versions_per_deployment + 1),
     )
+
+
+def _instance_bytes(
+    spec: service_pb2.DeploymentSpec, facts: process_specs.ModelFacts, config: SchedulerConfig
+) -> int:
+    """Return what an engine that shares a rollout device takes of it: 0 for all that there is.
+
+    So much is known of one whose cache has a size: that, its weights, and a quarter of these with
+    `ENGINE_BYTES` for what it computes in.
+    """
+    cache_bytes = spec.kv_cache_bytes or config.kv_cache_bytes
+    if not spec.shares_devices or spec.where_it_trains or not cache_bytes:
+        return 0
+    found = sizes.of(
+        facts.config, backend="megatron", dtype=spec.dtype, parallel=Parallel(), is_trained=False
+    )
+    return found.state and found.state * 5 // 4 + cache_bytes + ENGINE_BYTES
 
 
 def _sizes(spec: service_pb2.DeploymentSpec, facts: process_specs.ModelFacts) -> sizes.Sizes:

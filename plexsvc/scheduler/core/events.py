@@ -107,6 +107,9 @@ class DeploymentRequested(Fact):
     where_it_trains: bool = False
     """Of a shared one: whether its devices are some that its job trains on."""
 
+    instance_bytes: int = 0
+    """Of a shared one: what an instance takes of its device; 0: all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentsDeclared(Fact):

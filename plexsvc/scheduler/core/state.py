@@ -220,6 +220,7 @@ class Deployment:
     takes_turns_with: DeploymentId | None = None
     is_shared: bool = False
     where_it_trains: bool = False
+    instance_bytes: int = 0
     declared_with: tuple[DeploymentId, ...] = ()
     """All that its job declared in one call, itself included; empty: it came alone."""
 

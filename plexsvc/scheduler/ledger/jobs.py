@@ -67,6 +67,8 @@ class DeploymentRecord:
     vocab_size: int
     max_sequence_length: int
     model_files: Sequence[str]
+    instance_bytes: int = 0
+    """Of a rollout that shares devices: what an instance takes of its device; 0: all."""
     state: DeploymentState = DeploymentState.STARTING
     fault: Fault | None = None
     wpg: WpgRecord | None = None

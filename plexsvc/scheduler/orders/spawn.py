@@ -199,11 +199,11 @@ def _forget_failed(action: ForgetWpg, fault: Fault) -> events.Event:
 
 
 async def _describe(reach: Reach, record: WpgRecord) -> events.WpgReady:
-    """Return what each rank takes on its device; rollout instances reserve theirs whole."""
+    """Return what each rank takes on its device; of rollout instances, what is theirs."""
     ranks = reach.ranks.of(record.wpg_id)
     if record.is_rollout:
-        whole = tuple(_device_bytes(reach, place) for place in record.places)
-        return events.WpgReady(wpg_id=record.wpg_id, device_bytes=whole)
+        theirs = tuple(_budget(reach, record, place) for place in record.places)
+        return events.WpgReady(wpg_id=record.wpg_id, device_bytes=theirs)
     replies = [await _describe_rank(reach, record, rank) for rank in ranks]
     for rank, reply in zip(ranks, replies, strict=True):
         rank.take_orders(reply.orders_socket)
@@ -282,7 +282,7 @@ async def _spawn_rank(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: st
         host=link.host,
         rendezvous=rendezvous,
         epoch=reach.epoch,
-        device_bytes=_device_bytes(reach, place),
+        device_bytes=_budget(reach, wpg, place),
         config=reach.config,
     )
     incarnation = wpg.incarnation_of(rank)  # the agent ends an older one first
@@ -309,6 +309,8 @@ async def _describe_rank(reach: Reach, record: WpgRecord, rank: Rank) -> worker_
     return reply
 
 
-def _device_bytes(reach: Reach, place: Place) -> int:
+def _budget(reach: Reach, wpg: WpgRecord, place: Place) -> int:
+    """Return how much of a device a process may take: all, unless its deployment says less."""
     description = reach.nodes.link(place.node_id).description
-    return next(d.bytes_total for d in description.devices if d.index == place.device)
+    total = next(d.bytes_total for d in description.devices if d.index == place.device)
+    return wpg.deployment.instance_bytes or total

@@ -84,6 +84,7 @@ def _new(
         takes_turns_with=event.takes_turns_with,
         is_shared=event.is_shared,
         where_it_trains=event.where_it_trains,
+        instance_bytes=event.instance_bytes,
         declared_with=declared_with,
         requested_us=at_us,
     )

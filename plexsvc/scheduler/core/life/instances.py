@@ -125,8 +125,9 @@ def _settle_at(devices: Devices, wpg: Wpg, rank: int, place: Place) -> None:
         wpg.devices[rank].holder = None
     space.leave(devices, wpg)
     wpg.places = (*wpg.places[:rank], place, *wpg.places[rank + 1 :])
-    total = devices.at[place].bytes_total
-    wpg.device_bytes = (*wpg.device_bytes[:rank], total, *wpg.device_bytes[rank + 1 :])
+    own = devices.deployments[wpg.deployment_id].instance_bytes
+    takes = own or devices.at[place].bytes_total
+    wpg.device_bytes = (*wpg.device_bytes[:rank], takes, *wpg.device_bytes[rank + 1 :])
     space.enter(devices, wpg)
     if is_holder:
         lease.take(devices, wpg)

@@ -32,7 +32,8 @@ def add(lives: Lives, deployment: Deployment, places: tuple[Place, ...]) -> Wpg:
     lives.roll.wpgs[wpg.wpg_id] = wpg
     space.enter(lives.devices, wpg)
     if wpg.is_shared:  # known before its processes are up, which others must make room for
-        wpg.device_bytes = tuple(device.bytes_total for device in wpg.devices)
+        each = deployment.instance_bytes
+        wpg.device_bytes = tuple(each or device.bytes_total for device in wpg.devices)
     return wpg
 
 

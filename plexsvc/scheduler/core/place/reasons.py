@@ -12,7 +12,7 @@ from plexsvc.scheduler.core.place import sets
 from plexsvc.scheduler.core.place.demands import is_placed, planner_of, rollouts_waiting
 from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.state import Deployment
-from plexsvc.scheduler.core.vocabulary import Fault
+from plexsvc.scheduler.core.vocabulary import Fault, Place
 
 TOLD_NODES: Final = 3
 """Closed nodes that an answer names."""
@@ -34,6 +34,10 @@ def never(placement: Placement, wanted: Collection[Deployment]) -> Fault | None:
     for one in wanted:
         if not can_ever_hold(placement, one):
             return no_placement(placement, one, advice=MORE)
+        up = _up(placement, one.device_kind)
+        sizes = [placement.devices[Place.of(unit)].bytes_total for unit in up]
+        if sum(size >= one.instance_bytes for size in sizes) < one.num_devices:
+            return _too_large(one, most=max(sizes))
     instances = [one for one in wanted if one.is_rollout and not one.where_it_trains]
     for kind in dict.fromkeys(one.device_kind for one in instances):
         together = [one for one in instances if one.device_kind == kind]
@@ -76,6 +80,17 @@ def no_placement(
         f"{deployment.device_kind} device(s); no place found{after} (devices of that kind: "
         f"{found}); ask for fewer devices, or {advice}",
         facts=(("needed", str(needed)), ("kind", deployment.device_kind)),
+    )
+
+
+def _too_large(deployment: Deployment, *, most: int) -> Fault:
+    """Return the fault of instances that devices of their kind are too small for."""
+    return Fault(
+        code=ErrorCode.NO_PLACEMENT,
+        message=f"{deployment.deployment_id} needs {deployment.instance_bytes} bytes on each of "
+        f"{deployment.num_devices} {deployment.device_kind} device(s), for weights, KV cache and "
+        f"what it computes in; the largest has {most}: ask for a smaller kv_cache_bytes",
+        facts=(("needed", str(deployment.instance_bytes)), ("found", str(most))),
     )
 
 

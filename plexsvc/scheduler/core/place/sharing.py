@@ -44,7 +44,9 @@ def place(
     together with shared ones. None if there are too few, or all would break a bound.
     """
     job_id, num_devices = wanted[0].job_id, sum(one.num_devices for one in wanted)
-    shared = sharable(placement, wanted[0].device_kind)
+    sizes = [one.instance_bytes for one in wanted]
+    nbytes = max(sizes) if all(sizes) else 0
+    shared = sharable(placement, wanted[0].device_kind, nbytes=nbytes)
     mixed = (*idle, *shared)[:num_devices]
     gangs = [shared[at : at + num_devices] for at in range(len(shared) - num_devices + 1)]
     if held is None and len(mixed) == num_devices:
@@ -81,9 +83,12 @@ def crowded(placement: Placement) -> Iterator[Deployment]:
                 yield one
 
 
-def sharable(placement: Placement, kind: str, *, stays: Collection[WpgId] | None = None) -> Gang:
+def sharable(
+    placement: Placement, kind: str, *, stays: Collection[WpgId] | None = None, nbytes: int = 0
+) -> Gang:
     """Return devices whose instances may sleep, those with the fewest first.
 
+    Before them come those on which nobody need sleep for an instance of `nbytes` (0: all of it).
     With `stays`, as they will be when nobody else is left.
     """
     most = placement.planning.policy.max_jobs
@@ -95,8 +100,10 @@ def sharable(placement: Placement, kind: str, *, stays: Collection[WpgId] | None
             if 0 < len(there) < most and all(
                 _may_meet(placement, placement.wpgs[w]) for w in there
             ):
-                found.append((len(there), place.unit))
-    return tuple(unit for _, unit in sorted(found))
+                taken = sum(placement.wpgs[w].device_bytes[device.ranks[w]] for w in there)
+                is_full = not 0 < nbytes <= device.bytes_total - taken
+                found.append((is_full, len(there), place.unit))
+    return tuple(unit for *_, unit in sorted(found))
 
 
 def _may_meet(placement: Placement, wpg: Wpg) -> bool:
