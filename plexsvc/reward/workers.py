@@ -75,6 +75,8 @@ class LocalWorkers:
         self._gpus = list(gpus)
         """Those that no worker holds."""
         self._zygote_pid = 0
+        self._others: set[int] = set()
+        """Children that this process had before."""
         self._changed = asyncio.Condition()
         """Of `_gpus`, `_unstarted` and `_is_closing`."""
         self._unstarted: dict[WorkerId, None] = {}
@@ -82,6 +84,7 @@ class LocalWorkers:
         self._is_closing = False
 
     async def __aenter__(self) -> Self:
+        self._others = _children()
         await self._tasks.__aenter__()
         self._keeping = self._tasks.create_task(self._keep_zygote())
         return self
@@ -242,7 +245,7 @@ class LocalWorkers:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_S):
-                while orphans := _children() - {self._zygote_pid}:
+                while orphans := _children() - {self._zygote_pid} - self._others:
                     for orphan in orphans:
                         with contextlib.suppress(ChildProcessError):
                             os.waitpid(orphan, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
