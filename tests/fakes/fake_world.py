@@ -162,6 +162,7 @@ class FakeWorld:
         where_it_trains: bool = False,
         state_bytes: int = 0,
         version_bytes: int = 0,
+        instance_bytes: int = 0,
     ) -> list[Action]:
         """Request a deployment."""
         asked = wanted(job, name, devices=devices, rollout=rollout)
@@ -173,6 +174,7 @@ class FakeWorld:
                 is_shared=shared or where_it_trains,
                 where_it_trains=where_it_trains,
                 state_bytes=state_bytes,
+                instance_bytes=instance_bytes,
                 version_bytes=version_bytes or (0 if rollout else self.version_bytes),
             )
         )
@@ -197,11 +199,19 @@ class FakeWorld:
         devices: int = 1,
         rollout: bool = False,
         shared: bool = False,
+        instance_bytes: int = 0,
     ) -> None:
         """Open a job if need be, deploy, and report everything until nothing is open."""
         if JobId(job) not in self.core.view.jobs:
             self.job(job)
-        self.deploy(job, name, devices=devices, rollout=rollout, shared=shared)
+        self.deploy(
+            job,
+            name,
+            devices=devices,
+            rollout=rollout,
+            shared=shared,
+            instance_bytes=instance_bytes,
+        )
         self.drain()
 
     def submit(
@@ -315,7 +325,8 @@ class FakeWorld:
                     at_us=at_us, deployment_id=order.deployment_id, move_id=order.move_id, nbytes=60
                 )
             case SpawnWpg():
-                sizes = (self.device_bytes,) * len(order.places)
+                own = self.core.view.deployments[order.deployment_id].instance_bytes
+                sizes = (own or self.device_bytes,) * len(order.places)
                 parked = (self.parked_bytes,) * len(order.places) if self.parked_bytes else ()
                 return WpgReady(
                     at_us=at_us, wpg_id=order.wpg_id, device_bytes=sizes, parked_bytes=parked

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,18 +139,21 @@ async def test_a_gpu_is_one_workers_until_nothing_of_it_is_left() -> None:
         assert list(workers.pids) == [3]
 
 
+@pytest.fixture
+def child() -> Iterator[None]:
+    """Another child of this process, which goes on."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield
+        process.kill()
+
+
 async def test_the_end_of_a_worker_waits_for_no_process_that_was_there_before(
-    monkeypatch: pytest.MonkeyPatch,
+    child: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plexsvc.reward.workers._REAP_S", 1e6)
     heard: asyncio.Queue[object] = asyncio.Queue()
-    beside = subprocess.Popen(["sleep", "600"])
-    try:
-        async with LocalWorkers(lambda _, what: heard.put_nowait(what)) as workers:
-            workers.start(WorkerId(1), modules=())
-            assert isinstance(await heard.get(), Ready)
-            workers.stop(WorkerId(1))
-            assert isinstance(await asyncio.wait_for(heard.get(), 30), str)
-    finally:
-        beside.kill()
-        beside.wait()
+    async with LocalWorkers(lambda _, what: heard.put_nowait(what)) as workers:
+        workers.start(WorkerId(1), modules=())
+        assert isinstance(await heard.get(), Ready)
+        workers.stop(WorkerId(1))
+        assert isinstance(await asyncio.wait_for(heard.get(), 30), str)

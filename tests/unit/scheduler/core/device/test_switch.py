@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,7 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationState,
     WpgState,
 )
-from tests.fakes.fake_world import FakeWorld, Order, op_id
+from tests.fakes.fake_world import FakeWorld, Order, op_id, wanted
 
 GENERATE, PULL = OperationKind.GENERATE, OperationKind.PULL
 
@@ -49,6 +50,50 @@ def generate(world: FakeWorld, name: str, *, seq: int, kind: OperationKind = GEN
 
 def state(world: FakeWorld, name: str) -> OperationState:
     return world.core.view.operations[op_id(name)].state
+
+
+def test_engines_of_known_size_switch_only_where_they_do_not_fit_together() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(rollout=1)
+    for job, nbytes in (("a", 40), ("b", 60), ("c", 40)):
+        world.bring_up(job, "rollout", rollout=True, shared=True, instance_bytes=nbytes)
+    assert residencies(world) == "host device device", "the one that was used longest ago sleeps"
+    generate(world, "b1", seq=1)
+    world.drain()
+    generate(world, "a1", seq=1)
+    world.drain()
+    assert residencies(world) == "device device host"
+    device = world.core.view.wpgs[wpg_of(world, "a")].devices[0]
+    switches = device.switches
+    for seq in (2, 3):
+        for job in "ab":
+            generate(world, f"{job}{seq}", seq=seq)
+            world.drain()
+    assert device.switches == switches > 0
+    assert residencies(world) == "device device host"
+
+
+def test_an_instance_joins_where_nobody_need_sleep_for_it() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(rollout=2)
+    for job, nbytes in (("a", 90), ("b", 50), ("c", 50)):
+        world.bring_up(job, "rollout", rollout=True, shared=True, instance_bytes=nbytes)
+    places = {wpg.job_id: wpg.places for wpg in world.core.view.wpgs.values()}
+    assert places[JobId("c")] == places[JobId("b")]
+    assert residencies(world) == "device device device"
+
+
+def test_an_instance_that_no_device_has_room_for_is_refused() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(rollout=2)
+    world.job("a")
+    wide = replace(wanted("a", "rollout", devices=2, rollout=True), is_shared=True)
+    assert world.core.view.never([replace(wide, instance_bytes=100)]) is None
+    fault = world.core.view.never([replace(wide, instance_bytes=101)])
+    assert fault is not None
+    assert fault.code is ErrorCode.NO_PLACEMENT
+    assert "needs 101 bytes on each of 2 rollout device(s)" in fault.message
+    assert "the largest has 100: ask for a smaller kv_cache_bytes" in fault.message
 
 
 def test_an_engine_starts_only_when_the_other_sleeps() -> None:
