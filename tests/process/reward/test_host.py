@@ -147,8 +147,9 @@ def child() -> Iterator[None]:
         process.kill()
 
 
+@pytest.mark.usefixtures("child")
 async def test_the_end_of_a_worker_waits_for_no_process_that_was_there_before(
-    child: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("plexsvc.reward.workers._REAP_S", 1e6)
     heard: asyncio.Queue[object] = asyncio.Queue()
