@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plexsvc.ids import DeploymentId, JobId, TenantId
+from plexsvc.ids import DeploymentId, JobId
 from plexsvc.scheduler.core.actions import SpawnWpg
-from plexsvc.scheduler.core.events import DeploymentRequested, ProfilesLoaded
+from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
-from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
+from plexsvc.scheduler.core.planning.profile import SECOND_US
 from tests.fakes.fake_world import FakeWorld, op_id
+from tests.rigs.known_cycles import record_cycles
 
 PARTS = {"roll": "rollout", "actor": "train"}
-
-
-def known(world: FakeWorld, **rolls: int) -> None:
-    """Have each job's cycle of 100 s on record: how long it rolls out; then it trains."""
-    kept = []
-    for job, roll_s in rolls.items():
-        for name, since_s, until_s in (("roll", 0, roll_s), ("actor", roll_s, 100)):
-            segment = Segment(
-                phase="step",
-                offset_us=since_s * SECOND_US,
-                duration_us=(until_s - since_s) * SECOND_US,
-            )
-            profile = Profile(period_us=100 * SECOND_US, segments=(segment,), jitter_ppm=1)
-            key = ProfileKey(tenant=TenantId("lab"), model="", layout="", name=f"{job}/{name}")
-            kept.append(KeptProfile(key=key, profile=profile, at_us=1))
-    world.tell(ProfilesLoaded(at_us=world.tick(), profiles=tuple(kept)))
 
 
 def ask(world: FakeWorld, job: str, *names: str) -> None:
@@ -76,7 +60,7 @@ def test_both_gangs_are_given_at_once_or_none() -> None:
 
 def test_jobs_whose_phases_fill_each_others_gaps_share_both_pools() -> None:
     world = FakeWorld()
-    known(world, long=75, short=25)
+    record_cycles(world, rollout="roll", long=75, short=25)
     world.join("n0", train=2, rollout=2)
     ask(world, "long")
     ask(world, "short")
@@ -85,7 +69,7 @@ def test_jobs_whose_phases_fill_each_others_gaps_share_both_pools() -> None:
 
 def test_a_job_shares_one_pool_alone_where_the_other_would_break_a_bound() -> None:
     world = FakeWorld(limits=Limits(max_slowdown_ppm=1_200_000))
-    known(world, a=70, b=70)
+    record_cycles(world, rollout="roll", a=70, b=70)
     world.join("n0", train=2, rollout=2)
     ask(world, "a")
     ask(world, "b")
@@ -94,7 +78,7 @@ def test_a_job_shares_one_pool_alone_where_the_other_would_break_a_bound() -> No
 
 def test_a_third_job_is_refused_for_the_sake_of_those_it_meets_over_others() -> None:
     world = FakeWorld(limits=Limits(max_slowdown_ppm=1_200_000))
-    known(world, a=50, b=50, c=50)
+    record_cycles(world, rollout="roll", a=50, b=50, c=50)
     world.join("n0", train=1, rollout=1)
     for job in "abc":
         ask(world, job)
@@ -103,7 +87,7 @@ def test_a_third_job_is_refused_for_the_sake_of_those_it_meets_over_others() -> 
 
 def test_isolated_jobs_share_neither_pool() -> None:
     world = FakeWorld(limits=replace(Limits(), policy="isolated"))
-    known(world, long=75, short=25)
+    record_cycles(world, rollout="roll", long=75, short=25)
     world.join("n0", train=2, rollout=2)
     ask(world, "long")
     ask(world, "short")
@@ -122,7 +106,7 @@ def test_a_job_that_ends_while_it_waits_is_forgotten() -> None:
 
 def test_a_job_that_is_left_alone_joins_others_and_its_units_are_idle_again() -> None:
     world = FakeWorld()
-    known(world, x=75, y=75, z=25)
+    record_cycles(world, rollout="roll", x=75, y=75, z=25)
     world.join("n0", train=2, rollout=2)
     for job in "xyz":
         ask(world, job)
@@ -141,7 +125,7 @@ def test_a_job_that_is_left_alone_joins_others_and_its_units_are_idle_again() ->
 def test_a_job_shares_one_pool_however_many_groups_refuse_it_on_the_other() -> None:
     world = FakeWorld(limits=Limits(max_slowdown_ppm=1_200_000))
     jobs = [f"j{at}" for at in range(60)]
-    known(world, **dict.fromkeys(jobs, 59))
+    record_cycles(world, rollout="roll", **dict.fromkeys(jobs, 59))
     world.join("n0", train=60, rollout=60)
     for job in jobs:
         ask(world, job)
@@ -153,7 +137,7 @@ def test_a_job_shares_one_pool_however_many_groups_refuse_it_on_the_other() -> N
 def test_two_that_are_left_join_others_together() -> None:
     world = FakeWorld()
     jobs = [f"j{at}" for at in range(7)]
-    known(world, **dict.fromkeys(jobs, 20))
+    record_cycles(world, rollout="roll", **dict.fromkeys(jobs, 20))
     world.join("n0", train=7, rollout=7)
     for job in jobs:
         ask(world, job)

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from plexsvc.ids import DeploymentId, TenantId
+from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core.actions import KeepProfile, RelocationChanged
-from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
-from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
+from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.relocate.packing import PART_EVERY_US
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld
+from tests.rigs.known_cycles import record_cycles
 
 BOUND = Limits(max_slowdown_ppm=1_200_000)
-
-
-def record(world: FakeWorld, **rolls: int) -> None:
-    """Have each job's cycle of 100 s on record: how long it rolls out; then it trains."""
-    kept = []
-    for job, roll_s in rolls.items():
-        for name, since_s, until_s in (("rollout", 0, roll_s), ("actor", roll_s, 100)):
-            segment = Segment(
-                phase="step",
-                offset_us=since_s * SECOND_US,
-                duration_us=(until_s - since_s) * SECOND_US,
-            )
-            profile = Profile(period_us=100 * SECOND_US, segments=(segment,), jitter_ppm=1)
-            key = ProfileKey(tenant=TenantId("lab"), model="", layout="", name=f"{job}/{name}")
-            kept.append(KeptProfile(key=key, profile=profile, at_us=1))
-    world.tell(ProfilesLoaded(at_us=world.tick(), profiles=tuple(kept)))
 
 
 def pool(*, train: int, rollout: int) -> FakeWorld:
@@ -54,21 +37,21 @@ def rolls_at(world: FakeWorld) -> dict[str, int]:
 
 def test_jobs_whose_phases_fit_share_a_device_though_another_is_idle() -> None:
     world = pool(train=2, rollout=2)
-    record(world, a=50, b=50)
+    record_cycles(world, rollout="rollout", a=50, b=50)
     bring_up(world, "a", "b")
     assert rolls_at(world) == {"a": 2, "b": 2}
 
 
 def test_jobs_whose_phases_cannot_fit_get_different_devices() -> None:
     world = pool(train=2, rollout=2)
-    record(world, a=90, b=90)
+    record_cycles(world, rollout="rollout", a=90, b=90)
     bring_up(world, "a", "b")
     assert rolls_at(world) == {"a": 2, "b": 3}
 
 
 def test_a_job_waits_rather_than_break_a_bound_and_is_told_so() -> None:
     world = pool(train=2, rollout=1)
-    record(world, a=90, b=90)
+    record_cycles(world, rollout="rollout", a=90, b=90)
     bring_up(world, "a", "b")
     assert rolls_at(world) == {"a": 2}
     told = world.core.view.why_waits(world.core.view.deployments[DeploymentId("b/rollout")])
@@ -80,7 +63,7 @@ def test_a_job_waits_rather_than_break_a_bound_and_is_told_so() -> None:
 
 def test_while_a_cycle_is_not_known_idle_devices_come_first_then_any_that_sleep() -> None:
     world = pool(train=3, rollout=2)
-    record(world, a=90, b=90)
+    record_cycles(world, rollout="rollout", a=90, b=90)
     bring_up(world, "cold", "a", "b")
     assert rolls_at(world) == {"cold": 3, "a": 4, "b": 3}
 
@@ -120,7 +103,7 @@ def test_instances_that_met_before_their_cycles_were_known_are_parted_when_they_
     world = pool(train=2, rollout=1)
     bring_up(world, "a", "b")
     assert rolls_at(world) == {"a": 2, "b": 2}
-    record(world, a=90, b=90)
+    record_cycles(world, rollout="rollout", a=90, b=90)
     world.join("n1", rollout=1)
     world.tick(PART_EVERY_US)
     world.tick(PART_EVERY_US)
