@@ -20,6 +20,7 @@ from plexsvc.rollout.core.orders import LeaveDevice
 from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.fleet import Fleet, Gone
 from plexsvc.rollout.generation import Generation, metrics_of
+from plexsvc.rollout.lengthfiles import LengthFile
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rollout.validation import GenerateLimits, check_generate
 from plexsvc.rpc.keys import ClusterKeys
@@ -62,7 +63,9 @@ class RolloutDeployment:
         self._takes_weights = False
         """Whether its weights come from another deployment, by `sync`."""
         self._limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)
-        self._lengths = LengthHistory()
+        self._lengths, self._kept = LengthHistory(), LengthFile(config.records_dir, deployment_id)
+        if config.plans_by_length:
+            self._lengths.restore(self._kept.read())
 
     async def initialize(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         """Connect to the instances; those it had are let go, their samples go on with these.
@@ -163,6 +166,8 @@ class RolloutDeployment:
         for index, prompt in enumerate(names):
             answers = [record.samples[index, one] for one in range(max(1, sampling.n))]
             self._lengths.observe(prompt, [len(answer.tokens) for answer in answers])
+        if names:
+            self._kept.keep(names, self._lengths.means)
         reply = success(operation)
         for name, value in metrics_of(record, wall_us=wall_us, losses=losses).items():
             reply.result.metrics[name] = value
@@ -170,6 +175,11 @@ class RolloutDeployment:
         reply.result.weight_version = self.fleet.core.version.version
         reply.digest = record.digest()
         return reply
+
+    async def end(self) -> None:
+        """Close its connections, and delete what a successor would plan by."""
+        self._kept.remove()
+        await self.fleet.close()
 
     async def seed(
         self, request: worker_pb2.ExecuteRequest, served: RolloutDeployment

@@ -281,7 +281,7 @@ class RolloutManager:
         deployment = self._deployments.pop(deployment_id, None)
         if deployment is not None:
             self._gates.pop(deployment.wpg_id, None)
-            await deployment.fleet.close()
+            await deployment.end()
 
     def progress(self, operation_id: bytes) -> int:
         """Return a count that grows while an operation gets on: tokens recorded, weights loaded."""

@@ -85,7 +85,8 @@ class RecordFile:
 
 def recover(directory: Path) -> Iterator[tuple[operations_pb2.Operation, list[Entry]]]:
     """Yield the ids and the frames of each record, the oldest first; a torn end is cut off."""
-    for path in sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime_ns):
+    files = [path for path in directory.iterdir() if path.is_file()]
+    for path in sorted(files, key=lambda path: path.stat().st_mtime_ns):
         entries, nbytes = _read(path.read_bytes())
         if not entries:
             path.unlink()

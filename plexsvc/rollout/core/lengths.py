@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Final
 
@@ -29,6 +29,15 @@ class LengthHistory:
         assert 0 < newest <= 1, newest
         self._newest, self._max_prompts = newest, max_prompts
         self._means: OrderedDict[bytes, float] = OrderedDict()
+
+    @property
+    def means(self) -> Mapping[bytes, float]:
+        """Return what is remembered of each prompt, the one not seen for longest first."""
+        return self._means
+
+    def restore(self, means: Mapping[bytes, float]) -> None:
+        """Go on from what another has remembered."""
+        self._means.update(means)
 
     def observe(self, prompt: bytes, lengths: Sequence[int]) -> None:
         """Take in the lengths of a prompt's samples; `prompt` is any name of it."""

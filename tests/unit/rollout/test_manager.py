@@ -141,16 +141,19 @@ async def test_samples_of_a_lost_instance_go_on_elsewhere_exactly() -> None:
 
 
 async def generate_twice(
-    b: Bench, *, hurt: bool
+    b: Bench, *, hurt: bool, is_replaced: bool = False
 ) -> tuple[list[list[int]], list[dict[SampleKey, list[int]]]]:
     """Generate the same twice; return requests by instance, then tokens, of both times.
 
-    The second time an instance is killed if it is to be `hurt`.
+    The second time an instance is killed if it is to be `hurt`, and before it the manager if that
+    `is_replaced`.
     """
     prompts = [[number, number + 1] for number in range(12)]
     requests: list[list[int]] = []
     answered: list[dict[SampleKey, list[int]]] = []
     for epoch in range(2):
+        if epoch and is_replaced:
+            await b.kill_manager()
         before = [len(instance.engine.salts) for instance in b.instances]
         for instance in b.instances:
             instance.engine.held = bool(hurt and epoch)
@@ -172,9 +175,15 @@ async def generate_twice(
     return requests, answered
 
 
-async def test_prompts_are_dealt_by_the_lengths_of_the_generate_before() -> None:
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_prompts_are_dealt_by_the_lengths_of_the_generate_before(
+    *, is_replaced: bool
+) -> None:
+    """Also where the manager that has seen it is gone."""
     async with bench(instances=2, config=replace(FAST, plans_by_length=True)) as b:
-        (first, second), (tokens, again) = await generate_twice(b, hurt=False)
+        (first, second), (tokens, again) = await generate_twice(
+            b, hurt=False, is_replaced=is_replaced
+        )
     parts = rank([len(tokens[prompt, 0]) for prompt in range(12)], 2)
     assert first == [6, 6] != second
     assert second == [len(part) for part in parts]
