@@ -15,10 +15,10 @@ from plexsvc.show.pack_plan import (
     Window,
     compact,
     label,
+    length,
     notes,
     planned,
     ratio,
-    seconds,
     shared,
     shares,
     slowdown,
@@ -39,8 +39,8 @@ def pack_view(pack: service_pb2.PackReply, *, width: int) -> RenderableType:
     """Return the picture of every group, and who waits outside. Lines fit in `width`."""
     window = Window.of(pack)
     head = Text(
-        f"policy {pack.policy} · slots of {seconds(pack.slot_us)}, horizon "
-        f"{seconds(pack.horizon_us)}, shown: the next {seconds(window.length_us)}",
+        f"policy {pack.policy} · slots of {length(pack.slot_us)}, horizon "
+        f"{length(pack.horizon_us)}, shown: the next {length(window.length_us)}",
         style="dim",
     )
     parts: list[RenderableType] = [head]
@@ -62,7 +62,7 @@ def what_if_view(reply: service_pb2.WhatIfReply) -> RenderableType:
     where = "a group of its own" if reply.opens_group else f"group {joined}"
     head = (
         f"it would start at once on {compact(reply.devices)} ({where}), shifted by "
-        f"{seconds(reply.shift_us)}, {reply.overlap_ppm / PPM:.0%} of its device time overlapping "
+        f"{length(reply.shift_us)}, {reply.overlap_ppm / PPM:.0%} of its device time overlapping "
         f"others'; predicted slowdown {ratio(reply.predicted_ppm)}"
     )
     if not reply.neighbours:
@@ -120,7 +120,7 @@ def _axis(window: Window, columns: int) -> str:
     line = ""
     for tick in range(_TICKS):
         at = tick * columns // _TICKS
-        text = "now" if tick == 0 else f"+{seconds(window.length_us * tick // _TICKS)}"
+        text = "now" if tick == 0 else f"+{length(window.length_us * tick // _TICKS)}"
         line = line.ljust(at) + text
     return line[:columns]
 
@@ -134,8 +134,8 @@ def _figures(group: service_pb2.PackGroup) -> Table:
         table.add_row(
             Text(_label(resident), style=COLORS[number % len(COLORS)]),
             compact(resident.devices),
-            seconds(resident.period_us),
-            seconds(resident.shift_us),
+            length(resident.period_us),
+            length(resident.shift_us),
             f"{resident.duty_ppm / PPM:.0%}",
             slowdown(
                 predicted_ppm=resident.predicted_ppm,
@@ -159,6 +159,6 @@ def _label(resident: service_pb2.PackResident) -> str:
 
 
 def _waiting_line(pack: service_pb2.PackReply, waiting: service_pb2.PackWaiting) -> Text:
-    since = seconds(max(0, pack.now_us - waiting.since_us))
+    since = length(max(0, pack.now_us - waiting.since_us))
     name = label(waiting.job_name, waiting.job_id, waiting.name)
     return Text(f"waiting since {since}: {name}: {waiting.reason}", style="yellow")

@@ -144,13 +144,19 @@ def ratio(ppm: int) -> str:
     return f"{ppm / PPM:.2f}" if ppm else "-"
 
 
-def seconds(length_us: int) -> str:
+def length(length_us: int) -> str:
     """Return a length of time.
 
-    >>> seconds(1_500_000), seconds(90_000_000), seconds(20_000)
+    >>> length(1_500_000), length(90_000_000), length(20_000)
     ('1.5 s', '90 s', '0.02 s')
+    >>> length(1_234_000_000), length(28_800_000_000), length(7_776_000_000_000)
+    ('20.6 min', '8 h', '2160 h')
     """
-    return f"{length_us / 1e6:.3g} s"
+    size_s = length_us / 1e6
+    for unit, unit_s in (("s", 1), ("min", 60)):
+        if size_s < 300 * unit_s:
+            return f"{size_s / unit_s:.3g} {unit}"
+    return f"{round(size_s / 3600, 1):g} h"
 
 
 def notes(resident: service_pb2.PackResident) -> list[str]:

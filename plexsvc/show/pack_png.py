@@ -17,10 +17,10 @@ from plexsvc.show.pack_plan import (
     Spans,
     Window,
     label,
+    length,
     notes,
     planned,
     ratio,
-    seconds,
     shared,
     title,
 )
@@ -76,7 +76,7 @@ def _draw_lane(axes: Axes, lane: Spans, window: Window, *, row: int, color: str)
 
 def _name(resident: service_pb2.PackResident) -> str:
     figures = (
-        f"shift {seconds(resident.shift_us)}, duty {resident.duty_ppm / PPM:.0%}, slowdown "
+        f"shift {length(resident.shift_us)}, duty {resident.duty_ppm / PPM:.0%}, slowdown "
         f"{ratio(resident.predicted_ppm)} predicted {ratio(resident.measured_ppm)} measured, "
         f"wait {resident.wait_ratio_ppm / PPM:.0%}"
     )

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.show.pack_plan import PPM, seconds, slowdown
+from plexsvc.show.pack_plan import PPM, length, slowdown
 from plexsvc.show.status import table_of
 
 OTHERS = "others"
@@ -16,7 +16,7 @@ HOUR_US = 3.6e9
 
 def report_view(report: service_pb2.ReportReply) -> RenderableType:
     """Return the tables of a report: tenants, the matrix of waits, jobs."""
-    lasted = seconds(max(0, report.now_us - report.since_us))
+    lasted = length(max(0, report.now_us - report.since_us))
     return Group(
         Text(f"the last {lasted}; waits are for devices that others held", style="dim"),
         _tenants(report),
