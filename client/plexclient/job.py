@@ -164,9 +164,10 @@ class Job:
 
         A rollout has one engine, or so many `instances`; by `instances=plex.Elastic(dedicated=1,
         spot=(0, 8), serving=(0, 4))` further ones come and go, and by `plex.Elastic(shared=True)`
-        it shares its devices in time with others, by `plex.Elastic(reserved=True)` with its own
-        job's training; `plex.Elastic(reserved=True, dedicated=1)` has both, with a seeding window.
-        Its samples are the same.
+        it shares its devices in time with others, whose engines stay awake beside its own where
+        `kv_cache_bytes` of each leave room, by `plex.Elastic(reserved=True)` with its own job's
+        training; `plex.Elastic(reserved=True, dedicated=1)` has both, with a seeding window. Its
+        samples are the same.
 
         `max_logprob_gap` above 0 makes an actor refuse a batch of a policy loss with
         `logprob_mismatch`, before any gradient is added, when a logprob of the sampler is further
