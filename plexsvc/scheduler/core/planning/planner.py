@@ -7,7 +7,7 @@ units. Besides the queue there is the operator's way (`place_at`, `rehome`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,6 +81,8 @@ class Planner(Keeping):
         self._queue_news = False
         self._has_new_units = False
         self._relearned: dict[int, None] = {}
+        self._vacated: dict[int, None] = {}
+        self._freed_seen_first = 0
 
     def submit(self, demand: Demand) -> None:
         """Queue a job."""
@@ -133,6 +135,7 @@ class Planner(Keeping):
         resident = self.group_of(resident_id).residents[resident_id]
         for group in self.board.remove(resident_id):
             self.touch(group.group_id)
+            self._vacated[group.group_id] = None
         if resident.demand.host_bytes:
             self._touch_hosts(resident.units)
         self.paces.forget(resident_id)
@@ -228,6 +231,18 @@ class Planner(Keeping):
             return True
         has_elsewhere = len(groups) > 1 or bool(self.board.idle)
         return bool(self._relearned) and has_elsewhere and bool(self.in_trouble())
+
+    @property
+    def has_vacancies(self) -> bool:
+        """Whether somebody left a group, or units became idle, since `vacancies` was asked."""
+        return bool(self._vacated) or self.board.num_freed > self._freed_seen_first
+
+    def vacancies(self) -> list[Group]:
+        """Return the groups that somebody left since this was last asked."""
+        self._freed_seen_first = self.board.num_freed
+        found = [self.board.groups[g] for g in self._vacated if g in self.board.groups]
+        self._vacated.clear()
+        return found
 
     def in_trouble(self) -> list[Group]:
         """Return the groups in which a job is late, or that are over their bounds by now.
@@ -381,17 +396,22 @@ class Planner(Keeping):
         demand: Demand,
         *,
         other_than: int,
-        taken: Mapping[int, Sequence[Demand]],
+        taken: Collection[int],
         onto_idle: Collection[UnitId] | None = None,
+        among: Iterable[Group] | None = None,
     ) -> Spot | None:
         """Return the place a placed job could move to, in a group to which nobody moves yet.
 
-        With `onto_idle`, also on idle units that are not among these.
+        With `onto_idle`, also on idle units that are not among these. `among` are the groups to
+        look at, by default all.
         """
+        same_size = whole_groups(self.board, demand) if among is None else among
         groups = [
             group
-            for group in whole_groups(self.board, demand)
-            if group.group_id != other_than and group.group_id not in taken
+            for group in same_size
+            if group.size == demand.num_units
+            and group.group_id != other_than
+            and group.group_id not in taken
         ]
         kept = self.kept_units()
         spots = self._that_take(
@@ -472,6 +492,7 @@ class Planner(Keeping):
         group = self.group_of(resident_id)
         for each in (*left, group):
             self.touch(each.group_id)
+        self._vacated.update((each.group_id, None) for each in left)
         return Placed(
             resident_id=resident_id,
             group_id=group.group_id,
