@@ -130,7 +130,7 @@ class FakeLoop(Client):
 
     def told(self, answer: Answer, *, now_us: int) -> Posts:
         match answer:
-            case Answer(what=What.READY, is_placed=True):
+            case Answer(what=What.READY, is_placed=True) if not self.seq:
                 return (Alarm(now_us + self.gap_us),)
             case Answer(what=What.ANSWERED):
                 self.open -= 1
