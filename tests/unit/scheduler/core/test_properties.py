@@ -73,8 +73,9 @@ class AnyHistory(RuleBasedStateMachine):
         name=st.sampled_from(NAMES),
         devices=st.sampled_from([1, 1, 2]),
         shared=st.integers(0, 2),
+        takes=st.sampled_from([0, 40, 60]),
     )
-    def deploy(self, slot: str, name: str, devices: int, shared: int) -> None:
+    def deploy(self, slot: str, name: str, devices: int, shared: int, takes: int) -> None:
         is_rollout = name == "rollout"
         self.world.job(self.job(slot))
         self.world.deploy(
@@ -84,6 +85,7 @@ class AnyHistory(RuleBasedStateMachine):
             rollout=is_rollout,
             shared=is_rollout and shared > 0,
             where_it_trains=is_rollout and shared > 1,
+            instance_bytes=takes if is_rollout and shared == 1 else 0,
         )
 
     @rule(
