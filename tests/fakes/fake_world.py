@@ -325,7 +325,8 @@ class FakeWorld:
                     at_us=at_us, deployment_id=order.deployment_id, move_id=order.move_id, nbytes=60
                 )
             case SpawnWpg():
-                own = self.core.view.deployments[order.deployment_id].instance_bytes
+                asked = self.core.view.deployments.get(order.deployment_id)
+                own = 0 if asked is None else asked.instance_bytes
                 sizes = (own or self.device_bytes,) * len(order.places)
                 parked = (self.parked_bytes,) * len(order.places) if self.parked_bytes else ()
                 return WpgReady(
