@@ -71,6 +71,8 @@ class LedDeployment:
     """The pull of the version that is served."""
     versions: set[VersionId] = field(default_factory=set)
     """What instances may serve or load."""
+    generates: int = 0
+    """How many run."""
 
     @property
     def seeds(self) -> str:

@@ -34,7 +34,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.core.instances import SPOT
-from plexsvc.rollout.core.pool import Wanted
+from plexsvc.rollout.core.pool import Generating, Wanted
 from plexsvc.rollout.links import CALL_S, LedDeployment, ManagerLink, cancel, restoring, wanted_of
 from plexsvc.rollout.pools import Pools
 from plexsvc.rpc.channels import open_channel
@@ -127,7 +127,13 @@ class Managers(Pools):
             deployment.fence.CopyFrom(request.fence)
         if body == "pull":
             deployment.versions.add(VersionId.of(request.published))
-        reply = await self._insist(deployment, request)
+        if body == "generate":
+            self._generates(deployment, 1)
+        try:
+            reply = await self._insist(deployment, request)
+        finally:
+            if body == "generate":
+                self._generates(deployment, -1)
         if not reply.result.HasField("error"):
             self._note(deployment, request, reply, body)
         return reply
@@ -298,6 +304,16 @@ class Managers(Pools):
             if self._deployments.get(deployment.deployment_id) is not deployment:
                 raise _gone(deployment.deployment_id)
             await self._clock.sleep(RETRY_US)
+
+    def _generates(self, deployment: LedDeployment, more: int) -> None:
+        """Count the generates that run, and tell the pools of the first and the last."""
+        deployment.generates += more
+        told = Generating(
+            deployment_id=DeploymentId(deployment.deployment_id),
+            is_generating=deployment.generates > 0,
+        )
+        for pool in self._pools:
+            pool.post(told)
 
     def _note(
         self,

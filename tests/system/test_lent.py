@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,45 @@ def test_a_job_has_a_lent_engine_as_an_instance_until_its_owner_takes_it_back(
             with served(tmp_path, *lending, "--max-model-len", "512") as engine:
                 generate_while(engine.process.kill)
                 assert tokens(rollout.generate(PROMPTS, **OPTIONS)) == expected
+
+
+def until_lent(cluster: LiveCluster, rollout: plex.Rollout) -> Iterator[plex.Samples]:
+    """Generate again and again until the guest has samples of it; yield what came."""
+    is_lent = False
+    deadline = time.monotonic() + 60
+    while not is_lent:
+        assert time.monotonic() < deadline, "the guest never samples for it"
+        under_way = rollout.generate.submit(PROMPTS, **OPTIONS)
+        while not under_way.done():
+            view = lent(cluster)
+            is_lent |= view.deployment_id == rollout.deployment_id and view.running > 0
+        yield under_way.result()
+
+
+def test_one_lent_engine_serves_two_jobs_in_turn_each_by_its_own_weights(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    with start_cluster(tmp_path) as cluster, cluster.connect() as connection, ExitStack() as stack:
+        jobs = [stack.enter_context(connection.job(name)) for name in ("one", "two")]
+        rollouts, versions = [], []
+        for number, job in enumerate(jobs):
+            actor = job.deploy(
+                "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
+            )
+            elastic = plex.Elastic(dedicated=1, serving=(0, 1))
+            rollout = job.deploy(
+                "rollout", model=actor, backend="vllm", max_model_len=512, instances=elastic
+            )
+            actor.forward_backward(fixed_batch(number), loss="ppo")
+            actor.step()
+            versions.append(rollout.sync(actor))
+            rollouts.append(rollout)
+        expected = [tokens(rollout.generate(PROMPTS, **OPTIONS)) for rollout in rollouts]
+        assert expected[0] != expected[1], "they have other weights"
+        make_qwen3(tmp_path / "chat", seed=1)
+        lending = ("--lend", "--lend-model", str(tiny_model), "--cluster", str(cluster.state_dir))
+        with served(tmp_path, *lending, "--max-model-len", "512"):
+            for turn in (0, 1, 0, 1):
+                for samples in until_lent(cluster, rollouts[turn]):
+                    assert tokens(samples) == expected[turn]
+                    assert {v for one in samples for v in one.versions} == {versions[turn]}

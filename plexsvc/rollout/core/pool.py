@@ -5,10 +5,12 @@ of serving engines. Deployments say how many instances they want, and what they 
 A free slot goes to a deployment that it suits: one that pays its price, is of its model, and is of
 a tenant that it is open to. Those below their least number come first, then the one with the
 fewest. One that has two more than another gives one up, and so does one above its least number to
-one below it. A slot that is noticed, or closed by hand, gets no more instances, and its instance is
-drained; so is one that does not suit any more, as when its price rises. One that goes has its
-process ended, whatever it did. A slot on which instances do not come up or die is left alone for a
-while, longer each time, so that a provider that lies costs little.
+one below it. A slot that is passed on, whose process goes on then, goes to those first that
+generate, and leaves one that does not for one that does. A slot that is noticed, or closed by hand,
+gets no more instances, and its instance is drained; so is one that does not suit any more, as when
+its price rises. One that goes has its process ended, whatever it did. A slot on which instances do
+not come up or die is left alone for a while, longer each time, so that a provider that lies costs
+little.
 
 | slot | leaves it when |
 |---|---|
@@ -52,6 +54,8 @@ class SlotCame:
     """The only model that its instance can be of; empty: any."""
     tenants: frozenset[str] = frozenset()
     """Those whose deployments may have it; none: everybody's."""
+    is_passed_on: bool = False
+    """Whether another deployment costs it no more than other weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generating:
+    """A deployment has begun to generate, or generates no more."""
+
+    deployment_id: DeploymentId
+    is_generating: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceUp:
     """An instance was started and its manager has it."""
 
@@ -157,7 +169,7 @@ ByHand: TypeAlias = SlotClosed | SlotOpened
 Outcome: TypeAlias = InstanceUp | InstanceFailed | SlotDrained | InstanceStopped
 """What became of an order."""
 
-Event: TypeAlias = Fact | ByHand | Wanted | Outcome | PoolTicked
+Event: TypeAlias = Fact | ByHand | Wanted | Generating | Outcome | PoolTicked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +281,8 @@ class Pool:
         """Start without slots; `closed` are not to be used when they come."""
         self.slots: dict[SlotId, Slot] = {}
         self.wanted: dict[DeploymentId, Wanted] = {}
+        self.generating: set[DeploymentId] = set()
+        """Those of `wanted` that generate now."""
         self.closed = set(closed)
         """Those that an operator closed, whether they are there or not."""
         self.bills: dict[DeploymentId, Bill] = Newest(MAX_BILLS)
@@ -306,11 +320,8 @@ class Pool:
                 return []
             case Wanted():
                 return self._want(event)
-            case PoolTicked():
-                self._charge(event.at_us)
-                return []
-            case SlotOpened():
-                self.closed.discard(event.slot_id)
+            case Generating() | PoolTicked() | SlotOpened():
+                self._note(event)
                 return []
             case SlotClosed():
                 self.closed.add(event.slot_id)
@@ -319,6 +330,17 @@ class Pool:
             case _:
                 slot_ = self.slots.get(event.slot_id)
                 return [] if slot_ is None else self._on_slot(event, slot_)
+
+    def _note(self, event: Generating | PoolTicked | SlotOpened) -> None:
+        match event:
+            case PoolTicked():
+                self._charge(event.at_us)
+            case SlotOpened():
+                self.closed.discard(event.slot_id)
+            case Generating() if event.is_generating and event.deployment_id in self.wanted:
+                self.generating.add(event.deployment_id)
+            case Generating():
+                self.generating.discard(event.deployment_id)
 
     def _on_slot(
         self, event: SlotPriced | SlotNoticed | SlotGone | Outcome, slot: Slot
@@ -363,6 +385,7 @@ class Pool:
             self.wanted[event.deployment_id] = event
         else:
             self.wanted.pop(event.deployment_id, None)
+            self.generating.discard(event.deployment_id)
         has = [(s.number, name) for name, s in self.slots.items() if s.user == event.deployment_id]
         ordered: list[Order] = []
         for _, name in sorted(has)[event.most :]:
@@ -440,10 +463,11 @@ class Pool:
         counts = {one: self.count(one) for one in self.wanted} if free else {}
         started: list[Order] = []
         for _, name in sorted(free):
+            slot = self.slots[name]
             takers = [
-                (counts[one] >= want.least, counts[one], order, one)
+                (counts[one] >= want.least, self._is_idle(slot, one), counts[one], order, one)
                 for order, (one, want) in enumerate(self.wanted.items())
-                if counts[one] < want.most and self.slots[name].suits(want)
+                if counts[one] < want.most and slot.suits(want)
             ]
             if takers:
                 taker = min(takers)[-1]
@@ -464,11 +488,18 @@ class Pool:
                 if slot.state is not State.UP or slot.user is None or not slot.suits(want):
                     continue
                 spare = counts[slot.user] - self.wanted[slot.user].least
-                if counts[slot.user] - counts[poor] >= 2 or (
-                    counts[poor] < want.least and spare > 0
-                ):
+                is_owed = counts[poor] < want.least or self._is_passed_on(slot, to=poor)
+                if counts[slot.user] - counts[poor] >= 2 or (is_owed and spare > 0):
                     return self._drain(slot_id, slot)
         return []
+
+    def _is_passed_on(self, slot: Slot, *, to: DeploymentId) -> bool:
+        """Whether a deployment that generates gets a slot of one that does not."""
+        return slot.user is not None and self._is_idle(slot, slot.user) > self._is_idle(slot, to)
+
+    def _is_idle(self, slot: Slot, deployment_id: DeploymentId) -> bool:
+        """Whether others come first for a slot, since they generate."""
+        return slot.terms.is_passed_on and deployment_id not in self.generating
 
     def _start(self, slot_id: SlotId, deployment_id: DeploymentId) -> StartInstance:
         slot = self.slots[slot_id]

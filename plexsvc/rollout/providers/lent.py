@@ -160,7 +160,11 @@ class LentEngines:
 
 def _came(offer: Offer) -> SlotCame:
     return SlotCame(
-        slot_id=offer.slot_id, price=offer.price, model=offer.model, tenants=offer.lend_to
+        slot_id=offer.slot_id,
+        price=offer.price,
+        model=offer.model,
+        tenants=offer.lend_to,
+        is_passed_on=True,
     )
 
 

@@ -96,6 +96,45 @@ def test_a_slot_goes_to_deployments_of_its_model_and_of_tenants_it_is_open_to() 
     ]
 
 
+def test_a_slot_that_is_passed_on_goes_to_whoever_generates() -> None:
+    made = Pool()
+    for one in (A, B):
+        made.handle(pool.Wanted(deployment_id=one, most=1))
+    made.handle(pool.Generating(deployment_id=B, is_generating=True))
+    (start,) = made.handle(pool.SlotCame(slot_id="serving/chat", is_passed_on=True))
+    assert start == pool.StartInstance(slot_id="serving/chat", number=1, deployment_id=B)
+    made.handle(pool.InstanceUp(slot_id="serving/chat", number=1))
+    assert made.handle(pool.Generating(deployment_id=A, is_generating=True)) == []
+    assert made.handle(pool.Generating(deployment_id=B, is_generating=False)) == [
+        pool.DrainInstance(slot_id="serving/chat", number=1, deployment_id=B)
+    ]
+    assert made.handle(pool.Generating(deployment_id=B, is_generating=True)) == []
+    made.handle(pool.SlotDrained(slot_id="serving/chat", number=1))
+    (start,) = made.handle(pool.InstanceStopped(slot_id="serving/chat", number=1))
+    assert start == pool.StartInstance(slot_id="serving/chat", number=2, deployment_id=A)
+    made.handle(pool.InstanceUp(slot_id="serving/chat", number=2))
+    for one in (B, A):
+        assert made.handle(pool.Generating(deployment_id=one, is_generating=False)) == []
+    assert users(made) == {A: 1}
+
+
+def test_a_slot_whose_process_would_end_is_not_passed_on() -> None:
+    made = with_slots(1)
+    made.handle(pool.Wanted(deployment_id=A, most=1))
+    made.handle(pool.InstanceUp(slot_id="s:0", number=1))
+    made.handle(pool.Wanted(deployment_id=B, most=1))
+    assert made.handle(pool.Generating(deployment_id=B, is_generating=True)) == []
+
+
+def test_nobody_gives_what_it_has_at_least_to_one_that_generates() -> None:
+    made = Pool()
+    made.handle(pool.SlotCame(slot_id="serving/chat", is_passed_on=True))
+    made.handle(pool.Wanted(deployment_id=A, least=1, most=1))
+    made.handle(pool.InstanceUp(slot_id="serving/chat", number=1))
+    made.handle(pool.Wanted(deployment_id=B, most=1))
+    assert made.handle(pool.Generating(deployment_id=B, is_generating=True)) == []
+
+
 def test_a_deployment_is_billed_for_what_it_holds_until_the_process_is_gone() -> None:
     hour_us = 3_600_000_000
     made = with_slots(1, price=2.0)
@@ -247,7 +286,11 @@ class Course(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 3), price=st.sampled_from([0.0, 1.0, 2.0]))
     def come(self, number: int, price: float) -> None:
-        self.tell(pool.SlotCame(slot_id=f"s:{number}", price=price))
+        self.tell(pool.SlotCame(slot_id=f"s:{number}", price=price, is_passed_on=number > 1))
+
+    @rule(who=st.sampled_from([A, B]), is_generating=st.booleans())
+    def generate(self, who: DeploymentId, is_generating: bool) -> None:
+        self.tell(pool.Generating(deployment_id=who, is_generating=is_generating))
 
     @rule(number=st.integers(0, 3), is_noticed=st.booleans())
     def leave(self, number: int, is_noticed: bool) -> None:
@@ -324,6 +367,33 @@ class Course(RuleBasedStateMachine):
             assert (slot.user is None) == (slot.state is State.FREE)
             assert not slot.is_gone or slot.state is State.STOPPING
             assert (slot.state is State.FREE) == (name not in self.living.values())
+
+    def teardown(self) -> None:
+        """Once nothing more is told, orders end: nobody passes anything back and forth."""
+        for _ in range(40):
+            for waiting in (self.stopping, self.draining, self.starting):
+                while waiting:
+                    self.end(waiting.pop(0))
+        assert [*self.starting, *self.draining, *self.stopping] == []
+        idle = {one for one in self.pool.wanted if one not in self.pool.generating}
+        for slot in self.pool.slots.values():
+            if slot.terms.is_passed_on and slot.user in idle and slot.state is State.UP:
+                spare = self.pool.count(slot.user) - self.pool.wanted[slot.user].least
+                for one in self.pool.generating if spare > 0 else ():
+                    want = self.pool.wanted[one]
+                    assert self.pool.count(one) >= want.most or not slot.suits(want)
+
+    def end(self, order: pool.Order) -> None:
+        """Have an order end as it should."""
+        slot_id, number = order.slot_id, order.number
+        match order:
+            case pool.StartInstance():
+                self.tell(pool.InstanceUp(slot_id=slot_id, number=number))
+            case pool.DrainInstance():
+                self.tell(pool.SlotDrained(slot_id=slot_id, number=number))
+            case pool.StopInstance():
+                del self.living[number]
+                self.tell(pool.InstanceStopped(slot_id=slot_id, number=number))
 
 
 TestCourse = Course.TestCase
