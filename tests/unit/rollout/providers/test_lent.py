@@ -16,7 +16,7 @@ from plexsvc.rollout.providers.lent import GRACE_US, MAX_LENT, LentEngines, Offe
 from tests.fakes.fake_clock import FakeClock, settle
 
 CHAT = Offer(name="chat", address="host:1", model="/m/a", price=0.5)
-CAME = SlotCame(slot_id="serving/chat", price=0.5, model="/m/a")
+CAME = SlotCame(slot_id="serving/chat", price=0.5, model="/m/a", is_passed_on=True)
 LEASE_US = 10_000_000
 
 
