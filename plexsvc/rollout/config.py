@@ -135,8 +135,8 @@ class RolloutConfig:
     refused with `queue_full`."""
     plans_by_length: bool = False
     """Whether prompts are dealt by how long their answers were in the generates before:
-    prompts of like length to one instance, and equal work for each. A manager's successor begins
-    anew. Tokens do not depend on it."""
+    prompts of like length to one instance, so that all end together. A manager's successor goes
+    on from what was remembered. Tokens do not depend on it."""
     plans_instances: bool = False
     """Whether a generate whose lengths are expected leaves instances to others from its beginning,
     by a score of time and cost. Needs `plans_by_length`."""

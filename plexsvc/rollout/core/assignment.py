@@ -20,7 +20,7 @@ from plexsvc.rollout.core.dealing import deal, deal_turns
 from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.instances import Instance, Phase
 from plexsvc.rollout.core.orders import Order
-from plexsvc.rollout.core.planning import candidates, choose_plan, rank, share_out
+from plexsvc.rollout.core.planning import StepTime, candidates, choose_plan, rank
 
 MAX_SESSIONS: Final = 65_536
 """Sessions whose last instance is known; the one without a turn for longest goes first."""
@@ -62,12 +62,15 @@ class Generate:
 class Assignment:
     """Instances, unanswered generates, and which sample is where."""
 
-    def __init__(self, *, max_pending: int, cut: float | None, counts: bool) -> None:
+    def __init__(
+        self, *, max_pending: int, cut: float | None, counts: bool, step: StepTime | None
+    ) -> None:
         """Assign at most `max_pending` samples without a token to an instance.
 
         With `cut`, instances are as full as slots were taken; with `counts`, a generate of expected
-        lengths spares those that it can do without.
+        lengths spares those that it can do without. `step` is what steps take until a profile says.
         """
+        self._step = step
         self.max_pending, self.cut, self.counts = max_pending, cut, counts
         self.version = VersionId()
         """The wanted version."""
@@ -89,8 +92,8 @@ class Assignment:
     ) -> list[Order]:
         """Give prompts of like length to one instance; what finds no room there waits.
 
-        The longest go to the fastest. Each instance gets what it does in the same time as the
-        others, beside the samples that it has.
+        The longest go to the fastest. All instances end together by their profile, with the samples
+        that they have.
         """
         samples_of: dict[int, list[SampleKey]] = {}
         for key in keys:
@@ -102,17 +105,21 @@ class Assignment:
         if not serving:
             return self._spread(operation_id, keys)
         lengths = [expected[prompt] for prompt in prompts]
-        work = [expected[prompt] * len(samples_of[prompt]) for prompt in prompts]
-        if self.counts:
-            context = sum(one.prompt_tokens for one in generate.samples.values()) // len(keys)
+        context = sum(one.prompt_tokens for one in generate.samples.values()) // len(keys)
+        profiled = (one.profile.step_time() for _, one in serving)
+        step = next((found for found in profiled if found), self._step)
+        if self.counts and step is not None:
             samples = len(keys) // len(prompts)
-            serving = self._enough(serving, lengths, samples=samples, context=context)
-        shares = share_out(
-            sum(work),
+            serving = self._enough(serving, lengths, samples=samples, context=context, step=step)
+        parts = rank(
+            lengths,
+            len(serving),
+            samples=[len(samples_of[prompt]) for prompt in prompts],
+            context=context,
+            step=step,
             slowness=[one.slowness for _, one in serving],
-            busy=[one.load * sum(work) / len(keys) for _, one in serving],
+            busy=[one.load for _, one in serving],
         )
-        parts = rank(lengths, len(serving), work=work, shares=shares)
         started: list[Order] = []
         for (instance_id, instance), part in zip(serving, parts, strict=True):
             hand = [key for number in part for key in samples_of[prompts[number]]]
@@ -129,14 +136,13 @@ class Assignment:
         *,
         samples: int,
         context: int,
+        step: StepTime,
     ) -> list[tuple[InstanceId, Instance]]:
         """Return as many instances as serve a generate best; the others are spared.
 
-        All, while some are busy or none has a profile yet.
+        All, while some are busy.
         """
-        steps = (one.profile.step_time() for _, one in serving)
-        step = next((found for found in steps if found), None)
-        if step is None or any(one.load for _, one in serving):
+        if any(one.load for _, one in serving):
             return serving
         counts = candidates(len(serving))
         plan = choose_plan(expected, samples=samples, context=context, step=step, counts=counts)

@@ -33,6 +33,7 @@ from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import RESERVED, Phase
 from plexsvc.rollout.core.membership import Membership
 from plexsvc.rollout.core.orders import Order
+from plexsvc.rollout.core.planning import StepTime
 from plexsvc.rollout.core.window import SeedingWindow
 
 REST_TICKS: Final = 4
@@ -56,13 +57,15 @@ class RolloutCore(Membership):
         cut: float | None = None,
         spares: bool = False,
         counts: bool = False,
+        step: StepTime | None = None,
     ) -> None:
         """Let an instance go when this share of its samples has ended (`cut`), None: never.
 
         It is drained then or, with `spares`, kept for later generates. `counts`: instances that a
-        generate of expected lengths can do without are spared from its beginning.
+        generate of expected lengths can do without are spared from its beginning. `step` is what
+        steps take until instances have a profile.
         """
-        super().__init__(max_pending=max_pending, cut=cut, counts=counts)
+        super().__init__(max_pending=max_pending, cut=cut, counts=counts, step=step)
         self.deployment_id, self.max_losses, self.spares = deployment_id, max_losses, spares
         self._ticked_us = 0
         self.window = SeedingWindow()

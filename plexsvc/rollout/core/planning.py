@@ -1,7 +1,8 @@
 """Plans by expected lengths: who gets which prompts, and how many instances.
 
-The rules of RLHFless: prompts of like length together and equal work for each instance (section
-4.3), and the number of instances by a weighted score of time and cost (4.4).
+The rules of RLHFless: prompts of like length together (section 4.3), and the number of instances
+by a weighted score of time and cost (4.4). Instances get what lets them end together by the time of
+their steps, not equal work as in the paper.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 SPEED: Final = 0.7
@@ -17,6 +18,16 @@ SPEED: Final = 0.7
 
 StepTime = Callable[[int, float], float]
 """Time of a decoding step of so many samples with so many tokens of context, all together."""
+
+LONGEST: Final = 0.25
+"""What the steps of a part's longest answer count for, where parts are to end together.
+
+Single answers differ from what is expected by more than prompts do: with all of it, as is right for
+known lengths, parts of short answers get so many that they end last (`benchmarks-rollout.md`).
+"""
+
+HALVINGS: Final = 50
+"""Of the time in which the earliest end is sought."""
 
 
 MOST_CANDIDATES: Final = 8
@@ -33,49 +44,57 @@ def candidates(most: int) -> list[int]:
     return [most * number // count for number in range(1, count + 1)]
 
 
-def share_out(work: float, *, slowness: Sequence[int], busy: Sequence[float]) -> list[float]:
-    """Return the work of each instance, so that all end together as far as they can.
-
-    `slowness`: how many times as long as the fastest one takes; `busy`: the work that each has.
-
-    >>> share_out(90, slowness=[1, 2], busy=[0, 0])
-    [60.0, 30.0]
-    >>> share_out(90, slowness=[1, 1], busy=[30, 0])
-    [30.0, 60.0]
-    """
-    speeds = sum(1 / one for one in slowness)
-    whole = work + sum(busy)
-    return [max(0.0, whole / one / speeds - has) for one, has in zip(slowness, busy, strict=True)]
-
-
 def rank(
     expected: Sequence[int],
     parts: int,
     *,
-    work: Sequence[int] | None = None,
-    shares: Sequence[float] | None = None,
+    samples: Sequence[int] | None = None,
+    context: int = 0,
+    step: StepTime | None = None,
+    slowness: Sequence[int] | None = None,
+    busy: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Return the prompts of each part: the longest first, and work by `shares`, or equal.
+    """Return the prompts of each part, the longest first, so that the last to end does so soonest.
 
-    `expected` are lengths by prompt, and its work if no other is given. Parts may be empty where
-    prompts are few. `O(n log n)`.
+    `expected` are lengths by prompt, each of one sample or of `samples`; `context` is the length of
+    prompts. A part takes as long as its samples add to steps, and `LONGEST` of what the steps of
+    its longest take without them; while `step` is not known, as all its tokens. It takes `slowness`
+    times as long where that is given, and has `busy` samples of mean length already. Parts may be
+    empty where prompts are few. `step` is linear. `O(n log n)`.
 
     >>> rank([10, 90, 20, 60], 2)
     [[1], [3, 2, 0]]
-    >>> rank([10, 90, 20, 60], 2, shares=[3, 1])
+    >>> rank([10, 90, 20, 60], 2, slowness=[1, 3])
     [[1, 3], [2, 0]]
+    >>> rank([80, 30, 30, 30], 2, step=lambda batch, context: 8.0 + batch)
+    [[0], [1, 2, 3]]
     """
+    fixed = 0.0 if step is None else step(0, 0.0)
+    times = [
+        length * (1.0 if step is None else step(1, context + length / 2) - fixed)
+        for length in expected
+    ]
+    times = [time * count for time, count in zip(times, samples or [1] * len(times), strict=True)]
     order = sorted(range(len(expected)), key=lambda prompt: (-expected[prompt], prompt))
-    work = work or expected
-    total, done = sum(work), 0.0
-    edges = list(accumulate(shares if shares and any(shares) else [1.0] * parts))
-    found: list[list[int]] = [[] for _ in range(parts)]
-    for prompt in order:
-        middle = done + work[prompt] / 2
-        part = bisect(edges, middle * edges[-1] / total) if total else 0
-        found[min(part, parts - 1)].append(prompt)
-        done += work[prompt]
-    return found
+    done = list(accumulate((times[prompt] for prompt in order), initial=0.0))
+    mean = done[-1] / max(1, sum(samples or [1] * len(times)))
+    slow, has = slowness or [1] * parts, [mean * count for count in busy or [0] * parts]
+
+    def edges(end: float) -> list[int]:
+        """Return where the parts begin that are over by `end`, and where the last one ends."""
+        found = [0]
+        for one, before in zip(slow, has, strict=True):
+            first = found[-1]
+            alone = fixed * LONGEST * expected[order[first]] if first < len(order) else 0.0
+            last = bisect(done, done[first] + end / one - before - alone) - 1
+            found.append(max(first, last))
+        return found
+
+    early, late = 0.0, max(slow) * (fixed * max(expected, default=0) + done[-1] + max(has)) + 1.0
+    for _ in range(HALVINGS):
+        middle = (early + late) / 2
+        early, late = (early, middle) if edges(middle)[-1] == len(order) else (middle, late)
+    return [order[first:last] for first, last in pairwise(edges(late))]
 
 
 def time_of(lengths: Sequence[int], *, context: int, step: StepTime) -> float:
@@ -124,7 +143,7 @@ def choose_plan(
     """
     plans: dict[int, LengthPlan] = {}
     for count in counts:
-        parts = rank(expected, count)
+        parts = rank(expected, count, samples=[samples] * len(expected), context=context, step=step)
         times = [
             start + time_of([expected[p] for p in part] * samples, context=context, step=step)
             for part in parts

@@ -23,9 +23,9 @@ from plexsvc.sim.rollout.engine import Engine, EngineProfile
 from plexsvc.sim.rollout.floor import DEPLOYMENT, Floor, Unit
 from plexsvc.sim.rollout.workload import LengthModel
 
-CUT: Final = 0.9
+CUT: Final = 0.95
 """Share of an instance's samples after which the rest goes elsewhere (tau). At the paper's 0.7
-thrice as many move: it costs a little less and takes a tenth longer (`benchmarks-rollout.md`)."""
+five times as many move: it costs a little less and takes a fifth longer (`benchmarks-rollout.md`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,11 @@ class PlannedRun(Floor):
     def __init__(self, workload: PlannedWorkload, *, policy: PlanPolicy, seed: int) -> None:
         num_samples = workload.prompts * workload.samples
         core = RolloutCore(
-            DEPLOYMENT, max_losses=1, max_pending=num_samples, cut=CUT if policy.cuts else None
+            DEPLOYMENT,
+            max_losses=1,
+            max_pending=num_samples,
+            cut=CUT if policy.cuts else None,
+            step=workload.profile.step_us,
         )
         super().__init__(core, prompt_tokens=workload.prompt_tokens, pull_us=0)
         self.took_us, self.paid_us, self.started = 0, 0, 0
