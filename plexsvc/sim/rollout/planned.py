@@ -25,7 +25,7 @@ from plexsvc.sim.rollout.workload import LengthModel
 
 CUT: Final = 0.95
 """Share of an instance's samples after which the rest goes elsewhere (tau). At the paper's 0.7
-five times as many move: it costs a little less and takes a fifth longer (`benchmarks-rollout.md`)."""
+five times as many move: it costs less and takes a fifth longer (`benchmarks-rollout.md`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
