@@ -191,7 +191,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         act: Callable[..., Awaitable[LoadReport]],
     ) -> rollout_pb2.LoadVersionReply:
         version = VersionId.of(published)
-        is_models_own = version == self._engine.version == MODEL
+        is_models_own = version == MODEL  # read from its directory
         if not published.holders and not is_models_own:
             raise PlexError(ErrorCode.BAD_REQUEST, f"{version} came without a node that holds it")
         started_us = self._clock.monotonic_us()

@@ -17,7 +17,7 @@ import plexclient as plex
 from plexclient.wire.v1 import service_pb2
 from plexsvc.rollout.serving.control import ask
 from tests.rigs.lent_engine import ServedEngine, served
-from tests.rigs.live_cluster import LiveCluster, start_cluster
+from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
 from tests.rigs.spot_cluster import PROMPTS, change_instance, tokens
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.waiting import wait_until
@@ -133,17 +133,22 @@ def until_lent(cluster: LiveCluster, rollout: plex.Rollout) -> Iterator[plex.Sam
         yield under_way.result()
 
 
-def test_one_lent_engine_serves_two_jobs_in_turn_each_by_its_own_weights(
+def test_one_lent_engine_serves_jobs_in_turn_each_by_its_own_weights(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    with start_cluster(tmp_path) as cluster, cluster.connect() as connection, ExitStack() as stack:
+    nodes = {"node-a": [TRAIN, TRAIN, ROLLOUT, ROLLOUT, ROLLOUT]}
+    with (
+        start_cluster(tmp_path, nodes=nodes) as cluster,
+        cluster.connect() as connection,
+        ExitStack() as stack,
+    ):
         jobs = [stack.enter_context(connection.job(name)) for name in ("one", "two")]
         rollouts, versions = [], []
+        elastic = plex.Elastic(dedicated=1, serving=(0, 1))
         for number, job in enumerate(jobs):
             actor = job.deploy(
                 "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
             )
-            elastic = plex.Elastic(dedicated=1, serving=(0, 1))
             rollout = job.deploy(
                 "rollout", model=actor, backend="vllm", max_model_len=512, instances=elastic
             )
@@ -151,12 +156,23 @@ def test_one_lent_engine_serves_two_jobs_in_turn_each_by_its_own_weights(
             actor.step()
             versions.append(rollout.sync(actor))
             rollouts.append(rollout)
+        plain = stack.enter_context(connection.job("plain"))
+        rollouts.append(
+            plain.deploy(
+                "rollout",
+                model=str(tiny_model),
+                backend="vllm",
+                max_model_len=512,
+                instances=elastic,
+            )
+        )
+        versions.append(0)  # of the model's directory
         expected = [tokens(rollout.generate(PROMPTS, **OPTIONS)) for rollout in rollouts]
-        assert expected[0] != expected[1], "they have other weights"
+        assert len({str(one) for one in expected}) == 3, "they have other weights"
         make_qwen3(tmp_path / "chat", seed=1)
         lending = ("--lend", "--lend-model", str(tiny_model), "--cluster", str(cluster.state_dir))
         with served(tmp_path, *lending, "--max-model-len", "512"):
-            for turn in (0, 1, 0, 1):
+            for turn in (0, 1, 2, 0, 2):
                 for samples in until_lent(cluster, rollouts[turn]):
                     assert tokens(samples) == expected[turn]
                     assert {v for one in samples for v in one.versions} == {versions[turn]}

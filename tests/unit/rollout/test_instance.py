@@ -87,7 +87,9 @@ async def test_one_asleep_loads_nothing_and_wakes_with_verified_weights_alone() 
         await instance.servicer.Sleep(rollout_pb2.SleepRequest(fence=FENCE), HERE)
     ).error.code
     refused = await load(instance, publish(2))
-    none = await instance.servicer.Wake(rollout_pb2.LoadVersionRequest(fence=FENCE), HERE)
+    nowhere = publish(2)
+    del nowhere.holders[:]
+    none = await wake(instance, nowhere)
     damaged = await wake(instance, publish(2, is_damaged=True))
     assert [reply.error.code for reply in (refused, none, damaged)] == [
         ErrorCode.UNAVAILABLE,
@@ -99,6 +101,14 @@ async def test_one_asleep_loads_nothing_and_wakes_with_verified_weights_alone() 
     await instance.kill()
     assert (woken.error.code, woken.version.version) == ("", 2)
     assert not instance.engine.is_asleep
+
+
+async def test_the_models_own_weights_come_back_from_its_directory() -> None:
+    instance = await start_instance()
+    await load(instance, publish(1))
+    back = await instance.servicer.LoadVersion(rollout_pb2.LoadVersionRequest(fence=FENCE), HERE)
+    await instance.kill()
+    assert (back.error.code, back.version.version, back.checksum) == ("", 0, "")
 
 
 async def test_one_asleep_wakes_with_the_version_it_had_and_one_awake_is_left_alone() -> None:
