@@ -19,7 +19,7 @@ from plexsvc.sim.rollout.coserved import Sharing
 from plexsvc.sim.rollout.rose import TRAFFIC_S, compare_lending, lent_json, rose
 from plexsvc.sim.rollout.traffic import Traffic, faster, read_traffic
 
-POLICIES: Final = (Sharing.LENDING, Sharing.ALTERNATE, Sharing.PRIORITY)
+POLICIES: Final = tuple(one for one in Sharing if one is not Sharing.ALONE)
 
 
 def main() -> None:

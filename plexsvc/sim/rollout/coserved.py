@@ -3,14 +3,15 @@
 Theory of operation. One engine steps at a time, and no step is broken off. Under `lending` the
 cores that run live decide: `Lender` who steps and how long, `MemoryBudget` what the guest may hold,
 `Leases` what it keeps. This driver does with two `SteppedEngine`s what `Coserving` does with real
-ones. Under `alternate` both step by turns, under `priority` the guest steps whenever serving has
-nothing to do; both bound neither its steps nor its memory below half, and stay for comparison.
+ones. The others stay for comparison: `ttft-only` and `tpot-only` are `lending` that knows one of
+the two objectives; under `alternate` both step by turns, under `priority` the guest steps whenever
+serving has nothing to do, and both bound neither its steps nor its memory below half.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -37,8 +38,17 @@ class Sharing(StrEnum):
 
     ALONE = "alone"
     LENDING = "lending"
+    TTFT_ONLY = "ttft-only"
+    TPOT_ONLY = "tpot-only"
     ALTERNATE = "alternate"
     PRIORITY = "priority"
+
+
+BY_OBJECTIVE: Final = frozenset({Sharing.LENDING, Sharing.TTFT_ONLY, Sharing.TPOT_ONLY})
+"""Those by the cores that run live; two of them told of one objective only (ROSE, figure 9)."""
+
+UNBOUNDED_US: Final = 3_600_000_000
+"""An objective that nobody has to keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +97,12 @@ class CoservedDevice:
     _had_work: bool = False
 
     def __post_init__(self) -> None:
-        self.lender = Lender(objectives=self.objectives)
+        known = self.objectives
+        if self.sharing is Sharing.TTFT_ONLY:
+            known = replace(known, tpot_us=UNBOUNDED_US)
+        elif self.sharing is Sharing.TPOT_ONLY:
+            known = replace(known, ttft_us=UNBOUNDED_US)
+        self.lender = Lender(objectives=known)
         total = self.serving.profile.kv_tokens * self.kv_bytes[0]
         self.budget = MemoryBudget(total_bytes=total)
         if self.sharing in {Sharing.ALTERNATE, Sharing.PRIORITY}:
@@ -118,7 +133,7 @@ class CoservedDevice:
     def step_began(self) -> None:
         """Set the guest's memory anew: it has new weights."""
         self.guest.forget(list(self.guest.prefixes))
-        if self.sharing is Sharing.LENDING:
+        if self.sharing in BY_OBJECTIVE:
             self.budget.step_began()
             self._apply()
 
@@ -129,7 +144,7 @@ class CoservedDevice:
         if self._is_stepping:
             return
         self._count()
-        if self.sharing is Sharing.LENDING:
+        if self.sharing in BY_OBJECTIVE:
             self._share_memory()
         turn, tokens = self._decide()
         self._last = turn
@@ -149,7 +164,7 @@ class CoservedDevice:
 
     def _decide(self) -> tuple[Turn, int]:
         serves, guests = self.serving.has_work, self._had_work
-        if self.sharing is Sharing.LENDING:
+        if self.sharing in BY_OBJECTIVE:
             return self._ask(guests=guests)
         by_turns = self.sharing is Sharing.ALTERNATE and self._last is Turn.SERVING
         if guests and (not serves or by_turns):

@@ -90,6 +90,12 @@ def test_steps_that_nobody_bounds_cost_requests_their_objectives(sharing: Sharin
     )
 
 
+def test_who_knows_the_first_objective_alone_misses_the_other() -> None:
+    seen, kept = latency([play(Sharing.TTFT_ONLY)]), latency([play(Sharing.LENDING)])
+    assert seen.tpot_p99 * 1000 > OBJECTIVES.tpot_us >= kept.tpot_p99 * 1000
+    assert seen.late > kept.late == 0
+
+
 def test_a_guest_gets_no_step_beside_serving_that_has_no_slack() -> None:
     device = play(Sharing.LENDING, seconds=20, requests=2000)
     assert device.guest_us < 0.2 * 20 * SECOND_US
