@@ -40,12 +40,16 @@ class FakeClock:
         self._asleep.release()
         await asyncio.to_thread(self._wake.acquire)
 
+    def until_asleep(self) -> None:
+        """Wait until someone sleeps."""
+        assert self._asleep.acquire(timeout=10)
+        self._asleep.release()
+
     def tick(self) -> None:
         """Wait until someone sleeps, wake it, and wait until it sleeps again."""
         assert self._asleep.acquire(timeout=10)
         self._wake.release()
-        assert self._asleep.acquire(timeout=10)
-        self._asleep.release()
+        self.until_asleep()
 
     def free(self) -> None:
         self._wake.release(1000)
@@ -167,6 +171,7 @@ def test_calls_on_a_job_that_was_cancelled_say_so_at_once(router: FakeRouter) ->
     with plex.connect(router.address, token=TOKEN, clock=clock) as cluster:
         with cluster.job("cancelled") as job:
             actor = job.deploy("actor", model="/model", backend="noop")
+            clock.until_asleep()  # the first keepalive finds the job running
             router.job_state = CANCELLED
             clock.tick()
             with pytest.raises(PlexError, match="cancelled: as the test says") as caught:
