@@ -34,10 +34,11 @@ def never(placement: Placement, wanted: Collection[Deployment]) -> Fault | None:
     for one in wanted:
         if not can_ever_hold(placement, one):
             return no_placement(placement, one, advice=MORE)
-        up = _up(placement, one.device_kind)
-        sizes = [placement.devices[Place.of(unit)].bytes_total for unit in up]
-        if sum(size >= one.instance_bytes for size in sizes) < one.num_devices:
-            return _too_large(one, most=max(sizes))
+        if one.instance_bytes:
+            up = _up(placement, one.device_kind)
+            sizes = [placement.devices[Place.of(unit)].bytes_total for unit in up]
+            if sum(size >= one.instance_bytes for size in sizes) < one.num_devices:
+                return _too_large(one, most=max(sizes))
     instances = [one for one in wanted if one.is_rollout and not one.where_it_trains]
     for kind in dict.fromkeys(one.device_kind for one in instances):
         together = [one for one in instances if one.device_kind == kind]
