@@ -132,7 +132,7 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
         memory.reserve(Use.STATE, one.demand.resident_id, one.units, one.demand.host_bytes)
     load, policy = Load.of(demand), planner.policy
     ask = partial(refusal, demand=demand, load=load, policy=policy, memory=memory)
-    burden = {u: len(kept[g].on((u,))) for u, g in board.group_at.items()}
+    burden = {u: len(kept[g].on((u,))) for u, g in board.group_at.items() if kept[g].residents}
     for gang in board.rooms.gangs(
         demand.num_units, among=usable, burden=lambda unit_id: burden.get(unit_id, 0)
     ):
