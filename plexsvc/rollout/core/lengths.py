@@ -36,8 +36,15 @@ class LengthHistory:
         return self._means
 
     def restore(self, means: Mapping[bytes, float]) -> None:
-        """Go on from what another has remembered."""
+        """Go on from what another has remembered, the oldest first; more than fits is forgotten.
+
+        >>> history = LengthHistory(max_prompts=2)
+        >>> history.restore({b"p": 1.0, b"q": 2.0, b"r": 3.0}); list(history.means)
+        [b'q', b'r']
+        """
         self._means.update(means)
+        while len(self._means) > self._max_prompts:
+            self._means.popitem(last=False)
 
     def observe(self, prompt: bytes, lengths: Sequence[int]) -> None:
         """Take in the lengths of a prompt's samples; `prompt` is any name of it."""
