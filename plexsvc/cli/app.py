@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from plexsvc.cluster.places import Card
 
 MISUSED: Final = 2
-PIPED_WIDTH: Final = 160
 FAILED: Final = 1
+PIPED_WIDTH: Final = 160
+"""Columns of a table that goes to a file or a pipe."""
 
 StateDir = Annotated[
     Path | None,
