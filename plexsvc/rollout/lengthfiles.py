@@ -34,17 +34,15 @@ class LengthFile:
         self._count = 0
 
     def read(self) -> dict[bytes, float]:
-        """Return what a manager before has left, the oldest first; a torn end is left out."""
-        if not self._path.exists():
+        """Return what a manager before has left, the oldest first; a torn end is left out.
+
+        Where the disk fails nothing was left: prompts are then dealt as if they were new.
+        """
+        try:
+            return self._read() if self._path.exists() else {}
+        except OSError as error:
+            log.warning("lengths not read back", path=str(self._path), error=error)
             return {}
-        data = self._path.read_bytes()
-        whole = data[: len(data) // _ENTRY.size * _ENTRY.size]
-        found: dict[bytes, float] = {}
-        for name, mean in _ENTRY.iter_unpack(whole):
-            found.pop(name, None)
-            found[name] = mean
-        self._write(found.items(), mode="wb")  # what comes next stands behind whole entries
-        return found
 
     def keep(self, names: Iterable[bytes], means: Mapping[bytes, float]) -> None:
         """Add what became of some names. Where the disk fails, a kill loses what was remembered."""
@@ -59,6 +57,16 @@ class LengthFile:
     def remove(self) -> None:
         """Delete the file; safe to repeat."""
         self._path.unlink(missing_ok=True)
+
+    def _read(self) -> dict[bytes, float]:
+        data = self._path.read_bytes()
+        whole = data[: len(data) // _ENTRY.size * _ENTRY.size]
+        found: dict[bytes, float] = {}
+        for name, mean in _ENTRY.iter_unpack(whole):
+            found.pop(name, None)
+            found[name] = mean
+        self._write(found.items(), mode="wb")  # what comes next stands behind whole entries
+        return found
 
     def _write(self, entries: Iterable[tuple[bytes, float]], *, mode: str) -> None:
         packed = [_ENTRY.pack(*entry) for entry in entries]

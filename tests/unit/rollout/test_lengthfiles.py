@@ -53,3 +53,11 @@ def test_a_disk_that_fails_costs_what_was_remembered_and_nothing_else(
     (tmp_path / FOLDER).write_text("in the way")
     LengthFile(tmp_path, "a").keep([ONE], {ONE: 3.0})
     assert "lengths not kept for a successor" in caplog.text
+    (tmp_path / FOLDER).unlink()
+    file = LengthFile(tmp_path, "a")
+    file.keep([ONE], {ONE: 3.0})
+    (path,) = (tmp_path / FOLDER).iterdir()
+    path.unlink()
+    path.mkdir()
+    assert file.read() == {}
+    assert "lengths not read back" in caplog.text
