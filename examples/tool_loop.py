@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import plexclient as plex
 
-NUMBERS, TURNS, EPISODES, STEPS = 4, 3, 32, 30
+NUMBERS, TURNS, EPISODES, STEPS = 4, 3, 64, 30
 
 
 def tool(wrote: str, secret: int) -> str:

@@ -28,8 +28,8 @@ def test_the_tool_loop_learns_to_find_numbers(
     shares = [int(share) for share in re.findall(r"step +\d+: found (\d+)%", told)]
     assert len(shares) == 30
     assert shares[0] < 25, "random weights write few numbers"
-    # Draws are new in each run: it ends at about 50, give or take 5.
-    assert sum(shares[-10:]) / 10 > 38
+    # Draws are new in each run: eight runs ended at 41 to 78. One that learns nothing stays at 5.
+    assert sum(shares[-10:]) / 10 > 20
 
 
 def test_the_tool_loop_fits_on_a_page() -> None:
