@@ -5,9 +5,10 @@
 A serving engine (a random Qwen3 of about 0.7 M parameters) gets requests that arrive as in a part
 of the trace, faster or slower by one factor, so that they come at each of the rates a second;
 prompts and answers have the trace's lengths divided by `--shorter`. Without a trace they come by
-chance, in bursts. The guest (27 M parameters) samples for a job: batches of prompts, one after the
-other. Policies: `alone` (no guest), `lending`, `alternate` (a step of each in turn) and `priority`
-(the guest steps when serving has nothing to do). All run in one process on one executor.
+chance, in bursts. Each guest (27 M parameters) samples for a job: batches of prompts, one after the
+other; baselines know one guest. Policies: `alone` (no guest), `lending`, `alternate` (a step of
+each in turn) and `priority` (the guest steps when serving has nothing to do). All run in one
+process on one executor.
 
 Of idle compute, the share harvested is the guest's part of the time that the engine alone did not
 step. TPOT is the mean of a request's tokens after its first. Prints one JSON line.
@@ -28,7 +29,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.clock import SystemClock
@@ -38,6 +42,9 @@ from plexsvc.rollout.serving.config import ServingConfig
 from plexsvc.rollout.serving.engine import ServingEngine
 from plexsvc.rollout.serving.report import LatencyLog, percentiles
 from tests.rigs.tiny_models import make_qwen3
+
+if TYPE_CHECKING:
+    from plexsvc.rollout.engines.vllm import VllmEngine
 
 MAX_LEN: Final = 512
 VOCAB: Final = 50
@@ -103,26 +110,25 @@ class Bench:
         self.engine, self.latencies = engine, engine.latencies
         self._numbers = iter(range(1 << 30))
         assert engine.coserving is not None
-        assert engine.guest is not None
-        self.lending, self.guest = engine.coserving, engine.guest
+        self.lending, self.guests = engine.coserving, engine.guests
 
     async def play(self, requests: Sequence[Request], *, policy: str) -> dict[str, Any]:
         """Serve the requests under a policy; return what came of it."""
         await asyncio.wrap_future(self.engine.executor.call(self.lending.lend))
         self.engine.executor.follow(self._policy(policy))
         self.engine.latencies = LatencyLog()
-        harvest, loop = self.lending.harvest, asyncio.get_running_loop()
-        serving_us, guest_us = harvest.serving_us, harvest.guest_us
-        tokens, began_s = self.guest.stats().generated_tokens, loop.time()
+        loop = asyncio.get_running_loop()
+        serving_us, before, began_s = self.lending.serving_us, self._harvested(), loop.time()
         async with asyncio.TaskGroup() as group:
-            job = group.create_task(self._job()) if policy != "alone" else None
+            guests = [] if policy == "alone" else self.guests
+            jobs = [group.create_task(self._job(guest)) for guest in guests]
             async with asyncio.TaskGroup() as serving:
                 for one in requests:
                     await asyncio.sleep(max(0.0, began_s + one.at_s - loop.time()))
                     serving.create_task(self._serve(one))
             wall_s = loop.time() - began_s
-            tokens = self.guest.stats().generated_tokens - tokens
-            if job is not None:
+            got = self._harvested() - before
+            for job in jobs:
                 job.cancel()
         await asyncio.wrap_future(self.engine.executor.call(self.lending.reclaim))
         seen = self.engine.latencies
@@ -139,16 +145,26 @@ class Bench:
             "ttft_ms": _rounded(percentiles(ttfts)),
             "tpot_ms": _rounded(percentiles(tpots)),
             "is_kept": all(within),
-            "serving_share": round((harvest.serving_us - serving_us) / 1e6 / wall_s, 3),
-            "guest_share": round((harvest.guest_us - guest_us) / 1e6 / wall_s, 3),
-            "guest_tokens_per_s": round(tokens / wall_s, 1),
+            "serving_share": round((self.lending.serving_us - serving_us) / 1e6 / wall_s, 3),
+            "guest_share": round(sum(us for us, _ in got.tolist()) / 1e6 / wall_s, 3),
+            "guest_shares": [round(us / 1e6 / wall_s, 3) for us, _ in got.tolist()],
+            "guest_tokens_per_s": round(sum(tokens for _, tokens in got.tolist()) / wall_s, 1),
         }
+
+    def _harvested(self) -> npt.NDArray[np.int64]:
+        """Return for each guest the time of its steps, in microseconds, and its tokens."""
+        return np.array(
+            [
+                (lent.harvest.guest_us, guest.stats().generated_tokens)
+                for lent, guest in zip(self.lending.guests, self.guests, strict=True)
+            ]
+        )
 
     def _policy(self, name: str) -> Callable[[Sequence[Steppable]], Steppable | None]:
         if name in {"alone", "lending"}:
             return self.lending
         turns, lending = [0], self.lending
-        serving, guest = lending._serving.steppable, lending._guest  # noqa: SLF001 - a baseline
+        serving, guest = lending._serving.steppable, lending.guests[0].engine  # noqa: SLF001 - a baseline
 
         def choose(ready: Sequence[Steppable]) -> Steppable | None:
             lending._observe(SystemClock().monotonic_us())  # noqa: SLF001 - it counts
@@ -170,14 +186,14 @@ class Bench:
         async for _ in self.engine.front.generate(prompt, params, f"s{number}"):
             pass
 
-    async def _job(self) -> None:
+    async def _job(self, guest: VllmEngine) -> None:
         """Sample batch after batch, as a job does; a sample that is handed back is asked again."""
         while True:
             async with asyncio.TaskGroup() as batch:
                 for _ in range(32):
-                    batch.create_task(self._sample())
+                    batch.create_task(self._sample(guest))
 
-    async def _sample(self) -> None:
+    async def _sample(self, guest: VllmEngine) -> None:
         number = next(self._numbers)
         dice = random.Random(number)
         prompt, had = [dice.randrange(2, VOCAB) for _ in range(200)], list[int]()
@@ -189,7 +205,7 @@ class Bench:
                     n=1, max_tokens=128, temperature=1.0, seed=number, ignore_eos=True
                 ),
             )
-            async for deltas in self.guest.generate([request]):
+            async for deltas in guest.generate([request]):
                 for delta in deltas:
                     had.extend(delta.token_ids)
             if len(had) < 128:
@@ -202,14 +218,16 @@ def _rounded(times: dict[str, float]) -> dict[str, float]:
 
 @contextmanager
 def configured(options: argparse.Namespace) -> Iterator[ServingConfig]:
-    """Yield a serving engine's configuration with two models of its own."""
+    """Yield a serving engine's configuration with models of its own."""
     with tempfile.TemporaryDirectory(prefix="pxl") as place:
         where = Path(place)
         make_qwen3(where / "chat", seed=1, hidden=128, layers=3, heads=4, head_dim=32, ffn=384)
-        make_qwen3(
-            where / "guest", seed=2, hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64,
-            ffn=1536,
-        )  # fmt: skip
+        guests = [where / f"guest{number}" for number in range(options.guests)]
+        for number, guest in enumerate(guests):
+            make_qwen3(
+                guest, seed=2 + number, hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64,
+                ffn=1536,
+            )  # fmt: skip
         yield ServingConfig(
             model=where / "chat",
             name="chat",
@@ -220,7 +238,7 @@ def configured(options: argparse.Namespace) -> Iterator[ServingConfig]:
             max_model_len=MAX_LEN,
             max_num_seqs=64,
             kv_bytes=384 << 20,
-            guest=where / "guest",
+            guests=tuple(guests),
         )
 
 
@@ -259,6 +277,7 @@ def main() -> None:
     parser.add_argument("--shorter", type=int, default=8)
     parser.add_argument("--ttft", type=float, default=0.5)
     parser.add_argument("--tpot", type=float, default=0.15)
+    parser.add_argument("--guests", type=int, default=1)
     parser.add_argument(
         "--policies", nargs="+", default=["alone", "lending", "alternate", "priority"]
     )

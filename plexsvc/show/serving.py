@@ -27,5 +27,10 @@ def report_view(report: Mapping[str, Any]) -> RenderableType:
     share = f"{100 * report['harvested_share_of_idle']:.0f} %"
     state = "lends" if report["is_lent"] else "does not lend now"
     tokens = report["harvested_tokens"]
-    line = f"{report['name']} {state}: {tokens} tokens harvested in {share} of its idle time"
-    return Group(table, line)
+    lines = [f"{report['name']} {state}: {tokens} tokens harvested in {share} of its idle time"]
+    if len(report["guests"]) > 1:
+        lines += [
+            f"  {one['name']}: {one['tokens']} tokens in {100 * one['share_of_idle']:.0f} %"
+            for one in report["guests"]
+        ]
+    return Group(table, *lines)

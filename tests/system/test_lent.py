@@ -176,3 +176,51 @@ def test_one_lent_engine_serves_jobs_in_turn_each_by_its_own_weights(
                 for samples in until_lent(cluster, rollouts[turn]):
                     assert tokens(samples) == expected[turn]
                     assert {v for one in samples for v in one.versions} == {versions[turn]}
+
+
+def test_guests_of_several_models_serve_jobs_beside_each_other(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    nodes = {"node-a": [ROLLOUT, ROLLOUT]}
+    other = make_qwen3(tmp_path / "other", seed=5, layers=3)
+    models = {f"chat.{model.name}": model for model in (tiny_model, other)}
+    with (
+        start_cluster(tmp_path, nodes=nodes) as cluster,
+        cluster.connect() as connection,
+        ExitStack() as stack,
+    ):
+        rollouts = {
+            name: stack.enter_context(connection.job(name)).deploy(
+                "rollout",
+                model=str(model),
+                backend="vllm",
+                max_model_len=512,
+                instances=plex.Elastic(dedicated=1, serving=(0, 1)),
+            )
+            for name, model in models.items()
+        }
+        expected = {
+            name: tokens(one.generate(PROMPTS, **OPTIONS)) for name, one in rollouts.items()
+        }
+        make_qwen3(tmp_path / "chat", seed=1)
+        lending = ["--lend", "--cluster", str(cluster.state_dir), "--max-model-len", "512"]
+        for model in models.values():
+            lending += ["--lend-model", str(model)]
+        with served(tmp_path, *lending) as engine, traffic(engine) as answers:
+            have_sampled: set[str] = set()
+            deadline = time.monotonic() + 120
+            while have_sampled != set(models):
+                assert time.monotonic() < deadline, f"only {have_sampled} of {set(models)} sample"
+                calls = {n: one.generate.submit(PROMPTS, **OPTIONS) for n, one in rollouts.items()}
+                while not all(call.done() for call in calls.values()):
+                    views = cluster.instances()
+                    for name in models:
+                        view = views.get(f"serving/{name}", service_pb2.InstanceView())
+                        if view.running > 0:
+                            assert view.deployment_id == rollouts[name].deployment_id
+                            have_sampled.add(name)
+                for name, call in calls.items():
+                    assert tokens(call.result()) == expected[name]
+            report = engine.plexctl("serve", "report", "chat")
+            assert {one["name"] for one in report["guests"] if one["tokens"]} == set(models)
+        assert answers

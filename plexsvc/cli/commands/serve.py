@@ -47,7 +47,8 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
     port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
     lend: Annotated[bool, typer.Option("--lend", help="Lend idle time and memory.")] = False,
     lend_model: Annotated[
-        Path | None, typer.Option(help="Model of the jobs; by default the one that is served.")
+        list[Path] | None,
+        typer.Option(help="Model of jobs, may be given again; by default the one that is served."),
     ] = None,
     lend_share: Annotated[float, typer.Option(help="Most of time and memory to lend.")] = 1.0,
     lend_hours: Annotated[str, typer.Option(help="When to lend, UTC, as 22:00-06:00.")] = "",
@@ -63,8 +64,9 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
         Path | None, typer.Option(help="The cluster's keys; by default, in its state directory.")
     ] = None,
     instance: Annotated[
-        str, typer.Option(help="HOST:PORT where its managers reach it; by default, on this host.")
-    ] = "",
+        list[str] | None,
+        typer.Option(help="HOST:PORT of a model's instance, one each; by default on this host."),
+    ] = None,
     max_model_len: Annotated[int, typer.Option(help="Longest sequence; 0: the model's.")] = 0,
     kv_bytes: Annotated[int, typer.Option(help="KV memory, the lent part included.")] = 256 << 20,
     state_dir: StateDir = None,
@@ -93,16 +95,17 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
         port=port,
         max_model_len=max_model_len,
         kv_bytes=kv_bytes,
-        guest=(lend_model or model) if lend else None,
+        guests=tuple(lend_model or [model]) if lend else (),
         terms=_terms(lend_share, lend_hours),
         keys_file=keys if cluster is None else keys or keys_file(cluster),
-        instance=instance,
+        instances=tuple(instance or ()) if lend else (),
         price=lend_price,
         owner=lend_owner,
         lend_to=tuple(lend_to or ()),
     )
     process.check(config, available_bytes=available_bytes())
-    if not lend and (lend_share, lend_hours, lend_model, cluster) != (1.0, "", None, None):
+    terms = (lend_share, lend_hours, lend_model or None, cluster, instance or None)
+    if not lend and terms != (1.0, "", None, None, None):
         raise refuse("lend", "is not given, and terms of lending are; add --lend, or drop them")
 
     def ready(address: str) -> None:

@@ -1,7 +1,7 @@
-"""The core of lending: who steps next on a device where a serving engine has a guest.
+"""The core of lending: who steps next on a device where a serving engine has guests.
 
 Theory of operation. One engine steps at a time, and a step cannot be broken off. The serving
-engine goes first; the guest, which samples for RL jobs, is stepped when that cannot cost a serving
+engine goes first; a guest, which samples for RL jobs, is stepped when that cannot cost a serving
 request its objective:
 
 - *TTFT* slack of a request is `objective - (now - arrival) - T_prefill(its prompt)`. While one
@@ -14,13 +14,17 @@ request its objective:
 The least slack of all of them, less a part of the objectives that is kept for what nobody foresees,
 is what a step of the guest may take; its tokens are bounded so that it takes no longer. Where
 requests would pile up (seats or memory run short), the serving engine steps without a pause.
-The owner's terms bound the guest further: lent or not, hours of the day, a share of the time.
+The owner's terms bound the guests further: lent or not, hours of the day, a share of the time.
+
+Of several guests with work the one that had the least time goes first, and the next where its step
+does not fit. A guest that comes back to work counts as having had what the others had at least, so
+that nobody saves time up (start-time fair queueing).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -123,7 +127,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """The guest's engine before a step."""
+    """A guest's engine before a step."""
 
     has_work: bool
     samples: int = 0
@@ -140,9 +144,11 @@ class Turn(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Who steps next; of the guest, at most how many tokens."""
+    """Who steps next; of a guest, at most how many tokens."""
 
     turn: Turn
+    guest: int = 0
+    """Which guest, by its place among them."""
     tokens: int = 0
 
 
@@ -150,23 +156,34 @@ SERVE: Final = Decision(turn=Turn.SERVING)
 WAIT: Final = Decision(turn=Turn.NOBODY)
 
 
+@dataclass(slots=True)
+class GuestRecord:
+    """What is known of a guest from its steps."""
+
+    times: StepForecast = field(default_factory=StepForecast)
+    tried_us: int = 0
+    """When it was last given a step."""
+    had_us: float = 0.0
+    """The time of its steps, raised to that of the others where it had no work."""
+    had_work: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class Lender:
-    """Decides step by step; knows both engines' step times and the owner's terms."""
+    """Decides step by step; knows all engines' step times and the owner's terms."""
 
     objectives: Objectives
     terms: Terms = field(default_factory=Terms)
     max_tokens: int = 512
-    """Of a step of the guest, whatever the slack."""
+    """Of a step of a guest, whatever the slack."""
     is_lent: bool = True
     serving_times: StepForecast = field(default_factory=StepForecast)
-    guest_times: StepForecast = field(default_factory=StepForecast)
+    guests: Sequence[GuestRecord] = field(default_factory=lambda: (GuestRecord(),))
+    """By place; one record for each guest of the device."""
     _prompts: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_PROMPTS))
     _long_prompt: int = 0
     _credit_us: float = CREDIT_US
     _credited_us: int | None = None
-    _tried_us: int = 0
-    """When the guest was last given a step."""
 
     def prompt_arrived(self, tokens: int) -> None:
         """Take note of a serving request."""
@@ -174,32 +191,55 @@ class Lender:
         ordered = sorted(self._prompts)
         self._long_prompt = ordered[int(LONG_PROMPT * (len(ordered) - 1))]
 
-    def stepped(self, turn: Turn, step: Step, *, took_us: int) -> None:
-        """Take note of a step that ended."""
-        if turn is Turn.GUEST:
-            self._credit_us -= took_us
-        times = self.guest_times if turn is Turn.GUEST else self.serving_times
-        times.observe(step, took_us=took_us)
+    def stepped(self, turn: Turn, step: Step, *, took_us: int, guest: int = 0) -> None:
+        """Take note of a step that ended; of guests, of which."""
+        if turn is not Turn.GUEST:
+            self.serving_times.observe(step, took_us=took_us)
+            return
+        self._credit_us -= took_us
+        self.guests[guest].had_us += took_us
+        self.guests[guest].times.observe(step, took_us=took_us)
 
-    def decide(self, serving: Serving, guest: Guest, *, now_us: int, minute: int) -> Decision:
-        """Return who steps next."""
+    def decide(
+        self, serving: Serving, guests: Sequence[Guest], *, now_us: int, minute: int
+    ) -> Decision:
+        """Return who steps next; `guests` by place."""
         self._gain_credit(now_us)
+        waiting = self._with_work(guests)
         otherwise = SERVE if serving.has_work else WAIT
-        if not guest.has_work or not self._may_run(minute) or self._must_serve(serving):
+        if not waiting or not self._may_run(minute) or self._must_serve(serving):
             return otherwise
-        allowed_us = self.slack_us(serving, now_us=now_us)
-        if allowed_us is None:
+        slack_us = self.slack_us(serving, now_us=now_us)
+        if slack_us is None:
             return otherwise
-        allowed_us = min(allowed_us, round(LONGEST_STEP * self.objectives.ttft_us))
-        tokens = self._tokens(allowed_us, guest)
-        is_unknown = self.guest_times.foretell_us(Step()) is None
-        may_try = is_unknown or now_us - self._tried_us >= STALE_US
-        if not tokens and may_try and not serving.has_work and allowed_us > 0:
-            tokens = TRIAL_TOKENS
-        if not tokens:
-            return otherwise
-        self._tried_us = now_us
-        return Decision(turn=Turn.GUEST, tokens=tokens)
+        allowed_us = min(slack_us, round(LONGEST_STEP * self.objectives.ttft_us))
+        may_try = not serving.has_work and allowed_us > 0
+        by_time = [
+            (self.guests[place].had_us, self.guests[place].tried_us, place) for place in waiting
+        ]
+        for _, _, place in sorted(by_time):
+            record = self.guests[place]
+            tokens = record.times.tokens_within(
+                allowed_us, samples=guests[place].samples, most=self.max_tokens
+            )
+            is_unknown = record.times.foretell_us(Step()) is None
+            is_stale = now_us - record.tried_us >= STALE_US
+            if not tokens and may_try and (is_unknown or is_stale):
+                tokens = TRIAL_TOKENS
+            if tokens:
+                record.tried_us = now_us
+                return Decision(turn=Turn.GUEST, guest=place, tokens=tokens)
+        return otherwise
+
+    def _with_work(self, guests: Sequence[Guest]) -> Mapping[int, Guest]:
+        """Return the guests with work by place; those that come back have saved no time up."""
+        waiting = {place: one for place, one in enumerate(guests) if one.has_work}
+        stayed = [self.guests[place].had_us for place in waiting if self.guests[place].had_work]
+        for place, record in enumerate(self.guests):
+            if place in waiting and not record.had_work and stayed:
+                record.had_us = max(record.had_us, min(stayed))
+            record.had_work = place in waiting
+        return waiting
 
     def slack_us(self, serving: Serving, *, now_us: int) -> int | None:
         """Return how long the next serving step can wait; None if its time is not known.
@@ -231,11 +271,6 @@ class Lender:
     def _may_run(self, minute: int) -> bool:
         has_credit = self.terms.share >= 1 or self._credit_us > 0
         return self.is_lent and has_credit and self.terms.is_open(minute)
-
-    def _tokens(self, allowed_us: int, guest: Guest) -> int:
-        return self.guest_times.tokens_within(
-            allowed_us, samples=guest.samples, most=self.max_tokens
-        )
 
     def _gain_credit(self, now_us: int) -> None:
         elapsed_us = 0 if self._credited_us is None else now_us - self._credited_us

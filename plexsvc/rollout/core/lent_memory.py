@@ -1,15 +1,18 @@
-"""The core of lent memory: how much of a device's KV memory a serving engine's guest may hold.
+"""The core of lent memory: how much of a device's KV memory a serving engine's guests may hold.
 
-Theory of operation. Serving and guest share `total_bytes`. At each of the guest's steps (a new
-version of its weights) its budget is what the serving engine has not used of late, less a headroom.
+Theory of operation. Serving and guests share `total_bytes`. At each of a guest's steps (a new
+version of its weights) the guests' budget is what serving has not used of late, less a headroom.
 Between steps the budget never grows. When serving uses half of the headroom the budget is cut to
 half, and again until the headroom is there, and stays there until the next step: samples beyond it
-go elsewhere. Computed prompts of the guest that nobody uses are kept for a lease.
+go elsewhere. Computed prompts of a guest that nobody uses are kept for a lease.
+
+Several guests have equal parts of the budget: those that had work within a lease, so that a guest
+between two batches keeps its part, and one that sleeps leaves it to the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -25,18 +28,18 @@ RECENT_US: Final = 30_000_000
 """Recent use is the highest of this period and the one before."""
 
 LEASE_US: Final = 10_000_000
-"""How long computed prompts of the guest are kept unused."""
+"""How long computed prompts of a guest are kept unused, and its part of the memory."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MemoryBudget:
-    """The guest's part of the KV memory, in bytes."""
+    """The guests' part of the KV memory, in bytes."""
 
     total_bytes: int
     share: float = 1.0
-    """The owner's bound on the guest's part."""
+    """The owner's bound on the guests' part."""
     guest_bytes: int = 0
-    """What the guest may hold now."""
+    """What the guests may hold now, all together."""
     is_frozen: bool = False
     cuts: int = 0
     used_bytes: int = 0
@@ -65,14 +68,14 @@ class MemoryBudget:
         return self.serving_bytes - self.used_bytes < PRESSURE * self.headroom_bytes
 
     def step_began(self) -> None:
-        """Set the budget anew: the guest begins a step."""
+        """Set the budget anew: a guest begins a step."""
         recent = max(self._peak_bytes, self._peak_before_bytes)
         free = self.total_bytes - recent - self.headroom_bytes
         self.guest_bytes = max(0, min(free, round(self.share * self.total_bytes)))
         self.is_frozen = False
 
     def serving_uses(self, used_bytes: int, *, now_us: int, least_bytes: int) -> None:
-        """Take note of what serving holds, and cut the guest's budget under pressure.
+        """Take note of what serving holds, and cut the guests' budget under pressure.
 
         A budget below `least_bytes` is of no use, so it becomes 0.
         """
@@ -93,6 +96,42 @@ class MemoryBudget:
             self._peak_before_bytes, self._peak_bytes = self._peak_bytes, 0
         self.used_bytes = used_bytes
         self._peak_bytes = max(self._peak_bytes, used_bytes)
+
+
+class Parts:
+    """Who of several guests has a part of their budget.
+
+    >>> parts = Parts(2)
+    >>> parts.of(100, [True, False], now_us=0)  # nobody else had work yet
+    [100, 0]
+    >>> parts.of(100, [False, True], now_us=1)
+    [50, 50]
+    >>> parts.of(100, [False, True], now_us=LEASE_US)
+    [0, 100]
+    """
+
+    def __init__(self, guests: int) -> None:
+        self._worked_us: list[int | None] = [None] * guests
+        self._holders = set(range(guests))
+
+    @property
+    def holders(self) -> int:
+        """How many guests have a part."""
+        return len(self._holders)
+
+    def of(self, nbytes: int, has_work: Sequence[bool], *, now_us: int) -> list[int]:
+        """Return each guest's part of `nbytes`; where nobody had work the last ones keep theirs."""
+        for place, works in enumerate(has_work):
+            if works:
+                self._worked_us[place] = now_us
+        recent = {
+            place
+            for place, at_us in enumerate(self._worked_us)
+            if at_us is not None and now_us - at_us < LEASE_US
+        }
+        self._holders = recent or self._holders
+        part = nbytes // len(self._holders)
+        return [part if place in self._holders else 0 for place in range(len(has_work))]
 
 
 Key = TypeVar("Key")

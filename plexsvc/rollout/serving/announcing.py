@@ -31,15 +31,20 @@ class Announcer:
     """Keeps the cluster's picture of one guest right: lent, or withdrawn."""
 
     def __init__(
-        self, config: ServingConfig, address: str, tell: Tell, *, is_lent: Callable[[], bool]
+        self,
+        config: ServingConfig,
+        place: int,
+        address: str,
+        tell: Tell,
+        *,
+        is_lent: Callable[[], bool],
     ) -> None:
-        """Say by `is_lent` whether the owner lends at the moment."""
-        assert config.guest is not None
+        """Announce the guest at that place; `is_lent` says whether the owner lends now."""
         self._tell, self._is_lent = tell, is_lent
         self._request = service_pb2.LendInstanceRequest(
-            name=config.name,
+            name=config.guest_names[place],
             address=address,
-            model=str(config.guest.resolve()),
+            model=str(config.guests[place].resolve()),
             price=config.price,
             owner=config.owner,
             lend_to=config.lend_to,

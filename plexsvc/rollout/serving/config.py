@@ -13,11 +13,13 @@ from plexsvc.rollout.engines.model_dir import ModelDir, read_model_dir
 from plexsvc.weights.dtypes import DTYPES
 
 MAX_PORT: Final = 65_535
+MAX_GUESTS: Final = 10
+"""Of one engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
-    """One serving engine, and its guest if it lends."""
+    """One serving engine, and its guests if it lends."""
 
     model: Path
     """Hugging Face directory of the model that is served."""
@@ -34,18 +36,18 @@ class ServingConfig:
     max_num_seqs: int = 0
     """Requests in one step; 0: the device's default."""
     kv_bytes: int = 256 << 20
-    """KV memory of the device, for serving and guest together."""
+    """KV memory of the device, for serving and guests together."""
     memory_bytes: int = 0
-    """Memory for weights and KV of both; 0: what the machine has available."""
-    guest: Path | None = None
-    """Model whose samples are made in what serving leaves; None: nothing is lent."""
+    """Memory for weights and KV of all; 0: what the machine has available."""
+    guests: tuple[Path, ...] = ()
+    """Models whose samples are made in what serving leaves; none: nothing is lent."""
     terms: Terms = field(default_factory=Terms)
     keys_file: Path | None = None
-    """The cluster's keys; with them its rollout managers reach the guest as an instance."""
-    instance: str = ""
-    """Where they reach it: HOST:PORT; empty: a Unix socket beside the owner's, for this host."""
+    """The cluster's keys; with them its rollout managers reach each guest as an instance."""
+    instances: tuple[str, ...] = ()
+    """Where they reach each: HOST:PORT; none: Unix sockets beside the owner's, for this host."""
     price: float = 0.0
-    """What jobs pay for it, an hour."""
+    """What jobs pay for a guest, an hour."""
     owner: str = ""
     """The tenant whose engine it is; empty: the cluster's."""
     lend_to: tuple[str, ...] = ()
@@ -61,6 +63,29 @@ class ServingConfig:
         for name in ("kv_bytes", "max_model_len", "max_num_seqs", "memory_bytes"):
             if getattr(self, name) < 0:
                 raise refuse(name, f"is {getattr(self, name)}; it is not negative")
+        self._check_guests()
+
+    def _check_guests(self) -> None:
+        if len(self.guests) > MAX_GUESTS:
+            raise refuse("lend_model", f"is given {len(self.guests)} times, {MAX_GUESTS} at most")
+        named = [guest.resolve().name for guest in self.guests]
+        if len(set(named)) < len(named):
+            text = f"names {', '.join(named)}; each directory needs a name of its own"
+            raise refuse("lend_model", text)
+        if self.instances and len(self.instances) != len(self.guests):
+            text = f"is given {len(self.instances)} times, for {len(self.guests)} models to lend to"
+            raise refuse("instance", f"{text}; give one for each, or none")
+
+    @property
+    def guest_names(self) -> tuple[str, ...]:
+        """Return what the cluster calls each guest: by the engine's name, of several by model too.
+
+        Those of the engine `chat` with the guests `small` and `large` are `chat.small` and
+        `chat.large`.
+        """
+        if len(self.guests) == 1:
+            return (self.name,)
+        return tuple(f"{self.name}.{guest.resolve().name}" for guest in self.guests)
 
 
 def check_fits(config: ServingConfig, *, available_bytes: int) -> None:
@@ -69,7 +94,7 @@ def check_fits(config: ServingConfig, *, available_bytes: int) -> None:
     Raises:
         PlexError: `unknown_model`; `bad_request` with the bytes that are needed and there.
     """
-    models = [config.model, *([config.guest] if config.guest else [])]
+    models = [config.model, *config.guests]
     weights = sum(weight_bytes(read_model_dir(model)) for model in models)
     needed, found = weights + config.kv_bytes, config.memory_bytes or available_bytes
     if needed > found:

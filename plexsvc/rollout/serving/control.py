@@ -16,17 +16,25 @@ from typing import Any, Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.core.lending import refuse
+from plexsvc.rollout.serving.config import MAX_GUESTS
 
 CALL_S: Final = 30.0
 """A switch is carried out between two steps; the engine does not answer in so long: it hangs."""
 
 MAX_LINE: Final = 1 << 20
-GUEST_SUFFIX: Final = ".guest"
-"""Of the socket where managers of this host reach the guest, beside the switches'."""
 MAX_PATH_BYTES: Final = 107
 """Of a Unix socket, without the zero that ends it (`unix(7)`)."""
 
 Switch = Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+def guest_socket(path: Path, place: int) -> Path:
+    """Return where managers of this host reach a guest: beside the switches.
+
+    >>> str(guest_socket(Path("/run/chat.sock"), 1))
+    '/run/chat.guest1'
+    """
+    return path.absolute().with_suffix(f".guest{place}")
 
 
 def check_free(path: Path) -> None:
@@ -35,7 +43,7 @@ def check_free(path: Path) -> None:
     Raises:
         PlexError: `bad_request`, field `name`.
     """
-    longest = len(os.fsencode(path.absolute().with_suffix(GUEST_SUFFIX)))
+    longest = len(os.fsencode(guest_socket(path, MAX_GUESTS - 1)))
     if longest > MAX_PATH_BYTES:
         text = (
             f"makes a socket's path of {longest} bytes in {path.parent}, {MAX_PATH_BYTES} at most"

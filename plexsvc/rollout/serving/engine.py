@@ -1,4 +1,4 @@
-"""A serving engine and its guest in one process: built, stepped by one policy, reported on."""
+"""A serving engine and its guests in one process: built, stepped by one policy, reported on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rollout.core.lending import DAY_MIN, Lender
+from plexsvc.rollout.core.lending import DAY_MIN, GuestRecord, Lender
 from plexsvc.rollout.core.lent_memory import MemoryBudget
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.serving.config import ServingConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from plexsvc.rollout.engines.vllm import VllmConfig, VllmEngine
 
 GUEST_IS_THERE_US: Final = 1_000_000
-"""So long after a step of the guest a request counts as served beside it."""
+"""So long after a step of a guest a request counts as served beside it."""
 
 
 class ServingEngine:
@@ -32,16 +32,16 @@ class ServingEngine:
         self.config, self.latencies = config, LatencyLog()
         self.front: Any = None
         """vLLM's `AsyncLLM`."""
-        self.guest: VllmEngine | None = None
+        self.guests: list[VllmEngine] = []
         self.coserving: Coserving | None = None
-        self.instance = ""
-        """Where rollout managers reach the guest."""
+        self.instances: list[str] = []
+        """Where rollout managers reach each guest."""
         self.executor = StepExecutor(clock=clock)
         self._clock, self._started_us = clock, clock.monotonic_us()
 
     @classmethod
     async def start(cls, config: ServingConfig, *, clock: Clock) -> ServingEngine:
-        """Return an engine that serves, with its guest if it lends.
+        """Return an engine that serves, with its guests if it lends.
 
         Raises:
             PlexError: `unknown_model`, or `bad_request` for what vLLM cannot run.
@@ -56,7 +56,7 @@ class ServingEngine:
         except (ValueError, RuntimeError) as error:
             text = f"vLLM cannot serve {config.model} as configured: {error}"
             raise PlexError(ErrorCode.BAD_REQUEST, text) from error
-        if config.guest is not None:
+        if config.guests:
             await made._invite()
         return made
 
@@ -68,21 +68,21 @@ class ServingEngine:
         return await front.openai_app(self.front, model=str(config.model), name=config.name)
 
     async def close(self) -> None:
-        """End both engines."""
-        if self.guest is not None:
-            await self.guest.dispose()
+        """End all engines."""
+        for guest in self.guests:
+            await guest.dispose()
         await asyncio.to_thread(self.front.shutdown)
         self.executor.close()
 
     def is_lent(self) -> bool:
-        """Whether the guest may run at this time of day, as its owner says."""
+        """Whether guests may run at this time of day, as its owner says."""
         if self.coserving is None:
             return False
         lender, minute = self.coserving.lender, self._clock.wall_us() // MINUTE_US % DAY_MIN
         return lender.is_lent and lender.terms.is_open(minute)
 
     async def lend(self) -> Mapping[str, Any]:
-        """Let the guest run."""
+        """Let the guests run."""
 
         def give(lending: Coserving) -> Mapping[str, Any]:
             lending.lend()
@@ -91,7 +91,7 @@ class ServingEngine:
         return await self._between_steps(give)
 
     async def reclaim(self) -> Mapping[str, Any]:
-        """Take everything back; say how long it took and what the guest still has resident."""
+        """Take everything back; say how long it took and what guests still have resident."""
         asked_us = self._clock.monotonic_us()
 
         def take(lending: Coserving) -> Mapping[str, Any]:
@@ -102,25 +102,39 @@ class ServingEngine:
         return await self._between_steps(take)
 
     async def report(self) -> Mapping[str, Any]:
-        """Return latencies with and without the guest, and what it got."""
+        """Return latencies with and without guests, and what those got."""
         found: dict[str, Any] = {
             "name": self.config.name,
             "alone": self.latencies.alone.summary(self.config.objectives),
             "lending": self.latencies.lending.summary(self.config.objectives),
         }
-        if self.coserving is None or self.guest is None:
+        lending = self.coserving
+        if lending is None:
             return found
-        harvest, up_us = self.coserving.harvest, self._clock.monotonic_us() - self._started_us
-        idle_us = max(1, up_us - harvest.serving_us)
+        up_us = self._clock.monotonic_us() - self._started_us
+        idle_us = max(1, up_us - lending.serving_us)
+        guests = [self._harvested(place, idle_us) for place in range(len(self.guests))]
+        shares = [one.harvest.guest_us / idle_us for one in lending.guests]
         return found | {
-            "is_lent": self.coserving.lender.is_lent,
-            "instance": self.instance,
-            "harvested_tokens": self.guest.stats().generated_tokens,
-            "harvested_share_of_idle": round(harvest.guest_us / idle_us, 4),
-            "serving_share": round(harvest.serving_us / up_us, 4),
-            "stalls": harvest.stalls,
-            "memory_cuts": self.coserving.budget.cuts,
-            "reclaims_us": list(self.coserving.reclaims_us),
+            "is_lent": lending.lender.is_lent,
+            "harvested_tokens": sum(one["tokens"] for one in guests),
+            "harvested_share_of_idle": round(sum(shares), 4),
+            "serving_share": round(lending.serving_us / up_us, 4),
+            "stalls": sum(one.harvest.stalls for one in lending.guests),
+            "memory_cuts": lending.budget.cuts,
+            "reclaims_us": list(lending.reclaims_us),
+            "guests": guests,
+        }
+
+    def _harvested(self, place: int, idle_us: int) -> dict[str, Any]:
+        assert self.coserving is not None
+        harvest = self.coserving.guests[place].harvest
+        return {
+            "name": self.config.guest_names[place],
+            "model": str(self.config.guests[place]),
+            "instance": self.instances[place] if self.instances else "",
+            "tokens": self.guests[place].stats().generated_tokens,
+            "share_of_idle": round(harvest.guest_us / idle_us, 4),
         }
 
     async def _between_steps(
@@ -132,27 +146,30 @@ class ServingEngine:
         return await asyncio.wrap_future(self.executor.call(lambda: act(lending)))
 
     async def _invite(self) -> None:
-        """Build the guest and let the policy of lending choose who steps."""
+        """Build the guests and let the policy of lending choose who steps."""
         from plexsvc.rollout.engines import vllm  # noqa: PLC0415
 
-        assert self.config.guest is not None
-        guest = await vllm.VllmEngine.start(
-            self._config_of(self.config.guest), clock=self._clock, executor=self.executor
-        )
+        for model in self.config.guests:
+            guest = await vllm.VllmEngine.start(
+                self._config_of(model), clock=self._clock, executor=self.executor
+            )
+            self.guests.append(guest)
 
         def share() -> Coserving:
+            terms = self.config.terms
             return Coserving(
                 self.front.engine_core.share(self._clock),
-                guest.share(),
-                lender=Lender(objectives=self.config.objectives, terms=self.config.terms),
-                budget=MemoryBudget(
-                    total_bytes=self.config.kv_bytes, share=self.config.terms.share
+                [guest.share() for guest in self.guests],
+                lender=Lender(
+                    objectives=self.config.objectives,
+                    terms=terms,
+                    guests=[GuestRecord() for _ in self.guests],
                 ),
+                budget=MemoryBudget(total_bytes=self.config.kv_bytes, share=terms.share),
                 clock=self._clock,
             )
 
         self.coserving = await asyncio.wrap_future(self.executor.call(share))
-        self.guest = guest
         await asyncio.to_thread(self.executor.follow, self.coserving)
 
     def _config_of(self, model: Path) -> VllmConfig:

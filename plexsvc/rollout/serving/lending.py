@@ -1,4 +1,4 @@
-"""The driver of lending: the executor's policy while a serving engine has a guest.
+"""The driver of lending: the executor's policy while a serving engine has guests.
 
 It runs on the executor's thread before each step: it tells the cores what the engines did and have
 to do, and carries out what they decide. The owner's switches come as calls between two steps.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from plexsvc.clock import Clock
 from plexsvc.log import Log
 from plexsvc.rollout.core.lending import Decision, Guest, Lender, Serving, Turn
-from plexsvc.rollout.core.lent_memory import Leases, MemoryBudget
+from plexsvc.rollout.core.lent_memory import Leases, MemoryBudget, Parts
 from plexsvc.rollout.core.step_times import Stepped
 from plexsvc.rollout.engines.executor import Steppable
 
@@ -108,8 +108,21 @@ class Harvest:
 
     steps: int = 0
     guest_us: int = 0
-    serving_us: int = 0
     stalls: int = 0
+
+
+@dataclass(slots=True)
+class LentTo:
+    """A guest as the policy follows it."""
+
+    engine: Shared
+    version: str
+    progress_us: int
+    """When it last stepped, or had nothing to do."""
+    part_bytes: int = -1
+    """What it was told that it may hold."""
+    harvest: Harvest = field(default_factory=Harvest)
+    leases: Leases[tuple[int, object]] = field(default_factory=Leases)
 
 
 class Coserving:
@@ -118,108 +131,125 @@ class Coserving:
     def __init__(
         self,
         serving: Shared,
-        guest: Shared,
+        guests: Sequence[Shared],
         *,
         lender: Lender,
         budget: MemoryBudget,
         clock: Clock,
     ) -> None:
-        self.lender, self.budget, self.harvest = lender, budget, Harvest()
-        self._serving, self._guest, self._clock = serving, guest, clock
-        self._leases: Leases[tuple[int, object]] = Leases()
+        """Take a lender with a record for each of the guests."""
+        self.lender, self.budget = lender, budget
+        self._serving, self._clock = serving, clock
+        now_us = clock.monotonic_us()
+        self.guests = [LentTo(one, one.version, progress_us=now_us) for one in guests]
+        self._parts = Parts(len(guests))
         self._looked_us = 0
-        self._progress_us = clock.monotonic_us()
+        self.serving_us = 0
+        """The time of serving's steps."""
         self.guest_us = 0
-        """When the guest last stepped."""
-        self._applied = -1
-        self._version = guest.version
+        """When a guest last stepped."""
         self.reclaims_us: deque[int] = deque(maxlen=64)
         """How long it took to take everything back, each time."""
         budget.step_began()
 
     def __call__(self, ready: Sequence[Steppable]) -> Steppable | None:
-        """Return who steps next; None where the guest may not and serving has nothing."""
+        """Return who steps next; None where no guest may and serving has nothing."""
         now_us = self._clock.monotonic_us()
         self._observe(now_us)
-        if self._guest.version != self._version:
-            self._version = self._guest.version
+        if any(one.engine.version != one.version for one in self.guests):
+            for one in self.guests:
+                one.version = one.engine.version
             self.begin_step()
-        self._share_memory(now_us)
-        is_short = self.budget.is_short
-        serving = self._serving.as_serving(is_short_of_memory=is_short)
-        guest = self._guest.as_guest()
+        guests = [one.engine.as_guest() for one in self.guests]
+        self._share_memory(guests, now_us)
+        serving = self._serving.as_serving(is_short_of_memory=self.budget.is_short)
         minute = self._clock.wall_us() // MINUTE_US % (24 * 60)
-        decision = self.lender.decide(serving, guest, now_us=now_us, minute=minute)
-        self._watch(decision, guest, now_us=now_us)
+        decision = self.lender.decide(serving, guests, now_us=now_us, minute=minute)
+        self._watch(decision, guests, now_us=now_us)
         return self._step_of(decision, ready)
 
     def lend(self) -> None:
-        """Let the guest run from now on."""
+        """Let the guests run from now on."""
         self.lender.is_lent = True
         self.begin_step()
 
     def reclaim(self) -> int:
-        """Take time and memory back at once; return how many bytes the guest still has resident."""
+        """Take time and memory back at once; return how many bytes guests still have resident."""
         started_us = self._clock.monotonic_us()
         self.lender.is_lent = False
         self.budget.reclaim()
-        self._guest.hand_back_all()
-        self._apply()
+        for one in self.guests:
+            one.engine.hand_back_all()
+        self._apply([one.engine.as_guest() for one in self.guests], started_us)
         self.reclaims_us.append(self._clock.monotonic_us() - started_us)
-        return self._guest.kv.resident_bytes()
+        return sum(one.engine.kv.resident_bytes() for one in self.guests)
 
     def begin_step(self) -> None:
-        """Set the guest's memory anew: it has new weights, so it begins a step."""
+        """Set the guests' memory anew: one has new weights, so it begins a step."""
         if self.lender.is_lent:
             self.budget.step_began()
-            self._apply()
+            guests = [one.engine.as_guest() for one in self.guests]
+            self._apply(guests, self._clock.monotonic_us())
 
     def _observe(self, now_us: int) -> None:
-        for turn, engine in ((Turn.SERVING, self._serving), (Turn.GUEST, self._guest)):
-            stepped = engine.take_step()
-            if stepped is None:
+        if (stepped := self._serving.take_step()) is not None:
+            took_us = now_us - stepped.started_us
+            self.lender.stepped(Turn.SERVING, stepped.step, took_us=took_us)
+            self.serving_us += took_us
+        for place, one in enumerate(self.guests):
+            if (stepped := one.engine.take_step()) is None:
                 continue
             took_us = now_us - stepped.started_us
-            self.lender.stepped(turn, stepped.step, took_us=took_us)
-            if turn is Turn.SERVING:
-                self.harvest.serving_us += took_us
-            else:
-                self._progress_us = self.guest_us = now_us
-                self.harvest.steps += 1
-                self.harvest.guest_us += took_us
+            self.lender.stepped(Turn.GUEST, stepped.step, took_us=took_us, guest=place)
+            one.progress_us = self.guest_us = now_us
+            one.harvest.steps += 1
+            one.harvest.guest_us += took_us
         for tokens in self._serving.new_prompts():
             self.lender.prompt_arrived(tokens)
 
-    def _share_memory(self, now_us: int) -> None:
-        least = LEAST_BLOCKS * self._guest.kv.block_bytes
+    def _share_memory(self, guests: Sequence[Guest], now_us: int) -> None:
+        block_bytes = max(one.engine.kv.block_bytes for one in self.guests)
+        least = LEAST_BLOCKS * block_bytes * self._parts.holders
         used = self._serving.kv.used_bytes
         self.budget.serving_uses(used, now_us=now_us, least_bytes=least)
-        self._apply()
+        self._apply(guests, now_us)
         if now_us - self._looked_us >= LOOK_US:
             self._looked_us = now_us
-            kv = self._guest.kv
-            kv.forget(self._leases.expired(kv.cached(), now_us=now_us))
+            for one in self.guests:
+                kv = one.engine.kv
+                kv.forget(one.leases.expired(kv.cached(), now_us=now_us))
 
-    def _apply(self) -> None:
-        """Have the engines keep to the budget: what the guest loses before serving gets it."""
-        if self.budget.guest_bytes == self._applied:
-            return
-        self._applied = self.budget.guest_bytes
-        self._guest.limit(self.budget.guest_bytes)
-        self._serving.limit(self.budget.serving_bytes)
+    def _apply(self, guests: Sequence[Guest], now_us: int) -> None:
+        """Have the engines keep to the budget: what one loses, it loses before others get it."""
+        parts = self._parts.of(
+            self.budget.guest_bytes, [one.has_work for one in guests], now_us=now_us
+        )
+        changed = [
+            (one, part)
+            for one, part in zip(self.guests, parts, strict=True)
+            if part != one.part_bytes
+        ]
+        for one, part in sorted(changed, key=lambda pair: pair[1] - pair[0].part_bytes):
+            one.part_bytes = part
+            one.engine.limit(part)
+        if changed:
+            self._serving.limit(self.budget.serving_bytes)
 
-    def _watch(self, decision: Decision, guest: Guest, *, now_us: int) -> None:
+    def _watch(self, decision: Decision, guests: Sequence[Guest], *, now_us: int) -> None:
         """Hand samples back that got no step for too long."""
-        if decision.turn is Turn.GUEST or not guest.has_work:
-            self._progress_us = now_us
-        elif now_us - self._progress_us >= STALL_US:
-            log.info("samples handed back", because="no slack for 2 s")
-            self.harvest.stalls += 1
-            self._progress_us = now_us
-            self._guest.hand_back_all()
+        stepping = self.guests[decision.guest] if decision.turn is Turn.GUEST else None
+        for one, guest in zip(self.guests, guests, strict=True):
+            if one is stepping or not guest.has_work:
+                one.progress_us = now_us
+            elif now_us - one.progress_us >= STALL_US:
+                log.info("samples handed back", because="no slack for 2 s")
+                one.harvest.stalls += 1
+                one.progress_us = now_us
+                one.engine.hand_back_all()
 
     def _step_of(self, decision: Decision, ready: Sequence[Steppable]) -> Steppable | None:
         if decision.turn is Turn.GUEST:
-            self._guest.allow(decision.tokens)
-            return self._guest.steppable
+            chosen = self.guests[decision.guest].engine
+            chosen.allow(decision.tokens)
+            return chosen.steppable
         return self._serving.steppable if self._serving.steppable in ready else None

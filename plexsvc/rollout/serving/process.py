@@ -7,8 +7,8 @@ import contextlib
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
 
 from plexsvc import log as logs
 from plexsvc.clock import Clock, SystemClock
@@ -17,10 +17,13 @@ from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.instance import InstanceServicer, serving_instance
 from plexsvc.rollout.serving.announcing import Announcer, Tell
 from plexsvc.rollout.serving.config import ServingConfig, check_fits
-from plexsvc.rollout.serving.control import GUEST_SUFFIX, check_free, switches
+from plexsvc.rollout.serving.control import check_free, guest_socket, switches
 from plexsvc.rollout.serving.engine import ServingEngine
 from plexsvc.statelink.opening import VersionOpener
 from plexsvc.weights.checkpoints import check_model
+
+if TYPE_CHECKING:
+    from plexsvc.rollout.engines.vllm import VllmEngine
 
 log = logs.Log(__name__)
 
@@ -33,9 +36,8 @@ def check(config: ServingConfig, *, available_bytes: int) -> None:
     Raises:
         PlexError: `unknown_model`, `bad_request`.
     """
-    for model in (config.model, config.guest):
-        if model is not None:
-            check_model(Path(model))
+    for model in (config.model, *config.guests):
+        check_model(model)
     check_fits(config, available_bytes=available_bytes)
     check_free(config.socket)
 
@@ -58,7 +60,7 @@ def main(
 ) -> None:
     """Serve until TERM or Ctrl-C; vLLM was imported before (`preload`).
 
-    With `tell` the cluster hears of the guest while that is lent.
+    With `tell` the cluster hears of the guests while they are lent.
 
     Raises:
         PlexError: `bad_request` for what vLLM cannot run.
@@ -86,13 +88,14 @@ async def serve(
     offered = {"lend": engine.lend, "reclaim": engine.reclaim, "report": engine.report}
     server = uvicorn.Server(uvicorn.Config(await engine.app(), log_level="error"))
     try:
-        async with (
-            switches(config.socket, offered),
-            _as_instance(engine, config, clock=clock),
-            _announced(engine, tell, clock=clock),
-        ):
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(switches(config.socket, offered))
+            if config.keys_file is not None:
+                for place, guest in enumerate(engine.guests):
+                    instance = _as_instance(engine, guest, place, tell, clock=clock)
+                    await stack.enter_async_context(instance)
             host, port = listener.getsockname()[:2]
-            log.info("serving", name=config.name, port=port, lends=config.guest is not None)
+            log.info("serving", name=config.name, port=port, lends=bool(config.guests))
             ready(f"http://{host}:{port}/v1")  # it listens already: what comes now waits
             with _ending_in_order():
                 await server.serve([listener])
@@ -112,40 +115,42 @@ def _ending_in_order() -> Iterator[None]:
 
 @asynccontextmanager
 async def _as_instance(
-    engine: ServingEngine, config: ServingConfig, *, clock: Clock
+    engine: ServingEngine, guest: VllmEngine, place: int, tell: Tell | None, *, clock: Clock
 ) -> AsyncIterator[None]:
-    """Let the cluster's rollout managers use the guest as they use any instance."""
-    if engine.guest is None or config.keys_file is None:
-        yield
-        return
+    """Let the cluster's rollout managers use a guest as they use any instance."""
+    config = engine.config
+    assert config.keys_file is not None
+    own = f"unix:{guest_socket(config.socket, place)}"
     facts = InstanceConfig(
-        wpg_id=f"serving/{config.name}",
+        wpg_id=f"serving/{config.guest_names[place]}",
         rank=0,
         incarnation=0,
         scheduler_epoch=0,
         tenant="",
         job_id="",
         deployment_id="",
-        model=str(config.guest),
-        listen=config.instance or f"unix:{config.socket.absolute().with_suffix(GUEST_SUFFIX)}",
+        model=str(config.guests[place]),
+        listen=config.instances[place] if config.instances else own,
         keys_file=config.keys_file,
     )
     with contextlib.closing(VersionOpener(facts)) as opener:
-        servicer = InstanceServicer(engine.guest, facts, clock=clock, open_version=opener.open)
-        async with serving_instance(servicer, engine.guest, facts) as address:
-            engine.instance = address
-            yield
+        servicer = InstanceServicer(guest, facts, clock=clock, open_version=opener.open)
+        async with serving_instance(servicer, guest, facts) as address:
+            engine.instances.append(address)
+            async with _announced(engine, place, tell, clock=clock):
+                yield
 
 
 @asynccontextmanager
 async def _announced(
-    engine: ServingEngine, tell: Tell | None, *, clock: Clock
+    engine: ServingEngine, place: int, tell: Tell | None, *, clock: Clock
 ) -> AsyncIterator[None]:
-    """Keep the cluster told of the guest, and withdraw it before its instance ends."""
-    if tell is None or not engine.instance:
+    """Keep the cluster told of a guest, and withdraw it before its instance ends."""
+    if tell is None:
         yield
         return
-    announcer = Announcer(engine.config, engine.instance, tell, is_lent=engine.is_lent)
+    address = engine.instances[place]
+    announcer = Announcer(engine.config, place, address, tell, is_lent=engine.is_lent)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(announcer.run(clock))
         try:

@@ -180,7 +180,7 @@ class CoservedDevice:
             is_short_of_memory=self.budget.is_short,
         )
         guest = Guest(has_work=guests, samples=len(self.guest.decoding))
-        decision = self.lender.decide(serving, guest, now_us=now_us, minute=0)
+        decision = self.lender.decide(serving, (guest,), now_us=now_us, minute=0)
         if decision.turn is Turn.GUEST or not guests:
             self._progress_us = now_us
         elif now_us - self._progress_us >= STALL_US:

@@ -26,11 +26,12 @@ from tests.rigs.vllm_process import vllm_instance
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 
-def test_an_openai_client_is_served_beside_a_guest_that_can_be_sent_away(tmp_path: Path) -> None:
+def test_an_openai_client_is_served_beside_guests_that_can_be_sent_away(tmp_path: Path) -> None:
     make_qwen3(tmp_path / "chat", seed=1)
-    make_qwen3(tmp_path / "guest", seed=2, layers=3)
+    guests = [make_qwen3(tmp_path / f"guest{n}", seed=2 + n, layers=3 + n) for n in range(2)]
+    lending = [word for guest in guests for word in ("--lend-model", str(guest))]
     with (
-        served(tmp_path, "--lend", "--lend-model", str(tmp_path / "guest")) as engine,
+        served(tmp_path, "--lend", *lending) as engine,
         openai.OpenAI(base_url=engine.address, api_key="none") as client,
     ):
         address = engine.address
@@ -45,6 +46,7 @@ def test_an_openai_client_is_served_beside_a_guest_that_can_be_sent_away(tmp_pat
         report = plexctl(tmp_path, "serve", "report", "chat")
         assert report["alone"]["requests"] == 2
         assert report["is_lent"]
+        assert [one["name"] for one in report["guests"]] == ["chat.guest0", "chat.guest1"]
         taken = plexctl(tmp_path, "instance", "reclaim", "chat")
         assert taken["had_bytes"] > 100 << 20
         assert taken["left_bytes"] < 1 << 20, "resident, whatever was lent"
@@ -89,7 +91,7 @@ async def test_a_reclaim_in_mid_step_loses_no_sample_and_leaves_nothing_resident
     model = make_qwen3(tmp_path / "guest", seed=2)
     options = ("--lend", "--lend-model", str(model), "--keys", str(keys_file(tmp_path)))
     with vllm_instance(model) as dedicated, served(tmp_path, *options):
-        lent = plexctl(tmp_path, "serve", "report", "chat")["instance"]
+        lent = plexctl(tmp_path, "serve", "report", "chat")["guests"][0]["instance"]
         others = cast("list[FakeInstance]", [Served(dedicated)])
         async with bench(config=RolloutConfig(), others=others) as b:
             alone = await tokens_of(b)

@@ -13,6 +13,7 @@ from plexsvc.errors import PlexError
 from plexsvc.rollout.core.lending import (
     RESERVE,
     Guest,
+    GuestRecord,
     Lender,
     Objectives,
     Serving,
@@ -40,12 +41,14 @@ def taught() -> StepForecast:
 
 def lender(**settings: object) -> Lender:
     made = Lender(objectives=OBJECTIVES, **settings)  # type: ignore[arg-type]  # as each test gives
-    made.serving_times, made.guest_times = taught(), taught()
+    made.serving_times = taught()
+    for one in made.guests:
+        one.times = taught()
     return made
 
 
 def decide(made: Lender, serving: Serving, guest: Guest = BUSY_GUEST, *, now_us: int = 0) -> Turn:
-    return made.decide(serving, guest, now_us=now_us, minute=600).turn
+    return made.decide(serving, (guest,), now_us=now_us, minute=600).turn
 
 
 def test_a_guest_steps_while_nothing_is_served() -> None:
@@ -67,7 +70,7 @@ def test_between_tokens_the_guest_has_what_the_objective_leaves() -> None:
 
 def test_a_step_of_the_guest_never_takes_longer_than_the_slack() -> None:
     made, serving = lender(max_tokens=10**6), Serving(newest_token_us=[0])
-    decision = made.decide(serving, BUSY_GUEST, now_us=20_000, minute=0)
+    decision = made.decide(serving, (BUSY_GUEST,), now_us=20_000, minute=0)
     step = Step(prompt_tokens=decision.tokens - 8, samples=8)
     slack = made.slack_us(serving, now_us=20_000)
     assert slack is not None
@@ -90,21 +93,21 @@ def test_where_requests_pile_up_nobody_slows_them_down() -> None:
 def test_of_an_engine_whose_times_are_unknown_nothing_is_taken() -> None:
     made = Lender(objectives=OBJECTIVES)
     assert decide(made, Serving(newest_token_us=[0])) is Turn.SERVING
-    tried = made.decide(Serving(), BUSY_GUEST, now_us=0, minute=0)
+    tried = made.decide(Serving(), (BUSY_GUEST,), now_us=0, minute=0)
     assert (tried.turn, tried.tokens) == (Turn.GUEST, 16)
 
 
 def test_a_guest_that_fits_in_nowhere_is_tried_again_while_nothing_is_served() -> None:
     made = lender()
-    made.guest_times = StepForecast()
+    made.guests[0].times = StepForecast()
     for i in range(100):
-        made.guest_times.observe(Step(samples=1 + i % 4), took_us=5_000_000)
-    assert made.decide(Serving(), BUSY_GUEST, now_us=1_000_000, minute=0).turn is Turn.NOBODY
-    tried = made.decide(Serving(), BUSY_GUEST, now_us=2_000_000, minute=0)
+        made.guests[0].times.observe(Step(samples=1 + i % 4), took_us=5_000_000)
+    assert made.decide(Serving(), (BUSY_GUEST,), now_us=1_000_000, minute=0).turn is Turn.NOBODY
+    tried = made.decide(Serving(), (BUSY_GUEST,), now_us=2_000_000, minute=0)
     assert (tried.turn, tried.tokens) == (Turn.GUEST, 16)
-    assert made.decide(Serving(), BUSY_GUEST, now_us=3_000_000, minute=0).turn is Turn.NOBODY
+    assert made.decide(Serving(), (BUSY_GUEST,), now_us=3_000_000, minute=0).turn is Turn.NOBODY
     serving = Serving(newest_token_us=[4_000_000])
-    assert made.decide(serving, BUSY_GUEST, now_us=4_000_000, minute=0).turn is Turn.SERVING
+    assert made.decide(serving, (BUSY_GUEST,), now_us=4_000_000, minute=0).turn is Turn.SERVING
 
 
 def test_what_is_not_lent_is_not_used() -> None:
@@ -125,6 +128,45 @@ def test_a_share_of_the_time_is_kept() -> None:
         else:
             now_us += 5_000
     assert 0.24 < guest_us / now_us < 0.29
+
+
+def lender_of(guests: int) -> Lender:
+    return lender(guests=[GuestRecord() for _ in range(guests)])
+
+
+def step_guests(made: Lender, guests: list[Guest], *, for_us: int, costs: list[int]) -> list[int]:
+    """Let guests alone step for so long; return the time that each had."""
+    now_us, had = 0, [0] * len(guests)
+    while now_us < for_us:
+        decision = made.decide(Serving(), guests, now_us=now_us, minute=0)
+        assert decision.turn is Turn.GUEST
+        step, took_us = Step(samples=8), costs[decision.guest]
+        made.stepped(Turn.GUEST, step, took_us=took_us, guest=decision.guest)
+        had[decision.guest] += took_us
+        now_us += took_us
+    return had
+
+
+def test_guests_have_equal_time_however_long_their_steps_are() -> None:
+    had = step_guests(lender_of(3), [BUSY_GUEST] * 3, for_us=2_000_000, costs=[1000, 5000, 9000])
+    assert max(had) - min(had) <= 9000
+
+
+def test_a_guest_without_work_is_left_out_and_has_saved_nothing_up_when_it_comes_back() -> None:
+    made, idle = lender_of(2), Guest(has_work=False)
+    assert step_guests(made, [BUSY_GUEST, idle], for_us=900_000, costs=[5200, 5200])[1] == 0
+    had = step_guests(made, [BUSY_GUEST, BUSY_GUEST], for_us=100_000, costs=[5200, 5200])
+    assert abs(had[0] - had[1]) <= 5200
+
+
+def test_a_guest_whose_step_does_not_fit_lets_another_step() -> None:
+    made = lender_of(2)
+    made.guests[0].times = StepForecast()
+    for i in range(100):
+        made.guests[0].times.observe(Step(samples=1 + i % 4), took_us=5_000_000)
+    busy = Serving(newest_token_us=[0])
+    decision = made.decide(busy, [BUSY_GUEST, BUSY_GUEST], now_us=10_000, minute=0)
+    assert (decision.turn, decision.guest) == (Turn.GUEST, 1)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +203,7 @@ def _play(requests: list[_Request], made: Lender) -> int:
         decoding = [one for one in here if one.newest_us]
         serving = Serving(queued=len(queued), newest_token_us=[o.newest_us for o in decoding])
         slack_us = made.slack_us(serving, now_us=now_us)
-        decision = made.decide(serving, BUSY_GUEST, now_us=now_us, minute=0)
+        decision = made.decide(serving, (BUSY_GUEST,), now_us=now_us, minute=0)
         if decision.turn is Turn.GUEST:
             samples = min(8, decision.tokens)
             step = Step(prompt_tokens=decision.tokens - samples, samples=samples)

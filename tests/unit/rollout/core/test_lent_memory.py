@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from plexsvc.errors import PlexError
-from plexsvc.rollout.core.lent_memory import LEASE_US, Leases, MemoryBudget
+from plexsvc.rollout.core.lent_memory import LEASE_US, Leases, MemoryBudget, Parts
 
 TOTAL = 1000
 LEAST = 40
@@ -72,6 +73,34 @@ def test_a_lease_ends_unless_it_is_used_again() -> None:
     assert leases.expired(["a", "b"], now_us=0) == []
     assert leases.expired(["b"], now_us=LEASE_US - 1) == []
     assert leases.expired(["a", "b"], now_us=LEASE_US) == ["b"]
+
+
+def test_guests_have_equal_parts_until_one_had_no_work_for_a_lease() -> None:
+    parts = Parts(2)
+    assert parts.of(800, [False, False], now_us=0) == [400, 400]
+    assert parts.of(800, [True, False], now_us=1) == [800, 0]
+    assert parts.of(800, [True, True], now_us=2) == [400, 400]
+    assert parts.of(800, [True, False], now_us=LEASE_US + 1) == [400, 400]
+    assert parts.of(800, [True, False], now_us=LEASE_US + 2) == [800, 0]
+    assert parts.of(300, [False, False], now_us=9 * LEASE_US) == [300, 0], "the last one keeps it"
+
+
+@given(
+    st.integers(0, 10**6),
+    st.lists(st.tuples(st.lists(st.booleans(), min_size=3, max_size=3), st.integers(0, LEASE_US))),
+)
+def test_parts_are_never_more_than_there_is_and_whoever_has_work_has_one(
+    nbytes: int, course: list[tuple[list[bool], int]]
+) -> None:
+    parts, now_us = Parts(3), 0
+    for has_work, after_us in course:
+        now_us += after_us
+        given_ = parts.of(nbytes, has_work, now_us=now_us)
+        assert nbytes - 3 < sum(given_) <= nbytes
+        assert len(set(given_) - {0}) <= 1, "they are equal"
+        assert all(
+            part >= nbytes // 3 for part, works in zip(given_, has_work, strict=True) if works
+        )
 
 
 class Budgets(RuleBasedStateMachine):

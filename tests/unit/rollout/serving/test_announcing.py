@@ -39,9 +39,9 @@ async def announced(told: Told, clock: FakeClock) -> AsyncIterator[None]:
         name="chat",
         objectives=Objectives(ttft_us=1, tpot_us=1),
         socket=Path("/none"),
-        guest=Path("/m/a"),
+        guests=(Path("/m/a"),),
     )
-    announcer = Announcer(config, "host:1", told, is_lent=lambda: told.is_lent)
+    announcer = Announcer(config, 0, "host:1", told, is_lent=lambda: told.is_lent)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(announcer.run(clock))
         yield
