@@ -84,7 +84,7 @@ class InnerCluster:
             channel = open_blocking_channel(link.target, self.keys)
             with channel, contextlib.suppress(grpc.RpcError):
                 reply = node_pb2_grpc.NodeStub(channel).Describe(
-                    node_pb2.NodeDescribeRequest(), timeout=5
+                    node_pb2.NodeDescribeRequest(), timeout=60
                 )
                 for proc in reply.procs:
                     if not proc.wpg_id.startswith("reward-"):

@@ -217,7 +217,7 @@ def rank_processes(cluster: LiveCluster, deployment_ids: list[str]) -> list[int]
     for node in status.nodes:
         with open_blocking_channel(node.address.agent, cluster.keys) as channel:
             reply = node_pb2_grpc.NodeStub(channel).Describe(
-                node_pb2.NodeDescribeRequest(), timeout=5
+                node_pb2.NodeDescribeRequest(), timeout=60
             )
         for proc in reply.procs:
             procs.setdefault(proc.wpg_id, []).append(proc.pid)

@@ -61,7 +61,7 @@ def spot_processes(cluster: LiveCluster, node_id: str = "spot-a") -> list[int]:
     """Return the pids of spot instances."""
     (node,) = [one for one in cluster.status().nodes if one.node_id == node_id]
     with open_blocking_channel(node.address.agent, cluster.keys) as channel:
-        reply = node_pb2_grpc.NodeStub(channel).Describe(node_pb2.NodeDescribeRequest(), timeout=5)
+        reply = node_pb2_grpc.NodeStub(channel).Describe(node_pb2.NodeDescribeRequest(), timeout=60)
     return [proc.pid for proc in reply.procs if proc.pid]  # one that is being forked has none
 
 

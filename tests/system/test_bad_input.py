@@ -196,7 +196,7 @@ def test_garbage_on_the_port_disturbs_nobody(
 ) -> None:
     host, port = cluster.address.rsplit(":", 1)
     with (
-        socket.create_connection((host, int(port)), timeout=5) as raw,
+        socket.create_connection((host, int(port)), timeout=60) as raw,
         contextlib.suppress(ConnectionError),
     ):
         raw.sendall(garbage)

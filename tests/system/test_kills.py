@@ -119,7 +119,7 @@ def test_a_killed_controller_ends_its_job_after_the_grace_period(
     def has_ended() -> bool:
         return cluster.jobs()[job_id].state == service_pb2.JOB_STATE_CANCELLED
 
-    wait_until(has_ended, what="the job of the killed controller is cancelled", timeout_s=15)
+    wait_until(has_ended, what="the job of the killed controller is cancelled")
     assert "session" in cluster.jobs()[job_id].reason
     wait_until(lambda: not is_alive(rank), what="its rank is gone")
 

@@ -74,7 +74,7 @@ def hosts(live: LiveCluster) -> dict[str, int]:
             open_blocking_channel(node.address.agent, live.keys) as channel,
         ):
             stub = node_pb2_grpc.NodeStub(channel)
-            for proc in stub.Describe(node_pb2.NodeDescribeRequest(), timeout=5).procs:
+            for proc in stub.Describe(node_pb2.NodeDescribeRequest(), timeout=60).procs:
                 if proc.wpg_id.startswith("reward-"):
                     found[node.node_id] = proc.pid
     return found

@@ -91,7 +91,7 @@ def test_a_version_outlives_a_node_whose_part_another_has(tmp_path: Path, tiny_m
         )
         (instance,) = rank_processes(live, [rollout.deployment_id])
         os.kill(instance, signal.SIGKILL)
-        wait_until(lambda: not is_alive(instance), what="the instance is gone", timeout_s=10)
+        wait_until(lambda: not is_alive(instance), what="the instance is gone")
         after = rollout.generate([PROMPT], n=1, max_tokens=8, seed=0)
         assert after[0].tokens == before[0].tokens
         assert set(after[0].versions) == {version}

@@ -60,10 +60,10 @@ class RunningAgent:
 
     async def renew(self, *, epoch: int = 1, ttl_us: int) -> node_pb2.RenewReply:
         request = node_pb2.RenewRequest(scheduler_epoch=epoch, ttl_us=ttl_us)
-        return await self.stub.Renew(request, timeout=5)
+        return await self.stub.Renew(request, timeout=60)
 
     async def describe(self) -> node_pb2.NodeDescription:
-        return await self.stub.Describe(node_pb2.NodeDescribeRequest(), timeout=5)
+        return await self.stub.Describe(node_pb2.NodeDescribeRequest(), timeout=60)
 
     async def next_event(self, kind: str, *, after: int = 0) -> node_pb2.NodeEvent:
         """Return the first event of `kind` above `after`, waiting for it."""

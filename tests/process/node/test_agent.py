@@ -174,11 +174,11 @@ async def test_a_process_starts_clean(agent: RunningAgent) -> None:
 
 async def test_a_wrong_request_is_refused_with_what_would_be_right(agent: RunningAgent) -> None:
     spec = node_pb2.ProcSpec(proc_id="a/0", image="trian")
-    reply = await agent.stub.Spawn(node_pb2.SpawnRequest(spec=spec), timeout=5)
+    reply = await agent.stub.Spawn(node_pb2.SpawnRequest(spec=spec), timeout=60)
     assert reply.error.code == "bad_request"
     assert "train" in reply.error.message
     spec = node_pb2.ProcSpec(proc_id="a/0", image="train", config_json="{")
-    reply = await agent.stub.Spawn(node_pb2.SpawnRequest(spec=spec), timeout=5)
+    reply = await agent.stub.Spawn(node_pb2.SpawnRequest(spec=spec), timeout=60)
     assert reply.error.code == "bad_request"
     reply = await agent.spawn("no_such_function")
     assert "no_such_function" in reply.error.facts["log_tail"]

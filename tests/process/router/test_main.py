@@ -51,7 +51,7 @@ async def test_a_router_apart_serves_its_scheduler_and_stops_on_sigterm(tmp_path
                 bad = client.operation(forward_backward=ops.ForwardBackward(loss="pp0"))
                 refused = await client.submit(bad)
                 jobs = await client.stub.ListJobs(
-                    pb.ListJobsRequest(), metadata=metadata(), timeout=5
+                    pb.ListJobsRequest(), metadata=metadata(), timeout=60
                 )
         finally:
             process.send_signal(signal.SIGTERM)

@@ -52,16 +52,18 @@ async def test_members_reach_a_socket_and_a_port_alike(tmp_path: Path, where: st
     await server.start()
     method, request = NODE.methods_by_name["Describe"], node_pb2.NodeDescribeRequest()
     async with open_channel(address, KEYS) as channel:
-        reply = await services.call(channel, method, request, node_pb2.NodeDescription, timeout_s=9)
+        reply = await services.call(
+            channel, method, request, node_pb2.NodeDescription, timeout_s=60
+        )
     assert reply.node_id == "n0"
     async with open_channel(address, FOREIGN) as channel:
         with pytest.raises(PlexError):
-            await services.call(channel, method, request, node_pb2.NodeDescription, timeout_s=9)
+            await services.call(channel, method, request, node_pb2.NodeDescription, timeout_s=60)
     if address.startswith("unix:"):
         assert mode_of(tmp_path / "n.sock") == 0o600
     with open_blocking_channel(address, KEYS) as blocking:
         stub = node_pb2_grpc.NodeStub(blocking)
-        reply = await asyncio.to_thread(stub.Describe, request, timeout=9)
+        reply = await asyncio.to_thread(stub.Describe, request, timeout=60)
     await server.stop(0)
     assert reply.node_id == "n0"
 
