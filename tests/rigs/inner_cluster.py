@@ -29,7 +29,8 @@ from plexsvc.scheduler.core.actions import CarryState, RelocationChanged
 from plexsvc.scheduler.core.events import Event, JobEndRequested, RelocationRequested
 from plexsvc.scheduler.core.vocabulary import JobState, Place, RelocationStage
 from plexsvc.scheduler.live import LiveScheduler
-from tests.rigs.live_cluster import ROOT, descendants, state_beside
+from tests.rigs.live_cluster import ROOT, state_beside
+from tests.rigs.processes import command_of, descendants
 from tests.rigs.scheduler_rig import listen
 
 MIB = 1 << 20
@@ -123,7 +124,7 @@ class InnerCluster:
 
 
 def _is_agent(pid: int, node_id: str) -> bool:
-    argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    argv = command_of(pid)
     if "plexsvc.node.agent" not in argv:
         return False
     config = Path(argv[argv.index("--config") + 1])

@@ -25,6 +25,7 @@ from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2, service_pb2
 from plexsvc.cluster.places import keys_file
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.keys import ClusterKeys, read_keys
+from tests.rigs.processes import command_of, running
 
 MIB = 1 << 20
 ROOT = Path(tempfile.gettempdir())
@@ -224,20 +225,10 @@ def rank_processes(cluster: LiveCluster, deployment_ids: list[str]) -> list[int]
     return [pid for deployment in deployment_ids for pid in procs[wpg_of[deployment]]]
 
 
-def processes_of(cluster: LiveCluster, module: str) -> list[int]:
-    """Return the processes below the service that run a module, the oldest first."""
-    found = []
-    for pid in descendants(cluster.pid):
-        with contextlib.suppress(OSError):
-            if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
-                found.append(pid)
-    return sorted(found)
-
-
 def rewards_address(cluster: LiveCluster) -> str:
     """Return where the reward proxy listens."""
-    (pid,) = processes_of(cluster, "plexsvc.reward.main")
-    command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    (pid,) = running("plexsvc.reward.main", below=cluster.pid)
+    command = command_of(pid)
     config = Path(command[command.index("--config") + 1])
     return str(tomllib.loads(config.read_text())["listen"])
 
@@ -248,28 +239,3 @@ def shared_resident_bytes(pid: int) -> int:
         if line.startswith("RssShmem:"):
             return int(line.split()[1]) * 1024
     raise AssertionError(f"process {pid} reports no RssShmem")
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the process exists and is not a zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def descendants(pid: int) -> list[int]:
-    """Return all living processes below `pid`."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                parents.setdefault(parent, []).append(int(entry.name))
-    found, queue = [], [pid]
-    while queue:
-        children = parents.get(queue.pop(), [])
-        found += children
-        queue += children
-    return [child for child in found if is_alive(child)]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import LiveCluster, is_alive, rank_processes
+from tests.rigs.live_cluster import LiveCluster, rank_processes
+from tests.rigs.processes import is_alive
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch

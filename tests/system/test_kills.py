@@ -17,11 +17,10 @@ import plexclient as plex
 from plexclient.wire.v1 import service_pb2
 from tests.rigs.live_cluster import (
     LiveCluster,
-    descendants,
-    is_alive,
     rank_processes,
     start_cluster,
 )
+from tests.rigs.processes import descendants, is_alive, running
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fill_other_devices, fixed_batch
 
@@ -137,7 +136,7 @@ def test_nothing_remains_after_kill_9(tmp_path: Path, tiny_model: Path, victim: 
             actor.forward_backward(fixed_batch(1), loss="ppo")
             ranks = rank_processes(live, [actor.deployment_id])
             family = [live.pid, *descendants(live.pid)]
-            pid = _victim(victim, family, rank=ranks[0], up=live.pid)
+            pid = _victim(victim, rank=ranks[0], up=live.pid)
             below = [*descendants(pid), *ranks]
             os.kill(pid, signal.SIGKILL)
             if victim == "statemanager":
@@ -159,27 +158,23 @@ _ENDS = {
 }
 
 
-def _victim(name: str, family: list[int], *, rank: int, up: int) -> int:
+def _victim(name: str, *, rank: int, up: int) -> int:
     """Return the process to kill: the cluster, or the agent or state manager of the rank's node."""
     if name == "up":
         return up
-    agent = next(p for p in family if _runs(p, "node.agent") and rank in descendants(p))
+    agents = running("plexsvc.node.agent", below=up)
+    agent = next(agent for agent in agents if rank in descendants(agent))
     if name == "agent":
         return agent
-    return next(p for p in descendants(agent) if _runs(p, "statemanager.main"))
+    return next(iter(running("plexsvc.statemanager.main", below=agent)))
 
 
 def _kill_successors(live: LiveCluster, *, rank: int) -> None:
     """Kill each state manager of the rank's node until one gives the rank's state up."""
     while is_alive(rank):
-        family = descendants(live.pid)
-        with suppress(StopIteration, FileNotFoundError):  # there is none just now
-            os.kill(_victim("statemanager", family, rank=rank, up=live.pid), signal.SIGKILL)
+        with suppress(StopIteration, ProcessLookupError):  # there is none just now
+            os.kill(_victim("statemanager", rank=rank, up=live.pid), signal.SIGKILL)
         threading.Event().wait(0.1)
-
-
-def _runs(pid: int, module: str) -> bool:
-    return f"plexsvc.{module}" in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 def test_jobs_outlive_a_service_that_stands_still_for_longer_than_their_sessions(

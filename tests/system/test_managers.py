@@ -15,10 +15,9 @@ from tests.rigs.live_cluster import (
     ROLLOUT,
     TRAIN,
     LiveCluster,
-    is_alive,
-    processes_of,
     start_cluster,
 )
+from tests.rigs.processes import is_alive, running
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
@@ -43,7 +42,7 @@ def tokens(samples: Sequence[plex.Sample]) -> list[list[int]]:
 
 
 def managers(cluster: LiveCluster) -> list[int]:
-    return processes_of(cluster, "plexsvc.rollout.main")
+    return running("plexsvc.rollout.main", below=cluster.pid)
 
 
 def kill_all(cluster: LiveCluster) -> None:

@@ -32,10 +32,10 @@ from tests.rigs.live_cluster import (
     ROLLOUT,
     TRAIN,
     LiveCluster,
-    descendants,
     rewards_address,
     start_cluster,
 )
+from tests.rigs.processes import descendants
 from tests.rigs.strangers import CALL_S, METHODS, SERVICES, Metadata, members_secrets, refusal
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]

@@ -26,11 +26,10 @@ from tests.rigs.live_cluster import (
     TETHERED,
     TRAIN,
     LiveCluster,
-    descendants,
-    processes_of,
     rewards_address,
     start_cluster,
 )
+from tests.rigs.processes import descendants, name_of, running
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -84,14 +83,7 @@ def workers(live: LiveCluster, node: str) -> list[int]:
     """Return the processes of a node's workers."""
     pid = hosts(live).get(node)
     below = descendants(pid) if pid is not None else []
-    return [one for one in below if _name(one) == "reward-worker"]
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
+    return [one for one in below if name_of(one) == "reward-worker"]
 
 
 def plexctl(live: LiveCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -129,9 +121,9 @@ def test_kills_of_hosts_agents_and_workers_change_no_score(
         time.sleep(dice.uniform(0, 1))  # noqa: TID251 - the moment of the kill
         victims = (
             lambda: list(hosts(live).values()),
-            lambda: processes_of(live, "plexsvc.node.agent"),
+            lambda: running("plexsvc.node.agent", below=live.pid),
             lambda: workers(live, "left") + workers(live, "right"),
-            lambda: processes_of(live, "plexsvc.reward.main"),
+            lambda: running("plexsvc.reward.main", below=live.pid),
         )[seed % 4]()
         for victim in victims[-1:]:
             with contextlib.suppress(ProcessLookupError):

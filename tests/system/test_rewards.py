@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import SHARES_ALL, TRAIN, LiveCluster, processes_of, start_cluster
+from tests.rigs.live_cluster import SHARES_ALL, TRAIN, LiveCluster, start_cluster
+from tests.rigs.processes import running
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 QUESTIONS = ["1/2", "\\frac{3}{4}", "x^2 + 2x + 1", "7"]
@@ -203,8 +204,8 @@ def test_a_hundred_kills_change_no_score(live: LiveCluster, job: plex.Job) -> No
         code = job.score.submit("code_python", programs, references=tests)
         quick = job.score.submit("exact", ["a"] * 200, references=["a", "b"] * 100)
         time.sleep(dice.uniform(0, 0.5))  # noqa: TID251 - the moment of the kill
-        processes = processes_of(
-            live, "plexsvc.reward." + dice.choice(["main", "planner", "worker"])
+        processes = running(
+            "plexsvc.reward." + dice.choice(["main", "planner", "worker"]), below=live.pid
         )
         if processes:
             with contextlib.suppress(ProcessLookupError):
@@ -217,5 +218,5 @@ def test_a_hundred_kills_change_no_score(live: LiveCluster, job: plex.Job) -> No
 
 
 def _proxy(live: LiveCluster) -> int:
-    (found,) = processes_of(live, "plexsvc.reward.main")
+    (found,) = running("plexsvc.reward.main", below=live.pid)
     return found

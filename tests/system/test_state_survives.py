@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,10 @@ from tests.rigs.live_cluster import (
     ROLLOUT,
     TRAIN,
     LiveCluster,
-    descendants,
-    is_alive,
     rank_processes,
     start_cluster,
 )
+from tests.rigs.processes import descendants, is_alive, running
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
@@ -45,14 +45,14 @@ class Victims:
 
     @property
     def agent(self) -> int:
-        return next(pid for pid in descendants(self.live.pid) if _runs(pid, "node.agent"))
+        return running("plexsvc.node.agent", below=self.live.pid)[0]
 
     @property
     def state_manager(self) -> int:
         return self._state_managers()[0]
 
     def _state_managers(self) -> list[int]:
-        return [pid for pid in descendants(self.agent) if _runs(pid, "statemanager.main")]
+        return running("plexsvc.statemanager.main", below=self.agent)
 
     def kill(self) -> None:
         """Kill -9 the state manager; return when it has a successor."""
@@ -65,8 +65,9 @@ class Victims:
         held = []
         for pid in (self.agent, self.state_manager):
             for entry in Path(f"/proc/{pid}/fd").iterdir():
-                name = entry.readlink().name
-                held += [name] if "plexsvc-" in name and "device" not in name else []
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    name = entry.readlink().name
+                    held += [name] if "plexsvc-" in name and "device" not in name else []
         return held
 
     def inventory(self) -> statemanager_pb2.InventoryReply:
@@ -247,11 +248,3 @@ def run(victims: Victims, model: Path, *, disturbed: str = "") -> dict[str, Any]
         seen["reference digest"] = reference.digest()
         assert rank_processes(victims.live, ids) == list(pids.values()), "the ranks went on"
     return seen
-
-
-def _runs(pid: int, module: str) -> bool:
-    try:
-        argv = Path(f"/proc/{pid}/cmdline").read_text()
-    except FileNotFoundError:
-        return False
-    return f"plexsvc.{module}" in argv.replace("\0", " ")

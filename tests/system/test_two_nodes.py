@@ -16,10 +16,10 @@ from tests.rigs.live_cluster import (
     ROLLOUT,
     TRAIN,
     LiveCluster,
-    is_alive,
     rank_processes,
     start_cluster,
 )
+from tests.rigs.processes import is_alive
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 

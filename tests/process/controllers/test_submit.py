@@ -15,7 +15,7 @@ from plexclient.wire.v1 import service_pb2
 from plexsvc.cluster.places import job_dir
 from plexsvc.controllers import submit
 from tests.process.controllers.conftest import TOKEN, FakeJobsRouter
-from tests.rigs.live_cluster import is_alive
+from tests.rigs.processes import is_alive
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(60)]

@@ -14,7 +14,7 @@ import pytest
 from plexclient.wire.v1 import node_pb2
 from plexsvc.node.logs import tail
 from tests.process.node.conftest import RunningAgent
-from tests.rigs.live_cluster import descendants, is_alive
+from tests.rigs.processes import descendants, is_alive, name_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
@@ -266,13 +266,6 @@ def killed_zygote(agent: RunningAgent) -> int:
 
 def zygotes_of(agent: RunningAgent) -> list[int]:
     return [pid for pid in descendants(agent.process.pid) if name_of(pid) == "plex-zygote"]
-
-
-def name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except FileNotFoundError:  # gone meanwhile
-        return ""
 
 
 async def test_whoever_a_rank_leaves_behind_is_reaped(agent: RunningAgent) -> None:

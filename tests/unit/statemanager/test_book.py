@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from plexsvc.node.vault import Vault
 from plexsvc.statelink import dataplane
 from plexsvc.statemanager import book as books
 from plexsvc.statemanager.book import Book, Key
+from tests.rigs.memory_files import open_files
 
 BODY = bytes(32 << 10)
 
@@ -86,10 +86,6 @@ def test_a_file_may_be_closed_before_its_record_is_sent(ends: tuple[Book, socket
         dataplane.close_all(sent.fds)
         book.settle() if number == 19 else book.beat()
     assert open_files() < before
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_beats_come_only_when_the_agent_reads(ends: tuple[Book, socket.socket]) -> None:

@@ -25,6 +25,7 @@ from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.node import Node, region_state
 from plexsvc.statemanager.tiers import HostCopy
 from tests.fakes.fake_cuda import GRANULARITY, Code, FakeCuda
+from tests.rigs.memory_files import open_files
 
 LAYERS, HIDDEN = 24, 64
 WPG = WpgId("w")
@@ -37,10 +38,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     cuda.open_driver.cache_clear()
     yield fake
     cuda.open_driver.cache_clear()
-
-
-def num_fds() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def failing_at_each_call(fake: FakeCuda, act: Callable[[], None]) -> int:
@@ -59,7 +56,7 @@ def failing_at_each_call(fake: FakeCuda, act: Callable[[], None]) -> int:
 
 def test_whatever_call_fails_in_an_allocation_nothing_is_kept(fake: FakeCuda) -> None:
     device = CudaDevice(0)
-    before = num_fds()
+    before = open_files()
 
     def allocate() -> None:
         memory = RankMemory(device)
@@ -68,14 +65,14 @@ def test_whatever_call_fails_in_an_allocation_nothing_is_kept(fake: FakeCuda) ->
             memory.allocate(regions)
         except PlexError:
             assert fake.is_balanced
-            assert num_fds() == before
+            assert open_files() == before
             raise
         fake.fail_at = None
         memory.free()
 
     assert failing_at_each_call(fake, allocate) > 15
     assert fake.is_balanced
-    assert num_fds() == before
+    assert open_files() == before
 
 
 def test_whatever_call_fails_in_a_release_the_rest_is_given_back(fake: FakeCuda) -> None:
@@ -97,7 +94,7 @@ def test_a_rank_maps_what_it_was_granted_whatever_call_failed_before(fake: FakeC
     device = CudaDevice(0)
     span = device.reserve(GRANULARITY, is_zeroed=True)
     memory = cuda.CudaMemory(GRANULARITY)
-    held, before = dict(fake.handles), num_fds()
+    held, before = dict(fake.handles), open_files()
 
     def attach() -> None:
         try:
@@ -105,7 +102,7 @@ def test_a_rank_maps_what_it_was_granted_whatever_call_failed_before(fake: FakeC
         finally:
             memory.park()
             assert fake.handles == held
-            assert num_fds() == before
+            assert open_files() == before
 
     number = failing_at_each_call(fake, attach)
     assert number > 5

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plexsvc.cluster.places import read_card
-from tests.rigs.live_cluster import descendants, is_alive
+from tests.rigs.processes import command_of, descendants, is_alive
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -84,7 +84,7 @@ def state_manager(state_dir: Path) -> int:
 
 def agent_pid(cluster: int) -> int:
     for pid in descendants(cluster):
-        if b"plexsvc.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if "plexsvc.node.agent" in command_of(pid):
             return pid
     raise AssertionError("no node agent runs")
 
