@@ -83,7 +83,7 @@ class Fleet:
         self._asleep: set[InstanceId] = set()
         """Those that are to sleep, so that others have their devices."""
         self._leaving: set[asyncio.Task[None]] = set()
-        self._held_us, self._held_at_us = 0, clock.monotonic_us()
+        self._held_us, self._turned_us, self._held_at_us = 0, 0, clock.monotonic_us()
         self.progress = 0
         """Grows while instances load or send tokens, and turns run that a version waits for."""
         self._is_served, self._has_no_turns = asyncio.Event(), asyncio.Event()
@@ -106,7 +106,19 @@ class Fleet:
         elapsed_us, self._held_at_us = now_us - self._held_at_us, now_us
         instances, spared = self.core.instances, self.core.spared | self._asleep
         self._held_us += elapsed_us * sum(one not in spared for one in instances)
+        turning = [one for one in instances.values() if one.turns and one.kind is DEDICATED]
+        if turning and not any(one.load > one.turns for one in instances.values()):
+            self._turned_us += elapsed_us * len(turning)
         return self._held_us
+
+    def take_turned_us(self) -> int:
+        """Return the time of dedicated instances that had turns, since the last call.
+
+        Where samples of a generate run too, that one's operation has their devices.
+        """
+        self.held_us()
+        taken, self._turned_us = self._turned_us, 0
+        return taken
 
     def _decide(self, event: events.Event) -> list[orders.Order]:
         self.held_us()  # until now, those that were spared before

@@ -195,7 +195,10 @@ class RolloutManager:
     async def follow(
         self, request: rollout_pb2.FollowRequest
     ) -> AsyncGenerator[rollout_pb2.ManagerNews]:
-        """Yield a beat every `BEAT_S`, and what becomes of instances, until the caller leaves."""
+        """Yield a beat every `BEAT_S`, what becomes of instances, and what turns took of them.
+
+        Until the caller leaves.
+        """
         del request
         news = rollout_pb2.ManagerNews()
         while True:
@@ -204,7 +207,14 @@ class RolloutManager:
             try:
                 news = await asyncio.wait_for(self._news.get(), BEAT_S)
             except TimeoutError:
+                self._note_turns()
                 news = rollout_pb2.ManagerNews()
+
+    def _note_turns(self) -> None:
+        for deployment in self._deployments.values():
+            if device_us := deployment.fleet.take_turned_us():
+                taken = rollout_pb2.TurnsTaken(wpg_id=deployment.wpg_id, device_us=device_us)
+                self._news.put_nowait(rollout_pb2.ManagerNews(turns=taken))
 
     async def change_instance(
         self, request: rollout_pb2.ChangeInstanceRequest

@@ -49,6 +49,9 @@ GivenUp = Callable[[str, str, str], None]
 Left = Callable[[str, str, bytes], None]
 """Takes a WPG, the address of one that sleeps, and the generate that goes on without it."""
 
+Turned = Callable[[str, int], None]
+"""Takes a WPG, and for how many microseconds its instances sampled turns, all together."""
+
 LOOK_US: Final = 1_000_000
 """How often beats are looked for."""
 
@@ -91,6 +94,7 @@ class Managers(Pools):
         self._deployments: dict[str, LedDeployment] = {}
         self._report: GivenUp | None = None
         self._report_left: Left | None = None
+        self._report_turns: Turned | None = None
         self._group: asyncio.TaskGroup | None = None
         super().__init__(clock=clock, directory=directory, fleet_of=self._deployments.get)
 
@@ -237,6 +241,10 @@ class Managers(Pools):
         """Say from now on which instances sleep because a generate does without them."""
         self._report_left = left
 
+    def report_turns_to(self, turned: Turned) -> None:
+        """Say from now on what turns took of instances."""
+        self._report_turns = turned
+
     def address_of(self, deployment_id: str) -> str:
         """Return where a deployment's tokens are streamed from; empty before it is initialised."""
         deployment = self._deployments.get(deployment_id)
@@ -360,6 +368,8 @@ class Managers(Pools):
                     if news.HasField("left") and self._report_left is not None:
                         left = news.left
                         self._report_left(left.wpg_id, left.address, left.operation_id)
+                    if news.HasField("turns") and self._report_turns is not None:
+                        self._report_turns(news.turns.wpg_id, news.turns.device_us)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in GONE:
                     log.error("manager cannot be followed", error=error)  # noqa: TRY400 - no bug

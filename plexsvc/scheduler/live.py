@@ -13,7 +13,7 @@ from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.events import InstanceLost
+from plexsvc.scheduler.core.events import InstanceLost, TurnsTaken
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.driver.cutting import keep_short
@@ -93,6 +93,7 @@ class LiveScheduler:
         )
         rollout_manager.report_to(self._given_up)
         rollout_manager.report_left_to(partial(leaving.report, self.reach))
+        rollout_manager.report_turns_to(self._turned)
         self.rollout = rollout_manager
         made = configured(config, epoch=store.epoch)
         self._journal = Journal(made, keeps_actions=config.journal_actions)
@@ -187,6 +188,10 @@ class LiveScheduler:
                         fault=fault,
                     )
                 )
+
+    def _turned(self, wpg_id: str, device_us: int) -> None:
+        """Tell the core for how long instances sampled what is no operation."""
+        self.post(TurnsTaken(wpg_id=WpgId(wpg_id), device_us=device_us))
 
     async def _flush_rows(self, storing: Storing) -> None:
         """Write changed rows now and then: an answer waits for the journal alone."""

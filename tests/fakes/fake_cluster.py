@@ -27,7 +27,7 @@ from plexclient.wire.v1 import (
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
 from plexsvc.rpc.channels import listen, new_server
-from plexsvc.scheduler.orders.reach import GivenUp, Left
+from plexsvc.scheduler.orders.reach import GivenUp, Left, Turned
 from tests.rigs.keys import KEYS
 
 Hook = Callable[[worker_pb2.ExecuteRequest], Awaitable[worker_pb2.ExecuteReply | None]]
@@ -375,6 +375,7 @@ class FakeRolloutManager:
         self.bills: dict[str, service_pb2.JobUse] = {}
         self.given_up: GivenUp
         self.left: Left
+        self.turned: Turned
         self.moves: list[tuple[str, rollout_pb2.InstancesMove]] = []
         self.unreached: list[str] = []
         """Instances that do not answer when they are told to sleep."""
@@ -408,6 +409,9 @@ class FakeRolloutManager:
 
     def report_left_to(self, left: Left) -> None:
         self.left = left
+
+    def report_turns_to(self, turned: Turned) -> None:
+        self.turned = turned
 
     def address_of(self, deployment_id: str) -> str:
         del deployment_id

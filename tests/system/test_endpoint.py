@@ -14,6 +14,7 @@ import pytest
 
 import plexclient as plex
 from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
+from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -31,6 +32,11 @@ class Served:
     live: LiveCluster
     rollout: plex.Rollout
     actor: plex.Actor
+
+    def device_us(self) -> int:
+        """Return what the job is charged so far."""
+        (job,) = self.live.status().jobs
+        return job.device_us
 
     def client(self, key: str = "mine") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"http://{self.live.http}/v1", api_key=key, max_retries=0)
@@ -197,3 +203,14 @@ def test_sessions_of_turns_run_beside_each_other_and_beside_a_batch(served: Serv
             assert len(after.tokens) == 4
     made = plex.Batch.from_samples([t for turns in played for t in turns], advantages=[1.0] * 48)
     served.actor.forward_backward(made, loss="ppo")
+
+
+def test_turns_are_in_their_jobs_bill(served: Served) -> None:
+    served.rollout.sync(served.actor)
+    before = served.device_us()
+
+    def is_charged() -> bool:  # what an instance samples in a second is told after that
+        served.rollout.session().generate("a long tale", max_tokens=200, ignore_eos=True)
+        return served.device_us() > before
+
+    wait_until(is_charged, what="turns are charged")

@@ -181,6 +181,14 @@ class InstanceLeft(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsTaken(Fact):
+    """Instances of a deployment sampled turns, which are no operations, so long all together."""
+
+    wpg_id: WpgId
+    device_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSubmitted(Fact):
     """A router brought an operation; `is_staged` says its inputs are here."""
 
@@ -399,6 +407,7 @@ Outcome = (
     | InstanceReady
     | InstanceLost
     | InstanceLeft
+    | TurnsTaken
     | WpgStopped
     | WpgForgotten
     | ResidencyMoved

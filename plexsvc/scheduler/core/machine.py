@@ -97,6 +97,7 @@ def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.E
         _on(events.InstanceLost, instances.lost, devices),
         _on(events.InstanceLeft, instances.left, devices),
         _on(events.InstanceReady, instances.is_back, devices),
+        _on(events.TurnsTaken, instances.turned, devices),
         _on(events.WpgStopped, outcomes.stopped, devices),
         _on(events.WpgForgotten, outcomes.forgotten, lives),
         _on(events.NodeJoined, nodes.join, devices),

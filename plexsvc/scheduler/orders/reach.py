@@ -40,6 +40,9 @@ GivenUp = Callable[[str, str, str], None]
 Left = Callable[[str, str, bytes], None]
 """Takes a WPG, the address of one that sleeps, and the generate that goes on without it."""
 
+Turned = Callable[[str, int], None]
+"""Takes a WPG, and for how many microseconds its instances sampled turns, all together."""
+
 
 class RolloutPort(Protocol):
     """The rollout managers."""
@@ -68,6 +71,10 @@ class RolloutPort(Protocol):
 
     def report_left_to(self, left: Left) -> None:
         """Say from now on which instances sleep because a generate does without them."""
+        ...
+
+    def report_turns_to(self, turned: Turned) -> None:
+        """Say from now on what turns took of instances."""
         ...
 
     async def forget(self, deployment_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, worker_pb2
 from plexsvc import progress
 from plexsvc.ids import VersionId, new_operation_id
+from plexsvc.rollout import manager
 from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.core.planning import rank
 from tests.fakes.fake_engine import fake_text
@@ -760,6 +762,36 @@ async def test_samples_go_beside_the_order_of_operations_and_leave_no_record() -
             with pytest.raises(PlexError) as gone:
                 await b.frames(operation.operation_id)
             assert gone.value.code == ErrorCode.RESULT_GONE
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_what_turns_alone_took_of_instances_is_told(
+    monkeypatch: pytest.MonkeyPatch, *, beside: bool
+) -> None:
+    """Where samples of a generate run too, its operation has their devices."""
+    monkeypatch.setattr(manager, "BEAT_S", 0.01)
+    told: list[tuple[str, int]] = []
+    is_told = asyncio.Event()
+
+    def turned(wpg_id: str, device_us: int) -> None:
+        told.append((wpg_id, device_us))
+        is_told.set()
+
+    async with bench(instances=2, held=True) as b, asyncio.TaskGroup() as group:
+        b.managers.report_turns_to(turned)
+        if beside:
+            group.create_task(b.execute(b.generate()))
+            await next_holder(b)
+        frames = b.sample(turn(b))
+        assert (await anext(frames)).prompts
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(is_told.wait(), 0.3 if beside else 60)
+        before = list(told)
+        for instance in b.instances:
+            instance.engine.release()
+        assert [frame async for frame in frames][-1].result.state == APPLIED
+    assert {wpg_id for wpg_id, _ in before} == (set() if beside else {"wpg"})
+    assert all(device_us > 0 for _, device_us in told)
 
 
 def versions(frames: list[operations_pb2.GenerateFrame]) -> list[int]:

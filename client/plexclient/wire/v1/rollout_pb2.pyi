@@ -143,14 +143,24 @@ class FollowRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ManagerNews(_message.Message):
-    __slots__ = ("incarnation", "gone", "left")
+    __slots__ = ("incarnation", "gone", "left", "turns")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     gone: InstanceGone
     left: InstanceLeft
-    def __init__(self, incarnation: _Optional[int] = ..., gone: _Optional[_Union[InstanceGone, _Mapping]] = ..., left: _Optional[_Union[InstanceLeft, _Mapping]] = ...) -> None: ...
+    turns: TurnsTaken
+    def __init__(self, incarnation: _Optional[int] = ..., gone: _Optional[_Union[InstanceGone, _Mapping]] = ..., left: _Optional[_Union[InstanceLeft, _Mapping]] = ..., turns: _Optional[_Union[TurnsTaken, _Mapping]] = ...) -> None: ...
+
+class TurnsTaken(_message.Message):
+    __slots__ = ("wpg_id", "device_us")
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_US_FIELD_NUMBER: _ClassVar[int]
+    wpg_id: str
+    device_us: int
+    def __init__(self, wpg_id: _Optional[str] = ..., device_us: _Optional[int] = ...) -> None: ...
 
 class InstanceGone(_message.Message):
     __slots__ = ("wpg_id", "address", "because", "is_dedicated")

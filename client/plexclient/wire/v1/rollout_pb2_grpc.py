@@ -398,7 +398,7 @@ class RolloutManagerServicer:
     """
 
     def Follow(self, request, context):
-        """A beat every second, and each instance that is gone, until the caller leaves. One caller at a time.
+        """A beat every second, each instance that is gone, and what turns took, until the caller leaves. One caller at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -124,7 +124,7 @@ class RolloutManagerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RolloutManagerAsyncStub: ...
     Follow: _grpc.UnaryStreamMultiCallable[_rollout_pb2.FollowRequest, _rollout_pb2.ManagerNews]
-    """A beat every second, and each instance that is gone, until the caller leaves. One caller at a time."""
+    """A beat every second, each instance that is gone, and what turns took, until the caller leaves. One caller at a time."""
     ChangeInstance: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.ChangeInstanceRequest, _rollout_pb2.ChangeInstanceReply]
     Inspect: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.InspectRequest, _rollout_pb2.ManagerFacts]
     MoveInstances: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.MoveInstancesRequest, _rollout_pb2.MoveInstancesReply]
@@ -136,7 +136,7 @@ class RolloutManagerAsyncStub(RolloutManagerStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Follow: _aio.UnaryStreamMultiCallable[_rollout_pb2.FollowRequest, _rollout_pb2.ManagerNews]  # type: ignore[assignment]
-    """A beat every second, and each instance that is gone, until the caller leaves. One caller at a time."""
+    """A beat every second, each instance that is gone, and what turns took, until the caller leaves. One caller at a time."""
     ChangeInstance: _aio.UnaryUnaryMultiCallable[_rollout_pb2.ChangeInstanceRequest, _rollout_pb2.ChangeInstanceReply]  # type: ignore[assignment]
     Inspect: _aio.UnaryUnaryMultiCallable[_rollout_pb2.InspectRequest, _rollout_pb2.ManagerFacts]  # type: ignore[assignment]
     MoveInstances: _aio.UnaryUnaryMultiCallable[_rollout_pb2.MoveInstancesRequest, _rollout_pb2.MoveInstancesReply]  # type: ignore[assignment]
@@ -150,7 +150,7 @@ class RolloutManagerServicer:
         request: _rollout_pb2.FollowRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rollout_pb2.ManagerNews], _abc.AsyncIterator[_rollout_pb2.ManagerNews]]:
-        """A beat every second, and each instance that is gone, until the caller leaves. One caller at a time."""
+        """A beat every second, each instance that is gone, and what turns took, until the caller leaves. One caller at a time."""
 
     def ChangeInstance(
         self,

@@ -18,7 +18,7 @@ from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import SpawnInstance
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import lease, space
-from plexsvc.scheduler.core.events import InstanceLeft, InstanceLost, InstanceReady
+from plexsvc.scheduler.core.events import InstanceLeft, InstanceLost, InstanceReady, TurnsTaken
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import Wpg
@@ -151,6 +151,15 @@ def left(devices: Devices, event: InstanceLeft) -> None:
     stays = len(wpg.left | {event.rank}) < len(wpg.places)
     if wpg.is_shared and event.rank not in wpg.left and operation is not None and stays:
         lease.leave(devices, wpg, event.rank, operation)
+
+
+def turned(devices: Devices, event: TurnsTaken) -> None:
+    """Charge a job for what its instances sampled beside the order of operations."""
+    wpg = devices.wpgs.get(event.wpg_id)
+    if wpg is not None:
+        devices.jobs[wpg.job_id].device_us += event.device_us
+        for device in wpg.devices:
+            device.busy_us += event.device_us // len(wpg.devices)
 
 
 def is_back(devices: Devices, event: InstanceReady) -> None:

@@ -7,7 +7,13 @@ import pytest
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
 from plexsvc.scheduler.core.actions import Action, DeploymentChanged, SpawnInstance, StopWpg
-from plexsvc.scheduler.core.events import InstanceLost, NodeLost, OperationFinished, ProcExited
+from plexsvc.scheduler.core.events import (
+    InstanceLost,
+    NodeLost,
+    OperationFinished,
+    ProcExited,
+    TurnsTaken,
+)
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind, Place
 from tests.fakes.fake_world import FakeWorld, codes, op_id
 
@@ -207,3 +213,22 @@ def test_a_timer_of_one_that_came_back_ends_nothing(spread: FakeWorld) -> None:
     spread.join("n1", train=0, rollout=1)
     spread.drain()
     assert spread.fire(f"homeless/{R}") == []
+
+
+def test_turns_are_charged_to_their_job_beside_its_operations(rollout: FakeWorld) -> None:
+    generate(rollout, 1)
+    rollout.drain()
+    job = rollout.core.view.jobs[JobId("a")]
+    devices = rollout.core.view.wpgs[R].devices
+    charged, busy = job.device_us, [device.busy_us for device in devices]
+    rollout.tell(TurnsTaken(at_us=rollout.tick(), wpg_id=R, device_us=3_000_000))
+    assert job.device_us == charged + 3_000_000
+    assert [device.busy_us for device in devices] == [one + 1_500_000 for one in busy]
+
+
+def test_turns_of_a_deployment_that_is_gone_are_nobodys(rollout: FakeWorld) -> None:
+    job = rollout.core.view.jobs[JobId("a")]
+    charged = job.device_us
+    late = TurnsTaken(at_us=rollout.tick(), wpg_id=WpgId("wpg-9-9"), device_us=3_000_000)
+    assert rollout.tell(late) == []
+    assert job.device_us == charged
