@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, UnitId
+from plexsvc.ids import DeploymentId, JobId, ResidentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place import sets, sharing
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
@@ -39,11 +39,15 @@ def closed_by(placement: Placement, deployment: Deployment) -> Fault | None:
     """
     if deployment.deployment_id not in placement.unplaced:
         return None
-    job_id, waiting = deployment.job_id, _waiting(placement)
+    job_id = deployment.job_id
+    waiting = _waiting(placement, placement.jobs[job_id].deployments)
     if job_id not in waiting:
         return None
     if not placement.cordoned and not _may_end(placement, waiting[job_id], {job_id}):
         return _fault(placement, deployment, waiting, {job_id})
+    if not _wpgs(placement, job_id):  # nobody waits for it
+        return None
+    waiting = _waiting(placement)
     stuck = _stuck(placement, waiting)
     return _fault(placement, deployment, waiting, stuck) if job_id in stuck else None
 
@@ -73,10 +77,14 @@ def told(placement: Placement, deployment: Deployment) -> str:
     )
 
 
-def _waiting(placement: Placement) -> dict[JobId, list[Deployment]]:
-    """Return what each job waits for that others may have."""
+def _waiting(
+    placement: Placement, among: Collection[DeploymentId] | None = None
+) -> dict[JobId, list[Deployment]]:
+    """Return what each job waits for that others may have, of all deployments or of some."""
     waiting: dict[JobId, list[Deployment]] = {}
-    for deployment_id in placement.unplaced:
+    for deployment_id in placement.unplaced if among is None else among:
+        if deployment_id not in placement.unplaced:
+            continue
         one = placement.deployments[deployment_id]
         if one.takes_turns_with is not None or one.where_it_trains:
             continue  # it holds nothing while it waits; it goes where its job trains
@@ -115,7 +123,8 @@ def _has_devices(placement: Placement, wanted: list[Deployment], stuck: Collecti
     may_meet = all(one.is_shared for one in wanted)
     back = [stays[wpg_id] for wpg_id, _ in placement.homeless if wpg_id in stays]
     first = [w for w in back if _kind(placement, w) == kind and not (may_meet and w.is_shared)]
-    left = max(0, len(_free(placement, kind, stuck)) - len(first))
+    rooms = placement.planning.planner(kind).board.rooms
+    left = max(0, len(rooms) - len(_barred(placement, kind, stuck)) - len(first))
     if may_meet:
         left += len(sharing.sharable(placement, kind, stays=stays))
     return left >= count
@@ -125,19 +134,25 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
     """Return whether some gang would take a deployment beside the `stuck` jobs' deployments."""
     planner = placement.planning.planner(wanted.device_kind)
     board, demand = planner.board, planner.waiting[wanted.resident_id]
-    usable = _free(placement, wanted.device_kind, stuck, shared=True)
-    kept = {g: _without(placement, board.groups[g], stuck) for g in board.groups}
+    barred = _barred(placement, wanted.device_kind, stuck, shared=True)
+    theirs = (d for job_id in stuck for d in placement.jobs[job_id].deployments)
+    ids = {board.group_of[d] for d in map(ResidentId, theirs) if d in board.group_of}
+    kept = {g: _without(placement, board.groups[g], stuck) for g in sorted(ids)}
+    met = barred.union(*(group.units for group in kept.values()))
+    if board.rooms.has_gang(demand.num_units, without=met):
+        return True
     memory = board.memory.emptied()
     for one in (r for group in kept.values() for r in group.residents.values()):
         memory.reserve(Use.STATE, one.demand.resident_id, one.units, one.demand.host_bytes)
     load, policy = Load.of(demand), planner.policy
     ask = partial(refusal, demand=demand, load=load, policy=policy, memory=memory)
-    burden = {u: len(kept[g].on((u,))) for u, g in board.group_at.items() if kept[g].residents}
+    burden = {u: len(group.on((u,))) for group in kept.values() for u in group.units}
+    usable = {u: None for u in board.rooms if u not in barred}
     for gang in board.rooms.gangs(
         demand.num_units, among=usable, burden=lambda unit_id: burden.get(unit_id, 0)
     ):
-        met = sorted({board.group_at[u] for u in gang if u in board.group_at})
-        spot = Spot(units=gang, groups=[kept[g] for g in met if kept[g].residents])
+        there = sorted({board.group_at[u] for u in gang if u in board.group_at} & kept.keys())
+        spot = Spot(units=gang, groups=[kept[g] for g in there])
         if not spot.groups or ask(spot) is None:
             return True
         is_guess = demand.is_cold or spot.is_probing
@@ -165,10 +180,10 @@ def _without(placement: Placement, group: Group, stuck: Collection[JobId]) -> Gr
     )
 
 
-def _free(
+def _barred(
     placement: Placement, kind: str, stuck: Collection[JobId], *, shared: bool = False
-) -> dict[UnitId, None]:
-    """Return the devices that `stuck` jobs leave: to instances idle ones, to training `shared`."""
+) -> set[UnitId]:
+    """Return the devices that `stuck` jobs keep from instances; what from training, if `shared`."""
     board = placement.planning.planner(kind).board
     held = {
         place.unit
@@ -177,7 +192,7 @@ def _free(
         if not shared or _is_alone(placement, one)
         for place in one.places
     }
-    return {u: None for u in board.rooms if u not in held and u not in board.cordoned}
+    return {u for u in held.union(board.cordoned) if u in board.rooms}
 
 
 def _is_alone(placement: Placement, wpg: Wpg) -> bool:

@@ -61,6 +61,9 @@ class Rooms:
         """Grows with every unit that comes or goes."""
 
         self._blocks: dict[int, dict[str, tuple[Gang, ...]]] = {}
+        self._alike: Counter[int] = Counter()
+        """How many hosts have so many units; without hosts, how many units so many devices."""
+
         self._hosts: dict[str, dict[int, UnitId]] = {}
         for room in self.by_id.values():
             self._host_of(room)[room.index] = room.unit_id
@@ -124,9 +127,36 @@ class Rooms:
         else:
             yield from self._whole_hosts(num_units, among=among, burden=burden)
 
+    def has_gang(self, num_units: int, *, without: Collection[UnitId] = ()) -> bool:
+        """Return whether `gangs` would yield one of all units but some. `O(without)` mostly."""
+        met = {self.by_id[unit_id].host or unit_id for unit_id in without}
+        by_host = self._by_host(num_units) if self.has_hosts else {}
+        if by_host:
+            return len(by_host) > len(met & by_host.keys()) or any(
+                not any(unit_id in without for unit_id in block)
+                for host in met
+                for block in by_host.get(host, ())
+            )
+        left = Counter(self._counted())
+        left.subtract(map(self._size, met))
+        if not self.has_hosts:
+            return any(count >= num_units for count in left.values())
+        return any(num_units % size == 0 and n * size >= num_units for size, n in left.items())
+
+    def _counted(self) -> Counter[int]:
+        if not self._alike:
+            self._alike.update(self._size(host) for host, units in self._hosts.items() if units)
+        return self._alike
+
+    def _size(self, host: str) -> int:
+        """Return the units of a host; of a unit without one, its devices."""
+        units = self._hosts[host]
+        return len(units) if self.has_hosts else self.by_id[UnitId(host)].num_devices
+
     def _has_changed(self) -> None:
         self.version += 1
         self._blocks.clear()
+        self._alike.clear()
 
     def _by_host(self, num_units: int) -> dict[str, tuple[Gang, ...]]:
         """Return the blocks of each host that has any, in order. Kept until a join."""

@@ -57,6 +57,34 @@ def test_without_hosts_nodes_of_one_size_are_interchangeable() -> None:
 
 
 @given(
+    st.dictionaries(st.sampled_from("abc"), st.sets(st.integers(0, 3), min_size=1), min_size=1),
+    st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 2)), max_size=3),
+    st.sets(st.integers(0, 14)),
+    st.sets(st.integers(0, 14)),
+    st.booleans(),
+)
+def test_whether_there_is_a_gang_is_whether_one_is_yielded(
+    hosts: dict[str, set[int]],
+    loose: list[tuple[str, int]],
+    gone: set[int],
+    without: set[int],
+    has_hosts: bool,
+) -> None:
+    alone = {name: UnitRoom(unit_id=UnitId(name), num_devices=n) for name, n in loose}
+    every = [room for name, indices in hosts.items() for room in host(name, *indices)]
+    rooms = Rooms([*(every if has_hosts else ()), *alone.values()])
+    for num in (1, 2):
+        rooms.has_gang(num)  # what it keeps of that is dropped when units leave
+    for unit_id in [one for at, one in enumerate(list(rooms)) if at in gone]:
+        rooms.leave(unit_id)
+    barred = {one for at, one in enumerate(rooms) if at in without}
+    among = [one for one in rooms if one not in barred]
+    for num in range(1, 9):
+        found = next(rooms.gangs(num, among=among, burden=lambda _: 0), None)
+        assert rooms.has_gang(num, without=barred) == (found is not None), (num, found)
+
+
+@given(
     st.dictionaries(st.sampled_from("abc"), st.sets(st.integers(0, 7), min_size=1), min_size=1),
     st.integers(1, 16),
     st.randoms(use_true_random=False),
