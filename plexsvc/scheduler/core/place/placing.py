@@ -253,7 +253,7 @@ def _beside(
     placement: Placement, *, placed: Collection[DeploymentId], claims: _Claims
 ) -> list[Placed]:
     """Place training that the queue did not, beside its own job's."""
-    waiting = [placement.deployments[d] for d in placement.unplaced if d not in placed]
+    waiting = (placement.deployments[d] for d in placement.unplaced if d not in placed)
     others = [
         one
         for one in waiting

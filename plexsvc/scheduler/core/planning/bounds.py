@@ -92,13 +92,10 @@ def refusal(  # noqa: PLR0913 - what a place is asked about
     shut = _why_shut(spot, demand, policy=policy, without=without)
     if shut is not None:
         return shut
-    num_jobs, duty_ppm = spot.crowd()
-    if num_jobs >= policy.max_jobs:
-        return f"holds {policy.max_jobs} jobs (max_jobs)"
     is_return = _is_return(spot, demand)
-    cap_ppm = PPM if is_return else policy.duty_cap_ppm
-    if duty_ppm + load.duty_ppm > cap_ppm:
-        return f"duty would pass {cap_ppm / PPM:.0%} (duty_cap)"
+    full = _why_full(spot.crowd(), load, policy=policy, is_return=is_return)
+    if full is not None:
+        return full
     if not memory.holds(spot.units, demand.host_bytes):
         return NO_ROOM
     if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
@@ -112,6 +109,23 @@ def refusal(  # noqa: PLR0913 - what a place is asked about
             spot, load, policy=policy, endings=endings, without=without
         )
     return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
+
+
+def is_full(group: Group, demand: Demand, load: Load, *, policy: Policy) -> bool:
+    """Return whether all of a group refuses a job by its sums, which is told without a place."""
+    if not group.is_uniform or demand.lost_place:
+        return False
+    crowd = Crowd(len(group.residents), group.duty_ppm)
+    return _why_full(crowd, load, policy=policy, is_return=False) is not None
+
+
+def _why_full(crowd: Crowd, load: Load, *, policy: Policy, is_return: bool) -> str | None:
+    if crowd.num_jobs >= policy.max_jobs:
+        return f"holds {policy.max_jobs} jobs (max_jobs)"
+    cap_ppm = PPM if is_return else policy.duty_cap_ppm
+    if crowd.duty_ppm + load.duty_ppm > cap_ppm:
+        return f"duty would pass {cap_ppm / PPM:.0%} (duty_cap)"
+    return None
 
 
 def _why_shut(spot: Spot, demand: Demand, *, policy: Policy, without: ResidentId) -> str | None:

@@ -10,6 +10,7 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import (
     NOBODY,
     Spot,
+    is_full,
     predicted,
     refusal,
 )
@@ -85,7 +86,11 @@ class Search:
         without: ResidentId = NOBODY,
         now_us: int,
     ) -> list[Spot]:
-        there = joining(self.board, demand, groups, barred=barred)
+        load = self._load_of(demand)
+        open_ones = [g for g in groups if not is_full(g, demand, load, policy=self.policy)]
+        if not open_ones:
+            return []
+        there = joining(self.board, demand, open_ones, barred=barred)
         return self._within_bounds(demand, there, without=without, now_us=now_us)
 
     def _within_bounds(

@@ -27,6 +27,8 @@ Barred = Collection[UnitId]
 def has_whole(board: Board, demand: Demand, *, barred: Barred = ()) -> bool:
     """Return whether there is a group as large as a job's gang, outside of `barred`."""
     same = board.by_size.get(demand.num_units, {}).values()
+    if not barred:
+        return bool(same)
     return any(not any(unit_id in barred for unit_id in group.units) for group in same)
 
 

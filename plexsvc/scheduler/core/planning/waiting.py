@@ -51,21 +51,16 @@ class Aged:
         return (-self.priority(demand), demand.lost_place == 0)
 
 
-def is_impatient(demand: Demand, *, policy: Policy, now_us: int) -> bool:
-    """Return whether a blocked job's response ratio has earned it the next idle units."""
-    patience = policy.patience_ppm
-    return patience is not None and _ratio_ppm(demand, now_us) >= patience
-
-
 def may_reserve(demand: Demand, *, policy: Policy, now_us: int) -> bool:
     """Return whether units are kept for a job while it is blocked.
 
     They are for one with a priority, one that lost its place, and one that waited long.
     """
-    if policy.patience_ppm is None:
+    patience = policy.patience_ppm
+    if patience is None:
         return False
     has_right = demand.priority > 0 or demand.lost_place > 0
-    return has_right or is_impatient(demand, policy=policy, now_us=now_us)
+    return has_right or _ratio_ppm(demand, now_us) >= patience
 
 
 def _key(demand: Demand, policy: Policy, now_us: int) -> tuple[int, ...]:

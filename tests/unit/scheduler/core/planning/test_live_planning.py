@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.bounds import Spot, refusal
+from plexsvc.scheduler.core.planning.bounds import is_full
 from plexsvc.scheduler.core.planning.copies import copy_of
+from plexsvc.scheduler.core.planning.groups import Group
+from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
@@ -243,11 +244,11 @@ def test_a_full_group_is_asked_once_for_a_waiting_cold_job(
     admit(planner, *(demand(f"out-{at}", is_cold=True) for at in range(9)))
     asked: list[str] = []
 
-    def refusing(spot: Spot, *, demand: Demand, **told: Any) -> str | None:  # noqa: ANN401 - passed on
+    def asking(group: Group, demand: Demand, load: Load, *, policy: Policy) -> bool:
         asked.append(demand.resident_id)
-        return refusal(spot, demand, **told)
+        return is_full(group, demand, load, policy=policy)
 
-    monkeypatch.setattr("plexsvc.scheduler.core.planning.search.refusal", refusing)
+    monkeypatch.setattr("plexsvc.scheduler.core.planning.search.is_full", asking)
     planner.touch(planner.board.group_of[ResidentId("in-3")])
     assert admit(planner) == {}
     assert asked == [f"out-{at}" for at in range(9)]
