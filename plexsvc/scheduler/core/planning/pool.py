@@ -68,7 +68,13 @@ class Pool:
         if len(self.idle) < num_units:
             return None
         self._sort_idle()
-        if self.rooms.has_hosts or barred:
+        if self.rooms.has_hosts:
+            return self.rooms.first_gang(
+                num_units,
+                among=self.idle,
+                usable=lambda unit_id: unit_id in self.idle and unit_id not in barred,
+            )
+        if barred:
             among = {unit_id: None for unit_id in self.idle if unit_id not in barred}
             return next(self.rooms.gangs(num_units, among=among, burden=lambda _: 0), None)
         by_size: dict[int, list[UnitId]] = {}

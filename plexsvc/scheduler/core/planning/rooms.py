@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby, islice
 
 from plexsvc.ids import UnitId
 
@@ -126,6 +127,31 @@ class Rooms:
                 yield from (b for b in by_host.get(host, ()) if all(unit in among for unit in b))
         else:
             yield from self._whole_hosts(num_units, among=among, burden=burden)
+
+    def first_gang(
+        self, num_units: int, *, among: Iterable[UnitId], usable: Callable[[UnitId], bool]
+    ) -> Gang | None:
+        """Return what `gangs` yields first of the usable units, on hosts and with no burden.
+
+        They are among `among`, which is `in_order` and is read no further than needed.
+        """
+
+        def hosts() -> Iterator[str]:
+            for host, _ in groupby(among, key=lambda unit_id: self.by_id[unit_id].machine):
+                yield host
+
+        if by_host := self._by_host(num_units):
+            blocks = (block for host in hosts() for block in by_host.get(host, ()))
+            return next((block for block in blocks if all(map(usable, block))), None)
+        for size, known in sorted(self._counted().items(), reverse=True):
+            count = num_units // size
+            if count * size == num_units and count <= known:
+                alike = (self.of_host(host) for host in hosts() if len(self._hosts[host]) == size)
+                whole = (units for units in alike if all(map(usable, units)))
+                chosen = list(islice(whole, count))
+                if len(chosen) == count:
+                    return self.in_order(unit_id for units in chosen for unit_id in units)
+        return None
 
     def has_gang(self, num_units: int, *, without: Collection[UnitId] = ()) -> bool:
         """Return whether `gangs` would yield one of all units but some. `O(without)` mostly."""

@@ -82,6 +82,11 @@ def test_whether_there_is_a_gang_is_whether_one_is_yielded(
     for num in range(1, 9):
         found = next(rooms.gangs(num, among=among, burden=lambda _: 0), None)
         assert rooms.has_gang(num, without=barred) == (found is not None), (num, found)
+        if not alone and has_hosts:
+            ordered = rooms.in_order(rooms)
+            assert found == rooms.first_gang(
+                num, among=ordered, usable=lambda unit_id: unit_id not in barred
+            )
 
 
 @given(
