@@ -62,12 +62,11 @@ class Rooms:
         """Grows with every unit that comes or goes."""
 
         self._blocks: dict[int, dict[str, tuple[Gang, ...]]] = {}
-        self._alike: Counter[int] = Counter()
-        """How many hosts have so many units; without hosts, how many units so many devices."""
-
         self._hosts: dict[str, dict[int, UnitId]] = {}
         for room in self.by_id.values():
             self._host_of(room)[room.index] = room.unit_id
+        self._alike = self._counted()
+        """How many hosts have so many units; without hosts, how many units so many devices."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -83,16 +82,24 @@ class Rooms:
 
     def join(self, room: UnitRoom) -> None:
         """Take a unit in."""
+        self._count(room.machine, -1)
         self.by_id[room.unit_id] = room
         self._host_of(room)[room.index] = room.unit_id
-        self.has_hosts = self.has_hosts or bool(room.host)
-        self._has_changed()
+        if room.host and not self.has_hosts:
+            self.has_hosts = True
+            self._alike = self._counted()
+        else:
+            self._count(room.machine, 1)
+        self._has_changed(room.machine)
 
     def leave(self, unit_id: UnitId) -> None:
         """Forget a unit."""
+        machine = self.by_id[unit_id].machine
+        self._count(machine, -1)
         room = self.by_id.pop(unit_id)
         del self._host_of(room)[room.index]
-        self._has_changed()
+        self._count(machine, 1)
+        self._has_changed(machine)
 
     def copy(self) -> Rooms:
         """Return the rooms as they are now."""
@@ -111,7 +118,9 @@ class Rooms:
 
         A block starts at a multiple of the next power of two.
         """
-        return tuple(block for blocks in self._by_host(num_units).values() for block in blocks)
+        return tuple(
+            block for _, blocks in sorted(self._by_host(num_units).items()) for block in blocks
+        )
 
     def gangs(self, num_units: int, *, among: Collection[UnitId], burden: Burden) -> Iterator[Gang]:
         """Yield the gangs that could be made of `among`.
@@ -143,7 +152,7 @@ class Rooms:
         if by_host := self._by_host(num_units):
             blocks = (block for host in hosts() for block in by_host.get(host, ()))
             return next((block for block in blocks if all(map(usable, block))), None)
-        for size, known in sorted(self._counted().items(), reverse=True):
+        for size, known in sorted(self._alike.items(), reverse=True):
             count = num_units // size
             if count * size == num_units and count <= known:
                 alike = (self.of_host(host) for host in hosts() if len(self._hosts[host]) == size)
@@ -163,38 +172,44 @@ class Rooms:
                 for host in met
                 for block in by_host.get(host, ())
             )
-        left = Counter(self._counted())
+        left = Counter(self._alike)
         left.subtract(map(self._size, met))
         if not self.has_hosts:
             return any(count >= num_units for count in left.values())
         return any(num_units % size == 0 and n * size >= num_units for size, n in left.items())
 
     def _counted(self) -> Counter[int]:
-        if not self._alike:
-            self._alike.update(self._size(host) for host, units in self._hosts.items() if units)
-        return self._alike
+        return Counter(self._size(host) for host, units in self._hosts.items() if units)
+
+    def _count(self, host: str, sign: int) -> None:
+        if self._hosts.get(host):
+            self._alike[self._size(host)] += sign
 
     def _size(self, host: str) -> int:
         """Return the units of a host; of a unit without one, its devices."""
         units = self._hosts[host]
         return len(units) if self.has_hosts else self.by_id[UnitId(host)].num_devices
 
-    def _has_changed(self) -> None:
+    def _has_changed(self, host: str) -> None:
         self.version += 1
-        self._blocks.clear()
-        self._alike.clear()
+        for num_units, found in self._blocks.items():
+            found.pop(host, None)
+            if blocks := self._aligned(num_units, host):
+                found[host] = blocks
 
     def _by_host(self, num_units: int) -> dict[str, tuple[Gang, ...]]:
-        """Return the blocks of each host that has any, in order. Kept until a join."""
+        """Return the blocks of each host that has any."""
         found = self._blocks.get(num_units)
         if found is None:
-            aligned = ((host, self._aligned(num_units, host)) for host in sorted(self._hosts))
+            aligned = ((host, self._aligned(num_units, host)) for host in self._hosts)
             found = self._blocks[num_units] = {host: blocks for host, blocks in aligned if blocks}
         return found
 
     def _aligned(self, num_units: int, host: str) -> tuple[Gang, ...]:
         step, by_index = 1 << (num_units - 1).bit_length(), self._hosts[host]
-        gangs = []
+        gangs: list[Gang] = []
+        if len(by_index) < num_units:
+            return ()
         for first in range(0, max(by_index, default=-1) + 1, step):
             block = [by_index.get(at) for at in range(first, first + num_units)]
             gang = tuple(unit_id for unit_id in block if unit_id is not None)
