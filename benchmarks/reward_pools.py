@@ -28,9 +28,11 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from plexsvc.ids import JobId, TenantId
+from plexsvc.reward.core.dealing import Dealer
 from plexsvc.reward.core.machine import RewardCore
 from plexsvc.reward.core.planner import Aims, PlannerCore, cost_of
 from plexsvc.reward.core.planning import Expected, Floor, History, Load, PoolCosts, Route, plan
+from plexsvc.reward.core.queues import Urgency
 from plexsvc.reward.core.state import PoolLimits, Request
 from plexsvc.reward.core.vocabulary import (
     BatchesExpected,
@@ -109,12 +111,12 @@ def end_us(batch: Sequence[Sample]) -> int:
     return max(one.arrive_us + sum(one.runs_us) for one in batch)
 
 
-class FirstCome(RewardCore):
-    """The proxy's core with a queue in the order of arrival."""
+class FirstCome(Dealer):
+    """The order of arrival in place of Earliest Batch First: the baseline."""
 
-    def _put(self, found: RequestId, request: Request) -> None:
-        self.batches[found.batch].expected_end_us = 0
-        super()._put(found, request)
+    def urgency(self, found: RequestId, request: Request) -> Urgency:
+        """Return the place of a request, whatever its batch."""
+        return super().urgency(found, request)._replace(expected_end_us=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +134,14 @@ class Way:
     fixed: tuple[int, int] | None = None
     """Workers that are held all the time, in place of a plan."""
     is_one_tenant: bool = False
-    core: Callable[[PoolLimits], RewardCore] = RewardCore
+    dealer: type[Dealer] = Dealer
+    """Who says what runs next."""
 
 
 WAYS = {
     "published": Way(),
     "history": Way(timeout_share=0),
-    "fcfs": Way(core=FirstCome),
+    "fcfs": Way(dealer=FirstCome),
     "ideal_published": Way(is_ideal=True, timeout_share=0),
     "finer": Way(every_us=10 * S, is_finer=True),
     "softer": Way(every_us=10 * S, is_finer=True, timeout_share=0.75),
@@ -176,7 +179,7 @@ class World:
 
     def __post_init__(self) -> None:
         """Tell core and planner what there is, and what was."""
-        self.core = self.way.core(PoolLimits(min_workers=0))
+        self.core = RewardCore(PoolLimits(min_workers=0), dealer=self.way.dealer)
         self.planner = PlannerCore(
             Aims(max_delay_us=self.way.max_delay_us, timeout_share=self.way.timeout_share)
         )
@@ -427,8 +430,8 @@ def by_order(*, size: int, most_delay_s: float, late: float) -> dict[str, Any]:
     found: dict[str, Any] = {"mean_delay_s": most_delay_s, "late": late}
     for stagger_s in STAGGERS_S:
         fewest = {
-            name: _fewest(made, core, stagger_s=stagger_s, most_delay_s=most_delay_s)
-            for name, core in (("ebf", RewardCore), ("fcfs", FirstCome))
+            name: _fewest(made, dealer, stagger_s=stagger_s, most_delay_s=most_delay_s)
+            for name, dealer in (("ebf", Dealer), ("fcfs", FirstCome))
         }
         found[f"{stagger_s} s"] = {**fewest, "fewer": round(fewest["fcfs"] / fewest["ebf"], 2)}
         print(json.dumps({"order": found[f"{stagger_s} s"], "stagger_s": stagger_s}), flush=True)
@@ -437,7 +440,7 @@ def by_order(*, size: int, most_delay_s: float, late: float) -> dict[str, Any]:
 
 def _fewest(
     made: Sequence[Sequence[list[Sample]]],
-    core: Callable[[PoolLimits], RewardCore],
+    dealer: type[Dealer],
     *,
     stagger_s: int,
     most_delay_s: float,
@@ -446,7 +449,7 @@ def _fewest(
     low, high = 10, 150
     while low < high:
         middle = (low + high) // 2
-        way = Way(fixed=(1500, middle), is_one_tenant=True, core=core)
+        way = Way(fixed=(1500, middle), is_one_tenant=True, dealer=dealer)
         late_us = World(way, made, [[0], [stagger_s * S]]).run().late_us
         if fmean(late_us.values()) / S <= most_delay_s:
             high = middle

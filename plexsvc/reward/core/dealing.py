@@ -50,14 +50,17 @@ class Dealer:
 
     def put(self, found: RequestId, request: Request) -> None:
         """Let a request wait for its stage."""
+        self._crew.pool(request.resource).queue.put(found, self.urgency(found, request))
+
+    def urgency(self, found: RequestId, request: Request) -> Urgency:
+        """Return the place of a request in its queue: Earliest Batch First (DistRS §5.2)."""
         batch = self._batches[found.batch]
         left_us = sum(stage.timeout_us for stage in request.program.stages[request.stage :])
-        urgency = Urgency(
+        return Urgency(
             batch.expected_end_us,
             request.number,
             no_later_us=batch.expected_end_us - left_us if batch.is_known else 0,
         )
-        self._crew.pool(request.resource).queue.put(found, urgency)
 
     def settle(self, now_us: int) -> None:
         """Give idle workers what waits, and start those that are wanted and have room."""

@@ -50,13 +50,13 @@ RunEnded = StagePassed | SampleScored | SampleTimedOut | SampleRefused | Program
 class RewardCore:
     """The decisions of one proxy. `handle` is its only way in; the rest is to look at."""
 
-    def __init__(self, limits: PoolLimits) -> None:
+    def __init__(self, limits: PoolLimits, *, dealer: type[Dealer] = Dealer) -> None:
         self.batches: dict[BatchId, Batch] = {}
         self.limits = limits
         self._orders: list[Order] = []
         self.crew = Crew(limits, self._orders.append)
         self.workers, self.pools = self.crew.workers, self.crew.pools
-        self._dealer = Dealer(self.batches, self.crew, self._orders.append)
+        self._dealer = dealer(self.batches, self.crew, self._orders.append)
         self._history_us: dict[HistoryKey, int] = {}
         self._arrivals = 0
         self._at_us = 0
