@@ -35,6 +35,7 @@ from plexsvc.reward.core.planning import Expected, Floor, History, Load, PoolCos
 from plexsvc.reward.core.queues import Urgency
 from plexsvc.reward.core.state import PoolLimits, Request
 from plexsvc.reward.core.vocabulary import (
+    AnswerRequest,
     BatchesExpected,
     BatchId,
     Fact,
@@ -242,6 +243,8 @@ class World:
                     self.at(self.at_us, self.lost, worker)
                 case RememberBatch():
                     self.end(order)
+                case AnswerRequest():
+                    pass  # how a sample was judged changes nothing here
 
     def arrive(self, key: BatchId, index: int) -> None:
         """Bring one sample; the first of a batch has the pools planned anew."""
