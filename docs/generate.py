@@ -1,4 +1,4 @@
-"""Generated references: configuration, errors and commands, from the code into docs/reference.
+"""Generated references: client, configuration, errors and commands, from the code.
 
 `python docs/generate.py` writes them; `--check` exits with 1 when a committed one is stale.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import inspect
+import re
 import sys
 import textwrap
 import types
 import typing
 from collections.abc import Iterator
-from enum import StrEnum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,8 @@ import typer
 import typer.main
 from typer.cli import get_docs_for_click
 
+import plexclient
+from plexclient.calls import call
 from plexclient.errors import RETRYABLE, ErrorCode
 from plexsvc.cli.main import app
 from plexsvc.cluster.embedded import ClusterConfig
@@ -39,6 +43,13 @@ INTRODUCTION: Final = """# Configuration
 
 Each process reads one TOML file. Unknown keys are refused. Durations are in microseconds (`_us`),
 sizes in bytes.
+"""
+
+
+CLIENT: Final = """# Client
+
+`import plexclient as plex`. A *call* has three forms: `call(...)` blocks, `call.submit(...)`
+returns a future, `await call.aio(...)` is awaited.
 """
 
 
@@ -148,6 +159,62 @@ def commands() -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
 
 
+def client() -> str:
+    """Return the reference of the client's public names, from their docstrings."""
+    parts = [CLIENT]
+    for name in plexclient.__all__:
+        found = getattr(plexclient, name)
+        if isinstance(found, type) and issubclass(found, Enum):
+            continue  # it has a page of its own
+        parts.append(
+            f"\n## `{name}`\n\n```python\n{_signature(name, found)}\n```\n\n{_text(found)}\n"
+        )
+        if isinstance(found, type):
+            parts.extend(_members(found))
+    return "".join(parts)
+
+
+def _members(owner: type) -> Iterator[str]:
+    """Yield the documented fields, properties and methods of a class, those of its bases too."""
+    fields = member_docs(owner)
+    for name in fields:
+        if not name.startswith("_"):
+            yield f"\n- `{name}`: {fields[name]}"
+    for name, _ in inspect.getmembers_static(owner):
+        member = inspect.getattr_static(owner, name)
+        is_ours = _module(member).startswith("plexclient")
+        if name.startswith("_") or name.endswith("_wire") or name in fields or not is_ours:
+            continue
+        if isinstance(member, property | functools.cached_property):
+            function = member.fget if isinstance(member, property) else member.func
+            yield f"\n- `{name}`: {_text(function).splitlines()[0] if _text(function) else ''}"
+            continue
+        shown, kind = _signature(name, getattr(owner, name)), ""
+        if isinstance(member, call):
+            shown, kind = re.sub(r"-> Future\[(.*)\]$", r"-> \1", shown), "*call* "
+        yield f"\n\n{kind}**`{shown}`**\n\n{_text(member)}\n"
+    yield "\n"
+
+
+def _module(member: object) -> str:
+    inner = getattr(member, "fget", None) or getattr(member, "func", None) or member
+    inner = getattr(inner, "__wrapped__", inner)
+    return str(getattr(getattr(inner, "__func__", inner), "__module__", ""))
+
+
+def _signature(name: str, found: Any) -> str:  # noqa: ANN401 - a public name of any kind
+    try:
+        shown = name + str(inspect.signature(getattr(found, "__wrapped__", found))).replace("'", "")
+    except (TypeError, ValueError):
+        return name
+    wire = re.sub(r"\w+_pb2\.", "", shown)
+    return re.sub(r"\((self|cls)(, )?", "(", wire).replace(" = <factory>", "")
+
+
+def _text(found: Any) -> str:  # noqa: ANN401 - a public name of any kind
+    return inspect.getdoc(found) or ""
+
+
 def stale(fresh: dict[str, str]) -> list[str]:
     """Return the names of committed references that differ from what the code says."""
     there = {path.name: path.read_text() for path in TARGET.glob("*.md")}
@@ -158,7 +225,12 @@ def main() -> None:
     """Write the references, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 when stale")
-    made = {"configuration": configuration(), "errors": errors(), "commands": commands()}
+    made = {
+        "client": client(),
+        "configuration": configuration(),
+        "errors": errors(),
+        "commands": commands(),
+    }
     fresh = {f"{name}.md": HEADER + text for name, text in made.items()}
     if parser.parse_args().check:
         names = stale(fresh)

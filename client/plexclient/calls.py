@@ -82,7 +82,7 @@ class call(Generic[S, P, R]):  # noqa: N801 - used as a decorator
     """Turns a method that returns a future into a `Call` with three forms."""
 
     def __init__(self, method: Callable[Concatenate[S, P], Future[R]]) -> None:
-        self._method = method
+        self._method = self.__wrapped__ = method  # documentation reads the signature there
         self.__doc__ = method.__doc__
 
     @overload
