@@ -34,7 +34,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return the figures."""
     from plexsvc.demo.model import device_bytes_for_one, make_model
-    from plexsvc.demo.pool import PoolFigures, pool_figures
+    from plexsvc.demo.pool import PoolFigures, pool_figures, pool_point
     from plexsvc.demo.report import union
     from plexsvc.demo.stage import open_stage
 
@@ -43,10 +43,8 @@ def measure(
     seconds: dict[str, float] = {}
     pools: dict[str, PoolFigures] = {}
     with open_stage(
-        directory / "state",
+        directory,
         device_bytes=3 * device_bytes_for_one(num_parameters),
-        rollout_bytes=1 << 30,
-        notes_pool=True,
     ) as stage:
         if model is not None:
             fresh = shutil.copytree(model, directory / "models" / "given")
@@ -63,13 +61,13 @@ def measure(
                     f"--steps={steps}",
                     f"--out={out}",
                     name=task,
-                    label=way,
                 )
                 for task, out in zip(TASKS, outs, strict=True)
             ]
-            ends = stage.wait(job_ids, on_status=lambda *_: None, timeout_s=900)
+            windows = stage.wait(job_ids, on_look=lambda _: None, timeout_s=900)
+            points = [pool_point(pool, at_us=one.now_us) for one, _, pool in stage.looks]
             seconds[way] = fmean(time for out in outs for time in step_times(out))
-            pools[way] = pool_figures(stage.pool, window=union([end.window for end in ends]))
+            pools[way] = pool_figures(points, window=union(windows))
     return {
         "benchmark": "reward_end_to_end",
         "step_s": {way: round(found, 3) for way, found in seconds.items()},

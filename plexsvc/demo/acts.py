@@ -1,4 +1,4 @@
-"""Acts that demos share: a model is warmed up, GRPO jobs are played on a stage."""
+"""Acts of a demo: a model is warmed up, GRPO jobs are played on a stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from plexsvc.demo.presets import Preset
 from plexsvc.demo.records import read_record
 from plexsvc.demo.report import Run
 from plexsvc.demo.show import Show
-from plexsvc.demo.stage import Ended, Stage
+from plexsvc.demo.spans import Window
+from plexsvc.demo.stage import Stage
 from plexsvc.errors import ErrorCode, PlexError
 
 ACT_TIMEOUT_S: Final = 900.0
@@ -26,26 +27,30 @@ class Acts:
     """
 
     def __init__(self, preset: Preset, *, out_dir: Path, show: Show) -> None:
-        self._preset, self._out_dir, self._show = preset, out_dir, show
-        self._scripts = _examples()
-        self._fresh = out_dir / "models" / "fresh"
-        self._model = out_dir / "models" / "warm"
-        self.num_parameters = make_model(self._fresh, seed=preset.seed)
+        self.preset, self.out_dir, self.show = preset, out_dir, show
+        self.fresh, self.warm = out_dir / "models" / "fresh", out_dir / "models" / "warm"
+        self.num_parameters = make_model(self.fresh, seed=preset.seed)
+        self._scripts = Path(plexsvc.__file__).resolve().parents[1] / "examples"
+        if not (self._scripts / "grpo_arithmetic.py").is_file():
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"the demo's controllers are not in {self._scripts}: run it in a checkout",
+            )
 
     def warm_up(self, stage: Stage) -> None:
         """Train a model until it answers some problems of each task."""
-        self._show.act("supervised warm-up")
-        preset = self._preset
+        self.show.act("supervised warm-up")
         args = {
-            "model": self._fresh,
-            "export": self._model,
-            "goal": preset.warm_up_goal,
-            "seed": preset.seed,
+            "model": self.fresh,
+            "export": self.warm,
+            "goal": self.preset.warm_up_goal,
+            "seed": self.preset.seed,
             "out": self._record("warm-up"),
         }
         script = self._scripts / "warm_up.py"
-        job_id = stage.submit(script, "--tasks", *preset.tasks, *_options(args), name="warm-up")
-        self._await(stage, [job_id], names=["warm-up"])
+        tasks = ("--tasks", *self.preset.tasks)
+        job_id = stage.submit(script, *tasks, *_options(args), name="warm-up")
+        self._await(stage, {"warm-up": job_id})
 
     def play(
         self,
@@ -54,83 +59,47 @@ class Acts:
         *,
         label: str,
         waits_ms: Mapping[str, float] | None = None,
-        steps: int | None = None,
-        spot: int = 0,
-        serving: int = 0,
+        **options: int,
     ) -> list[Run]:
         """Run one GRPO job for each task, all at once; return them when they have completed.
 
-        Each may have `spot` spot instances and guests of `serving` engines beside its own.
+        `options` are further arguments of the controller (examples/grpo_arithmetic.py).
         """
-        others = {"spot": spot, "serving": serving}
-        names = [f"{task}-{label}" for task in tasks]
-        job_ids = [
-            stage.submit(
-                self._scripts / "grpo_arithmetic.py",
-                *self._arguments(
-                    task, name=name, wait_ms=(waits_ms or {}).get(task, 0.0), steps=steps
-                ),
-                *_options(others),
-                name=task,
-                label=label,
-            )
-            for task, name in zip(tasks, names, strict=True)
-        ]
-        ends = self._await(stage, job_ids, names=names)
-        return [
-            Run(
-                name=task,
-                task=task,
-                job_id=end.job_id,
-                record=read_record(self._record(name)),
-                window=end.window,
-            )
-            for task, name, end in zip(tasks, names, ends, strict=True)
-        ]
-
-    def _arguments(self, task: str, *, name: str, wait_ms: float, steps: int | None) -> list[str]:
-        preset = self._preset
-        return _options(
-            {
+        preset, jobs = self.preset, {}
+        for task in tasks:
+            name = f"{task}-{label}"
+            values = {
                 "task": task,
-                "model": self._model,
-                "steps": steps or preset.steps,
+                "model": self.warm,
+                "steps": preset.steps,
                 "prompts": preset.prompts,
                 "group": preset.group,
                 "lr": preset.lr,
                 "seed": preset.seed,
-                "wait-ms": wait_ms,
+                "wait-ms": (waits_ms or {}).get(task, 0.0),
                 "out": self._record(name),
             }
-        )
+            script = self._scripts / "grpo_arithmetic.py"
+            jobs[name] = stage.submit(script, *_options(values | options), name=task)
+        windows = self._await(stage, jobs)
+        return [
+            Run(task=task, job_id=job_id, record=read_record(self._record(name)), window=window)
+            for task, (name, job_id), window in zip(tasks, jobs.items(), windows, strict=True)
+        ]
 
-    def _await(self, stage: Stage, job_ids: list[str], *, names: list[str]) -> list[Ended]:
+    def _await(self, stage: Stage, jobs: Mapping[str, str]) -> list[Window]:
         """Return when the jobs have completed; keep their logs in any case."""
         try:
-            return stage.wait(job_ids, on_status=self._show.status, timeout_s=ACT_TIMEOUT_S)
+            return stage.wait([*jobs.values()], on_look=self.show.look, timeout_s=ACT_TIMEOUT_S)
         finally:
-            for job_id, name in zip(job_ids, names, strict=True):
-                path = self._out_dir / "logs" / f"{name}.log"
+            for name, job_id in jobs.items():
+                path = self.out_dir / "logs" / f"{name}.log"
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(stage.log_of(job_id))
 
     def _record(self, name: str) -> Path:
-        return self._out_dir / "records" / f"{name}.jsonl"
+        return self.out_dir / "records" / f"{name}.jsonl"
 
 
 def _options(values: Mapping[str, object]) -> list[str]:
     return [f"--{name}={value}" for name, value in values.items()]
-
-
-def _examples() -> Path:
-    """Return the folder of the controllers, beside the package in a checkout.
-
-    Raises:
-        PlexError: `not_found` where plexsvc is installed without it.
-    """
-    folder = Path(plexsvc.__file__).resolve().parents[1] / "examples"
-    if not (folder / "grpo_arithmetic.py").is_file():
-        raise PlexError(
-            ErrorCode.NOT_FOUND, f"the demo's controllers are not in {folder}: run it in a checkout"
-        )
-    return folder

@@ -6,6 +6,7 @@ rewards run without a pool that jobs share: it holds what the job needed at its 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -24,8 +25,6 @@ class PoolPoint:
     busy: int
     needed: Mapping[str, int]
     """Requests of each job that run or wait, by its id."""
-    planned: int | None = None
-    """Workers at most by the plan in force; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +33,17 @@ class PoolFigures:
 
     mean_held: float
     mean_busy: float
-    mean_planned: float | None
-    """While a plan was in force; None if none was."""
     zero_queue: int
     """Workers of pools of their own in which no request of the jobs waits."""
 
 
 def pool_point(reply: reward_pb2.RewardsReply, *, at_us: int) -> PoolPoint:
     """Return what the reward service says of its pools."""
-    needed: dict[str, int] = {}
+    needed = Counter[str]()
     for batch in reply.batches:
-        needed[batch.job_id] = needed.get(batch.job_id, 0) + batch.queued + batch.running
-    planned = [pool.planned for pool in reply.pools if pool.HasField("planned")]
+        needed[batch.job_id] += batch.queued + batch.running
     return PoolPoint(
         at_us=at_us,
-        planned=sum(planned) if planned else None,
         held=sum(pool.busy + pool.idle + pool.starting for pool in reply.pools),
         busy=sum(pool.busy for pool in reply.pools),
         needed=needed,
@@ -57,25 +52,12 @@ def pool_point(reply: reward_pb2.RewardsReply, *, at_us: int) -> PoolPoint:
 
 def pool_figures(points: Sequence[PoolPoint], *, window: Window) -> PoolFigures:
     """Return the figures of the window; zeros where no point lies in it."""
-    inside = within(points, window)
-    planned = [point.planned for point in inside if point.planned is not None]
+    inside = [point for point in points if window.start_us <= point.at_us <= window.end_us]
+    peaks = Counter[str]()
+    for point in inside:
+        peaks |= Counter(point.needed)
     return PoolFigures(
-        mean_held=fmean(point.held for point in inside) if inside else 0.0,
-        mean_busy=fmean(point.busy for point in inside) if inside else 0.0,
-        mean_planned=fmean(planned) if planned else None,
-        zero_queue=sum(zero_queue(inside).values()),
+        mean_held=fmean([point.held for point in inside] or [0]),
+        mean_busy=fmean([point.busy for point in inside] or [0]),
+        zero_queue=peaks.total(),
     )
-
-
-def within(points: Sequence[PoolPoint], window: Window) -> list[PoolPoint]:
-    """Return the points that lie in a window."""
-    return [point for point in points if window.start_us <= point.at_us <= window.end_us]
-
-
-def zero_queue(points: Sequence[PoolPoint]) -> dict[str, int]:
-    """Return the workers that each job's own pool would have held."""
-    peaks: dict[str, int] = {}
-    for point in points:
-        for job_id, needed in point.needed.items():
-            peaks[job_id] = max(peaks.get(job_id, 0), needed)
-    return peaks

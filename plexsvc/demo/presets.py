@@ -10,15 +10,13 @@ from plexsvc.errors import ErrorCode, PlexError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One demonstration: a warm-up, each task's job alone, then all of them at once.
-
-    With spot devices: a warm-up, both jobs without spot instances, then both with them. With
-    requests: a warm-up, then the first task's job beside a serving engine without its guest, and
-    with it.
-    """
+    """One demonstration: a warm-up, the jobs without what it shows, then with it."""
 
     name: str
-    tasks: tuple[str, str] = ("count_bits", "spell_backward")
+    shows: str = "sharing"
+    """`sharing`: each job alone, then all on one device. `spot`: both jobs without spot instances,
+    then with them. `serving`: one job without a serving engine's guest, then with it."""
+    tasks: tuple[str, ...] = ("count_bits", "spell_backward")
     """The verifiable tasks (examples/verifiable_tasks.py), a job each."""
     steps: int = 80
     """GRPO steps of a job."""
@@ -32,16 +30,8 @@ class Preset:
     """Accuracy on each task's held-out prompts that ends the warm-up."""
     wait_share: float = 0.0
     """Share of a job's cycle spent waiting for an external tool; 0: it calls none."""
-    calibration_steps: int = 12
-    """Steps of the unrecorded run that times a cycle, to know how long to wait."""
-    calibration_wait_ms: float = 500.0
-    """How long the tool takes in that run."""
     min_speedup: float = 0.0
     """Least speedup of the shared run over the jobs one after the other."""
-    spot_devices: int = 0
-    """Spot devices that come and go by the demo's trace; the run without them stands beside it."""
-    requests_per_s: float = 0.0
-    """Traffic of a serving engine that lends to the job; 0: there is none."""
     uses_rewards: bool = False
     """Whether the tasks are scored by the reward service, whose pool is then shown and drawn."""
     seed: int = 0
@@ -61,8 +51,8 @@ PRESETS: Final = {
             lr=1e-4,
             uses_rewards=True,
         ),
-        Preset(name="spot", steps=40, spot_devices=3),
-        Preset(name="serving", steps=40, requests_per_s=2.0),
+        Preset(name="spot", shows="spot", steps=40),
+        Preset(name="serving", shows="serving", tasks=("count_bits",), steps=40),
     )
 }
 """`frozen` learns at rate 0: its learning check must fail, and the demo with it."""
@@ -79,12 +69,3 @@ def find_preset(name: str) -> Preset:
             ErrorCode.BAD_REQUEST, f"no preset {name!r}; there are {', '.join(sorted(PRESETS))}"
         )
     return PRESETS[name]
-
-
-def wait_ms_for(work_s: float, *, wait_share: float) -> float:
-    """Return how long to wait beside `work_s` of work so that waiting is `wait_share` of both.
-
-    >>> round(wait_ms_for(0.35, wait_share=0.65))
-    650
-    """
-    return 1000 * work_s * wait_share / (1 - wait_share)

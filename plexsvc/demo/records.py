@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from plexsvc.errors import ErrorCode, PlexError
 
@@ -52,6 +51,11 @@ class Record:
         """Return the share of its steps' time that the job waited for its tool."""
         return sum(s.wait_s for s in self.steps) / max(1e-9, sum(s.wall_s for s in self.steps))
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the tokens that the job generated a second."""
+        return sum(s.tokens for s in self.steps) / max(1e-9, sum(s.wall_s for s in self.steps))
+
 
 def read_record(path: Path) -> Record:
     """Return the record in a JSON-lines file.
@@ -61,26 +65,19 @@ def read_record(path: Path) -> Record:
     """
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        return _record(lines)
+        held_out = {line["when"]: line["accuracy"] for line in lines if line["kind"] == "held_out"}
+        last = {line["kind"]: line for line in lines}
+        steps = [line for line in lines if line["kind"] == "step"]
+        return Record(
+            steps=tuple(Step(**{name: one[name] for name in Step.__slots__}) for one in steps),
+            held_out_before=held_out["before"],
+            held_out_after=held_out["after"],
+            cpu_s=last["end"]["cpu_s"],
+            hostile_sent=last["hostile"]["sent"],
+            hostile_failed=last["hostile"]["failed"],
+        )
     except (OSError, KeyError, json.JSONDecodeError) as error:
         raise PlexError(
             ErrorCode.NOT_FOUND,
             f"no whole record of a job in {path}: {error!r}; read the job's log",
         ) from error
-
-
-def _record(lines: list[dict[str, Any]]) -> Record:
-    held_out = {line["when"]: line["accuracy"] for line in lines if line["kind"] == "held_out"}
-    ends = {line["kind"]: line for line in lines}
-    return Record(
-        steps=tuple(_step(line) for line in lines if line["kind"] == "step"),
-        held_out_before=held_out["before"],
-        held_out_after=held_out["after"],
-        cpu_s=ends["end"]["cpu_s"],
-        hostile_sent=int(ends["hostile"]["sent"]),
-        hostile_failed=int(ends["hostile"]["failed"]),
-    )
-
-
-def _step(line: dict[str, Any]) -> Step:
-    return Step(**{name: float(line[name]) for name in Step.__slots__})

@@ -1,20 +1,26 @@
-"""Verdict of a demo: figures of each job and the device, and the checks they must pass.
+"""Report of a demo: figures of each job, checks that must hold, one table and `summary.json`.
 
-`bubble_ratio`: the share of a job's wall time, from its submission to its end, in which the
-training device ran no operation. Alone, it is what the job leaves idle; shared, what all leave.
+Each demo plays its jobs twice with the same seeds: *without* what it shows (another job on the
+device, spot instances, a lent engine) and *with* it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, variance
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from plexsvc.demo.presets import Preset
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from plexsvc.demo.records import Record
-from plexsvc.demo.spans import Span, Window, covered_s, moves, training, within
+from plexsvc.demo.spans import Span, Window, covered_s, training, within
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 EDGE: Final = 10
 """Steps compared at either end of a run."""
@@ -22,77 +28,16 @@ MIN_GAIN: Final = 0.15
 MIN_STANDARD_ERRORS: Final = 3.0
 MAX_MEAN_GAP: Final = 1e-4
 MAX_GAP: Final = 1e-3
-WAIT_SHARES: Final = (0.6, 0.7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One job's run: what its controller recorded and when the service had it."""
 
-    name: str
     task: str
     job_id: str
     record: Record
     window: Window
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFigures:
-    """A job's line of `summary.json`."""
-
-    name: str
-    task: str
-    steps: int
-    reward_first10: float
-    reward_last10: float
-    reward_se: float
-    heldout_before: float
-    heldout_after: float
-    device_seconds_per_step: float
-    bubble_ratio_alone: float
-    bubble_ratio_shared: float
-    logprob_gap_mean: float
-    logprob_gap_max: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFigures:
-    """What the training device did while the jobs shared it."""
-
-    busy_share: float
-    switches: int
-    switch_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFigures:
-    """How the planner saw the jobs share the device: cycle shared over alone, by job name."""
-
-    predicted_slowdown: dict[str, float]
-    measured_slowdown: dict[str, float]
-    was_warm: bool
-    """Whether every job's cycle was known from its run alone when it was placed."""
-
-    prefetches: int
-    prefetch_hits: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What `summary.json` holds."""
-
-    jobs: tuple[JobFigures, ...]
-    device: DeviceFigures
-    plan: PlanFigures
-    wall_seconds_alone: float
-    wall_seconds_shared: float
-    speedup: float
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON object; the plan's figures are in `checks.json`."""
-        figures = asdict(self)
-        del figures["plan"]
-        return figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,38 +50,73 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cap:
-    """The most that sharing could give: the speedup that each limit would allow by itself."""
+class Outcome:
+    """What a demo played, and what it says beyond the figures of its jobs."""
 
-    longest_job: float
-    cores: float
-    training_device: float
-    num_cores: int
+    without: Sequence[Run]
+    runs: Sequence[Run]
+    """The same jobs with what the demo shows, in the same order."""
+    spans: Sequence[Span]
+    """Of all devices."""
+    figures: Mapping[str, Any]
+    lines: Sequence[str]
+    checks: Sequence[Check]
+    draw: Callable[[Axes], None] | None = None
+    """Draws the demo's own part of the picture."""
 
     @property
-    def speedup(self) -> float:
-        """Return the least of them."""
-        return min(self.longest_job, self.cores, self.training_device)
+    def window(self) -> Window:
+        """The time of the jobs with what the demo shows."""
+        return union([run.window for run in self.runs])
 
 
-def summarise(
-    alone: Sequence[Run], shared: Sequence[Run], *, spans: Sequence[Span], plan: PlanFigures
-) -> Summary:
-    """Return the figures of a demo; `alone` and `shared` hold the same jobs in the same order."""
-    jobs = tuple(
-        job_figures(by_itself, together, spans=spans)
-        for by_itself, together in zip(alone, shared, strict=True)
-    )
-    window = union([run.window for run in shared])
-    wall_alone = sum(run.window.seconds for run in alone)
-    return Summary(
-        jobs=jobs,
-        device=device_figures(within(spans, window), window=window),
-        plan=plan,
-        wall_seconds_alone=wall_alone,
-        wall_seconds_shared=window.seconds,
-        speedup=wall_alone / window.seconds,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFigures:
+    """A job's line of `summary.json`.
+
+    Idle is the share of the job's wall time, from its submission to its end, in which the training
+    device ran no operation.
+    """
+
+    name: str
+    steps: int
+    reward_first10: float
+    reward_last10: float
+    reward_se: float
+    """Standard error of the difference."""
+    reward_gap: float
+    """Difference of the mean rewards of the two runs."""
+    heldout_before: float
+    heldout_after: float
+    device_seconds_per_step: float
+    idle_without: float
+    idle_with: float
+    tokens_per_s_without: float
+    tokens_per_s_with: float
+    logprob_gap_mean: float
+    logprob_gap_max: float
+    samples_complete: int
+    instances_lost: int
+    """By its samples while they were generated."""
+
+
+ROWS: Final[dict[str, tuple[str, str]]] = {
+    "steps": ("steps", "d"),
+    "reward_first10": ("mean reward, first 10 steps", ".3f"),
+    "reward_last10": ("mean reward, last 10 steps", ".3f"),
+    "reward_se": ("standard error of the gain", ".3f"),
+    "heldout_before": ("held-out accuracy, before", ".3f"),
+    "heldout_after": ("held-out accuracy, after", ".3f"),
+    "device_seconds_per_step": ("device seconds a step", ".3f"),
+    "idle_without": ("device idle, without", ".0%"),
+    "idle_with": ("device idle, with", ".0%"),
+    "tokens_per_s_without": ("tokens/s, without", ".0f"),
+    "tokens_per_s_with": ("tokens/s, with", ".0f"),
+    "logprob_gap_mean": ("logprob gap, mean", ".1e"),
+    "logprob_gap_max": ("logprob gap, largest", ".1e"),
+    "instances_lost": ("losses of an instance", "d"),
+}
+"""Lines of the table: the field, what it is called, and its format."""
 
 
 def union(windows: Sequence[Window]) -> Window:
@@ -147,17 +127,7 @@ def union(windows: Sequence[Window]) -> Window:
     )
 
 
-def device_figures(spans: Sequence[Span], *, window: Window) -> DeviceFigures:
-    """Return what the training device did in the window that cut `spans`."""
-    moved = moves(spans)
-    return DeviceFigures(
-        busy_share=covered_s(training(spans)) / window.seconds,
-        switches=sum(span.kind == "load" for span in moved),
-        switch_seconds=covered_s(moved),
-    )
-
-
-def bubble_ratio(spans: Sequence[Span], *, window: Window) -> float:
+def idle_share(spans: Sequence[Span], *, window: Window) -> float:
     """Return the share of the window in which the training device ran no operation."""
     return 1.0 - covered_s(training(within(spans, window))) / window.seconds
 
@@ -167,131 +137,76 @@ def standard_error(first: Sequence[float], last: Sequence[float]) -> float:
     return math.sqrt(variance(first) / len(first) + variance(last) / len(last))
 
 
-def job_figures(alone: Run, shared: Run, *, spans: Sequence[Span]) -> JobFigures:
+def job_figures(without: Run, run: Run, *, spans: Sequence[Span]) -> JobFigures:
     """Return the figures of a job that ran twice; `spans` are what the devices did."""
-    rewards = shared.record.rewards
-    steps = shared.record.steps
-    mine = [span for span in training(spans) if span.job_id == shared.job_id]
+    rewards, steps = run.record.rewards, run.record.steps
+    mine = [span for span in training(spans) if span.job_id == run.job_id]
     return JobFigures(
-        name=shared.name,
-        task=shared.task,
+        name=run.task,
         steps=len(steps),
         reward_first10=fmean(rewards[:EDGE]),
         reward_last10=fmean(rewards[-EDGE:]),
         reward_se=standard_error(rewards[:EDGE], rewards[-EDGE:]),
-        heldout_before=shared.record.held_out_before,
-        heldout_after=shared.record.held_out_after,
+        reward_gap=abs(fmean(rewards) - fmean(without.record.rewards)),
+        heldout_before=run.record.held_out_before,
+        heldout_after=run.record.held_out_after,
         device_seconds_per_step=covered_s(mine) / len(steps),
-        bubble_ratio_alone=bubble_ratio(spans, window=alone.window),
-        bubble_ratio_shared=bubble_ratio(spans, window=shared.window),
+        idle_without=idle_share(spans, window=without.window),
+        idle_with=idle_share(spans, window=run.window),
+        tokens_per_s_without=without.record.tokens_per_s,
+        tokens_per_s_with=run.record.tokens_per_s,
         logprob_gap_mean=fmean(step.gap_mean for step in steps),
         logprob_gap_max=max(step.gap_max for step in steps),
+        samples_complete=round(sum(step.complete for step in steps)),
+        instances_lost=round(sum(step.instances_lost for step in steps)),
     )
 
 
-def checks(
-    summary: Summary, *, preset: Preset, alone: Sequence[Run], shared: Sequence[Run]
-) -> list[Check]:
-    """Return every check of a demo, passed or not."""
-    found = [check for job in summary.jobs for check in job_checks(job)]
-    found += [_turns(summary.device), _warm(summary.plan, prefetches=bool(preset.wait_share))]
-    if preset.uses_rewards:
-        found += [_hostile(run) for run in shared]
-    if preset.wait_share:
-        found += [_waits(run) for run in alone]
-    if preset.min_speedup:
-        found.append(_speedup(summary, least=preset.min_speedup))
-    return found
-
-
-def job_checks(job: JobFigures) -> list[Check]:
-    """Return what holds of a job that learns: rewards rise, and sampler and trainer agree."""
-    return [_learning(job), _held_out(job), _gap(job)]
-
-
-def _learning(job: JobFigures) -> Check:
+def job_checks(job: JobFigures, *, samples: int) -> list[Check]:
+    """Return what holds of every job: it learns, sampler and trainer agree, no sample is lost."""
     gain = job.reward_last10 - job.reward_first10
-    return Check(
-        name=f"learning of {job.name}",
-        passed=gain >= MIN_GAIN and gain > MIN_STANDARD_ERRORS * job.reward_se,
-        found=f"reward {job.reward_first10:.3f} → {job.reward_last10:.3f}, a gain of {gain:+.3f}; "
-        f"at least {MIN_GAIN} and {MIN_STANDARD_ERRORS:g} times {job.reward_se:.3f} are due",
-    )
+    return [
+        Check(
+            name=f"learning of {job.name}",
+            passed=gain >= MIN_GAIN and gain > MIN_STANDARD_ERRORS * job.reward_se,
+            found=f"reward {job.reward_first10:.3f} → {job.reward_last10:.3f}, a gain of "
+            f"{gain:+.3f}; at least {MIN_GAIN} and {MIN_STANDARD_ERRORS:g} times "
+            f"{job.reward_se:.3f} are due",
+        ),
+        Check(
+            name=f"held-out prompts of {job.name}",
+            passed=job.heldout_after > job.heldout_before,
+            found=f"accuracy {job.heldout_before:.3f} → {job.heldout_after:.3f}; it must rise",
+        ),
+        Check(
+            name=f"logprob gap of {job.name}",
+            passed=job.logprob_gap_mean <= MAX_MEAN_GAP and job.logprob_gap_max <= MAX_GAP,
+            found=f"mean {job.logprob_gap_mean:.1e}, largest {job.logprob_gap_max:.1e}; "
+            f"{MAX_MEAN_GAP:.0e} and {MAX_GAP:.0e} are allowed",
+        ),
+        Check(
+            name=f"samples of {job.name}",
+            passed=job.samples_complete == samples,
+            found=f"{job.samples_complete} of {samples} are complete; all must be",
+        ),
+    ]
 
 
-def _held_out(job: JobFigures) -> Check:
-    return Check(
-        name=f"held-out prompts of {job.name}",
-        passed=job.heldout_after > job.heldout_before,
-        found=f"accuracy {job.heldout_before:.3f} → {job.heldout_after:.3f}; it must rise",
-    )
-
-
-def _gap(job: JobFigures) -> Check:
-    return Check(
-        name=f"logprob gap of {job.name}",
-        passed=job.logprob_gap_mean <= MAX_MEAN_GAP and job.logprob_gap_max <= MAX_GAP,
-        found=f"mean {job.logprob_gap_mean:.1e}, largest {job.logprob_gap_max:.1e}; "
-        f"{MAX_MEAN_GAP:.0e} and {MAX_GAP:.0e} are allowed",
-    )
-
-
-def _turns(device: DeviceFigures) -> Check:
-    return Check(
-        name="turns on the device",
-        passed=device.switches > 2,
-        found=f"{device.switches} switches; jobs that share a device take turns",
-    )
-
-
-def _warm(plan: PlanFigures, *, prefetches: bool) -> Check:
-    """Check the placement; there is time to prefetch only where the device is idle now and then."""
-    due = "known cycles and prefetches are" if prefetches else "known cycles are"
-    return Check(
-        name="warm placement",
-        passed=plan.was_warm and (plan.prefetches > 0 or not prefetches),
-        found=f"cycles {'known' if plan.was_warm else 'not known'} from the runs alone, "
-        f"{plan.prefetches} prefetches; {due} due",
-    )
-
-
-def _hostile(run: Run) -> Check:
-    record = run.record
-    return Check(
-        name=f"hostile programs of {run.name}",
-        passed=record.hostile_failed == record.hostile_sent > 0,
-        found=f"{record.hostile_failed} of {record.hostile_sent} failed; all must",
-    )
-
-
-def _waits(run: Run) -> Check:
-    least, most = WAIT_SHARES
-    share = run.record.wait_share
-    return Check(
-        name=f"waiting of {run.name}",
-        passed=least <= share <= most,
-        found=f"{share:.0%} of its cycle alone; {least:.0%} to {most:.0%} are due",
-    )
-
-
-def _speedup(summary: Summary, *, least: float) -> Check:
-    return Check(
-        name="speedup",
-        passed=summary.speedup >= least,
-        found=f"{summary.speedup:.2f} times sooner than one after the other; {least:g} is due",
-    )
-
-
-def cap(walls_s: Sequence[float], *, cpu_s: float, device_s: float, num_cores: int) -> Cap:
-    """Return the most sharing could give: it cannot end before what it must do one by one.
-
-    `walls_s` are the jobs' times alone; `cpu_s` and `device_s` the processor and training device
-    time that all of them took.
-    """
-    total_s = sum(walls_s)
-    return Cap(
-        longest_job=total_s / max(walls_s),
-        cores=total_s / (cpu_s / num_cores),
-        training_device=total_s / device_s,
-        num_cores=num_cores,
-    )
+def verdict(
+    title: str, jobs: Sequence[JobFigures], *, lines: Sequence[str], checks: Sequence[Check]
+) -> RenderableType:
+    """Return the closing table, a column for each job, and a line for each check."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for job in jobs:
+        table.add_column(job.name, justify="right")
+    for name, (label, form) in ROWS.items():
+        table.add_row(label, *(format(getattr(job, name), form) for job in jobs))
+    marks = [
+        Text(
+            f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.found}",
+            style="green" if check.passed else "bold red",
+        )
+        for check in checks
+    ]
+    return Group(table, *map(Text, lines), *marks)

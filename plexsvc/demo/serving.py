@@ -8,114 +8,90 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
-
-from plexsvc.demo import plots
 from plexsvc.demo.acts import Acts
 from plexsvc.demo.model import VOCAB_SIZE, device_bytes_for_one
-from plexsvc.demo.presets import Preset
-from plexsvc.demo.report import Check
-from plexsvc.demo.serving_report import ServingAct, ServingPoint, checks, summarise
-from plexsvc.demo.show import Show, marks
-from plexsvc.demo.stage import open_stage
+from plexsvc.demo.report import Check, Outcome, Run
+from plexsvc.demo.stage import FEW_SEQS, STATE, open_stage, stop
 from plexsvc.demo.traffic import Traffic
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.serving.control import ask
-from plexsvc.show.serving import report_view
 
-STATE: Final = "state-serving"
-PICTURE: Final = "serving.png"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 NAME: Final = "chat"
+REQUESTS_PER_S: Final = 2.0
 SLO_TTFT_S: Final = 1.0
 SLO_TPOT_S: Final = 0.25
-MAX_NUM_SEQS: Final = 16
-"""Samples of the job's own engine's step."""
-ROLLOUT_BYTES: Final = 1 << 30
 KV_BYTES: Final = 128 << 20
 LOOK_S: Final = 1.0
-STOP_S: Final = 30.0
+LATENCIES: Final = ("ttft", "tpot")
+MIN_HARVEST: Final = 1000
+"""Tokens that the guest makes at least."""
+MIN_REQUESTS: Final = 30
+"""Requests behind each percentile at least."""
 
 
-def run(preset: Preset, *, out_dir: Path, talk: Console, as_json: bool) -> list[Check]:
-    """Play both acts, write summary and picture, print the verdict; return what was checked.
+def play(acts: Acts) -> Outcome:
+    """Play both acts.
 
     Raises:
         PlexError: when the cluster, the engine or a job fails.
     """
-    with Show(talk) as show:
-        act = _play(preset, out_dir=out_dir, show=show)
-    summary = summarise(act, samples_per_step=preset.prompts * preset.group)
-    found = checks(summary)
-    plots.plot_serving(out_dir / PICTURE, act)
-    _write_json(out_dir / "summary.json", asdict(summary))
-    told = {"preset": asdict(preset), "checks": [asdict(check) for check in found]}
-    _write_json(out_dir / "checks.json", told)
-    if as_json:
-        print(json.dumps(asdict(summary)))
-    else:
-        console = Console()
-        console.print(report_view(act.report))
-        for mark in marks(found):
-            console.print(mark)
-    return found
-
-
-def _play(preset: Preset, *, out_dir: Path, show: Show) -> ServingAct:
-    acts, task = Acts(preset, out_dir=out_dir, show=show), preset.tasks[:1]
+    harvested: list[tuple[float, int]] = []
     with open_stage(
-        out_dir / STATE,
+        acts.out_dir,
         device_bytes=device_bytes_for_one(acts.num_parameters),
-        rollout_bytes=ROLLOUT_BYTES,
-        max_num_seqs=MAX_NUM_SEQS,
+        max_num_seqs=FEW_SEQS,
     ) as stage:
         acts.warm_up(stage)
-        show.act("starting a serving engine that lends")
+        acts.show.act("starting a serving engine that lends")
         with (
-            _served(out_dir) as address,
+            _served(acts) as address,
             Traffic(
-                address, name=NAME, rate=preset.requests_per_s, seed=0, vocab_size=VOCAB_SIZE
+                address, name=NAME, rate=REQUESTS_PER_S, seed=0, vocab_size=VOCAB_SIZE
             ) as traffic,
         ):
-            show.act("the job without what the engine leaves")
-            (without,) = acts.play(stage, task, label="without")
-            show.act("the job with what the engine lends")
-            with _noted(out_dir) as points:
-                (lent,) = acts.play(stage, task, label="lent", serving=1)
-            report = _report(out_dir)
-        return ServingAct(
-            without=without,
-            lent=lent,
-            spans=stage.spans(),
-            report=report,
-            points=points,
-            sent=traffic.sent,
-            answered=traffic.answered,
-        )
+            acts.show.act("the job without what the engine leaves")
+            without = acts.play(stage, acts.preset.tasks, label="without")
+            acts.show.act("the job with what the engine lends")
+            with _noted(acts.out_dir, harvested):
+                runs = acts.play(stage, acts.preset.tasks, label="lent", serving=1)
+            report = _report(acts.out_dir)
+        spans = stage.spans()
+    figures = {**report, "sent": traffic.sent, "answered": traffic.answered}
+    return Outcome(
+        without=without,
+        runs=runs,
+        spans=spans,
+        figures=figures,
+        lines=[_line(report, name) for name in LATENCIES],
+        checks=checks(figures, runs),
+        draw=lambda axes: _draw(axes, harvested),
+    )
 
 
 @contextmanager
-def _served(out_dir: Path) -> Iterator[str]:
+def _served(acts: Acts) -> Iterator[str]:
     """Serve the fresh model, and lend to jobs of the warm one; yield the application's address."""
-    models, state = out_dir / "models", out_dir / STATE
-    command = [sys.executable, "-m", "plexsvc.cli.main", "serve", str(models / "fresh")]
+    state = acts.out_dir / STATE
+    command = [sys.executable, "-m", "plexsvc.cli.main", "serve", str(acts.fresh)]
     command += ["--name", NAME, "--port", "0", "--json", "--kv-bytes", str(KV_BYTES)]
     command += ["--slo-ttft", str(SLO_TTFT_S), "--slo-tpot", str(SLO_TPOT_S)]
-    command += ["--lend", "--lend-model", str(models / "warm"), "--cluster", str(state)]
+    command += ["--lend", "--lend-model", str(acts.warm), "--cluster", str(state)]
     command += ["--state-dir", str(state)]
-    log_path = out_dir / "logs" / "serve.log"
+    log_path = acts.out_dir / "logs" / "serve.log"
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
     assert process.stdout is not None
     try:
         told = process.stdout.readline()
@@ -124,30 +100,24 @@ def _served(out_dir: Path) -> Iterator[str]:
             raise PlexError(ErrorCode.UNAVAILABLE, text)
         yield str(json.loads(told)["address"])
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
         process.stdout.close()
 
 
 @contextmanager
-def _noted(out_dir: Path) -> Iterator[list[ServingPoint]]:
-    """Note what the guest has made, as long as the block runs."""
-    points: list[ServingPoint] = []
+def _noted(out_dir: Path, points: list[tuple[float, int]]) -> Iterator[None]:
+    """Note when the guest has made how many tokens, as long as the block runs."""
     over, began_s = threading.Event(), time.monotonic()
 
     def look() -> None:
         while not over.wait(LOOK_S):
             tokens = int(_report(out_dir)["harvested_tokens"])
-            points.append(ServingPoint(at_s=time.monotonic() - began_s, tokens=tokens))
+            points.append((time.monotonic() - began_s, tokens))
 
     looking = threading.Thread(target=look, name="report")
     looking.start()
     try:
-        yield points
+        yield
     finally:
         over.set()
         looking.join()
@@ -157,5 +127,51 @@ def _report(out_dir: Path) -> dict[str, Any]:
     return asyncio.run(ask(out_dir / STATE / "serving" / f"{NAME}.sock", "report"))
 
 
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+def _line(report: Mapping[str, Any], name: str) -> str:
+    alone, lending = report["alone"], report["lending"]
+    return (
+        f"{name.upper()}, 99th percentile: {alone[name].get('p99', 0.0):.0f} ms of "
+        f"{alone['requests']} requests without the guest, {lending[name].get('p99', 0.0):.0f} ms "
+        f"of {lending['requests']} beside it; {alone[name]['objective']:g} ms is the objective"
+    )
+
+
+def checks(figures: Mapping[str, Any], runs: Sequence[Run]) -> list[Check]:
+    """Return what must hold of a job that learns in what an engine leaves, passed or not."""
+    found = []
+    alone, lending = figures["alone"], figures["lending"]
+    for name in LATENCIES:  # judged where the engine alone keeps to its objective
+        enough = min(alone["requests"], lending["requests"]) >= MIN_REQUESTS
+        found.append(
+            Check(
+                name=f"{name.upper()} of those served",
+                passed=enough and (lending[name]["is_kept"] or not alone[name]["is_kept"]),
+                found=f"{_line(figures, name)}, and {MIN_REQUESTS} requests of each are due",
+            )
+        )
+    lost = round(sum(step.instances_lost for run in runs for step in run.record.steps))
+    return [
+        *found,
+        Check(
+            name="traffic",
+            passed=figures["answered"] == figures["sent"] > 0,
+            found=f"{figures['answered']} of {figures['sent']} requests were answered; all must be",
+        ),
+        Check(
+            name="harvest",
+            passed=figures["harvested_tokens"] >= MIN_HARVEST,
+            found=f"the guest made {figures['harvested_tokens']} tokens in "
+            f"{figures['harvested_share_of_idle']:.0%} of the engine's idle time; at least "
+            f"{MIN_HARVEST} are due",
+        ),
+        Check(
+            name="lost instances",
+            passed=lost == 0,
+            found=f"{lost} instances were lost under samples; none must be",
+        ),
+    ]
+
+
+def _draw(axes: Axes, points: Sequence[tuple[float, int]]) -> None:
+    axes.plot([at_s for at_s, _ in points], [tokens for _, tokens in points])
+    axes.set(title="Tokens that the guest made", xlabel="seconds", ylabel="tokens")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2
+from plexsvc import perfetto
 
 MOVES: Final = frozenset({"load", "offload"})
 """Kinds of span that move state; all others are operations."""
@@ -32,12 +33,11 @@ class Span:
     device: str
     """`node:index`."""
     device_kind: str
-    """`train` or `rollout`."""
+    """`train`, `rollout` or another."""
     kind: str
     job_id: str
     start_us: int
     end_us: int
-    nbytes: int = 0
 
     @property
     def is_move(self) -> bool:
@@ -45,17 +45,16 @@ class Span:
         return self.kind in MOVES
 
 
-def from_wire(spans: Iterable[service_pb2.Span], *, kinds: dict[str, str]) -> list[Span]:
+def from_wire(spans: Iterable[service_pb2.Span], *, kinds: Mapping[str, str]) -> list[Span]:
     """Return the spans of the wire; `kinds` says which kind of device each `node:index` is."""
     return [
         Span(
-            device=f"{span.node_id}:{span.device}",
-            device_kind=kinds.get(f"{span.node_id}:{span.device}", ""),
+            device=(device := f"{span.node_id}:{span.device}"),
+            device_kind=kinds.get(device, ""),
             kind=span.kind,
             job_id=span.job_id,
             start_us=span.start_us,
             end_us=span.end_us,
-            nbytes=span.nbytes,
         )
         for span in spans
     ]
@@ -64,14 +63,10 @@ def from_wire(spans: Iterable[service_pb2.Span], *, kinds: dict[str, str]) -> li
 def within(spans: Iterable[Span], window: Window) -> list[Span]:
     """Return the spans that touch the window, cut to it."""
     return [
-        Span(
-            device=span.device,
-            device_kind=span.device_kind,
-            kind=span.kind,
-            job_id=span.job_id,
+        replace(
+            span,
             start_us=max(span.start_us, window.start_us),
             end_us=min(span.end_us, window.end_us),
-            nbytes=span.nbytes,
         )
         for span in spans
         if span.end_us > window.start_us and span.start_us < window.end_us
@@ -98,6 +93,24 @@ def training(spans: Iterable[Span]) -> list[Span]:
     return [span for span in spans if span.device_kind == "train" and not span.is_move]
 
 
-def moves(spans: Iterable[Span]) -> list[Span]:
-    """Return the moves of state to and from training devices."""
-    return [span for span in spans if span.device_kind == "train" and span.is_move]
+def trace_events(spans: Sequence[Span], *, names: Mapping[str, str]) -> list[perfetto.TraceEvent]:
+    """Return a trace for Perfetto: a row for each device; `names` says what to call each job."""
+    first_us = min((span.start_us for span in spans), default=0)
+    rows = sorted({(span.device, span.device_kind) for span in spans})
+    events = [perfetto.label("devices", pid=1)] if rows else []
+    row_of = {device: row for row, (device, _) in enumerate(rows)}
+    events += [
+        perfetto.label(f"{kind} device {device}", pid=1, tid=row_of[device])
+        for device, kind in rows
+    ]
+    return events + [
+        perfetto.span(
+            f"{names.get(span.job_id, span.job_id)}: {span.kind}",
+            pid=1,
+            tid=row_of[span.device],
+            start_us=span.start_us - first_us,
+            end_us=span.end_us - first_us,
+            category="move" if span.is_move else "operation",
+        )
+        for span in spans
+    ]

@@ -10,102 +10,138 @@ generating takes a share of a step as it does for larger models.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
-from plexsvc.demo import plots
+from plexclient.wire.v1 import service_pb2
 from plexsvc.demo.acts import Acts
 from plexsvc.demo.model import device_bytes_for_one
-from plexsvc.demo.presets import Preset
-from plexsvc.demo.report import Check
-from plexsvc.demo.show import Show, marks
-from plexsvc.demo.spot_report import Act, SpotSummary, checks, spot_point, summarise
-from plexsvc.demo.stage import open_stage
+from plexsvc.demo.report import Check, Outcome, Run, union
+from plexsvc.demo.spans import Span, Window
+from plexsvc.demo.stage import FEW_SEQS, STATE, open_stage
 from plexsvc.rollout.config import SpotConfig
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TRACE: Final = Path(__file__).with_name("spot_trace.csv")
 SCALE: Final = 60.0
-MAX_NUM_SEQS: Final = 16
-"""Samples of an engine's step."""
-ROLLOUT_BYTES: Final = 1 << 30
-STATES: Final = ("state-without", "state-spot")
-"""Folders of the two clusters."""
-PICTURE: Final = "spot.png"
+DEVICES: Final = 3
+"""Spot devices that come and go by the trace."""
+LIVING: Final = ("joining", "catching up", "serving", "lost")
+MIN_KILLS: Final = 3
+MAX_REWARD_GAP: Final = 0.02
+"""Largest difference of the runs' mean rewards over all steps."""
 
 
-def run(preset: Preset, *, out_dir: Path, talk: Console, as_json: bool) -> list[Check]:
-    """Play both acts, write summary and picture, print the verdict; return what was checked.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotPoint:
+    """Spot instances at one moment."""
+
+    at_us: int
+    living: frozenset[str]
+    """Devices of those that take part and are not drained."""
+    serving: int
+    tokens_per_s: float
+
+
+def spot_point(at_us: int, reply: service_pb2.ListInstancesReply) -> SpotPoint:
+    """Return what the service says of its spot instances."""
+    spot = [one for one in reply.instances if one.kind == "spot" and one.phase in LIVING]
+    return SpotPoint(
+        at_us=at_us,
+        living=frozenset(one.device for one in spot),
+        serving=sum(one.phase == "serving" for one in spot),
+        tokens_per_s=sum(one.tokens_per_s for one in spot),
+    )
+
+
+def play(acts: Acts) -> Outcome:
+    """Play both acts, each in a cluster of its own, because the trace begins with the cluster.
 
     Raises:
         PlexError: when a cluster or a job fails.
     """
-    with Show(talk) as show:
-        acts = Acts(preset, out_dir=out_dir, show=show)
-        without = _act(preset, acts, out_dir=out_dir, show=show, spot=0)
-        spot = _act(preset, acts, out_dir=out_dir, show=show, spot=preset.spot_devices)
-    summary = summarise(without, spot, preset=preset)
-    found = checks(summary)
-    plots.plot_spot(out_dir / PICTURE, without=without, spot=spot)
-    _write_json(out_dir / "summary.json", asdict(summary))
-    told = {"preset": asdict(preset), "checks": [asdict(check) for check in found]}
-    _write_json(out_dir / "checks.json", told)
-    if as_json:
-        print(json.dumps(asdict(summary)))
-    else:
-        _print(summary, found)
+    tasks, played = acts.preset.tasks, list[list[Run]]()
+    spans, points = list[Span](), list[SpotPoint]()
+    for number, label in ((0, "without"), (DEVICES, "spot")):
+        with open_stage(
+            acts.out_dir,
+            state=f"{STATE}-{label}",
+            device_bytes=device_bytes_for_one(acts.num_parameters),
+            max_num_seqs=FEW_SEQS,
+            spot_devices=DEVICES,
+            spot=SpotConfig(trace=str(TRACE), scale=SCALE),
+        ) as stage:
+            if not number:
+                acts.warm_up(stage)
+            acts.show.act(f"both jobs with up to {number} spot instances")
+            runs = acts.play(stage, tasks, label=label, spot=number)
+            played.append(runs)
+            spans += stage.spans()
+            points = [spot_point(status.now_us, seen) for status, seen, _ in stage.looks]
+    without, runs = played
+    window = union([run.window for run in runs])
+    inside = [point for point in points if window.start_us <= point.at_us <= window.end_us]
+    figures = spot_figures(inside)
+    return Outcome(
+        without=without,
+        runs=runs,
+        spans=spans,
+        figures=figures,
+        lines=[
+            f"{figures['mean_serving']:.1f} spot instances in the mean",
+            "all share these cores: the times do not say how much sooner more devices make it",
+        ],
+        checks=checks(figures, without=without, runs=runs),
+        draw=lambda axes: _draw(axes, inside, window),
+    )
+
+
+def spot_figures(points: Sequence[SpotPoint]) -> dict[str, Any]:
+    """Return what spot instances did."""
+    return {
+        "kills": sum(len(before.living - after.living) for before, after in pairwise(points)),
+        "mean_serving": fmean([point.serving for point in points] or [0]),
+        "most_serving": max((point.serving for point in points), default=0),
+        "spot_tokens_per_s": max((point.tokens_per_s for point in points), default=0.0),
+    }
+
+
+def checks(figures: dict[str, Any], *, without: Sequence[Run], runs: Sequence[Run]) -> list[Check]:
+    """Return what must hold of jobs whose spot instances are killed, passed or not."""
+    found = [
+        Check(
+            name="kills",
+            passed=figures["kills"] >= MIN_KILLS and figures["spot_tokens_per_s"] > 0,
+            found=f"{figures['kills']} spot instances went while the jobs ran, and they made up "
+            f"to {figures['spot_tokens_per_s']:.0f} tokens/s; {MIN_KILLS} and tokens are due",
+        )
+    ]
+    for before, run in zip(without, runs, strict=True):
+        pairs = list(zip(before.record.rewards, run.record.rewards, strict=True))
+        gap = abs(fmean(after - first for first, after in pairs))
+        found.append(
+            Check(
+                name=f"rewards of {run.task}",
+                passed=gap <= MAX_REWARD_GAP,
+                found=f"the mean over all steps is {gap:.4f} off that of the run without spot "
+                f"instances, {sum(a == b for a, b in pairs)} of {len(pairs)} steps are equal; "
+                f"{MAX_REWARD_GAP} is allowed: the last bits of logprobs depend on which samples "
+                "an engine has at once",
+            )
+        )
     return found
 
 
-def _act(preset: Preset, acts: Acts, *, out_dir: Path, show: Show, spot: int) -> Act:
-    """Run both jobs in a cluster of their own: its trace begins with it."""
-    with open_stage(
-        out_dir / STATES[spot > 0],
-        device_bytes=device_bytes_for_one(acts.num_parameters),
-        rollout_bytes=ROLLOUT_BYTES,
-        max_num_seqs=MAX_NUM_SEQS,
-        spot_devices=preset.spot_devices,
-        spot=SpotConfig(trace=str(TRACE), scale=SCALE),
-    ) as stage:
-        if not spot:
-            acts.warm_up(stage)
-        show.act(f"both jobs with up to {spot} spot instances" if spot else "both jobs without")
-        runs = acts.play(stage, preset.tasks, label="spot" if spot else "without", spot=spot)
-        points = [spot_point(at_us, reply) for at_us, reply in stage.instances]
-        return Act(runs=runs, spans=stage.spans(), points=points)
-
-
-def _print(summary: SpotSummary, found: list[Check]) -> None:
-    table = Table(title="GRPO with spot instances that are killed", title_justify="left")
-    table.add_column("")
-    for line in summary.jobs:
-        table.add_column(line.job.name, justify="right")
-    for label, values in (
-        ("steps", [str(one.job.steps) for one in summary.jobs]),
-        ("mean reward, first 10 steps", [f"{one.job.reward_first10:.3f}" for one in summary.jobs]),
-        ("mean reward, last 10 steps", [f"{one.job.reward_last10:.3f}" for one in summary.jobs]),
-        ("held-out accuracy, before", [f"{one.job.heldout_before:.3f}" for one in summary.jobs]),
-        ("held-out accuracy, after", [f"{one.job.heldout_after:.3f}" for one in summary.jobs]),
-        ("tokens/s without", [f"{one.tokens_per_s_without:.0f}" for one in summary.jobs]),
-        ("tokens/s with spot", [f"{one.tokens_per_s_spot:.0f}" for one in summary.jobs]),
-        ("losses of an instance", [str(one.instances_lost) for one in summary.jobs]),
-    ):
-        table.add_row(label, *values)
-    console = Console()
-    console.print(table)
-    console.print(
-        f"without spot instances {summary.seconds_without:.1f} s, with {summary.mean_serving:.1f} "
-        f"in the mean {summary.seconds_spot:.1f} s: all share these cores, so that this says "
-        "nothing of how much sooner more devices make it",
-        highlight=False,
-    )
-    for mark in marks(found):
-        console.print(mark)
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+def _draw(axes: Axes, points: Sequence[SpotPoint], window: Window) -> None:
+    seconds = [(point.at_us - window.start_us) / 1e6 for point in points]
+    axes.step(seconds, [point.serving for point in points], where="post", color="black")
+    for before, after in pairwise(points):
+        if before.living - after.living:
+            axes.axvline((after.at_us - window.start_us) / 1e6, color="tab:red", alpha=0.5)
+    axes.set(xlabel="seconds", title="Spot instances (red: killed)")

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plexsvc.demo.records import Record, Step
-from plexsvc.demo.report import PlanFigures, Run
+from plexsvc.demo.report import Run
 from plexsvc.demo.spans import Span, Window
 
-SHARED = PlanFigures(
-    predicted_slowdown={"bits": 1.2},
-    measured_slowdown={"bits": 1.3},
-    was_warm=True,
-    prefetches=10,
-    prefetch_hits=9,
-)
-"""A plan in which the jobs shared the device."""
+RISING = [0.2 + 0.02 * step + 0.01 * (step % 2) for step in range(30)]
+"""Rewards of a job that learns."""
+SAMPLES = 128 * len(RISING)
 
 
 def make_run(
@@ -47,7 +42,6 @@ def make_run(
         for index, reward in enumerate(rewards)
     )
     return Run(
-        name=task,
         task=task,
         job_id=f"job-{task}",
         record=Record(

@@ -24,6 +24,6 @@ def test_a_demo_keeps_to_its_own_state_directory(
     state_dir = tmp_path / "state"
     with (
         pytest.raises(OSError, match=f"--state-dir {state_dir}"),
-        open_stage(state_dir, device_bytes=1 << 30, rollout_bytes=1 << 30),
+        open_stage(tmp_path, device_bytes=1 << 30),
     ):
         pass

@@ -1,0 +1,32 @@
+"""The picture of a demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+
+from plexsvc.demo.plots import draw
+from plexsvc.demo.report import Outcome
+from tests.rigs.demo_runs import RISING, make_run, make_span
+
+
+@pytest.mark.parametrize("has_part", [True, False])
+def test_a_picture_is_written_with_the_demos_own_part_and_without(
+    tmp_path: Path, has_part: bool
+) -> None:
+    run = make_run("bits", rewards=RISING)
+    drawn: list[Axes] = []
+    outcome = Outcome(
+        without=[run],
+        runs=[run],
+        spans=[make_span("step", 0, 4_000_000), make_span("load", 4_000_000, 5_000_000)],
+        figures={},
+        lines=[],
+        checks=[],
+        draw=drawn.append if has_part else None,
+    )
+    draw(tmp_path / "demo.png", outcome)
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert len(drawn) == has_part
