@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NAME: Final = "chat"
-REQUESTS_PER_S: Final = 2.0
+REQUESTS_PER_S: Final = 3.0
 SLO_TTFT_S: Final = 1.0
 SLO_TPOT_S: Final = 0.25
 KV_BYTES: Final = 128 << 20
