@@ -1,0 +1,195 @@
+"""Worth of each mechanism of the scheduler: presets with it and without it, in virtual time.
+
+`python -m benchmarks.ablation [--presets order-3 steady] [--seeds 1 2 3 4 5] > runs.jsonl` prints
+one JSON line for each run; `--table runs.jsonl` prints what each mechanism is worth. `none` is the
+policy as it ships, `all` is without every mechanism that `--table` said to show nothing.
+
+A mechanism is kept if a preset drains more than 2 % later without it, or has a p95 slowdown more
+than 0.02 higher, for at least three of five seeds; or if a promise needs it (`PROMISES`), whatever
+the figures say. A run is a process of its own, because a mechanism is switched off by replacing
+what decides it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from plexsvc.scheduler.core.device import contest, links
+from plexsvc.scheduler.core.planning import bounds, planner, planners, policies
+from plexsvc.scheduler.core.planning.policies import PLEX, Policy, QueueOrder
+from plexsvc.scheduler.core.planning.profile import PPM
+from plexsvc.scheduler.core.planning.runtime_rules import HRRS
+from plexsvc.scheduler.core.relocate import packing
+
+MIN_DRAIN: Final = 0.02
+MIN_P95: Final = 0.02
+MIN_SEEDS: Final = 3
+COLD: Final = "-cold"
+"""Ending of a preset's name: no cycle is known before it was measured."""
+
+PRESETS: Final = (
+    *("order-3", "two-job-7b-boundary", "k-job-30b-boundary", "steady", "one-cycle"),
+    *("several-bursts", "bursty", "churn", "losses", "giant-gang", "tenants", "both-pools"),
+    *("cluster-256", "cluster-256-cold", "stale-double", "stale-random", "drift"),
+)
+PROMISES: Final = {
+    "reservations": "no starvation",
+    "making room": "no starvation",
+    "fair turns": "tenants get devices by weight",
+    "bounds": "a job's slowdown keeps to its bound",
+}
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """Stand for what is switched off."""
+
+
+def _off(owner: object, name: str, value: object) -> Callable[[Policy], Policy]:
+    def switch(policy: Policy) -> Policy:
+        setattr(owner, name, value)
+        return policy
+
+    return switch
+
+
+def _rules(**parts: object) -> Callable[[Policy], Policy]:
+    return lambda policy: replace(policy, rules=replace(policy.rules, **parts))  # type: ignore[arg-type]
+
+
+def _policy(**parts: object) -> Callable[[Policy], Policy]:
+    return lambda policy: replace(policy, **parts)  # type: ignore[arg-type]
+
+
+MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
+    "none": lambda policy: policy,
+    "ring": _policy(reads_ring=False),
+    "bounds": _policy(is_bounded=False),
+    "duty cap": _policy(duty_cap_ppm=PPM),
+    "repacking": _policy(repack_every_us=0),
+    "reservations": _policy(patience_ppm=None, queue=QueueOrder.LONGEST),
+    "longest first": _policy(queue=QueueOrder.RATIO),
+    "making room": _off(packing, "_make_room", _nothing),
+    "fair turns": _policy(is_fair=False),
+    "relief": _off(planner.Planner, "needs_relief", property(lambda _: False)),
+    "first served": _off(planner.Planner, "has_vacancies", property(lambda _: False)),
+    "making way": _off(contest, "yields_until", lambda *_: 0),
+    "last bursts": _off(bounds, "_ends_late", lambda *_, **__: False),
+    "parts and merges": _off(
+        planners, "in_service", lambda policy: replace(policy, cold_shares=policy.max_jobs > 1)
+    ),
+    "links": _off(links, "stretched", lambda _, __, alone_us: alone_us),
+    "pairing up": _off(packing, "_pair_up", _nothing),
+    "parting": _off(packing, "_part", _nothing),
+    "keeping apart": _off(packing, "_keep_apart", _nothing),
+    "lingering": _off(contest, "linger_us", lambda **_: 0),
+    "bursts kept": _rules(keeps_bursts=False),
+    "prefetch": _rules(prefetches=False),
+    "slack": _rules(uses_slack=False),
+    "order of plex": _policy(rules=HRRS),
+}
+
+
+def run(preset: str, seed: int, without: str, queue: Any) -> None:  # noqa: ANN401 - its class is private
+    """Play a preset without some mechanisms, joined by `+`, and put its line into a queue."""
+    policy = PLEX
+    for name in without.split("+"):
+        policy = MECHANISMS[name](policy)
+    mine = replace(policy, name="mine")
+    policies.POLICIES = {**policies.POLICIES, "mine": mine}  # type: ignore[misc] # limits name it
+    from plexsvc.sim.presets import preset_named
+    from plexsvc.sim.run import compare
+
+    workload = preset_named(preset.removesuffix(COLD), seed=seed)
+    began_s = time.process_time()
+    line: dict[str, Any] = {"preset": preset, "seed": seed, "without": without}
+    try:
+        summary, outcome = compare(workload, policy=mine, seed=seed, is_cold=preset.endswith(COLD))
+    except Exception as error:  # noqa: BLE001 - a run that never ends is a result
+        queue.put(line | {"error": str(error)[:200]})
+        return
+    names = ("drain_s", "drain_ratio", "slowdown_mean", "slowdown_p95", "slowdown_max")
+    line |= {name: getattr(summary, name) for name in names}
+    line |= {"events": outcome.events, "cpu_s": round(time.process_time() - began_s, 1)}
+    queue.put(line)
+
+
+def table(lines: Iterable[dict[str, Any]]) -> str:
+    """Return a row for each mechanism: the preset that needs it most, with both figures."""
+    found: dict[str, dict[str, dict[int, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for line in lines:
+        found[line["without"]][line["preset"]][line["seed"]] = line
+    rows = [
+        "| without | preset | drain | p95 slowdown | seeds that need it | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, presets in found.items():
+        if name == "none":
+            continue
+        worth = [
+            _worth(preset, with_it=found["none"][preset], without=seeds)
+            for preset, seeds in presets.items()
+        ]
+        count, _, text = max(worth, default=(0, 0.0, "-"))
+        is_kept = count >= MIN_SEEDS
+        verdict = "kept" if is_kept else PROMISES.get(name, "**goes**")
+        rows.append(f"| {name} | {text} | {count} | {verdict} |")
+    return "\n".join(rows)
+
+
+def _worth(
+    preset: str, *, with_it: dict[int, dict[str, Any]], without: dict[int, dict[str, Any]]
+) -> tuple[int, float, str]:
+    """Return for how many seeds a preset needs a mechanism, the largest loss, and figures."""
+    count, most, text = 0, -1.0, f"{preset} | - | -"
+    for seed in sorted(with_it.keys() & without.keys()):
+        a, b = with_it[seed], without[seed]
+        if "error" in b or "error" in a:
+            count += "error" in b and "error" not in a
+            most, text = 9.0, f"{preset} | never ends | -"
+            continue
+        drain = b["drain_s"] / a["drain_s"] - 1
+        p95 = b["slowdown_p95"] - a["slowdown_p95"]
+        count += drain > MIN_DRAIN or p95 > MIN_P95
+        if max(drain, p95) > most:
+            most = max(drain, p95)
+            figures = [f"{one['slowdown_p95']:.3f}" for one in (a, b)]
+            hours = [f"{one['drain_s'] / 3600:.2f}" for one in (a, b)]
+            text = f"{preset} | {' → '.join(hours)} h | {' → '.join(figures)}"
+    return count, most, text
+
+
+def main() -> None:
+    """Play, or print the table of what was played."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--presets", nargs="*", default=list(PRESETS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--without", nargs="*", default=list(MECHANISMS), help="names, or a+b+c")
+    parser.add_argument("--table", type=Path, help="print the table of an earlier output")
+    asked = parser.parse_args()
+    if asked.table:
+        print(table(map(json.loads, asked.table.read_text().splitlines())))
+        return
+    context = multiprocessing.get_context("spawn")
+    for preset in asked.presets:
+        for without in asked.without:
+            for seed in asked.seeds:
+                queue = context.SimpleQueue()
+                process = context.Process(target=run, args=(preset, seed, without, queue))
+                process.start()
+                process.join()
+                line = queue.get() if not queue.empty() else {}
+                print(json.dumps(line), flush=True)
+                print(preset, without, seed, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
