@@ -28,7 +28,20 @@ NAME: Final = "judge"
 TEMPLATE: Final = (
     "Rate the answer from 0 to 10.\n\nAnswer:\n{text}\n\nExpected:\n{reference}\n\nRating (0-10): "
 )
-PATTERN: Final = r"(-?\d+(?:\.\d+)?)"
+PATTERN: Final = r"((?:(?<!\d)[-\u2212])?\d+(?:\.\d+)?)"
+_OUT_OF: Final = (
+    r"(?:\s*(?:points?|stars?|marks?))?[*\s]*"
+    r"(?:/|out\s+of|of|on\s+a\s+scale\s+(?:of|from)(?:\s*\d+\s*(?:to|-|\u2013))?)[*\s]*"
+)
+_BEFORE: Final = re.compile(rf"([-\u2212]?\d+(?:\.\d+)?){_OUT_OF}\Z", re.IGNORECASE)
+_AFTER: Final = re.compile(rf"{_OUT_OF}(\d+(?:\.\d+)?)|\s*(%)", re.IGNORECASE)
+_UNSURE: Final = re.compile(
+    r"(?:\d\s*(?:[-\u2013,.]|\bto\b|\bor\b|\band\b)|[-\u2212]|\b(?:not|n't)(?:\s+an?)?)\s*\Z|[A-Za-z_]\Z",
+    re.IGNORECASE,
+)
+"""What stands before a number that is one of several, or denied."""
+_AROUND: Final = 64
+"""Characters beside a number that are looked at."""
 
 
 class Judge(Protocol):
@@ -93,8 +106,8 @@ class JudgeBatch(ScoreBatch):
         if not self._pattern.groups:
             _refuse("pattern", f"{self._pattern.pattern!r} has no group 1 around the number")
         self._scale = real("scale", settings.get("scale", 10.0))
-        if not self._scale:
-            _refuse("scale", "it is 0, and numbers are divided by it")
+        if self._scale <= 0:
+            _refuse("scale", f"it is {self._scale}; marks go from 0 to a scale above 0")
         chosen: SamplingOptions = {"max_tokens": 16, "seed": 0}
         self._options: SamplingOptions = {**chosen, **settings.get("sampling", {})}
         if self._options.get("n", 1) != 1:
@@ -144,14 +157,7 @@ class JudgeBatch(ScoreBatch):
 
     def _judged(self, index: int, sample: Sample, *, took_s: float) -> Score:
         said = sample.text or ""
-        found = [one[1] for one in self._pattern.finditer(said)]
-        value, detail = math.nan, f"the judge gave no number by {self._pattern.pattern!r}"
-        if found:
-            try:
-                value = float(found[-1]) / self._scale
-                detail = "" if math.isfinite(value) else f"score: the judge gave {found[-1]}"
-            except (ValueError, TypeError):
-                detail = f"score: {found[-1]!r} is no number"
+        value, detail = rating(said, self._pattern, scale=self._scale)
         is_scored = math.isfinite(value)
         return Score(
             index=index,
@@ -179,3 +185,41 @@ def open_batch(
 
 def _refuse(field: str, why: str) -> NoReturn:
     raise PlexError(ErrorCode.BAD_REQUEST, f"{field}: {why}", field=field)
+
+
+def rating(said: str, pattern: re.Pattern[str], *, scale: float) -> tuple[float, str]:
+    """Return which share of the most a judge gave, or NaN and why there is none.
+
+    The most is what it names itself (`8/10`, `95 out of 100`, `80 %`), else the scale.
+
+    >>> rating("Score: 8 out of 10", re.compile(PATTERN), scale=10)
+    (0.8, '')
+    """
+    marks = list(pattern.finditer(said))
+    if not marks:
+        return math.nan, f"the judge gave no number by {pattern.pattern!r}"
+    if pattern.pattern != PATTERN:
+        return _share(said, marks[-1], scale=scale)
+    # A number that is said with its most is the mark, whatever else is counted beside it.
+    whole = [one for one in marks if _AFTER.match(said, one.end(), one.end() + _AROUND)]
+    shares = {_share(said, one, scale=scale) for one in whole or marks}
+    return shares.pop() if len(shares) == 1 else (math.nan, "score: the judge gave several numbers")
+
+
+def _share(said: str, found: re.Match[str], *, scale: float) -> tuple[float, str]:
+    mark, most = found[1] or "", ""
+    before = said[max(0, found.start(1) - _AROUND) : found.start(1)]
+    after = said[found.end(1) : found.end(1) + _AROUND] if found[1] else ""
+    if (over := _BEFORE.search(before)) is not None:
+        mark, most, before = over[1], mark, before[: over.start()]
+    elif (under := _AFTER.match(after)) is not None:
+        most = under[1] or "100"
+    try:
+        value, limit = float(mark.replace("\u2212", "-")), float(most) if most else scale
+    except ValueError:
+        return math.nan, f"score: {mark!r} is no number"
+    if _UNSURE.search(before):
+        return math.nan, f"score: the judge gave several numbers, or denied one, before {mark}"
+    if not 0 <= value <= limit or not 0 < limit < math.inf:
+        return math.nan, f"score: the judge gave {mark}, which is not from 0 to {limit:g}"
+    return value / limit, ""

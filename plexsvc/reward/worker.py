@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from plexsvc.errors import PlexError
 from plexsvc.reward import messages
@@ -65,8 +65,8 @@ def run(task: Task, *, sandbox: Sandbox) -> Done:
     try:
         work = Work(
             text=task.text,
-            reference=json.loads(task.reference) if task.reference else None,
-            settings=json.loads(task.settings) if task.settings else {},
+            reference=_parsed("reference", task.reference),
+            settings=_parsed("settings", task.settings) or {},
             files=task.files,
             limits=stage.limits,
             sandbox=sandbox,
@@ -80,6 +80,14 @@ def run(task: Task, *, sandbox: Sandbox) -> Done:
         sys.stderr.write(traceback.format_exc())
         text = error.message if isinstance(error, PlexError) else f"{type(error).__name__}: {error}"
         return Done("failed", detail=cut(text))
+
+
+def _parsed(what: str, text: str) -> Any:  # noqa: ANN401 - any JSON
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise RefusedError(f"the {what} cannot be read as JSON: {reason}") from error
 
 
 def _done(outcome: Scored | Passed | TimedOut) -> Done:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,10 +27,10 @@ from plexsvc.reward.programs.base import (
     Work,
     cut,
 )
+from plexsvc.reward.programs.numerals import Number, last_number, read
 from plexsvc.reward.sandbox.base import PYTHON, Limits
 
 _QUICK: Final = Limits(wall_us=10_000_000)
-_NUMBER: Final = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def _exact(work: Work) -> Scored:
@@ -50,23 +51,38 @@ def _plain(text: str, work: Work) -> str:
 
 def _numeric(work: Work) -> Scored:
     expected = _number_of(work.reference)
-    numbers = _NUMBER.findall(work.text)
-    if not numbers:
-        return Scored(score=0.0, detail="the text holds no number")
-    found = float(numbers[-1].replace(",", ""))
-    tolerance = work.settings.get("tolerance", 1e-6)
-    is_near = math.isclose(found, expected, rel_tol=tolerance, abs_tol=tolerance)
-    return Scored(score=float(is_near), detail=f"the last number is {found:g}")
+    found = last_number(work.text)
+    if found is None:
+        return Scored(score=0.0, detail="the text ends with no number that stands for itself")
+    tolerance = work.settings.get("tolerance")
+    if tolerance is None:
+        is_right = found.means(expected)
+    elif not 0 <= tolerance < math.inf:
+        raise RefusedError(f"numeric: the tolerance must be 0 or more, not {tolerance}")
+    else:
+        most = Fraction(tolerance) * max(1, abs(expected.value), abs(found.value))
+        is_right = abs(found.value - expected.value) <= most
+    return Scored(score=float(is_right), detail=f"the last number is {_shown(found)}")
 
 
-def _number_of(reference: Any) -> float:  # noqa: ANN401 - any JSON
-    try:
-        number = float(str(reference).replace(",", ""))
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise RefusedError(f"numeric: the reference must be a number, not {reference!r}")
+def _number_of(reference: Any) -> Number:  # noqa: ANN401 - any JSON
+    is_number = isinstance(reference, str | int | float) and not isinstance(reference, bool)
+    # What a float has beyond 15 digits is not what somebody wrote.
+    text = f"{reference:.15g}" if isinstance(reference, float) else str(reference)
+    number = read(text) if is_number else None
+    if number is None:
+        raise RefusedError(
+            f"numeric: the reference must be a number, not {cut(repr(reference), 256)}"
+        )
     return number
+
+
+def _shown(number: Number) -> str:
+    value = number.value
+    try:
+        return f"{float(value):g}"
+    except OverflowError:
+        return f"one of {len(str(value.numerator))} digits"
 
 
 def _regex(work: Work) -> Scored:
@@ -81,25 +97,24 @@ def _regex(work: Work) -> Scored:
         return Scored(score=float(found is not None))
     if not compiled.groups:
         raise RefusedError(f"regex: {pattern!r} has no group to compare with the reference")
+    if not isinstance(work.reference, str | int | float) or isinstance(work.reference, bool):
+        raise RefusedError(
+            f"regex: the reference must be a text or a number, not {work.reference!r}"
+        )
     return Scored(score=float(found[1] == str(work.reference)), detail=f"group 1 is {found[1]!r}")
 
 
 def _math(work: Work) -> Scored:
-    if not isinstance(work.reference, str | int | float):
-        raise RefusedError(f"math: the reference must be an expression, not {work.reference!r}")
-    verifier: Any = _library("math", "math_verify")
-    # The stage has a timeout of its own; those of math-verify are signals.
-    expected = verifier.parse(_as_math(work.reference), parsing_timeout=None)
-    if not expected:
-        raise RefusedError(f"math: the reference {work.reference!r} is no expression that it reads")
-    found = verifier.parse(work.text, parsing_timeout=None)
-    is_equal = bool(found) and verifier.verify(expected, found, timeout_seconds=None)
-    return Scored(score=float(is_equal), detail=f"read as {found[-1] if found else 'nothing'}")
-
-
-def _as_math(reference: float | str) -> str:
-    text = str(reference)
-    return text if "$" in text or "\\boxed" in text else f"${text}$"
+    reference = work.reference
+    if not isinstance(reference, str | int | float) or isinstance(reference, bool):
+        raise RefusedError(f"math: the reference must be an expression, not {reference!r}")
+    mathematics = _library("math", "plexsvc.reward.programs.mathematics")
+    try:
+        return Scored(score=float(mathematics.is_right(work.text, str(reference))))
+    except mathematics.NoExpressionError:
+        raise RefusedError(
+            f"math: the reference {reference!r} is no expression that it reads"
+        ) from None
 
 
 def _json_schema(work: Work) -> Outcome:
@@ -148,7 +163,7 @@ PROGRAMS: Final = (
     _simple("regex", "the pattern is found in the text", _regex, pattern=str),
     replace(
         _simple("math", "the text's last expression equals the reference", _math),
-        imports=("math_verify",),
+        imports=("plexsvc.reward.programs.mathematics",),
     ),
     Program(
         name="json_schema",

@@ -10,8 +10,17 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
+
+UNKNOWN = {
+    *("$dynamicRef", "$recursiveRef", "dependentRequired", "dependentSchemas", "maxContains"),
+    *("minContains", "prefixItems", "unevaluatedItems", "unevaluatedProperties"),
+}
+"""Keywords that `fastjsonschema` does not know."""
+NAMED = {"$defs", "definitions", "dependencies", "patternProperties", "properties"}
+"""Keywords whose objects have names of the schema's own."""
+VALUES = {"const", "default", "enum", "examples"}
 
 
 class NowhereElse(dict[str, Callable[[str], NoReturn]]):
@@ -30,21 +39,57 @@ def _refuse_elsewhere(uri: str) -> NoReturn:
     raise LookupError(f"the schema refers to {uri[:256]!r}, which is not in it; give it whole")
 
 
+def _no_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object names a key twice, so that it says two things")
+    return found
+
+
+def _unknown_keywords(schema: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON
+    """Yield keywords of a schema that would be passed over in silence."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _unknown_keywords(one)
+    for key, value in schema.items() if isinstance(schema, dict) else ():
+        if key in UNKNOWN or (key == "$schema" and "2020-12" in str(value)):
+            yield key
+        elif key in NAMED and isinstance(value, dict):
+            for one in value.values():
+                yield from _unknown_keywords(one)
+        elif key not in VALUES:
+            yield from _unknown_keywords(value)
+
+
 def main(packages: str) -> dict[str, Any]:
     """Return `score` and `detail`, or why the schema is `refused`."""
+    sys.set_int_max_str_digits(0)  # a number may have any length; the stage has a limit
     asked = json.load(sys.stdin)
     sys.path.append(packages)
     import fastjsonschema  # noqa: PLC0415 - found there
 
     try:
-        validate = fastjsonschema.compile(asked["schema"], handlers=NowhereElse())
+        unknown = next(_unknown_keywords(asked["schema"]), "")
+        if unknown:
+            return {"refused": f"the schema has {unknown!r}, which is not compared here"}
+        validate = fastjsonschema.compile(
+            asked["schema"], handlers=NowhereElse(), use_default=False
+        )
     except LookupError as error:
         return {"refused": str(error.args[0])}
     except (ValueError, TypeError, AttributeError, RecursionError, re.error) as error:
         return {"refused": f"the schema is none: {error}"}
     try:
-        validate(json.loads(asked["text"]))
-    except (ValueError, RecursionError) as error:  # neither JSON nor what the schema says
+        validate(json.loads(asked["text"], parse_constant=_no_json, object_pairs_hook=_object))
+    except (
+        ValueError,
+        RecursionError,
+        OverflowError,
+    ) as error:  # neither JSON nor what the schema says
         return {"score": 0.0, "detail": str(error)[:1024]}
     return {"score": 1.0, "detail": ""}
 

@@ -419,6 +419,22 @@ for _ in range(400):
         ('{"b": 1}', {"required": ["a"]}, 0),
         ("no json", {"required": ["a"]}, 0),
         ("[" * 100_000, {"type": "array"}, 0),
+        *((text, {}, 0) for text in ("NaN", "-Infinity", "[Infinity]", "1 2", "{} x", "'a'", "01")),
+        *(
+            (text, {}, 0)
+            for text in ("```json\n{}\n```", "\ufeff{}", '{"a": 1, "a": 2}', "[1,]", "")
+        ),
+        *((text, {"const": 1}, 0) for text in ("true", "[1]", '"1"')),
+        *((text, {"enum": [True, [0]]}, 0) for text in ("1", "[false]")),
+        ("true", {"type": "number"}, 0),
+        ("1.0", {"type": "integer"}, 1),
+        ("1.5", {"type": "integer"}, 0),
+        ("1e2", {"const": 100}, 1),
+        ("[1, true]", {"uniqueItems": True}, 1),
+        ("{}", {"properties": {"a": {"default": 1}}, "allOf": [{"required": ["a"]}]}, 0),
+        ("1" * 5000, {"type": "integer"}, 1),
+        (' {"a":\r\n1}\n', {"required": ["a"]}, 1),
+        ('{"prefixItems": 1}', {"properties": {"prefixItems": {"type": "number"}}}, 1),
     ],
 )
 def test_json_is_compared_with_its_schema(
@@ -439,6 +455,9 @@ def test_json_is_compared_with_its_schema(
         ({"$id": "http://localhost/a", "$ref": "b"}, "refers to 'http://localhost/b'"),
         ({"items": {"$ref": "else.json#/a"}}, "refers to 'else.json'"),
         (NESTED, "the schema is none"),
+        ({"prefixItems": [{"type": "string"}]}, "'prefixItems', which is not compared"),
+        ({"items": {"unevaluatedProperties": False}}, "'unevaluatedProperties'"),
+        ({"$schema": "https://json-schema.org/draft/2020-12/schema"}, "[$]schema"),
         ({"title": "'; import os; os._exit(0) #\n", "type": "nonsense"}, "the schema is none"),
     ],
 )

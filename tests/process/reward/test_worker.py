@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from plexsvc.reward import messages
+from plexsvc.reward import messages, worker
 from plexsvc.reward.messages import Done, Ready, Task, Warm
+from plexsvc.reward.sandbox.opening import NoSandbox
 from plexsvc.reward.zygote import MAX_MESSAGE_BYTES, Ended, Start, Started, Stop, decode_report
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
@@ -97,3 +98,14 @@ def test_a_worker_holds_no_descriptor_but_its_own(zygote: socket.socket) -> None
             if "socket" in str(entry.readlink())
         ]
         assert len(sockets) == 2, "its line, and that of its sandbox"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, "{", "9" * 5000])
+def test_a_reference_that_cannot_be_read_is_refused_without_a_traceback(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = Task("exact", 0, "4", reference=text, settings="", files={})
+    done = worker.run(task, sandbox=NoSandbox("not needed"))
+    assert done.how == "refused"
+    assert done.detail.startswith("the reference cannot be read as JSON")
+    assert capsys.readouterr().err == ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import string
 from typing import Any
 
 import pytest
 
 from plexclient.errors import ErrorCode, PlexError
+from plexclient.judging import PATTERN, rating
 from tests.fakes.fake_router import VOCAB, FakeRouter, Fault, fake_tokens
 from tests.unit.client.conftest import TOKENIZER, Loop
 
@@ -37,7 +39,7 @@ def test_a_number_in_the_judges_answer_is_the_score(loop: Loop) -> None:
         "deployment": loop.rollout,
         "template": "{reference}{text}",
         "pattern": "([0-9])",
-        "scale": 2,
+        "scale": 20,
         "sampling": {"max_tokens": VOCAB},
     }
     scores = loop.job.score("judge", texts, references=references, **settings)
@@ -45,7 +47,7 @@ def test_a_number_in_the_judges_answer_is_the_score(loop: Loop) -> None:
         said = answer(prompt, VOCAB)
         assert score.output == said
         found = [c for c in said if c.isdigit()]
-        assert (score.value, score.verdict) == (int(found[-1]) / 2, "scored")
+        assert (score.value, score.verdict) == (int(found[-1]) / 20, "scored")
 
 
 def test_an_answer_without_a_number_is_an_error_of_its_sample(loop: Loop) -> None:
@@ -106,9 +108,59 @@ BAD: dict[str, dict[str, Any]] = {
     "template": {"template": "no place"},
     "pattern": {"pattern": "("},
     "scale": {"scale": 0},
+    "scale: it is -10": {"scale": -10},
     "weight": {"weight": 1},
     "sampling": {"sampling": {"n": 2}},
 }
+
+
+MARKS = {
+    **dict.fromkeys(
+        ["8", "8.", "**8**", "Score: 8", "8. Good.", "8/10", "8 / 10", "**8**/10"], 0.8
+    ),
+    **dict.fromkeys(
+        ["8 of 10", "Score: 8 out of 10", "8 points out of 10", "4 stars out of 5"], 0.8
+    ),
+    **dict.fromkeys(["80%", "80 %", "8 on a scale of 10", "8 on a scale from 0 to 10"], 0.8),
+    **dict.fromkeys(["8 / 10 because of 2 mistakes", "8/10, that is 8", "80 out of 100"], 0.8),
+    "95 out of 100": 0.95,
+    "95/100": 0.95,
+    "10/10": 1,
+    "10 out of 10!": 1,
+    "0/10": 0,
+    "10": 1,
+    "8.5": 0.85,
+    "0": 0,
+    "8 on a scale of 1-10": 0.8,
+}
+
+
+@pytest.mark.parametrize("said", MARKS)
+def test_a_mark_is_a_share_of_what_it_is_out_of(said: str) -> None:
+    assert rating(said, re.compile(PATTERN), scale=10) == (MARKS[said], "")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("95", "11/10", "110%", "1000000", "-5", "\u22125", "8/0", "-8/10", "10.5"),
+        *("7-8", "7\u20138", "7 to 8", "8 or 9", "between 7 and 8", "8,5", "3.1.4", "not 8", "1e1"),
+        *("First 3. Then 8.", "8\n9", "7/10 or 8/10", "", "eight", "nan", "inf", "9" * 400),
+    ],
+)
+def test_what_is_no_single_mark_of_the_scale_is_no_score(said: str) -> None:
+    value, reason = rating(said, re.compile(PATTERN), scale=10)
+    assert math.isnan(value)
+    assert reason
+
+
+@pytest.mark.parametrize(
+    ("said", "value"), [("8/10", 0.8), ("First 3, then 8", 0.8), ("8 out of 10", 0.8), ("5", 0.5)]
+)
+def test_a_pattern_of_ones_own_takes_the_last_match_but_not_what_it_is_out_of(
+    said: str, value: float
+) -> None:
+    assert rating(said, re.compile(r"(\d+)"), scale=10) == (value, "")
 
 
 @pytest.mark.parametrize("field", BAD)

@@ -9,6 +9,7 @@ import pytest
 from plexsvc.reward.programs.base import RefusedError, Scored, Work
 from plexsvc.reward.programs.registry import PROGRAMS
 from plexsvc.reward.sandbox.opening import NoSandbox
+from tests.rigs.judged_answers import MATH_RIGHT, MATH_WRONG, NUMERIC_RIGHT, NUMERIC_WRONG
 
 NONE = NoSandbox("these programs need none")
 
@@ -53,6 +54,12 @@ def test_a_sample_gets_its_score(
         ("exact", 4, "must be a text"),
         ("numeric", "four", "must be a number, not 'four'"),
         ("numeric", "nan", "must be a number"),
+        ("numeric", "1e999999999", "must be a number"),
+        ("numeric", True, "must be a number"),
+        ("numeric", "42 or 43", "must be a number"),
+        ("numeric", "1+1", "must be a number"),
+        ("math", True, "must be an expression"),
+        ("math", "", "no expression"),
         ("regex", "(", "is none"),
         ("regex", None, "is none"),
         ("math", None, "must be an expression"),
@@ -63,3 +70,42 @@ def test_a_reference_that_means_nothing_is_refused(
 ) -> None:
     with pytest.raises(RefusedError, match=text):
         score(program, "4", reference)
+
+
+@pytest.mark.parametrize(("text", "reference"), NUMERIC_RIGHT)
+def test_a_number_that_a_strict_reader_takes_for_the_reference_is_right(
+    text: str, reference: object
+) -> None:
+    assert score("numeric", text, reference) == 1
+
+
+@pytest.mark.parametrize(("text", "reference"), NUMERIC_WRONG)
+def test_a_number_that_a_strict_reader_refuses_is_wrong(text: str, reference: object) -> None:
+    assert score("numeric", text, reference) == 0
+
+
+@pytest.mark.parametrize(("text", "reference"), MATH_RIGHT)
+def test_an_answer_that_a_teacher_accepts_is_right(text: str, reference: str) -> None:
+    assert score("math", text, reference) == 1
+
+
+@pytest.mark.parametrize(("text", "reference"), MATH_WRONG)
+def test_an_answer_that_is_not_worked_out_or_not_one_is_wrong(text: str, reference: str) -> None:
+    assert score("math", text, reference) == 0
+
+
+def test_a_tolerance_is_a_share_of_the_larger_number_or_absolute_below_one() -> None:
+    assert score("numeric", "101", 100, tolerance=0.01) == 1
+    assert score("numeric", "102", 100, tolerance=0.01) == 0
+    assert score("numeric", "0.05", 0, tolerance=0.1) == 1
+    assert score("numeric", "3", 3.0000001, tolerance=0) == 0
+    with pytest.raises(RefusedError, match="tolerance"):
+        score("numeric", "3", 3, tolerance=-1.0)
+
+
+def test_a_group_is_compared_with_a_text_or_a_number_only() -> None:
+    pattern = r"<answer>(.*)</answer>"
+    assert score("regex", "<answer>4</answer>", 4, pattern=pattern) == 1
+    for reference in (True, ["4"], {"a": 4}):
+        with pytest.raises(RefusedError, match="must be a text or a number"):
+            score("regex", "<answer>4</answer>", reference, pattern=pattern)
