@@ -73,7 +73,14 @@ class RewardConfig:
     are refused with `queue_full`."""
 
     max_bytes: int = 1 << 30
-    """Bytes of the samples that one tenant has waiting; more are refused with `queue_full`."""
+    """Bytes that one tenant may have in the proxy's memory: samples, settings, own programs in use,
+    small files, and output of answers that are kept; more samples are refused with `queue_full`,
+    and output beyond it is left out."""
+
+    max_spilled_bytes: int = 16 << 30
+    """Bytes of files that samples of one tenant may have on disk, in `spill` beside `programs_dir`:
+    those between stages and those of answers that are kept. A sample that leaves more ends as an
+    `error`."""
 
     programs_dir: Path = Path()
     """Where tenants' own programs are kept. Under `plexctl up` filled in: `rewards/programs` in the

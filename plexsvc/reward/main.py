@@ -23,6 +23,7 @@ from plexsvc.reward.hosts import HostedWorkers
 from plexsvc.reward.plans import PlannerLine
 from plexsvc.reward.programs.library import Library
 from plexsvc.reward.proxy import RewardProxy
+from plexsvc.reward.shelf import Shelf
 from plexsvc.reward.workers import Heard, LocalWorkers
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import listen, new_server, open_channel
@@ -53,12 +54,14 @@ async def serving(config: RewardConfig) -> AsyncIterator[tuple[RewardProxy, str]
             no_room_us=config.no_room_us,
         )
     )
+    shelf = Shelf(config.programs_dir.parent / "spill", max_bytes=config.max_spilled_bytes)
     library = Library(config.programs_dir, max_bytes=config.max_program_bytes)
 
     def hosted(heard: Heard) -> HostedWorkers:
         return HostedWorkers(heard, keys=keys, clock=clock, told=proxy.know_places)
 
-    proxy = RewardProxy(config, clock, core, hosted if config.on_nodes else LocalWorkers, library)
+    launch = hosted if config.on_nodes else LocalWorkers
+    proxy = RewardProxy(config, clock, core, launch, library, shelf)
     server = new_server(keys)
     add_service(
         server,

@@ -49,7 +49,8 @@ from plexsvc.reward.programs.base import Program, cut
 from plexsvc.reward.programs.library import Library
 from plexsvc.reward.programs.own import encode, program_of
 from plexsvc.reward.programs.registry import check_settings
-from plexsvc.reward.record import BatchRecord, Pending
+from plexsvc.reward.record import BatchRecord, size_of
+from plexsvc.reward.shelf import SMALL_BYTES, Files, Room, Shelf, Spilled
 from plexsvc.reward.view import program_view, rewards_view
 from plexsvc.reward.workers import Heard, Workers
 from plexsvc.rpc.loops import FullPasses
@@ -60,6 +61,8 @@ TICK_US: Final = 100_000
 """How often deadlines are looked at."""
 
 BATCH_ID_BYTES: Final = 16
+
+OUTPUT_LEFT_OUT: Final = "left out: its tenant's answers fill reward.max_bytes"
 
 
 class RewardProxy:
@@ -72,8 +75,14 @@ class RewardProxy:
         core: RewardCore,
         launch: Callable[[Heard], AbstractAsyncContextManager[Workers]],
         library: Library,
+        shelf: Shelf,
     ) -> None:
         self.core = core
+        self._shelf = shelf
+        self.rooms: dict[TenantId, Room] = {}
+        """Of tenants with batches."""
+        self._tasks = asyncio.TaskGroup()
+        """What waits for the disk."""
         self._library = library
         self._changing = asyncio.Lock()
         self.records: dict[BatchId, BatchRecord] = {}
@@ -100,7 +109,7 @@ class RewardProxy:
 
     async def run(self) -> None:
         """Keep workers and deadlines until cancelled."""
-        async with self._launch(self._heard) as self._workers:
+        async with self._tasks, self._launch(self._heard) as self._workers:
             while True:
                 self._tick()
                 await self._clock.sleep(TICK_US)
@@ -136,7 +145,12 @@ class RewardProxy:
         queue = record.subscribe(indices)
         try:
             for _ in indices:
-                yield (await queue.get()).SerializeToString()
+                reply = await queue.get()
+                if (spilled := record.spilled.get(reply.index)) is not None:
+                    whole, reply = reply, pb.ScoreReply()
+                    reply.CopyFrom(whole)
+                    reply.files.update(await self._shelf.get(spilled))
+                yield reply.SerializeToString()
         finally:
             record.unsubscribe(queue, indices)
             record.readers -= 1
@@ -174,7 +188,7 @@ class RewardProxy:
 
     def _admit(self, batch_id: BatchId, request: pb.ScoreRequest) -> BatchRecord:
         """Return the record of a batch with the samples of a request in it, or change nothing."""
-        record = self.records.get(batch_id) or _new_record(request, self._library)
+        record = self.records.get(batch_id) or self._new_record(request)
         program, asked = record.program, (request.program, request.settings)
         if (program.name, record.settings) != asked or request.version not in {"", program.version}:
             raise PlexError(
@@ -186,10 +200,12 @@ class RewardProxy:
         if not new and batch_id in self.records:
             return record
         self._check_workers(record.program)
-        self._check_room(batch_id, new)
+        self._check_room(batch_id, record, new)
         if batch_id not in self.core.batches and self.planner is not None:
             self.planner.wake()
-        self.records[batch_id] = record
+        if batch_id not in self.records:
+            self.records[batch_id], self.rooms[batch_id.tenant] = record, record.room
+            record.enter()
         record.add(new)
         record.size = max(record.size, request.batch_size, len(record.pending))
         self._keep_warm(record)
@@ -203,6 +219,34 @@ class RewardProxy:
             )
         )
         return record
+
+    def _new_record(self, request: pb.ScoreRequest) -> BatchRecord:
+        """Return an empty record for the batch of a request.
+
+        Raises:
+            PlexError: `bad_request`, `not_found`.
+        """
+        if len(request.batch_id) != BATCH_ID_BYTES or not request.job_id:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"score needs a job_id and a batch_id of {BATCH_ID_BYTES} bytes, not "
+                f"{len(request.batch_id)}",
+            )
+        tenant = TenantId(request.tenant)
+        program = self._library.find(tenant, request.program, request.version)
+        try:
+            settings: Any = json.loads(request.settings or "{}")
+        except (ValueError, RecursionError) as error:
+            raise PlexError(ErrorCode.BAD_REQUEST, f"settings are not JSON: {error}") from error
+        if not isinstance(settings, dict):
+            raise PlexError(ErrorCode.BAD_REQUEST, "settings must be a JSON object")
+        check_settings(program, settings)
+        return BatchRecord(
+            program=program,
+            settings=request.settings,
+            room=self.rooms.get(tenant) or Room(tenant),
+            place=self._shelf.place(),
+        )
 
     def _check_workers(self, program: Program) -> None:
         """Refuse a program that would wait for ever.
@@ -229,12 +273,15 @@ class RewardProxy:
             raise PlexError(ErrorCode.UNAVAILABLE, text)
         return list(self._rooms.values())
 
-    def _check_room(self, batch_id: BatchId, new: list[pb.ScoreSample]) -> None:
+    def _check_room(
+        self, batch_id: BatchId, record: BatchRecord, new: list[pb.ScoreSample]
+    ) -> None:
         tenant = batch_id.tenant
         own = [record for batch, record in self.records.items() if batch.tenant == tenant]
         batches = len(own) + (batch_id not in self.records)
         samples = sum(len(record.pending) + len(record.replies) for record in own) + len(new)
-        nbytes = sum(record.nbytes for record in own) + sum(Pending(one).nbytes for one in new)
+        nbytes = record.room.nbytes + sum(map(size_of, new))
+        nbytes += record.own_bytes() if batch_id not in self.records else 0
         for what, found, key in (
             ("batches", batches, "max_batches"),
             ("samples", samples, "max_samples"),
@@ -281,14 +328,30 @@ class RewardProxy:
                 self._workers.stop(worker)
             case RunStage(worker=worker, request=request):
                 self.running[worker] = request
-                self._workers.send(worker, self._task(order))
+                files = self.records[request.batch].pending[request.sample].files
+                if isinstance(files, Spilled):
+                    self._tasks.create_task(self._send(order, files))
+                else:
+                    self._workers.send(worker, self._task(order, files))
             case AnswerRequest():
                 self._answer(order)
             case RememberBatch():
                 if self.planner is not None:
                     self.planner.remember(order)
 
-    def _task(self, order: RunStage) -> Task:
+    async def _send(self, order: RunStage, spilled: Spilled) -> None:
+        """Have a worker run a stage with files that lie on disk."""
+        try:
+            files = await self._shelf.get(spilled)
+        except OSError as error:  # whatever took them: the stage before does not run again
+            if self.running.get(order.worker) == order.request:
+                done = Done("refused", detail=f"files of the stage before are gone: {error}")
+                self._done(order.worker, done, at_us=self._clock.monotonic_us())
+            return
+        if self.running.get(order.worker) == order.request and self._workers is not None:
+            self._workers.send(order.worker, self._task(order, files))
+
+    def _task(self, order: RunStage, files: Files) -> Task:
         record = self.records[order.request.batch]
         pending = record.pending[order.request.sample]
         return Task(
@@ -297,13 +360,20 @@ class RewardProxy:
             text=pending.sample.text,
             reference=pending.sample.reference,
             settings=record.settings,
-            files=pending.files,
+            files=dict(files),
             definition=record.program.definition,
         )
 
     def _answer(self, order: AnswerRequest) -> None:
         record = self.records[order.request.batch]
         pending = record.pending[order.request.sample]
+        is_scored = order.verdict is Verdict.SCORED
+        files = {} if isinstance(pending.files, Spilled) or not is_scored else pending.files
+        if not is_scored and isinstance(pending.files, Spilled):
+            self._tasks.create_task(self._shelf.drop(pending.files, record.room))
+            record.note(
+                order.request.sample, output=pending.output, detail=pending.detail, files={}
+            )
         record.answer(
             pb.ScoreReply(
                 index=order.request.sample,
@@ -311,10 +381,10 @@ class RewardProxy:
                 verdict=order.verdict,
                 time_us=order.run_us,
                 queue_us=order.queue_us,
-                output=cut(pending.output),
-                detail=pending.detail or order.reason,
+                output=pending.output,
+                detail=pending.detail or cut(order.reason),
                 version=record.program.version,
-                files=pending.files if order.verdict is Verdict.SCORED else {},
+                files=files,
             )
         )
 
@@ -331,13 +401,45 @@ class RewardProxy:
                 self.post(WorkerLost(at_us=at_us, worker=worker, reason=said))
 
     def _done(self, worker: WorkerId, done: Done, *, at_us: int) -> None:
-        request = self.running.pop(worker, None)
+        request = self.running.get(worker)
         if request is None:
             return  # it was stopped, and what it ran is decided
-        pending = self.records[request.batch].pending[request.sample]
-        pending.output += done.output
-        pending.files = done.files
-        pending.detail = done.detail if done.how in {"scored", "timed_out"} else ""
+        if done.how not in {"passed", "scored"}:
+            self._ended(worker, done, None, at_us=at_us)
+            return
+        nbytes = sum(len(path) + len(data) for path, data in done.files.items())
+        room = self.records[request.batch].room
+        if nbytes <= SMALL_BYTES and room.nbytes + nbytes <= self._config.max_bytes:
+            self._ended(worker, done, done.files, at_us=at_us)
+        else:
+            self._tasks.create_task(self._spill(worker, request, done))
+
+    async def _spill(self, worker: WorkerId, request: RequestId, done: Done) -> None:
+        """Put what a stage left on disk; then it has ended."""
+        record, spilled = self.records[request.batch], None
+        try:
+            spilled = await self._shelf.put(done.files, record.place, record.room)
+        except PlexError as error:
+            done = Done("refused", output=done.output, detail=error.message)
+        if self.running.get(worker) == request:
+            self._ended(worker, done, spilled, at_us=self._clock.monotonic_us())
+        elif spilled is not None:
+            await self._shelf.drop(spilled, record.room)
+
+    def _ended(
+        self, worker: WorkerId, done: Done, files: Files | Spilled | None, *, at_us: int
+    ) -> None:
+        """Take what a stage printed and left, and tell the core how it ended."""
+        request = self.running.pop(worker)
+        record = self.records[request.batch]
+        pending = record.pending[request.sample]
+        if files is not None and isinstance(pending.files, Spilled):
+            self._tasks.create_task(self._shelf.drop(pending.files, record.room))
+        output = cut(pending.output + done.output)
+        detail = done.detail if done.how in {"scored", "timed_out"} else ""
+        if record.room.nbytes + len(output) + len(detail) > self._config.max_bytes:
+            output, detail = OUTPUT_LEFT_OUT, ""
+        record.note(request.sample, output=output, detail=detail, files=files)
         self.post(_fact_of(done, worker, at_us=at_us))
 
     def _tick(self) -> None:
@@ -352,30 +454,11 @@ class RewardProxy:
             if not record.readers and record.quiet_since_us + self._config.keep_us <= now_us:
                 self.post(BatchLeft(at_us=now_us, batch=batch_id))
                 del self.records[batch_id]
+                record.leave()
+                if not any(batch.tenant == batch_id.tenant for batch in self.records):
+                    del self.rooms[batch_id.tenant]
+                self._tasks.create_task(self._shelf.clear(record.place))
         self._full_passes.look(now_us, is_idle=not self.core.batches)
-
-
-def _new_record(request: pb.ScoreRequest, library: Library) -> BatchRecord:
-    """Return an empty record for the batch of a request.
-
-    Raises:
-        PlexError: `bad_request`, `not_found`.
-    """
-    if len(request.batch_id) != BATCH_ID_BYTES or not request.job_id:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"score needs a job_id and a batch_id of {BATCH_ID_BYTES} bytes, not "
-            f"{len(request.batch_id)}",
-        )
-    program = library.find(TenantId(request.tenant), request.program, request.version)
-    try:
-        settings: Any = json.loads(request.settings or "{}")
-    except (ValueError, RecursionError) as error:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"settings are not JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise PlexError(ErrorCode.BAD_REQUEST, "settings must be a JSON object")
-    check_settings(program, settings)
-    return BatchRecord(program=program, settings=request.settings)
 
 
 def _fact_of(done: Done, worker: WorkerId, *, at_us: int) -> Fact:

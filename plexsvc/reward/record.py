@@ -7,14 +7,17 @@ for a while; until then the client may lose its line, or the router, as often as
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import xxhash
 
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.reward.programs.base import Program
+from plexsvc.reward.shelf import Files, Room, Spilled
 
 
 @dataclass(slots=True)
@@ -26,13 +29,14 @@ class Pending:
     """Of the stages that ran."""
     detail: str = ""
     """What the last stage said of its verdict."""
-    files: dict[str, bytes] = field(default_factory=dict)
+    files: Files | Spilled = field(default_factory=dict)
     """That the last stage left."""
 
     @property
     def nbytes(self) -> int:
-        """What it takes of its tenant's room."""
-        return len(self.sample.text) + len(self.sample.reference)
+        """What it takes of its tenant's room in memory."""
+        files = {} if isinstance(self.files, Spilled) else self.files
+        return size_of(self.sample) + _size(self.output, self.detail) + _size_of_files(files)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,14 +45,20 @@ class BatchRecord:
 
     program: Program
     settings: str
+    room: Room
+    """Of its tenant."""
+    place: Path
+    """Where files of its samples lie."""
     size: int = 0
     nbytes: int = 0
-    """What its samples, and files that came with scores, take of its tenant's room."""
+    """What its samples and their answers take of its tenant's room in memory."""
     readers: int = 0
     quiet_since_us: int = 0
     """When the last reader left."""
     pending: dict[int, Pending] = field(default_factory=dict)
     replies: dict[int, pb.ScoreReply] = field(default_factory=dict)
+    spilled: dict[int, Spilled] = field(default_factory=dict)
+    """Files of replies that lie on disk."""
     _digests: dict[int, int] = field(default_factory=dict)
     _waiting: dict[int, list[asyncio.Queue[pb.ScoreReply]]] = field(default_factory=dict)
 
@@ -73,20 +83,57 @@ class BatchRecord:
                 )
         return list(found.values())
 
+    def own_bytes(self) -> int:
+        """Return what the batch takes beside its samples: its settings, and a program of its own.
+
+        Batches of one version of a program hold it together.
+        """
+        is_held = self.room.programs[self.program.version] > 0
+        return _size(self.settings) + (0 if is_held else len(self.program.definition))
+
+    def enter(self) -> None:
+        """Count what the batch takes beside its samples."""
+        self.room.nbytes += self.own_bytes()
+        self.room.programs[self.program.version] += 1
+
+    def leave(self) -> None:
+        """Give back all that is counted."""
+        self.room.programs[self.program.version] -= 1
+        self.room.nbytes -= self.nbytes + self.own_bytes()
+        self.room.programs += Counter()  # drops those that no batch holds
+        files = [one.files for one in self.pending.values() if isinstance(one.files, Spilled)]
+        spilled = sum(one.nbytes for one in (*files, *self.spilled.values()))
+        self.room.spilled_bytes -= spilled
+
     def add(self, samples: Iterable[pb.ScoreSample]) -> None:
         """Take new samples in."""
         for sample in samples:
             self._digests[sample.index] = _digest(sample)
             self.pending[sample.index] = Pending(sample)
-            self.nbytes += self.pending[sample.index].nbytes
+            self._count(size_of(sample))
+
+    def note(self, index: int, *, output: str, detail: str, files: Files | Spilled | None) -> None:
+        """Take what a stage printed, said of its verdict, and left; None: what was left stays."""
+        pending = self.pending[index]
+        before = pending.nbytes
+        pending.output, pending.detail = output, detail
+        pending.files = pending.files if files is None else files
+        self._count(pending.nbytes - before)
 
     def answer(self, reply: pb.ScoreReply) -> None:
         """Keep a sample's answer and tell all who wait for it."""
-        self.nbytes -= self.pending.pop(reply.index).nbytes
+        pending = self.pending.pop(reply.index)
+        if isinstance(pending.files, Spilled):
+            self.spilled[reply.index] = pending.files
         self.replies[reply.index] = reply
-        self.nbytes += sum(map(len, reply.files.values()))
+        kept = _size(reply.output, reply.detail) + _size_of_files(reply.files)
+        self._count(kept - pending.nbytes)
         for queue in self._waiting.pop(reply.index, ()):
             queue.put_nowait(reply)
+
+    def _count(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        self.room.nbytes += nbytes
 
     def subscribe(self, indices: Iterable[int]) -> asyncio.Queue[pb.ScoreReply]:
         """Return a queue of the answers to these samples, those that are there first."""
@@ -103,6 +150,19 @@ class BatchRecord:
         for index in indices:
             if queue in (queues := self._waiting.get(index, [])):
                 queues.remove(queue)
+
+
+def size_of(sample: pb.ScoreSample) -> int:
+    """Return what a sample takes of its tenant's room."""
+    return _size(sample.text, sample.reference)
+
+
+def _size(*texts: str) -> int:
+    return sum(len(text.encode(errors="surrogatepass")) for text in texts)
+
+
+def _size_of_files(files: Files) -> int:
+    return sum(len(path) + len(data) for path, data in files.items())
 
 
 def _digest(sample: pb.ScoreSample) -> int:

@@ -53,14 +53,17 @@ def _numeric(work: Work) -> Scored:
     expected = _number_of(work.reference)
     found = last_number(work.text)
     if found is None:
-        return Scored(score=0.0, detail="the text ends with no number that stands for itself")
+        is_there = any(map(str.isdigit, work.text))
+        found_text = "no number that stands for itself at its end" if is_there else "no number"
+        return Scored(score=0.0, detail=f"the text holds {found_text}")
     tolerance = work.settings.get("tolerance")
     if tolerance is None:
         is_right = found.means(expected)
     elif not 0 <= tolerance < math.inf:
         raise RefusedError(f"numeric: the tolerance must be 0 or more, not {tolerance}")
     else:
-        most = Fraction(tolerance) * max(1, abs(expected.value), abs(found.value))
+        largest: Fraction = max(Fraction(1), abs(expected.value), abs(found.value))
+        most = Fraction(tolerance) * largest
         is_right = abs(found.value - expected.value) <= most
     return Scored(score=float(is_right), detail=f"the last number is {_shown(found)}")
 

@@ -180,7 +180,7 @@ class _Expression:
 
     def _may_equal(self, side: Any) -> bool:  # noqa: ANN401 - sympy is untyped
 
-        symbols = getattr(side, "free_symbols", set())
+        symbols: set[Any] = getattr(side, "free_symbols", set())
         if getattr(side, "is_Symbol", True) or side.atoms(AppliedUndef):
             return True
         if not symbols:
