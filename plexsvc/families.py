@@ -7,16 +7,19 @@ looked at may change what is computed. To admit one, add it here and a case ther
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError
 
 Config = Mapping[str, Any]
+
+MAX_CONFIG_BYTES: Final = 1 << 20
+"""Largest `config.json` that is read; those of large models have some KiB."""
 
 MODEL_FILES: Final = (
     "config.json",
@@ -280,10 +283,9 @@ def read(directory: Path) -> Config:
         PlexError: `unknown_model`.
     """
     try:
-        table = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        what = "it is nested too deep" if isinstance(error, RecursionError) else error
-        raise unknown_model(directory, f"its config.json cannot be read ({what})") from error
+        table = paths.read_json(directory / "config.json", most_bytes=MAX_CONFIG_BYTES)
+    except (OSError, ValueError) as error:
+        raise unknown_model(directory, f"its config.json cannot be read ({error})") from error
     if not isinstance(table, dict):
         raise unknown_model(directory, f"its config.json is a {type(table).__name__}, no object")
     for key, rule in SIZES.items():

@@ -11,20 +11,29 @@ whether one of them lies elsewhere.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from plexsvc.errors import ErrorCode, PlexError
 
 MAX_NAME_BYTES: Final = 255
 MAX_PATH_BYTES: Final = 4095
 """What the file system takes."""
+
+MAX_NAMES: Final = 8192
+"""Names in a directory that is listed."""
+MAX_FILES: Final = 1024
+"""Files of one directory that are used; in a view each takes a descriptor."""
+_UNSHOWN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of characters that no path may hold: it would not be shown as it is."""
 
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -46,6 +55,9 @@ def resolve(text: str, roots: Sequence[Path], *, what: str, remedy: str) -> Plac
     Raises:
         PlexError: `bad_request` for what is no path, or lies outside; `remedy` ends its message.
     """
+    if not text or "\0" in text:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{what} is {text!r}, which is no path; give one")
+    check_names(text, what=what)
     names = [os.fsencode(name) for name in Path(text).parts]
     if max(map(len, names), default=0) > MAX_NAME_BYTES or len(os.fsencode(text)) > MAX_PATH_BYTES:
         raise PlexError(
@@ -53,19 +65,64 @@ def resolve(text: str, roots: Sequence[Path], *, what: str, remedy: str) -> Plac
             f"{what} has {len(os.fsencode(text))} bytes; give one of at most {MAX_PATH_BYTES} "
             f"whose names have at most {MAX_NAME_BYTES}",
         )
-    if not text or "\0" in text:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{what} is {text!r}, which is no path; give one")
     resolved = [Path(os.path.realpath(root)) for root in roots]
     asked = [root / text for root in resolved]  # an absolute path replaces the root
     for candidate in [path for path in asked if os.path.lexists(path)] or asked:
         path = Path(os.path.realpath(candidate))
         for root in resolved:
             if path != root and path.is_relative_to(root):
+                check_names(str(path.relative_to(root)), what=what)
                 return Place(path=path, root=root)
     known = ", ".join(str(root) for root in roots) or "none"
     raise PlexError(
         ErrorCode.BAD_REQUEST, f"{what} {text!r} lies outside the roots ({known}); {remedy}"
     )
+
+
+def check_names(path: str, *, what: str) -> None:
+    """Refuse a path with a name that is not shown as it is.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    is_shown = all(unicodedata.category(char) not in _UNSHOWN for char in path)
+    if not is_shown or any(name != name.strip() for name in path.split("/")):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{what} is {path[:256]!a}; give names without control characters, line ends, and "
+            "space at their ends",
+        )
+
+
+def read_bounded(path: Path, *, most_bytes: int) -> bytes:
+    """Return the contents of a regular file that has at most so many bytes.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it has more, or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:  # noqa: PTH123 - of a descriptor
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path.name} is no regular file")
+        data = file.read(most_bytes + 1) if found.st_size <= most_bytes else b""
+    if max(found.st_size, len(data)) > most_bytes:  # it may have grown
+        raise ValueError(f"{path.name} has {found.st_size} bytes; at most {most_bytes} are read")
+    return data
+
+
+def read_json(path: Path, *, most_bytes: int) -> Any:  # noqa: ANN401 - any JSON
+    """Return what a JSON file of at most so many bytes holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it has more bytes, or is not JSON.
+    """
+    try:
+        return json.loads(read_bounded(path, most_bytes=most_bytes))
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is nested too deep") from error
 
 
 @contextlib.contextmanager
@@ -126,15 +183,22 @@ def read_file(place: Place, *, offset: int = 0, nbytes: int) -> bytes:
 
 
 @contextlib.contextmanager
-def view(place: Place, *, below: Path | None = None) -> Iterator[Path]:
+def view(
+    place: Place,
+    *,
+    below: Path | None = None,
+    only: Callable[[str], object] = lambda _: True,
+) -> Iterator[Path]:
     """Yield a directory of the same files, each opened now: what happens to their names is nothing.
 
-    For readers that open by name, as those of models do. Directories in it are left out. The view
-    is made in `below` (default: the directory for temporary files) and lasts as long as the block.
+    For readers that open by name, as those of models do. Directories in it are left out, and so are
+    files that `only` does not want. The view is made in `below` (default: the directory for
+    temporary files) and lasts as long as the block.
 
     Raises:
-        PlexError: as `opened_directory` and `open_file`.
+        PlexError: as `file_names` and `open_file`.
     """
+    names = file_names(place, only=only)
     home = below or Path(tempfile.gettempdir())
     made = Path(tempfile.mkdtemp(prefix=f"view-{os.getpid()}-", dir=home))
     seen = made / place.path.name
@@ -142,7 +206,7 @@ def view(place: Place, *, below: Path | None = None) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, made, ignore_errors=True)
         _drop_views_of_the_dead(home)
-        for name in _files(place):
+        for name in names:
             fd = open_file(Place(path=place.path / name, root=place.root))
             stack.callback(os.close, fd)
             (seen / name).symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
@@ -168,9 +232,24 @@ def model_view(model: str, *, root: str, socket: str) -> Iterator[str]:
         yield str(directory)
 
 
-def _files(place: Place) -> list[str]:
-    with opened_directory(place) as directory:
-        return sorted(name.name for name in directory.iterdir() if not name.is_dir())
+def file_names(place: Place, *, only: Callable[[str], object] = lambda _: True) -> list[str]:
+    """Return the names in a directory that are not directories', sorted; those that `only` wants.
+
+    Raises:
+        PlexError: as `opened_directory`; `bad_request` for more than `MAX_NAMES` names, more than
+            `MAX_FILES` that are wanted, or one that cannot be shown.
+    """
+    found: list[str] = []
+    with opened_directory(place) as directory, os.scandir(directory) as entries:
+        for number, entry in enumerate(entries):
+            if number >= MAX_NAMES:
+                raise _refused(place.path, f"it has more than {MAX_NAMES} names")
+            if only(entry.name) and not entry.is_dir():
+                check_names(entry.name, what=f"a file in {place.path}")
+                found.append(entry.name)
+    if len(found) > MAX_FILES:
+        raise _refused(place.path, f"it has {len(found)} files; at most {MAX_FILES} are opened")
+    return sorted(found)
 
 
 def _drop_views_of_the_dead(home: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from plexclient.wire.v1 import common_pb2, service_pb2
-from plexsvc import families
+from plexsvc import families, paths
 from plexsvc.families import unknown_model
+from plexsvc.paths import Place
 from plexsvc.router.validation import bad_request, check_hyper
+from plexsvc.weights import headers
 
 ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
     "megatron": ("actor", "critic", "reference"),
@@ -20,6 +23,9 @@ ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
 }
 ELASTIC_KINDS: Final = ("spot", "serving")
 """Kinds of instances that come and go."""
+WEIGHTS: Final = re.compile(r".*\.safetensors")
+TRAINED_WEIGHTS: Final = re.compile(r"model.*\.safetensors")
+"""Files that training backends read."""
 MAX_RANKS: Final = 1 << 16
 DTYPES: Final = ("", "float32", "bfloat16")
 
@@ -34,6 +40,21 @@ def check_files(directory: Path) -> None:
         raise unknown_model(directory, "the directory has no config.json")
     if not any(directory.glob("*.safetensors")):
         raise unknown_model(directory, "the directory has no *.safetensors")
+
+
+def check_weights(place: Place, table: families.Config, *, backend: str) -> None:
+    """Refuse weights that no backend could open: headers are read, tensors are not.
+
+    Raises:
+        PlexError: `unknown_model`; `bad_request` for files that cannot be reached.
+    """
+    wanted = WEIGHTS if backend == "vllm" else TRAINED_WEIGHTS
+    names = paths.file_names(place, only=wanted.fullmatch)
+    if not names:
+        raise unknown_model(place.path, f"the directory has no {wanted.pattern}")
+    problem = headers.check_weights(place, names, table)
+    if problem:
+        raise unknown_model(place.path, f"its weights cannot be opened: {problem}")
 
 
 def check_spec(spec: service_pb2.DeploymentSpec) -> None:
@@ -78,8 +99,10 @@ def check_seeds(spec: service_pb2.DeploymentSpec, served: service_pb2.Deployment
         )
 
 
-def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> None:
-    """Refuse a model that the backend does not compute right, or degrees that do not divide it.
+def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.Config:
+    """Return a model's configuration; refuse one that the backend does not compute right.
+
+    So are degrees that do not divide it.
 
     Raises:
         PlexError: `unknown_model`; `bad_request` naming the degree and what it must divide.
@@ -89,6 +112,7 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> None:
         families.check(table, backend=spec.backend, directory=directory)
     if spec.backend == "megatron":
         _check_layout(spec.parallel, table)
+    return table
 
 
 def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None:
@@ -144,7 +168,7 @@ def _check_degrees(spec: service_pb2.DeploymentSpec) -> None:
     degrees = {"tp": wire.tp, "pp": wire.pp, "dp": wire.dp, "cp": wire.cp, "ep": wire.ep}
     if math.prod(max(1, degree) for degree in degrees.values()) > MAX_RANKS:
         raise bad_request(f"parallel {degrees} makes more ranks than any job may have: {MAX_RANKS}")
-    only = {"fsdp": {"dp"}, "vllm": set[str]()}.get(spec.backend)
+    only = {"fsdp": {"dp"}, "vllm": set[str](), "megatron": {"tp", "pp", "dp"}}.get(spec.backend)
     wide = [name for name, value in degrees.items() if value > 1]
     if only is not None and not only.issuperset(wide):
         got = ", ".join(f"{name}={degrees[name]}" for name in wide)

@@ -40,7 +40,7 @@ from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Handler, Streaming, add_service
 from plexsvc.slots import Limit, Slots
-from plexsvc.weights.owner import check_owner
+from plexsvc.weights.owner import COMPLETE, check_owner
 
 
 class RouterServicer:
@@ -59,6 +59,8 @@ class RouterServicer:
         self._scheduler = scheduler
         self._clock = clock
         self._config = config
+        self._looking: dict[TenantId, asyncio.Lock] = {}
+        """One model of a tenant is looked at at a time: threads are everybody's."""
         self._roots = Roots(config)
         self._rules = OperationRules(config)
         self._channels = ChannelPool(keys)
@@ -162,7 +164,8 @@ class RouterServicer:
         if spec.seeds:
             models.check_seeds(spec, await self._spec(spec.seeds, request, beside))
         if spec.model or spec.backend != "noop":
-            await asyncio.to_thread(self._check_model, spec, tenant=tenant)
+            async with self._looking.setdefault(tenant, asyncio.Lock()):
+                await asyncio.to_thread(self._check_model, spec, tenant=tenant)
 
     async def submit_operation(
         self, operation: ops.Operation, *, tenant: TenantId
@@ -195,11 +198,16 @@ class RouterServicer:
 
     def _check_model(self, spec: pb.DeploymentSpec, *, tenant: TenantId) -> None:
         place = self._roots.place_model(spec, tenant=tenant)
-        with paths.view(place) as directory:
-            check_owner(directory, tenant=tenant, what="model")
-            if spec.backend != "noop":  # which reads nothing of it
+        paths.file_names(place)
+        with paths.opened_directory(place) as directory:
+            if spec.backend != "noop":
                 models.check_files(directory)
-                models.check_model(spec, directory)
+        with paths.view(place, only={"config.json", COMPLETE}.__contains__) as directory:
+            check_owner(directory, tenant=tenant, what="model")
+            if spec.backend == "noop":  # which reads nothing of it
+                return
+            table = models.check_model(spec, directory)
+        models.check_weights(place, table, backend=spec.backend)
 
     async def _spec(
         self,

@@ -132,9 +132,10 @@ def _scratch(path: Path) -> Iterator[Path]:
 
 def remove_unfinished(directory: Path) -> None:
     """Remove what killed saves left in `directory`: without a lock, whatever their names were."""
-    for left in directory.glob(f".*{SCRATCH}*"):
-        if _SCRATCH_NAME.fullmatch(left.name):
-            _remove_unused(left)
+    with os.scandir(directory) as entries:  # one at a time: there may be any number of others
+        for entry in entries:
+            if _SCRATCH_NAME.fullmatch(entry.name):
+                _remove_unused(directory / entry.name)
 
 
 def _make_locked(path: Path) -> tuple[Path, int]:
@@ -151,7 +152,8 @@ def _make_locked(path: Path) -> tuple[Path, int]:
 
 
 def _remove_unused(scratch: Path) -> None:
-    with suppress(OSError):  # a save into it is under way, or it is none of ours
+    # A save into it is under way, or it is none of ours, nested however deep.
+    with suppress(OSError, RecursionError):
         fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -266,17 +268,33 @@ def _check_free(path: Path, *, tenant: str) -> None:
     if path.is_symlink():
         raise PlexError(ErrorCode.BAD_REQUEST, f"{path} is a link; choose another path")
     check_owner(path, tenant=tenant, what="save:")
-    is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    is_free = not path.exists() or (path.is_dir() and not _has_any(path))
     if not is_free and not (path / SEAL).is_file():
         text = f"{path} exists and is no checkpoint of ours (it lacks {SEAL})"
         raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; choose another path")
 
 
+def _has_any(directory: Path) -> bool:
+    with os.scandir(directory) as entries:
+        return any(True for _ in entries)
+
+
 def _copy_model_files(model: Path, target: Path) -> None:
-    for source in sorted(model.iterdir()):
-        is_wanted = source.suffix in _COPIED_SUFFIXES and source.name not in _NOT_COPIED
-        if is_wanted and source.is_file() and source.stat().st_size <= _MAX_COPIED_BYTES:
-            shutil.copyfile(source, target / source.name)
+    """Copy the configuration and tokenizer of a model, which `model` holds opened."""
+    left = _MAX_COPIED_BYTES
+    for source in sorted(filter(lambda path: is_copied(path.name), model.iterdir())):
+        if not source.is_file():
+            continue
+        left -= source.stat().st_size
+        if left < 0:
+            text = f"files of {model} beside its weights have more than {_MAX_COPIED_BYTES} bytes"
+            raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; keep the tokenizer's alone there")
+        shutil.copyfile(source, target / source.name)
+
+
+def is_copied(name: str) -> bool:
+    """Whether a checkpoint gets the file of this name from the model directory."""
+    return name.endswith(_COPIED_SUFFIXES) and name not in _NOT_COPIED
 
 
 def _finish(scratch: Path, sealed: Mapping[str, Sealed], *, tenant: str) -> Written:

@@ -411,7 +411,7 @@ def _places(
         model = None
         if request.model:
             place = paths.Place(path=Path(request.model), root=Path(request.model_root))
-            model = stack.enter_context(paths.view(place))
+            model = stack.enter_context(paths.view(place, only=checkpoints.is_copied))
         yield parent / target.name, model
 
 

@@ -18,9 +18,12 @@ from typing import Any, Final
 
 import xxhash
 
+from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.weights import headers
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.checksums import BLOCK_BYTES
+from plexsvc.weights.owner import MAX_MARK_BYTES
 from plexsvc.weights.pieces import packed_strides
 
 SEAL: Final = ".complete"
@@ -74,8 +77,8 @@ def seal(directory: Path, known: Mapping[str, Sealed], *, tenant: str = "") -> d
 
     What is `known` is taken for what the files are to be; the others are sealed as they are.
     """
-    paths = sorted(path for path in directory.iterdir() if path.name != SEAL)
-    files = {path.name: known.get(path.name) or _seal_of(path) for path in paths}
+    found = sorted(path for path in directory.iterdir() if path.name != SEAL)
+    files = {path.name: known.get(path.name) or _seal_of(path) for path in found}
     table = {
         "block_bytes": BLOCK_BYTES,
         "files": {name: asdict(found) for name, found in files.items()},
@@ -145,13 +148,13 @@ class Seal:
         """Return where each tensor of a safetensors file lies in it, once its header is checked."""
         self.check(name, 0, HEADER_SIZE_BYTES)
         with self._open(name) as file:
-            size = int.from_bytes(file.read(HEADER_SIZE_BYTES), "little")
-            start = HEADER_SIZE_BYTES + size
-            self.check(name, 0, start)
-            header = json.loads(file.read(size))
-        header.pop("__metadata__", None)
-        found = {tensor: known["data_offsets"] for tensor, known in header.items()}
-        return {tensor: (start + low, start + high) for tensor, (low, high) in found.items()}
+            try:
+                size = headers.header_bytes(file.fileno(), name=name)
+                self.check(name, 0, HEADER_SIZE_BYTES + size)
+                start, found = headers.read_header(file.fileno(), name=name)
+            except ValueError as error:
+                raise _broken(self._directory / name, str(error)) from error
+        return {name: (start + one.low, start + one.high) for name, one in found.items()}
 
     def _sealed(self, name: str) -> Sealed:
         if name not in self._files:
@@ -178,7 +181,7 @@ def read_seal(directory: Path) -> Seal | None:
                 raise _broken(path, f"it is missing beside {name}: the copy was cut short")
         return None
     try:
-        found = json.loads(path.read_text())
+        found = paths.read_json(path, most_bytes=MAX_MARK_BYTES)
         files = {name: _parse(known) for name, known in found["files"].items()}
         is_ours = found["block_bytes"] == BLOCK_BYTES
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

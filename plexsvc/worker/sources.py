@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from plexsvc import progress
+from plexsvc import paths, progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.checkpoints import STATE_FILE, Seal, read_seal
@@ -19,6 +18,10 @@ from plexsvc.worker.canonical import Slice
 
 if TYPE_CHECKING:
     import torch
+
+
+MAX_STATE_BYTES: Final = 64 << 20
+"""Largest file of scalars that is read: those of all ranks of a large job have some MiB."""
 
 
 class TensorSource(Protocol):
@@ -169,14 +172,14 @@ def open_checkpoint(
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - imported after the fork
 
     try:
-        paths = sorted(directory.glob(pattern))
+        files = sorted(directory.glob(pattern))
     except (OSError, ValueError) as error:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
             f"cannot look for {pattern} in the given directory: {error}; give the path of a "
             "directory on the cluster's file system",
         ) from error
-    if not paths:
+    if not files:
         raise PlexError(
             ErrorCode.UNKNOWN_MODEL,
             f"{directory} holds no {pattern}; give the path of a Hugging Face directory with "
@@ -186,13 +189,13 @@ def open_checkpoint(
     seal = read_seal(directory)
     with contextlib.ExitStack() as stack:
         try:
-            handles = {path: stack.enter_context(safe_open(path, "pt")) for path in paths}
+            handles = {path: stack.enter_context(safe_open(path, "pt")) for path in files}
         except (OSError, SafetensorError) as error:
             raise PlexError(
                 ErrorCode.UNKNOWN_MODEL, f"cannot read the weights in {directory}: {error}"
             ) from error
-        files = {name: path for path, handle in handles.items() for name in handle.keys()}  # noqa: SIM118 - a safetensors handle does not iterate
-        yield SafetensorsSource(files, handles, where=directory, seal=seal)
+        named = {name: path for path, handle in handles.items() for name in handle.keys()}  # noqa: SIM118 - a safetensors handle does not iterate
+        yield SafetensorsSource(named, handles, where=directory, seal=seal)
 
 
 def read_scalars(directory: Path) -> dict[str, int | float | str]:
@@ -206,7 +209,7 @@ def read_scalars(directory: Path) -> dict[str, int | float | str]:
     try:
         if path.exists() and (seal := read_seal(directory)) is not None:
             seal.check_file(STATE_FILE)
-        found = json.loads(path.read_text())
+        found = paths.read_json(path, most_bytes=MAX_STATE_BYTES)
     except (OSError, ValueError) as error:
         raise PlexError(
             ErrorCode.UNKNOWN_MODEL,

@@ -175,3 +175,96 @@ def test_views_that_killed_processes_left_are_removed(root: Path, tmp_path: Path
     left.mkdir()
     with paths.view(resolve("model", root), below=tmp_path):
         assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "\n",
+            "a\nb",
+            "model\n",
+            "\t",
+            "a\x07",
+            "\x1b[31m",
+            "a\x7f",
+            "a\u2028b",
+            "a\u202eb",
+            "\u200b",
+        ),
+        *(" ", "a ", " a", "a/ /b", "a\r", "\ud800"),
+    ],
+)
+def test_a_name_that_is_not_shown_as_it_is_is_refused(root: Path, text: str) -> None:
+    with pytest.raises(PlexError, match=r"control characters|no path"):
+        resolve(text, root)
+
+
+def test_a_link_to_such_a_name_is_refused(root: Path) -> None:
+    (root / "a\nb").mkdir()
+    (root / "plain").symlink_to("a\nb")
+    with pytest.raises(PlexError, match="control characters"):
+        resolve("plain", root)
+
+
+def test_names_of_people_are_names(root: Path) -> None:
+    for text in ("modèle", "模型 1", "a b", ".hidden", "a-1_b.c"):
+        assert resolve(text, root).path == root / text
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_a_directory_of_many_files_takes_no_descriptor_of_this_process(root: Path) -> None:
+    for number in range(paths.MAX_FILES + 1):
+        (root / "model" / f"{number}.txt").touch()
+    before, place = descriptors(), resolve("model", root)
+    with pytest.raises(PlexError, match=f"at most {paths.MAX_FILES} are opened"), paths.view(place):
+        pass
+    assert descriptors() == before
+    with paths.view(place, only={"config.json"}.__contains__) as seen:
+        assert [path.name for path in seen.iterdir()] == ["config.json"]
+        assert descriptors() == before + 1
+
+
+def test_a_directory_of_many_names_is_not_listed_to_its_end(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "MAX_NAMES", 8)
+    for number in range(8):
+        (root / "model" / f"d{number}").mkdir()
+    with pytest.raises(PlexError, match="more than 8 names"):
+        paths.file_names(resolve("model", root))
+
+
+@pytest.mark.parametrize("name", [b"a\nb", b"\xff\xfe", b"\x1b[2J", b"a "])
+def test_a_file_with_a_name_that_is_not_shown_is_refused(root: Path, name: bytes) -> None:
+    (root / "model" / os.fsdecode(name)).touch()
+    with pytest.raises(PlexError, match="control characters"), paths.view(resolve("model", root)):
+        pass
+
+
+def test_no_more_of_a_file_is_read_than_its_bound(root: Path) -> None:
+    sparse = root / "model" / "sparse.json"
+    with sparse.open("wb") as file:
+        os.truncate(file.fileno(), 1 << 40)
+    with pytest.raises(ValueError, match="has 1099511627776 bytes; at most 10"):
+        paths.read_bounded(sparse, most_bytes=10)
+    with pytest.raises(ValueError, match="at most 1"):
+        paths.read_bounded(root / "model" / "config.json", most_bytes=1)
+    assert paths.read_bounded(root / "model" / "config.json", most_bytes=2) == b"{}"
+
+
+def test_what_is_no_regular_file_is_not_read(root: Path) -> None:
+    os.mkfifo(root / "fifo")
+    (root / "loop").symlink_to("loop")
+    (root / "zero").symlink_to("/dev/zero")
+    for name, error in (("fifo", ValueError), ("loop", OSError), ("model", OSError)):
+        with pytest.raises(error):
+            paths.read_json(root / name, most_bytes=10)
+    with pytest.raises(ValueError, match="no regular file"):
+        paths.read_json(root / "zero", most_bytes=10)
+    (root / "deep").write_bytes(b"[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deep"):
+        paths.read_json(root / "deep", most_bytes=1 << 20)

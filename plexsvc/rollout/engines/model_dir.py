@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from plexclient.wire.v1.statemanager_pb2 import VersionManifest
+from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.families import MAX_CONFIG_BYTES
+from plexsvc.weights import headers
 from plexsvc.weights.boxes import Box
-from plexsvc.weights.checkpoints import HEADER_SIZE_BYTES
 from plexsvc.weights.pieces import packed_strides
 from plexsvc.weights.reading import PARAMETERS, Published
-
-MAX_HEADER_BYTES: Final = 100 << 20
-"""Largest safetensors header that is read: the format's own limit."""
 
 DEFAULT_POSITIONS: Final = 2048
 """Longest sequence of a model whose configuration does not say."""
@@ -76,8 +74,8 @@ def read_model_dir(path: Path) -> ModelDir:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+        return dict(paths.read_json(path, most_bytes=MAX_CONFIG_BYTES))
+    except (OSError, ValueError, TypeError) as error:
         raise PlexError(
             ErrorCode.UNKNOWN_MODEL,
             f"cannot read {path}: {error}; give a Hugging Face model directory",
@@ -104,16 +102,16 @@ def _opened(file: Path) -> Published:
     with file.open("rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     manifest = VersionManifest(nbytes=len(mapped))
-    for name, entry in header.items():
-        box = Box.whole(tuple(entry["shape"]))
+    for name, tensor in header.items():
+        box = Box.whole(tensor.shape)
         manifest.pieces.add(
             kind=PARAMETERS,
             name=name,
             global_shape=box.size,
             start=box.start,
             size=box.size,
-            dtype=entry["dtype"],
-            offset=start + entry["data_offsets"][0],
+            dtype=tensor.dtype,
+            offset=start + tensor.low,
             stride=packed_strides(box),
         )
     return Published(manifest=manifest, data=memoryview(mapped))
@@ -122,19 +120,14 @@ def _opened(file: Path) -> Published:
 def _tensors(file: Path) -> dict[str, TensorFacts]:
     _, header = _header(file)
     return {
-        name: TensorFacts(dtype=entry["dtype"], shape=tuple(entry["shape"]))
-        for name, entry in header.items()
+        name: TensorFacts(dtype=tensor.dtype, shape=tensor.shape) for name, tensor in header.items()
     }
 
 
-def _header(file: Path) -> tuple[int, dict[str, Any]]:
+def _header(file: Path) -> tuple[int, dict[str, headers.Tensor]]:
     """Return where the tensors begin in a safetensors file, and what it says of each."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(HEADER_SIZE_BYTES), "little")
-        if length > MAX_HEADER_BYTES:
-            raise PlexError(
-                ErrorCode.UNKNOWN_MODEL, f"{file} is not a safetensors file: header {length} bytes"
-            )
-        header = json.loads(stream.read(length))
-    header.pop("__metadata__", None)
-    return HEADER_SIZE_BYTES + length, header
+    try:
+        with file.open("rb") as stream:
+            return headers.read_header(stream.fileno(), name=str(file))
+    except (OSError, ValueError) as error:
+        raise PlexError(ErrorCode.UNKNOWN_MODEL, str(error)) from error

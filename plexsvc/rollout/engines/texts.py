@@ -17,9 +17,13 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from plexclient.wire.v1 import operations_pb2
+from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.engines.model_dir import ModelDir
 from plexsvc.rollout.engines.stopping import SpecialTokens, special_tokens
+
+MAX_TOKENIZER_BYTES: Final = 256 << 20
+"""Largest `tokenizer.json` that is read; those of large vocabularies have some 30 MiB."""
 
 CONTEXT_TOKENS: Final = 8
 """Tokens of a prompt that decide how the text after it begins."""
@@ -58,14 +62,20 @@ class Texts:
         """Return the tokenizer.
 
         Raises:
-            PlexError: `bad_request` for a model without one.
+            PlexError: `bad_request` for a model without one, or with one that is too large.
         """
         if self._model.tokenizer is None:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
                 f"texts need {self._model.path}/tokenizer.json, which is not there; use token ids",
             )
-        return Tokenizer.from_file(str(self._model.tokenizer))
+        try:
+            data = paths.read_bounded(self._model.tokenizer, most_bytes=MAX_TOKENIZER_BYTES)
+        except (OSError, ValueError) as error:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"{self._model.path}/tokenizer.json cannot be read: {error}"
+            ) from error
+        return Tokenizer.from_buffer(data)
 
     @cached_property
     def special(self) -> SpecialTokens:

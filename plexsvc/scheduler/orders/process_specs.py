@@ -47,7 +47,7 @@ def read_model(spec: service_pb2.DeploymentSpec) -> ModelFacts:
     if not spec.model:
         return ModelFacts(vocab_size=0, max_sequence_length=0, files=(), config={})
     place = Place(path=Path(spec.model), root=Path(spec.model_root))
-    with view(place) as directory:
+    with view(place, only=MODEL_FILES.__contains__) as directory:
         config = families.read(directory)
         return ModelFacts(
             vocab_size=config.get("vocab_size", 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ import pytest
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.router.models import check_files, check_model, check_seeds, check_spec
+from plexsvc.paths import Place
+from plexsvc.router.models import (
+    check_files,
+    check_model,
+    check_seeds,
+    check_spec,
+    check_weights,
+)
 
 
 @pytest.fixture
@@ -188,3 +196,40 @@ def test_engines_on_training_devices_serve_a_rollout_of_their_model(
     with pytest.raises(PlexError, match=says) as caught:
         check_seeds(engines, pb.DeploymentSpec(**given))
     assert code_of(caught) == ErrorCode.BAD_REQUEST
+
+
+def test_degrees_that_no_backend_has_are_refused_from_the_request_alone() -> None:
+    for degree in ("cp", "ep"):
+        parallel = common_pb2.Parallel(**{degree: 2})
+        with pytest.raises(PlexError, match=f"parallel {degree}=2; it splits over"):
+            check_spec(spec(parallel=parallel))
+
+
+def test_weights_that_do_not_open_are_refused_from_their_headers(model: Path) -> None:
+    place = Place(path=model, root=model.parent)
+    for backend in ("megatron", "fsdp", "vllm"):
+        (model / "model.safetensors").write_bytes(b"garbage " * 99)
+        with pytest.raises(PlexError, match=r"its weights cannot be opened: model\.safetensors"):
+            check_weights(place, {}, backend=backend)
+    (model / "model.safetensors").rename(model / "other.safetensors")
+    with pytest.raises(PlexError, match="directory has no model"):
+        check_weights(place, {}, backend="fsdp")
+
+
+def test_a_config_beyond_its_bound_is_an_unknown_model(model: Path) -> None:
+    with (model / "config.json").open("ab") as file:
+        os.truncate(file.fileno(), 512 << 20)
+    with pytest.raises(PlexError, match="has 536870912 bytes; at most 1048576 are read") as caught:
+        check_model(spec(), model)
+    assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
+
+
+def test_a_config_that_is_no_file_is_an_unknown_model(model: Path) -> None:
+    (model / "config.json").unlink()
+    os.mkfifo(model / "config.json")
+    with pytest.raises(PlexError, match="no regular file"):
+        check_model(spec(), model)
+    (model / "config.json").unlink()
+    (model / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(PlexError, match="no regular file"):
+        check_model(spec(), model)
