@@ -244,12 +244,29 @@ def file_names(place: Place, *, only: Callable[[str], object] = lambda _: True) 
         for number, entry in enumerate(entries):
             if number >= MAX_NAMES:
                 raise _refused(place.path, f"it has more than {MAX_NAMES} names")
-            if only(entry.name) and not entry.is_dir():
+            if only(entry.name) and not _is_directory(entry):
                 check_names(entry.name, what=f"a file in {place.path}")
                 found.append(entry.name)
     if len(found) > MAX_FILES:
         raise _refused(place.path, f"it has {len(found)} files; at most {MAX_FILES} are opened")
     return sorted(found)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: whoever opens it says so
+        return False
+
+
+def check_files(place: Place) -> None:
+    """Refuse a directory whose files a view could not hold, opening one at a time.
+
+    Raises:
+        PlexError: as `file_names` and `open_file`.
+    """
+    for name in file_names(place):
+        os.close(open_file(Place(path=place.path / name, root=place.root)))
 
 
 def _drop_views_of_the_dead(home: Path) -> None:

@@ -198,7 +198,7 @@ class RouterServicer:
 
     def _check_model(self, spec: pb.DeploymentSpec, *, tenant: TenantId) -> None:
         place = self._roots.place_model(spec, tenant=tenant)
-        paths.file_names(place)
+        paths.check_files(place)
         with paths.opened_directory(place) as directory:
             if spec.backend != "noop":
                 models.check_files(directory)

@@ -17,7 +17,7 @@ MAX_MARK_BYTES: Final = 64 << 20
 QUICK_BYTES: Final = 1 << 20
 """Of a mark that is parsed; the owner stands at the end of a longer one."""
 
-_OWNER: Final = re.compile(rb'"tenant": ("(?:[^"\\\\]|\\\\.){0,512}")\}\s*\Z')
+_OWNER: Final = re.compile(rb'"tenant": ("(?:[^"\\]|\\.){0,512}")\}\s*\Z')
 
 
 def check_owner(directory: Path, *, tenant: str, what: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.validation import digest_of
 from plexsvc.rpc.errors import error_from
+from plexsvc.weights.headers import INDEX
 from tests.rigs.router_rig import ACTOR, JOB, TENANT, TOKEN, Rig, batch, metadata, start_rig
 from tests.rigs.tiny_models import make_qwen3
 
@@ -152,6 +156,103 @@ async def test_an_unknown_model_directory_is_refused_before_the_scheduler_hears(
     call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=60)
     assert await refusal_of(call) == ErrorCode.UNKNOWN_MODEL
     assert "job-1/ghost" not in rig.scheduler.deployments
+
+
+def sparse(path: Path, nbytes: int = 1 << 40) -> None:
+    path.unlink(missing_ok=True)
+    with path.open("wb") as file:
+        os.truncate(file.fileno(), nbytes)
+
+
+def in_place(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Have something be made where a file is."""
+
+    def made(path: Path) -> None:
+        path.unlink(missing_ok=True)
+        make(path)
+
+    return made
+
+
+def many(path: Path) -> None:
+    for number in range(1100):
+        (path / f"{number}.txt").touch()
+
+
+def opened_below(directory: Path) -> list[str]:
+    """Return the files of a directory that this process has open."""
+    descriptors = Path("/proc/self/fd").iterdir()
+    targets = [str(one.readlink()) for one in descriptors if one.is_symlink()]
+    return [target for target in targets if target.startswith(str(directory))]
+
+
+ODD_FILES: dict[str, Callable[[Path], object]] = {
+    "sparse": sparse,
+    "fifo": in_place(os.mkfifo),
+    "directory": in_place(Path.mkdir),
+    "loop": in_place(lambda path: path.symlink_to(path.name)),
+    "device": in_place(lambda path: path.symlink_to("/dev/zero")),
+    "proc": in_place(lambda path: path.symlink_to("/proc/self/environ")),
+    "dangling": in_place(lambda path: path.symlink_to("nowhere")),
+    "nested": lambda path: path.write_bytes(b"[" * 300_000),
+    "binary": lambda path: path.write_bytes(os.urandom(4096)),
+    "empty": lambda path: path.write_bytes(b""),
+}
+ODD_MODELS: dict[str, Callable[[Path], object]] = {
+    **{
+        f"{name} {how}": partial(lambda make, name, model: make(model / name), make, name)
+        for how, make in ODD_FILES.items()
+        for name in ("config.json", "model.safetensors", ".complete")
+        if (name, how) != (".complete", "directory")  # it is left out, as all directories are
+    },
+    "many files": many,
+    "a name with a line end": lambda model: (model / "a\nb").touch(),
+    "a name that is not utf-8": lambda model: (model / os.fsdecode(b"\xff")).touch(),
+    "an index without its file": lambda model: (model / INDEX).write_text(
+        '{"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}'
+    ),
+    "a sparse index": lambda model: sparse(model / INDEX),
+    "a config of another size": lambda model: (model / "config.json").write_text(
+        (model / "config.json").read_text().replace('"vocab_size": ', '"vocab_size": 1')
+    ),
+}
+
+
+async def test_an_odd_model_is_refused_before_the_scheduler_hears_and_costs_no_descriptor(
+    tmp_path: Path,
+) -> None:
+    whole = make_qwen3(tmp_path / "whole", seed=0)
+    config = RouterConfig(tokens={TOKEN: TENANT}, model_roots=(tmp_path,))
+    async with start_rig(config=config) as rig:
+        for number, (name, make) in enumerate(ODD_MODELS.items()):
+            model = Path(shutil.copytree(whole, tmp_path / f"odd-{number}"))
+            make(model)
+            request = pb.CreateDeploymentRequest(
+                deployment_id="job-1/odd",
+                job_id=JOB,
+                name="odd",
+                spec=pb.DeploymentSpec(role="actor", backend="fsdp", model=model.name),
+            )
+            call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=60)
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                print(name, await call)  # what is not refused is seen  # noqa: T201
+            error = error_from(failure.value)
+            assert error.code in {ErrorCode.UNKNOWN_MODEL, ErrorCode.BAD_REQUEST}, (name, error)
+            assert model.name in error.message, (name, error)
+            assert opened_below(tmp_path) == [], name
+        assert "job-1/odd" not in rig.scheduler.deployments
+        request.spec.model = "whole"
+        reply = await rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=60)
+        assert reply.state == "ready"
+
+
+async def test_a_checkpoint_has_a_name_that_is_shown(rig: Rig) -> None:
+    for kind in ("save", "load", "export"):
+        for name in ("\n", "step\n1", "\x1b[2J", " "):
+            operation = rig.client.operation(**{kind: {"path": name}})
+            refused = (await rig.client.submit(operation)).error
+            assert refused.code == ErrorCode.BAD_REQUEST
+            assert "control characters" in refused.message, (kind, name, refused.message)
 
 
 async def test_a_model_whose_files_lead_to_the_operator_s_is_refused_whatever_runs_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import subprocess
 from io import FileIO
 from pathlib import Path
 
@@ -156,3 +157,39 @@ def test_a_checkpoint_is_sealed_with_what_was_in_memory(
     assert sealed is not None
     with pytest.raises(PlexError, match="another checksum"):
         sealed.check_file("model.safetensors")
+
+
+def test_a_place_that_somebody_made_odd_holds_no_save_up(tmp_path: Path) -> None:
+    place = tmp_path / "step"
+    place.mkdir()
+    os.mkfifo(place / ".complete")
+    with pytest.raises(PlexError, match="no regular file"):
+        save(place)
+    deep = tmp_path / ".other.tmp-01234567"
+    inner = os.open(tmp_path, os.O_RDONLY)
+    for name in (deep.name, *["d"] * 2000):  # deeper than calls may nest
+        os.mkdir(name, dir_fd=inner)
+        above, inner = inner, os.open(name, os.O_RDONLY, dir_fd=inner)
+        os.close(above)
+    os.close(inner)
+    try:
+        save(tmp_path / "step-2")
+    finally:
+        subprocess.run(["rm", "-rf", deep], check=True)  # what Python removes nests less deep
+    assert ".complete" in names(tmp_path / "step-2")
+
+
+def test_files_of_a_model_that_are_copied_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("a.json", "b.json", "weights.bin"):
+        (model / name).write_text("x" * 600)
+    target = tmp_path / "target"
+    target.mkdir()
+    checkpoints._copy_model_files(model, target)
+    assert names(target) == ["a.json", "b.json"]
+    monkeypatch.setattr(checkpoints, "_MAX_COPIED_BYTES", 1000)
+    with pytest.raises(PlexError, match="more than 1000 bytes"):
+        checkpoints._copy_model_files(model, target)
