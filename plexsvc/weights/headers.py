@@ -54,7 +54,7 @@ _ITEM_BYTES: Final = {name: dtype.carrier.itemsize for name, dtype in DTYPES.ite
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class StoredTensor:
     """A tensor of a file, as its header says."""
 
     dtype: str
@@ -64,7 +64,7 @@ class Tensor:
     """Where its bytes begin and end, from the end of the header."""
 
 
-def read_header(file: int, *, name: str) -> tuple[int, dict[str, Tensor]]:
+def read_header(file: int, *, name: str) -> tuple[int, dict[str, StoredTensor]]:
     """Return where the tensors of an open file begin, and what its header says of each.
 
     Raises:
@@ -109,7 +109,7 @@ def header_bytes(file: int, *, name: str) -> int:
     return nbytes
 
 
-def _tensor(entry: Any, what: str) -> Tensor:  # noqa: ANN401 - any JSON
+def _tensor(entry: Any, what: str) -> StoredTensor:  # noqa: ANN401 - any JSON
     try:
         dtype, shape, (low, high) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
@@ -121,7 +121,7 @@ def _tensor(entry: Any, what: str) -> Tensor:  # noqa: ANN401 - any JSON
     size = _ITEM_BYTES.get(dtype)
     if size is not None and prod(shape) * size != high - low:
         raise ValueError(f"tensor {what} of {dtype} {shape} lies in {high - low} bytes")
-    return Tensor(dtype, tuple(shape), low, high)
+    return StoredTensor(dtype, tuple(shape), low, high)
 
 
 def check_weights(place: Place, names: list[str], config: Mapping[str, Any]) -> str:
@@ -174,7 +174,7 @@ def _asked_bytes(place: Place, names: list[str]) -> int:
 
 
 def _problem(place: Place, names: list[str], config: Mapping[str, Any]) -> str:
-    known: dict[str, Tensor] = {}
+    known: dict[str, StoredTensor] = {}
     held: dict[str, str] = {}
     try:
         for name in names:
@@ -213,7 +213,7 @@ def _check_index(place: Place, held: Mapping[str, str]) -> None:
             )
 
 
-def _check_shapes(known: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+def _check_shapes(known: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> None:
     """Refuse tensors that cannot be those of the configuration."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     size = config.get("head_dim") or (hidden // heads if hidden and heads else None)

@@ -124,7 +124,7 @@ def _tensors(file: Path) -> dict[str, TensorFacts]:
     }
 
 
-def _header(file: Path) -> tuple[int, dict[str, headers.Tensor]]:
+def _header(file: Path) -> tuple[int, dict[str, headers.StoredTensor]]:
     """Return where the tensors begin in a safetensors file, and what it says of each."""
     try:
         with file.open("rb") as stream:
