@@ -199,14 +199,17 @@ def rating(said: str, pattern: re.Pattern[str], *, scale: float) -> tuple[float,
     if not marks:
         return math.nan, f"the judge gave no number by {pattern.pattern!r}"
     if pattern.pattern != PATTERN:
-        return _share(said, marks[-1], scale=scale)
+        return _share(said, marks[-1], scale=scale, is_chosen=True)
     # A number that is said with its most is the mark, whatever else is counted beside it.
     whole = [one for one in marks if _AFTER.match(said, one.end(), one.end() + _AROUND)]
     shares = {_share(said, one, scale=scale) for one in whole or marks}
     return shares.pop() if len(shares) == 1 else (math.nan, "score: the judge gave several numbers")
 
 
-def _share(said: str, found: re.Match[str], *, scale: float) -> tuple[float, str]:
+def _share(
+    said: str, found: re.Match[str], *, scale: float, is_chosen: bool = False
+) -> tuple[float, str]:
+    """Return the share of one mark; `is_chosen`: whoever wrote the pattern knows what it finds."""
     mark, most = found[1] or "", ""
     before = said[max(0, found.start(1) - _AROUND) : found.start(1)]
     after = said[found.end(1) : found.end(1) + _AROUND] if found[1] else ""
@@ -218,7 +221,7 @@ def _share(said: str, found: re.Match[str], *, scale: float) -> tuple[float, str
         value, limit = float(mark.replace("\u2212", "-")), float(most) if most else scale
     except ValueError:
         return math.nan, f"score: {mark!r} is no number"
-    if _UNSURE.search(before):
+    if not is_chosen and _UNSURE.search(before):
         return math.nan, f"score: the judge gave several numbers, or denied one, before {mark}"
     if not 0 <= value <= limit or not 0 < limit < math.inf:
         return math.nan, f"score: the judge gave {mark}, which is not from 0 to {limit:g}"

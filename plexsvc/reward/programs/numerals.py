@@ -80,7 +80,13 @@ _LEFT_OF_EQUALS: Final = re.compile(r"(?:^|[\n,;:$]|[A-Za-z.]\s)\s*([-+\d][^\s=]
 _WRITTEN: Final = (
     (re.compile(r"</?[A-Za-z][^<>\n]{0,80}>"), " "),  # tags
     (re.compile(r"(?<=\d)\*\*(?=\d)"), "^"),
-    (re.compile(r"\*\*|__|`|\\(?:left|right|displaystyle|boxed)(?![A-Za-z])|\\!"), ""),
+    (
+        re.compile(
+            r"\*\*|__|`|\\(?:left|right|displaystyle|boxed|[lL]arge|[hH]uge)(?![A-Za-z])|\\!"
+        ),
+        "",
+    ),
+    (re.compile(r"\\\\(?![A-Za-z])|\\(?:pounds|euro)(?![A-Za-z])"), " "),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\[,;: ]|~"), _THIN),
     (re.compile(r"\\(?:q?quad|implies|Rightarrow|therefore|approx)(?![A-Za-z])|[≈⇒→∴]"), " "),
