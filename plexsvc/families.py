@@ -32,6 +32,9 @@ MODEL_FILES: Final = (
 )
 """The files of a model directory that a client may fetch: the tokenizer's, never weights."""
 
+MAX_PROBLEMS: Final = 32
+"""Keys that a refusal names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -314,6 +317,8 @@ def check(table: Config, *, backend: str, directory: object) -> None:
             remedy=_elsewhere(table, backend=backend),
         )
     problems = list(_problems(table, rules, architecture=family.architecture))
+    if len(problems) > MAX_PROBLEMS:
+        problems[MAX_PROBLEMS:] = [f"and {len(problems) - MAX_PROBLEMS} more"]
     if problems:
         raise unknown_model(
             directory,
@@ -331,7 +336,7 @@ def _problems(table: Config, rules: Mapping[str, Rule], *, architecture: str) ->
         if key in INERT or key == "architectures":
             continue
         if key not in rules:
-            yield f"{key} = {_shown(value)}, which no test covers"
+            yield f"{key[:100]} = {_shown(value)}, which no test covers"
         elif not rules[key].fits(value):
             yield f"{key} = {_shown(value)}, it may be {rules[key].text}"
     yield from _contradictions(table)
@@ -368,5 +373,7 @@ def _fits(table: Config, backend: str) -> bool:
 
 
 def _shown(value: object, *, most: int = 100) -> str:
-    text = "an object" if isinstance(value, dict) and len(value) > 8 else repr(value)
+    if isinstance(value, dict | list) and len(value) > 8:
+        return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
+    text = repr(value[:most] if isinstance(value, str) else value)
     return text if len(text) <= most else text[: most - 3] + "..."

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoConfig
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.families import FAMILIES, check
+from plexsvc.families import FAMILIES, check, read
 from tests.rigs.model_families import BOTH, FSDP, LLAMA3, config_of
 
 BACKENDS = ("fsdp", "megatron")
@@ -191,3 +193,14 @@ def test_a_backend_that_fits_is_named() -> None:
         check(config_of(FSDP["gemma2"]), backend="megatron", directory="/m")
     with pytest.raises(PlexError, match="use another model"):
         check(config_of({"model_type": "gpt2"}), backend="megatron", directory="/m")
+
+
+def test_a_refusal_is_short_whatever_the_configuration(tmp_path: Path) -> None:
+    nested: object = 0
+    for _ in range(900):
+        nested = [nested, "x" * 100]
+    table = {f"key-{i}" + "k" * 200: ["x"] * 20 for i in range(2000)} | {"deep": nested}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **table}))
+    with pytest.raises(PlexError, match="and 1969 more") as refused:
+        check(read(tmp_path), backend="fsdp", directory=tmp_path)
+    assert len(refused.value.message) < 16_000
