@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
@@ -233,3 +235,15 @@ def test_a_config_that_is_no_file_is_an_unknown_model(model: Path) -> None:
     (model / "config.json").symlink_to("/dev/zero")
     with pytest.raises(PlexError, match="no regular file"):
         check_model(spec(), model)
+
+
+def test_shapes_are_compared_where_they_are_known_to_be_right(model: Path) -> None:
+    place = Place(path=model, root=model.parent)
+    save_file({"model.norm.weight": np.zeros(4, "float32")}, model / "model.safetensors")
+    with pytest.raises(PlexError, match=r"'model\.norm\.weight' has shape \(4,\)"):
+        check_weights(place, {"model_type": "qwen3", "hidden_size": 8}, backend="vllm")
+    for table in (
+        {"model_type": "deepseek_v3"},
+        {"model_type": "qwen3", "quantization_config": {}},
+    ):
+        check_weights(place, {**table, "hidden_size": 8}, backend="vllm")
