@@ -10,12 +10,14 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import reward_pb2 as pb
+from plexsvc.ids import TenantId
 from plexsvc.reward.record import BatchRecord
 from tests.process.reward.test_main import CALL_S, asked, served, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 MIB = 1 << 20
+ACME = TenantId("acme")
 
 
 def stage(name: str, command: str, *, count: int = 1) -> pb.ProgramStage:
@@ -80,8 +82,8 @@ async def test_bulky_files_that_wait_lie_on_disk_and_not_in_memory(short: Path) 
         await until(lambda: spilled(short) >= waiting * 16 * MIB)
         (record,) = live.proxy.records.values()
         assert held(record) == 0
-        assert live.proxy.rooms["acme"].nbytes < MIB
-        assert live.proxy.rooms["acme"].spilled_bytes >= waiting * 16 * MIB
+        assert live.proxy.rooms[ACME].nbytes < MIB
+        assert live.proxy.rooms[ACME].spilled_bytes >= waiting * 16 * MIB
         assert rss_bytes() - before < waiting // 2 * 16 * MIB
         reading.cancel()
         call.cancel()
@@ -100,7 +102,7 @@ async def test_a_tenant_at_its_bound_of_files_gets_errors_that_name_it_and_other
         assert one[0].verdict == "error"
         assert "reward.max_spilled_bytes" in one[0].detail
         assert (other[0].verdict, other[0].score) == ("scored", 1)
-        assert live.proxy.rooms["acme"].spilled_bytes == 0
+        assert live.proxy.rooms[ACME].spilled_bytes == 0
 
 
 async def test_a_full_disk_costs_the_sample_that_filled_it(short: Path) -> None:
@@ -122,7 +124,7 @@ async def test_files_of_an_answer_lie_on_disk_until_its_batch_is_dropped(short: 
         found = await live.score(request)
         assert len(found[0].files["result.json"]) > MIB
         assert spilled(short) > MIB
-        assert live.proxy.rooms["acme"].nbytes < 64 << 10
+        assert live.proxy.rooms[ACME].nbytes < 64 << 10
         assert await live.score(request) == found, "it is answered from the record"
         await until(lambda: not live.proxy.records)
         await until(lambda: not spilled(short))
@@ -137,7 +139,7 @@ async def test_output_beyond_the_bound_is_left_out_and_the_score_stays(short: Pa
         assert [reply.score for reply in found.values()] == [1, 1]
         assert outputs[0] == "left out: its tenant's answers fill reward.max_bytes"
         assert len(outputs[1]) > 4000
-        assert live.proxy.rooms["acme"].nbytes <= 6000
+        assert live.proxy.rooms[ACME].nbytes <= 6000
 
 
 async def test_settings_and_programs_in_use_are_counted(short: Path) -> None:

@@ -224,15 +224,16 @@ async def test_an_odd_model_is_refused_before_the_scheduler_hears_and_costs_no_d
     whole = make_qwen3(tmp_path / "whole", seed=0)
     config = RouterConfig(tokens={TOKEN: TENANT}, model_roots=(tmp_path,))
     async with start_rig(config=config) as rig:
+        request = pb.CreateDeploymentRequest(
+            deployment_id="job-1/odd",
+            job_id=JOB,
+            name="odd",
+            spec=pb.DeploymentSpec(role="actor", backend="fsdp"),
+        )
         for number, (name, make) in enumerate(ODD_MODELS.items()):
             model = Path(shutil.copytree(whole, tmp_path / f"odd-{number}"))
             make(model)
-            request = pb.CreateDeploymentRequest(
-                deployment_id="job-1/odd",
-                job_id=JOB,
-                name="odd",
-                spec=pb.DeploymentSpec(role="actor", backend="fsdp", model=model.name),
-            )
+            request.spec.model = model.name
             call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=60)
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 print(name, await call)  # what is not refused is seen  # noqa: T201
@@ -249,7 +250,8 @@ async def test_an_odd_model_is_refused_before_the_scheduler_hears_and_costs_no_d
 async def test_a_checkpoint_has_a_name_that_is_shown(rig: Rig) -> None:
     for kind in ("save", "load", "export"):
         for name in ("\n", "step\n1", "\x1b[2J", " "):
-            operation = rig.client.operation(**{kind: {"path": name}})
+            operation = rig.client.operation()
+            getattr(operation, kind).path = name
             refused = (await rig.client.submit(operation)).error
             assert refused.code == ErrorCode.BAD_REQUEST
             assert "control characters" in refused.message, (kind, name, refused.message)

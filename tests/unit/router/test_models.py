@@ -201,8 +201,10 @@ def test_engines_on_training_devices_serve_a_rollout_of_their_model(
 
 
 def test_degrees_that_no_backend_has_are_refused_from_the_request_alone() -> None:
-    for degree in ("cp", "ep"):
-        parallel = common_pb2.Parallel(**{degree: 2})
+    for degree, parallel in (
+        ("cp", common_pb2.Parallel(cp=2)),
+        ("ep", common_pb2.Parallel(ep=2)),
+    ):
         with pytest.raises(PlexError, match=f"parallel {degree}=2; it splits over"):
             check_spec(spec(parallel=parallel))
 
