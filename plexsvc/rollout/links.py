@@ -17,13 +17,16 @@ from plexclient.wire.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from plexsvc.errors import PlexError
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, VersionId, new_operation_id
 from plexsvc.log import Log
 from plexsvc.rollout.core.pool import Wanted
 from plexsvc.rpc.errors import error_from
 
 log = Log(__name__)
+
+AWAY: Final = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.OPERATION_TIMEOUT, ErrorCode.INTERNAL})
+"""What a call to a manager that is away, or starts, ends with: it is made again."""
 
 CALL_S: Final = 30.0
 """Deadline of calls that do no work on tokens or weights."""
@@ -40,7 +43,11 @@ class ManagerLink:
     """Its jobs, and the deployments of each."""
     incarnation: int = 0
     has_beaten: bool = False
+    """Since it was looked at last."""
+    is_up: bool = False
+    """Whether its process has beaten at all; one that starts has longer for its first beat."""
     silent_looks: int = 0
+    """In a row, since its process began or beat."""
 
     @property
     def worker(self) -> worker_pb2_grpc.WorkerAsyncStub:
@@ -65,6 +72,8 @@ class LedDeployment:
     """Of its dedicated instances."""
     others: dict[str, str] = field(default_factory=dict)
     """Addresses of the others, and the kind of each."""
+    leaving: dict[str, dict[str, str | bool]] = field(default_factory=dict)
+    """Instances that are to go, and how: what the manager has not been told of yet."""
     fence: common_pb2.Fence = field(default_factory=common_pb2.Fence)
     """Of the newest order that runs alone: instances refuse older ones."""
     pulled: worker_pb2.ExecuteRequest | None = None
@@ -95,12 +104,14 @@ class LedDeployment:
 
     async def drain(self, address: str) -> None:
         """Have an instance's samples go on elsewhere, and let it go then."""
-        await self._tell(address, drains=True)
+        self.leaving[address] = {"drains": True}
+        await self.tell_again()
 
     async def drop(self, address: str, *, because: str) -> None:
         """Forget an instance whose process has ended."""
         self.others.pop(address, None)
-        await self._tell(address, ended=because)
+        self.leaving[address] = {"ended": because}
+        await self.tell_again()
 
     async def change(self, address: str, **change: str | int | bool) -> None:
         """Take an instance, or let one go.
@@ -120,12 +131,18 @@ class LedDeployment:
         except grpc.aio.AioRpcError as error:
             raise error_from(error) from error
 
-    async def _tell(self, address: str, **change: str | int | bool) -> None:
-        """Let an instance go; a manager that is not there finds it gone by itself."""
-        try:
-            await self.change(address, **change)
-        except PlexError as error:
-            log.warning("manager not told of an instance", address=address, error=error)
+    async def tell_again(self) -> None:
+        """Tell the manager of instances that are to go; those it is not told of stay noted."""
+        for address, change in list(self.leaving.items()):
+            try:
+                await self.change(address, **change)
+            except PlexError as error:
+                if error.code in AWAY:
+                    log.warning("manager not told of an instance yet", address=address, error=error)
+                    return
+                log.warning("manager refused to let an instance go", address=address, error=error)
+            if self.leaving.get(address) is change:
+                del self.leaving[address]
 
 
 async def cancel(link: ManagerLink, request: worker_pb2.CancelRequest) -> None:

@@ -58,6 +58,9 @@ LOOK_US: Final = 1_000_000
 SILENT_LOOKS: Final = 15
 """Looks in a row that find no beat before a manager is killed."""
 
+START_LOOKS: Final = 120
+"""The same before its first beat: a process that starts on a busy machine is not silent."""
+
 RETRY_US: Final = 100_000
 """Pause before a call to a manager that is not there, or not told yet, is made again."""
 
@@ -96,6 +99,7 @@ class Managers(Pools):
         self._report_left: Left | None = None
         self._report_turns: Turned | None = None
         self._group: asyncio.TaskGroup | None = None
+        self._telling: set[str] = set()
         super().__init__(clock=clock, directory=directory, fleet_of=self._deployments.get)
 
     async def run(self) -> None:
@@ -109,6 +113,9 @@ class Managers(Pools):
                     await self._clock.sleep(LOOK_US)
                     for link in self._links:
                         _look(link)
+                    for deployment in self._deployments.values():
+                        if deployment.leaving and deployment.link.is_up:
+                            self._group.create_task(self._tell_again(deployment))
         finally:
             for link in self._links:
                 await link.channel.close()
@@ -360,7 +367,7 @@ class Managers(Pools):
         while True:
             try:
                 async for news in link.manager.Follow(rollout_pb2.FollowRequest()):
-                    link.has_beaten = True
+                    link.has_beaten = link.is_up = True
                     if news.incarnation != link.incarnation:
                         self._begin(link, incarnation=news.incarnation)
                     if news.HasField("gone"):
@@ -373,6 +380,8 @@ class Managers(Pools):
             except grpc.aio.AioRpcError as error:
                 if error.code() not in GONE:
                     log.error("manager cannot be followed", error=error)  # noqa: TRY400 - no bug
+            if link.is_up:  # its process has ended: the next one's silence begins now
+                link.is_up, link.silent_looks = False, 0
             await self._clock.sleep(RETRY_US)
 
     def _begin(self, link: ManagerLink, *, incarnation: int) -> None:
@@ -398,10 +407,20 @@ class Managers(Pools):
             else:
                 if not reply.result.HasField("error"):
                     await self._restore_others(deployment)
+                    await deployment.tell_again()
                     return
                 because = from_wire(reply.result.error)
                 log.warning("rollout deployment not restored yet", error=because)
             await self._clock.sleep(RETRY_US)
+
+    async def _tell_again(self, deployment: LedDeployment) -> None:
+        """Tell a manager what it was not told while it was away, one task at a time."""
+        if deployment.deployment_id not in self._telling:
+            self._telling.add(deployment.deployment_id)
+            try:
+                await deployment.tell_again()
+            finally:
+                self._telling.discard(deployment.deployment_id)
 
     async def _restore_others(self, deployment: LedDeployment) -> None:
         for address, kind in list(deployment.others.items()):
@@ -424,9 +443,9 @@ def _look(link: ManagerLink) -> None:
     """Kill a manager that was silent for too long."""
     link.silent_looks = 0 if link.has_beaten else link.silent_looks + 1
     link.has_beaten = False
-    if link.silent_looks >= SILENT_LOOKS:
+    if link.silent_looks >= (SILENT_LOOKS if link.is_up else START_LOOKS):
         log.error("rollout manager hangs and is killed", address=link.address)
-        link.silent_looks = 0
+        link.is_up, link.silent_looks = False, 0
         link.kill()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import mmap
+import subprocess
+import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -347,3 +349,23 @@ def reference(
             logits = network(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
         logprobs = torch.log_softmax(logits / temperature, dim=-1)
         return logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].numpy()
+
+
+ASK_SCHEDULING = """
+import sys
+from pathlib import Path
+from plexsvc.rollout.engines.vllm.core import VllmConfig, arguments_of
+from vllm import AsyncEngineArgs
+config = VllmConfig(
+    model=Path(sys.argv[1]), dtype="", max_model_len=64, kv_cache_bytes=1 << 26, max_num_seqs=4
+)
+assert arguments_of(config)["async_scheduling"] is False  # else vLLM decides by the platform
+made = AsyncEngineArgs(skip_tokenizer_init=True, **arguments_of(config)).create_engine_config()
+print("async_scheduling is", made.scheduler_config.async_scheduling)
+"""
+
+
+def test_no_batch_is_scheduled_while_another_runs(models: tuple[Path, Path]) -> None:
+    asked = [sys.executable, "-c", ASK_SCHEDULING, str(models[0])]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=100)
+    assert "async_scheduling is False" in done.stdout

@@ -1,0 +1,113 @@
+"""What a manager is told of its deployments: again until it has it, and by its successor too."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+
+from plexclient.wire.v1 import rollout_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.links import LedDeployment, ManagerLink
+from plexsvc.rollout.managers import SILENT_LOOKS, START_LOOKS, _look
+
+ADDRESS = "unix:i0"
+
+
+class FakeManager:
+    """A manager that is away now and then; keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.refuses = False
+        self.told: list[str] = []
+
+    async def ChangeInstance(  # noqa: N802 - the wire's name
+        self,
+        request: rollout_pb2.ChangeInstanceRequest,
+        timeout: float,  # noqa: ASYNC109 - the stub's
+    ) -> rollout_pb2.ChangeInstanceReply:
+        assert timeout > 0
+        if self.refuses:
+            raise PlexError(ErrorCode.NOT_FOUND, "no such instance")
+        if self.is_away:
+            empty = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, empty, empty, "no")
+        self.told.append(str(request.WhichOneof("change")))
+        return rollout_pb2.ChangeInstanceReply()
+
+
+class FakeLink:
+    """A link to a `FakeManager`."""
+
+    def __init__(self) -> None:
+        self.manager = FakeManager()
+
+
+@pytest.fixture
+def link() -> FakeLink:
+    return FakeLink()
+
+
+def led(link: FakeLink) -> LedDeployment:
+    return LedDeployment("job/rollout", "job", cast("ManagerLink", link))
+
+
+async def test_a_drain_that_meets_a_manager_that_is_away_is_ordered_again(link: FakeLink) -> None:
+    deployment = led(link)
+    link.manager.is_away = True
+    await deployment.drain(ADDRESS)
+    assert deployment.leaving == {ADDRESS: {"drains": True}}
+    await deployment.tell_again()
+    link.manager.is_away = False
+    await deployment.tell_again()
+    assert link.manager.told == ["drains"]
+    assert deployment.leaving == {}
+
+
+async def test_an_end_takes_the_place_of_a_drain_that_was_not_told(link: FakeLink) -> None:
+    deployment = led(link)
+    await deployment.add(ADDRESS, kind="spot")
+    link.manager.is_away = True
+    await deployment.drain(ADDRESS)
+    await deployment.drop(ADDRESS, because="its process ended")
+    link.manager.is_away = False
+    await deployment.tell_again()
+    assert link.manager.told == ["joins_as", "ended"]
+    assert deployment.others == {}
+
+
+async def test_what_a_manager_refuses_is_not_ordered_for_ever(link: FakeLink) -> None:
+    deployment = led(link)
+    link.manager.refuses = True
+    await deployment.drain(ADDRESS)
+    assert deployment.leaving == {}
+
+
+def starting(kills: list[int]) -> Any:  # noqa: ANN401 - a link without a channel
+    return ManagerLink("unix:m", cast("Any", None), lambda: kills.append(1))
+
+
+def test_a_manager_that_starts_is_given_longer_than_one_that_falls_silent() -> None:
+    kills: list[int] = []
+    link = starting(kills)
+    for _ in range(START_LOOKS - 1):
+        _look(link)
+    assert kills == []
+    link.has_beaten = link.is_up = True
+    _look(link)
+    for _ in range(SILENT_LOOKS - 1):
+        _look(link)
+    assert kills == []
+    _look(link)
+    assert kills == [1]
+
+
+def test_a_manager_that_never_beats_is_killed_in_the_end() -> None:
+    kills: list[int] = []
+    link = starting(kills)
+    for _ in range(START_LOOKS):
+        _look(link)
+    assert kills == [1]
