@@ -75,6 +75,14 @@ def reads(held: Iterable[Slice], source: TensorSource, *, prefix: str = "") -> l
     return found
 
 
+def has_masters(source: TensorSource) -> bool:
+    """Return whether an optimizer's state has float32 masters: weights of more bits than saved.
+
+    They become the masters of a deployment in less than float32, and the parameters of another.
+    """
+    return any(name.startswith("master/") for name in source.names)
+
+
 def copy(planned: Iterable[Read]) -> None:
     """Fill the memory of all that was planned."""
     import torch  # noqa: PLC0415 - keeps this module importable without it

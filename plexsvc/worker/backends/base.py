@@ -183,7 +183,8 @@ class Backend(Protocol):
     def moments_from(self, moments: TensorSource) -> list[Read]:
         """Return what overwrites the optimizer's moments, once `moments` has all of it.
 
-        Names are `exp_avg/<name>` and `exp_avg_sq/<name>`.
+        Names are `exp_avg/<name>`, `exp_avg_sq/<name>` and, where there are any, `master/<name>`:
+        they overwrite the masters, or the parameters that are their own masters.
 
         Raises:
             PlexError: as `TensorSource.check`.

@@ -45,7 +45,14 @@ from plexsvc.worker.backends.packed import (
 )
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.process_group import join
-from plexsvc.worker.sources import Read, TensorSource, check_finite, copy, reads
+from plexsvc.worker.sources import (
+    Read,
+    TensorSource,
+    check_finite,
+    copy,
+    has_masters,
+    reads,
+)
 
 ATTENTION: Final = "plex_packed"
 VALUE_HEAD: Final = "value_head.weight"
@@ -246,9 +253,11 @@ class FsdpBackend:
         return reads(wanted, weights)
 
     def moments_from(self, moments: TensorSource) -> list[Read]:
-        """Return the reads of this rank's shards of both moments."""
+        """Return the reads of this rank's shards of both moments, and of masters if there are."""
         found: list[Read] = []
-        for kind, slices in self._moments.items():
+        shards = zip(self._layout.held, self._params, strict=True)
+        masters = [held.slice_of(param) for held, param in shards] if has_masters(moments) else []
+        for kind, slices in {**self._moments, "master": masters}.items():
             held = [item for item in slices if item.view.numel()]
             found += reads(held, moments, prefix=f"{kind}/")
         return found

@@ -183,16 +183,7 @@ def test_saved_state_continues_in_another_group_bit_for_bit(
     first = start_group(**settings)
     run(first, 1, "forward_backward", random_batch(1), split, loss="ppo")
     run(first, 2, "step")
-    held = first.ask("held")
-    save_file(assemble(held, "param"), tmp_path / "model.safetensors")
-    moments = {
-        f"{kind}/{tensor}": values
-        for kind in ("exp_avg", "exp_avg_sq", "master")
-        for tensor, values in assemble(held, kind).items()
-    }
-    save_file(moments, tmp_path / "optimizer.safetensors")
-    (tmp_path / "plex_state.json").write_text('{"scalars": {"adam_step": 1}}')
-    checkpoints.seal(tmp_path, {})
+    save(first, tmp_path)
 
     second = start_group(**settings)
     run(second, 1, "load", path=str(tmp_path), root=str(tmp_path), optimizer=True)
@@ -202,6 +193,43 @@ def test_saved_state_continues_in_another_group_bit_for_bit(
     for kind in ("param", "exp_avg", "exp_avg_sq"):
         wanted, found = (assemble(g.ask("held"), kind) for g in (first, second))
         assert all(np.array_equal(found[tensor], wanted[tensor]) for tensor in wanted)
+
+
+def save(group: Group, directory: Path) -> None:
+    """Write a checkpoint of a group that made one step."""
+    held = group.ask("held")
+    save_file(assemble(held, "param"), directory / "model.safetensors")
+    moments = {
+        f"{kind}/{tensor}": values
+        for kind in ("exp_avg", "exp_avg_sq", "master")
+        for tensor, values in assemble(held, kind).items()
+    }
+    save_file(moments, directory / "optimizer.safetensors")
+    (directory / "plex_state.json").write_text('{"scalars": {"adam_step": 1}}')
+    checkpoints.seal(directory, {})
+
+
+@pytest.mark.parametrize("by", ["megatron-tp2", "megatron-pp2", "fsdp-one-rank", "fsdp-dp2"])
+def test_masters_travel_through_float32_and_back(
+    start_group: StartGroup, by: str, tmp_path: Path
+) -> None:
+    half = start_group(dtype="bfloat16")
+    run(half, 1, "forward_backward", random_batch(1), ONE, loss="ppo")
+    run(half, 2, "step")
+    masters = assemble(half.ask("held"), "master")
+    assert any((values != rounded(values)).any() for values in masters.values())
+    whole, again = start_group(**GROUPS[by][0]), start_group(dtype="bfloat16")
+    for number, (source, target) in enumerate(((half, whole), (whole, again))):
+        place = tmp_path / str(number)
+        place.mkdir()
+        save(source, place)
+        run(target, 1, "load", path=str(place), root=str(place), optimizer=True)
+    params = assemble(whole.ask("held"), "param")
+    assert params.keys() == masters.keys()
+    assert all(np.array_equal(params[tensor], masters[tensor]) for tensor in masters)
+    assert state(again) == [
+        {**regions, "grads": state(again)[0]["grads"]} for regions in state(half)
+    ]
 
 
 @pytest.mark.parametrize("name", TRAINING)

@@ -30,7 +30,14 @@ from plexsvc.worker.backends.base import (
 from plexsvc.worker.backends.megatron import mapping, model, passes, state
 from plexsvc.worker.canonical import Slice, piece, slices
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.sources import Read, TensorSource, check_finite, copy, reads
+from plexsvc.worker.sources import (
+    Read,
+    TensorSource,
+    check_finite,
+    copy,
+    has_masters,
+    reads,
+)
 
 DTYPES: Final = {"": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 STEP_SCALAR: Final = "adam_step"
@@ -220,17 +227,12 @@ class MegatronBackend:
             yield from slices(param.tensor.data, param.runs)
 
     def moments_from(self, moments: TensorSource) -> list[Read]:
-        """Return the reads of the moments, and of the masters where both sides have them."""
+        """Return the reads of the moments, and of the masters where the source has them."""
+        kinds = ["exp_avg", "exp_avg_sq", *(["master"] if has_masters(moments) else ())]
         trained = self._training()
-        kinds = ["exp_avg", "exp_avg_sq"]
-        if state.MASTERS in self._memory:
-            kinds.append("master")
         found: list[Read] = []
         for kind in kinds:
-            held = trained.moments(kind)
-            if kind == "master":  # an fp32 deployment saves none; the parameters fill them
-                held = (s for s in held if moments.has(f"master/{s.key.name}"))
-            found += reads(held, moments, prefix=f"{kind}/")
+            found += reads(trained.moments(kind), moments, prefix=f"{kind}/")
         return found
 
     def scalars(self) -> Scalars:

@@ -129,7 +129,7 @@ class Trained:
         self.optimizer.zero_grad()
 
     def moments(self, kind: str) -> Iterator[Slice]:
-        """Yield the slices of `exp_avg`, `exp_avg_sq` or `master`."""
+        """Yield the slices of `exp_avg`, `exp_avg_sq` or `master`: in float32 the parameters."""
         for param in self._params:
             main = self._main[id(param.tensor)]
             tensor = main.data if kind == "master" else self._base.state[main][kind]
