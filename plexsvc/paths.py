@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -125,6 +126,31 @@ def read_json(path: Path, *, most_bytes: int) -> Any:  # noqa: ANN401 - any JSON
         raise ValueError(f"{path.name} is nested too deep") from error
 
 
+_aliases: Final[dict[str, str]] = {}
+"""Paths under which this process has directories open, and the paths that their users know."""
+
+
+def told(error: PlexError) -> PlexError:
+    """Return an error that names the paths that users know."""
+    texts = [error.message, *error.facts.values()]
+    for alias, path in tuple(_aliases.items()):  # other threads open theirs meanwhile
+        whole = re.compile(re.escape(alias) + r"(?!\d)")  # descriptor 1 is not 12
+        texts = [path.join(whole.split(text)) for text in texts]
+    return PlexError(error.code, texts[0], **dict(zip(error.facts, texts[1:], strict=True)))
+
+
+@contextlib.contextmanager
+def _known_as(alias: str, path: Path) -> Iterator[Path]:
+    """Yield an alias of `path`; errors raised inside name the path, and so does `told`."""
+    _aliases[alias] = str(path)
+    try:
+        yield Path(alias)
+    except PlexError as error:
+        raise told(error) from error
+    finally:
+        del _aliases[alias]
+
+
 @contextlib.contextmanager
 def opened_directory(place: Place, *, make: bool = False) -> Iterator[Path]:
     """Yield a path that means this directory, whatever its name leads to by now.
@@ -135,12 +161,9 @@ def opened_directory(place: Place, *, make: bool = False) -> Iterator[Path]:
         PlexError: `bad_request` when it is not there, or a link is on the way.
     """
     fd = _walk(place.root, place.path, make=make)
-    alias = f"/proc/self/fd/{fd}"
     try:
-        yield Path(alias)
-    except PlexError as error:
-        message = error.message.replace(alias, str(place.path))
-        raise PlexError(error.code, message, **error.facts) from error
+        with _known_as(f"/proc/self/fd/{fd}", place.path) as alias:
+            yield alias
     finally:
         os.close(fd)
 
@@ -210,11 +233,7 @@ def view(
             fd = open_file(Place(path=place.path / name, root=place.root))
             stack.callback(os.close, fd)
             (seen / name).symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
-        try:
-            yield seen
-        except PlexError as error:
-            message = error.message.replace(str(seen), str(place.path))
-            raise PlexError(error.code, message, **error.facts) from error
+        yield stack.enter_context(_known_as(str(seen), place.path))
 
 
 @contextlib.contextmanager

@@ -58,6 +58,11 @@ class ErrorCode(StrEnum):
     """No devices can hold this deployment, now or within `scheduler.placement_timeout_us`."""
     NO_ROOM = "no_room"
     """Device or host memory does not suffice. Free some, or try again later."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """A rank's device or host lacked memory for what an operation computes; the message has the
+    numbers. No weight changed and the deployment goes on. Use smaller `micro_batch_tokens`; where
+    gradients had changed, call `zero_grad` and repeat the window.
+    """
     STALE_FENCE = "stale_fence"
     """The caller acts under an old epoch, lease or incarnation: something newer replaced it."""
     DEPENDENCY_FAILED = "dependency_failed"
@@ -75,6 +80,10 @@ class ErrorCode(StrEnum):
     CHECKSUM_MISMATCH = "checksum_mismatch"
     """Bytes differ from their checksum: a transfer or a memory failed, or arrays were changed after
     the call. Nothing was used: try again.
+    """
+    CHECKPOINT_DAMAGED = "checkpoint_damaged"
+    """A file of a checkpoint is not what was saved; the message names it. Nothing was loaded: copy
+    the checkpoint again, or save another.
     """
     RESULT_GONE = "result_gone"
     """The result was acknowledged or dropped before. Use the answer you had."""

@@ -109,7 +109,7 @@ class Seal:
         """Compare all of a file.
 
         Raises:
-            PlexError: `checksum_mismatch`, naming the file.
+            PlexError: `checkpoint_damaged`, naming the file.
         """
         self.check(name, 0, self._sealed(name).nbytes)
 
@@ -117,7 +117,7 @@ class Seal:
         """Compare the blocks of a safetensors file in which a box of a tensor lies.
 
         Raises:
-            PlexError: `checksum_mismatch`, naming the file.
+            PlexError: `checkpoint_damaged`, naming the file.
         """
         if name not in self._spans:
             self._spans[name] = self._spans_of(name)
@@ -130,7 +130,7 @@ class Seal:
         """Compare the blocks that hold bytes `low` to `high` of a file.
 
         Raises:
-            PlexError: `checksum_mismatch`, naming the file.
+            PlexError: `checkpoint_damaged`, naming the file.
         """
         sealed = self._sealed(name)
         with self._open(name) as file:
@@ -172,7 +172,7 @@ def read_seal(directory: Path) -> Seal | None:
     """Return the seal of a checkpoint whose files are all there in full; None for a plain model.
 
     Raises:
-        PlexError: `checksum_mismatch`, naming the file that is missing, cut, or no seal.
+        PlexError: `checkpoint_damaged`, naming the file that is missing, cut, or no seal.
     """
     path = directory / SEAL
     if not path.is_file():
@@ -197,7 +197,7 @@ def check_model(directory: Path) -> None:
     """Compare all files of a model that are sealed; whoever reads them next knows no seal.
 
     Raises:
-        PlexError: `checksum_mismatch`, naming the file.
+        PlexError: `checkpoint_damaged`, naming the file.
     """
     found = read_seal(directory)
     if found is not None:
@@ -228,7 +228,7 @@ def _check_size(path: Path, sealed: Sealed) -> None:
 
 def _broken(path: Path, found: str) -> PlexError:
     text = f"checkpoint file {path} is not what was saved: {found}; nothing was loaded"
-    return PlexError(ErrorCode.CHECKSUM_MISMATCH, f"{text}, copy or save it again", path=path)
+    return PlexError(ErrorCode.CHECKPOINT_DAMAGED, f"{text}, copy or save it again", path=path)
 
 
 def _reach(wanted: TensorBox) -> tuple[int, int]:

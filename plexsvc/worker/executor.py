@@ -4,25 +4,29 @@ Theory of operation. An operation is prepared, which changes nothing; then all r
 agree that none of them refuses it; then it is run. So a refusal is the whole group's and leaves no
 trace. What raises later is recorded under the operation's number and breaks the window.
 
-In a group of several ranks an unexpected failure may leave peers waiting inside a collective, and
-one while weights are written may leave them half old, half new: the rank answers, then asks to
-exit, so that the whole group ends with a cause instead of hanging or training on.
+A rank that fails in a pass, out of memory for instance, leaves peers waiting inside a collective.
+It tells them by leaving the group, and they follow. Each builds its model anew over its memory
+regions, which hold all of the state, and all meet in a new group; every rank answers with the first
+one's cause. A step writes weights only after all ranks have what they need for it, so one that
+fails before has changed gradients alone. Where weights may be half written (in a load or a pull),
+or a peer is dead, the rank answers and asks to exit: the whole group ends with a cause.
 """
 
 from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final
+from enum import Enum, auto
+from typing import Final, Protocol
 
 import torch
 
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
+from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import RETRYABLE, ErrorCode, PlexError
 from plexsvc.log import Log
@@ -41,6 +45,7 @@ from plexsvc.worker.operations import (
     StateMemory,
     operation_seed,
 )
+from plexsvc.worker.shortage import out_of_memory
 
 log = Log(__name__)
 
@@ -49,11 +54,47 @@ LOG_TAIL_BYTES: Final = 4096
 REPLACES: Final = frozenset({"load", "pull"})
 """Operations that replace weights; one that fails while it runs leaves them half replaced."""
 
-REWRITES: Final = REPLACES | {"step"}
-"""Operations that write weights in place; a `step` refuses bad gradients before it does."""
+COMPUTED: Final = frozenset({"forward", "forward_backward", "backward", "step"})
+"""Operations that all ranks compute together before any of them writes a weight."""
 
-Agree = Callable[[PlexError | None], PlexError | None]
-"""Returns why the group refuses, the same on every rank; see `process_group.agree`."""
+
+class Stage(Enum):
+    """How far an operation came."""
+
+    AGREEING = auto()
+    """Nothing has changed."""
+    COMPUTING = auto()
+    """Gradients may have changed, weights have not."""
+    WRITING = auto()
+    """Weights may be half written."""
+
+
+class After(Enum):
+    """What becomes of a rank whose operation failed."""
+
+    GOING_ON = auto()
+    """The rank and its groups are as they were."""
+    STARTING_OVER = auto()
+    """No weight changed: the ranks leave, build the model anew over their state, and meet again."""
+    EXITING = auto()
+    """Weights may be half written, or a peer is dead."""
+
+
+class Peers(Protocol):
+    """The ranks of a group: what `process_group` has."""
+
+    def agree(self, refusal: PlexError | None) -> PlexError | None:
+        """Return why the group refuses, the same on every rank."""
+        ...
+
+    def say_why(self, error: Exception, told: PlexError) -> PlexError | None:
+        """Say why this rank leaves; return why the first did, None where a peer is dead."""
+        ...
+
+    def leave(self) -> None:
+        """Leave the group; whoever waits for this rank hears of it."""
+        ...
+
 
 CONTEXT_BYTES: Final = 640 << 20
 """A process's CUDA context, kernels and cuBLAS workspaces: by NVIDIA's documents, not measured."""
@@ -82,9 +123,9 @@ class Executor:
         backend: Backend,
         *,
         clock: Clock,
-        agree: Agree = process_group.agree,
+        peers: Peers = process_group,
     ) -> None:
-        self._agree = agree
+        self._peers = peers
         self._config = config
         self._backend = backend
         self._clock = clock
@@ -164,18 +205,63 @@ class Executor:
                 if recorded is not None:
                     return Outcome(reply=recorded)
                 with ExitStack() as held:
-                    found = self._agreed(operation, request.published, held)
-                    if isinstance(found, PlexError):
-                        is_bug = found.code is ErrorCode.INTERNAL
-                        outcome = Outcome(reply=_ended(operation, found, is_refusal=not is_bug))
-                    else:
-                        outcome = self._change(operation, found)
+                    outcome = self._run(operation, request.published, held)
                 outcome.reply.run_us = self._clock.monotonic_us() - started_us
                 self._record(operation, outcome.reply, attempt=attempt)
-            except Exception as error:  # noqa: BLE001 - peers or record failed: nobody may go on
-                outcome = Outcome(reply=self._failed(operation, error), must_exit=True)
+            except Exception as error:  # noqa: BLE001 - the record failed: nobody may go on
+                reply = _failed(operation, self._told(operation, error), log_tail=_tail(error))
+                outcome = Outcome(reply=reply, must_exit=True)
             outcome.reply.applied_seq = max(0, self.ledger.applied_seq)
             return outcome
+
+    def _run(self, operation: Operation, published: PublishedVersion, held: ExitStack) -> Outcome:
+        kind, stage = operation.WhichOneof("body"), Stage.AGREEING
+        try:
+            found = self._agreed(operation, published, held)
+            if isinstance(found, PlexError):
+                is_bug = found.code is ErrorCode.INTERNAL
+                return Outcome(reply=_ended(operation, found, is_refusal=not is_bug))
+            self.ledger.begin(operation.seq)
+            stage = Stage.COMPUTING if kind in COMPUTED else Stage.WRITING
+            self._backend.reseed(operation_seed(self._config.seed, operation.seq))
+            done = found()
+            if kind in COMPUTED:
+                self._peers.agree(None)  # applied means that all ranks say so
+            stage = Stage.WRITING if callable(done) else stage
+            answer = done() if callable(done) else done
+            result = results.to_wire(answer, operation_id=operation.operation_id)
+            digest = results.digest(answer)
+            return Outcome(reply=worker_pb2.ExecuteReply(result=result, digest=digest))
+        except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
+            told, log_tail = self._told(operation, error), _tail(error)
+            after = self._after(operation, error, stage)
+            if after is After.STARTING_OVER:
+                cause = self._peers.say_why(error, told)
+                told, after = (told, After.EXITING) if cause is None else (cause, after)
+        # The traceback is gone by now, and with it the tensors and groups that its frames held.
+        if after is After.STARTING_OVER and not self._has_started_over():
+            after = After.EXITING
+        if stage is not Stage.AGREEING:
+            self._built().broken(kind, told)
+        reply = _failed(operation, told, log_tail=log_tail)
+        return Outcome(reply=reply, must_exit=after is After.EXITING)
+
+    def _after(self, operation: Operation, error: Exception, stage: Stage) -> After:
+        is_bug, kind = not isinstance(error, PlexError), operation.WhichOneof("body")
+        if stage is not Stage.WRITING:
+            is_alike = kind == "step" and not is_bug  # all ranks see the gradients' norm
+            return After.GOING_ON if is_alike else After.STARTING_OVER
+        has_peers = self._config.world_size > 1
+        is_lost = kind in REPLACES or (is_bug and (has_peers or kind == "step"))
+        return After.EXITING if is_lost else After.GOING_ON
+
+    def _has_started_over(self) -> bool:
+        try:
+            self._built().start_over(self._peers.leave)
+        except Exception:  # noqa: BLE001 - whatever it is, this rank cannot go on
+            log.error("a rank could not start over")  # noqa: TRY400 - Log.error adds the traceback
+            return False
+        return True
 
     def _agreed(
         self, operation: Operation, published: PublishedVersion, held: ExitStack
@@ -188,29 +274,14 @@ class Executor:
             run = self._built().prepare(operation, published, held=held)
         except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
             refusal = self._told(operation, error)
-        refusal = self._agree(refusal)
+        refusal = self._peers.agree(refusal)
         if refusal is None and isinstance(run, Look):
-            refusal, run = self._agree(_looked(run)), run.run
+            refusal, run = self._peers.agree(_looked(run)), run.run
         if refusal is None:
             assert run is not None, operation
             assert not isinstance(run, Look), operation
             return run
         return refusal
-
-    def _change(self, operation: Operation, run: Run) -> Outcome:
-        self.ledger.begin(operation.seq)
-        kind = operation.WhichOneof("body")
-        try:
-            self._backend.reseed(operation_seed(self._config.seed, operation.seq))
-            answer = run()
-        except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
-            self._built().broken(kind, error)
-            is_bug = not isinstance(error, PlexError)
-            is_open = self._config.world_size > 1 or kind in REWRITES
-            must_exit = kind in REPLACES or (is_bug and is_open)
-            return Outcome(reply=self._failed(operation, error), must_exit=must_exit)
-        result = results.to_wire(answer, operation_id=operation.operation_id)
-        return Outcome(reply=worker_pb2.ExecuteReply(result=result, digest=results.digest(answer)))
 
     def _record(
         self, operation: Operation, reply: worker_pb2.ExecuteReply, *, attempt: int
@@ -223,27 +294,19 @@ class Executor:
             if operation.HasField("initialize"):
                 self.ledger.go_on_from(self._built().carried_seq)
 
-    def _failed(self, operation: Operation, error: Exception) -> worker_pb2.ExecuteReply:
-        """Return the answer of an operation that failed while it ran: it is final."""
-        told = self._told(operation, error)
-        if told.retryable:
-            is_window = operation.WhichOneof("body") in WINDOW_KINDS
-            code = ErrorCode.WINDOW_BROKEN if is_window else ErrorCode.INTERNAL
-            cure = "; call zero_grad and send the window's batches again" if is_window else ""
-            told = PlexError(code, f"failed while it ran: {told.message}{cure}", **told.facts)
-        reply = _ended(operation, told, is_refusal=False)
-        reply.log_tail = "".join(traceback.format_exception(error))[-LOG_TAIL_BYTES:]
-        return reply
-
     def _told(self, operation: Operation, error: Exception) -> PlexError:
         """Return what the caller is told of an error."""
         if isinstance(error, PlexError):
-            return error
+            return paths.told(error)
+        what = (
+            f"{operation.WhichOneof('body')} on rank {self._config.rank} of {self._config.wpg_id}"
+        )
+        if (lack := out_of_memory(error, what=what)) is not None:
+            return lack
         log.error("operation failed", operation_id=operation.operation_id)
         return PlexError(
             ErrorCode.INTERNAL,
-            f"{operation.WhichOneof('body')} failed on rank {self._config.rank} of "
-            f"{self._config.wpg_id}: {type(error).__name__}: {error}",
+            f"{what} failed: {type(error).__name__}: {error}",
             worker=f"{self._config.wpg_id}/{self._config.rank}",
         )
 
@@ -259,6 +322,24 @@ def _looked(prepared: Look) -> PlexError | None:
     except PlexError as refusal:
         return refusal
     return None
+
+
+def _failed(operation: Operation, told: PlexError, *, log_tail: str) -> worker_pb2.ExecuteReply:
+    """Return the answer of an operation that failed while it ran: it is final."""
+    code, message = told.code, told.message
+    is_window = operation.WhichOneof("body") in WINDOW_KINDS
+    if told.retryable:
+        code = ErrorCode.WINDOW_BROKEN if is_window else ErrorCode.INTERNAL
+        message = f"failed while it ran: {message}"
+    if is_window and (told.retryable or code is ErrorCode.OUT_OF_MEMORY):
+        message += "; call zero_grad and send the window's batches again"
+    reply = _ended(operation, PlexError(code, message, **told.facts), is_refusal=False)
+    reply.log_tail = log_tail
+    return reply
+
+
+def _tail(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))[-LOG_TAIL_BYTES:]
 
 
 def _ended(operation: Operation, error: PlexError, *, is_refusal: bool) -> worker_pb2.ExecuteReply:

@@ -39,8 +39,11 @@ from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.results import Answer, Room
 
 Operation = operations_pb2.Operation
-Run = Callable[[], Answer]
-"""What is left of a prepared operation: it changes the rank's state and returns the answer."""
+Write = Callable[[], Answer]
+"""Writes weights and returns the answer; an error in it leaves them half written."""
+
+Run = Callable[[], Answer | Write]
+"""What is left of a prepared operation. It writes no weight, but may return what does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Operations:
         self._backend = backend
         self._memory = memory
         self._broken_by: str | None = None
+        self._regions: dict[str, torch.Tensor] = {}
+        self._oldest = torch.ones((), requires_grad=True) * 1
         self.is_initialized = False
         self.carried_seq = 0
         """Last number applied by the WPG whose state this rank started from."""
@@ -144,6 +149,27 @@ class Operations:
         if kind in CHANGES:
             self._broken_by = f"an earlier {kind} failed ({error})"
 
+    def start_over(self, leave: Callable[[], None]) -> None:
+        """Build the model and its groups anew over the regions, which hold all of the state.
+
+        What a failed pass left in the model, in the device's memory and between the ranks is gone.
+        All ranks of the group do it, each once it has let go of the groups and called `leave`.
+
+        Raises:
+            PlexError: `unavailable` when the ranks do not meet again.
+        """
+        scalars = self._backend.scalars()
+        self._backend.leave()
+        # A backward pass that failed left nodes of its graph, and so the model, in the queue of
+        # this thread's autograd engine. It takes the newest first: the oldest comes after them.
+        self._oldest.backward(retain_graph=True)
+        leave()
+        torch.cuda.empty_cache()
+        self._backend.build()
+        if self._regions:
+            self._backend.attach(self._regions, None)
+        self._backend.restore_scalars(scalars)
+
     def _initialize(self, copies: PublishedVersion) -> Run:
         if self.is_initialized:
             raise PlexError(ErrorCode.BAD_REQUEST, f"{self._config.wpg_id} is initialized already")
@@ -183,7 +209,8 @@ class Operations:
         """Give the backend its memory and its weights."""
         regions = self._state_memory().allocate(specs)
         if specs:
-            self._backend.attach({n: region.tensor() for n, region in regions.items()}, weights)
+            self._regions = {name: region.tensor() for name, region in regions.items()}
+            self._backend.attach(self._regions, weights)
             torch.cuda.empty_cache()  # what moved into the regions must not stay beside them
 
     def _forward(self, operation: Operation, held: ExitStack) -> Run:
@@ -235,11 +262,16 @@ class Operations:
         self._check_trains("step")
         given = {field.name: value for field, value in body.ListFields()}
         hyper = replace(self._config.optimizer or AdamW(lr=0.0), **given)
-        return lambda: self._metrics({**self._backend.step(hyper), "lr": hyper.lr})
+
+        def run() -> Write:
+            apply = self._backend.plan_step(hyper)
+            return lambda: self._metrics({**apply(), "lr": hyper.lr})
+
+        return run
 
     def _clear(self) -> Run:
         self._check_trains("zero_grad")
-        return self._zero_grad
+        return lambda: self._zero_grad
 
     def _zero_grad(self) -> Answer:
         self._backend.zero_grad()
@@ -264,7 +296,7 @@ class Operations:
             self._backend.restore_scalars(scalars)
             return self._zero_grad() if self._config.has_optimizer else Answer()
 
-        return run
+        return lambda: run
 
     def _pull(self, body: operations_pb2.Pull, published: PublishedVersion, held: ExitStack) -> Run:
         if not published.holders:
@@ -281,7 +313,7 @@ class Operations:
             reads.clear()  # they hold views of the version, which the caller closes
             return Answer(weight_version=published.version)
 
-        return run
+        return lambda: run
 
     # -- helpers -------------------------------------------------------------------------------
 

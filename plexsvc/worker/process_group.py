@@ -1,14 +1,23 @@
-"""Process group of a WPG's ranks: joining it, and agreeing on what all of them refuse."""
+"""Process group of a WPG's ranks: joining it, agreeing in it, and leaving it to join anew.
+
+A rank whose operation fails cannot take part in what its peers go on to do together. It says why
+in the store where the ranks met, and leaves: that breaks the connections on which the peers wait,
+they find its cause in the store, leave too, and all meet again in a new group.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
 import fcntl
+import gc
 import importlib
 import os
 import socket
 import struct
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -22,9 +31,32 @@ from plexsvc.worker.config import WorkerConfig
 
 _SIOCGIFADDR: Final = 0x8915
 
+WATCH_S: Final = 0.5
+"""How often a rank on a GPU looks whether a peer has left: NCCL tells those who wait nothing."""
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """Where the ranks meet, and how often they have; no store for a rank alone."""
+
+    store: dist.Store | None = None
+    count: int = 0
+    left: threading.Event = field(default_factory=threading.Event)
+    """Set when this rank leaves the present group."""
+
+    @property
+    def cause_key(self) -> str:
+        """Where the first rank that leaves the present group says why."""
+        return f"cause-{self.count}"
+
+
+_meeting: Final = _Meeting()
+
 
 def join(config: WorkerConfig) -> None:
     """Initialise torch.distributed: gloo on CPU, nccl on a GPU; blocks until all ranks are there.
+
+    Joins anew after `leave`.
 
     Raises:
         PlexError: `unavailable` when the ranks do not find each other in `collective_timeout_s`.
@@ -38,14 +70,20 @@ def join(config: WorkerConfig) -> None:
         if (interface := _interface_of(host_of(config.listen))) is not None:
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ[name] = interface  # noqa: TID251 - there is no other way to tell them
+        if _meeting.store is None:
+            _meeting.store = _meeting_place(config, timeout)
+        _meeting.count += 1
+        _meeting.left = threading.Event()
         dist.init_process_group(
             backend,
-            store=_meeting_place(config, timeout),
+            store=dist.PrefixStore(f"group-{_meeting.count}", _meeting.store),
             rank=config.rank,
             world_size=config.world_size,
             timeout=timeout,
         )
-    except (RuntimeError, ValueError) as error:
+        if backend == "nccl":
+            threading.Thread(target=_watch, args=(_meeting.left,), daemon=True).start()
+    except (OSError, RuntimeError, ValueError) as error:
         raise PlexError(
             ErrorCode.UNAVAILABLE,
             f"rank {config.rank} of {config.wpg_id} did not find its {config.world_size - 1} peers "
@@ -73,9 +111,11 @@ def _meeting_place(config: WorkerConfig, timeout: dt.timedelta) -> dist.Store:
     if scheme == "file":
         return dist.FileStore(place, config.world_size)
     host, _, port = place.rpartition(":")
+    host = host.strip("[]")
     if config.rank:
         return dist.TCPStore(host, int(port), config.world_size, timeout=timeout)
-    listener = socket.create_server((host, int(port)))
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.create_server((host, int(port)), family=family)
     return dist.TCPStore(
         host,
         int(port),
@@ -90,7 +130,11 @@ def _interface_of(host: str) -> str | None:
     """Return the network interface that has an address; loopback for none; None if unknown."""
     if not host:
         return "lo"
-    wanted = socket.inet_aton(socket.gethostbyname(host))
+    family, _, _, _, (address, *_) = socket.getaddrinfo(host.strip("[]"), None)[0]
+    wanted = socket.inet_pton(family, str(address).partition("%")[0])
+    if family is socket.AF_INET6:
+        lines = (line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines())
+        return next((line[-1] for line in lines if bytes.fromhex(line[0]) == wanted), None)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no address
@@ -116,5 +160,53 @@ def agree(refusal: PlexError | None) -> PlexError | None:
     told = b"" if refusal is None else wire_errors.to_wire(refusal).SerializeToString()
     found: list[bytes] = [b""] * dist.get_world_size()
     dist.all_gather_object(found, told)
-    refusals = [wire_errors.from_wire(common_pb2.Error.FromString(one)) for one in found if one]
+    refusals = [_from_bytes(one) for one in found if one]
     return min(refusals, key=lambda one: one.retryable)
+
+
+def say_why(error: Exception, told: PlexError) -> PlexError | None:
+    """Say why this rank is about to leave its group; return the cause of the first that does.
+
+    None: this rank lost a peer that has said nothing, so that peer is dead.
+    """
+    store, key = _meeting.store, _meeting.cause_key
+    if store is None:
+        return told
+    mine = wire_errors.to_wire(told).SerializeToString().hex()
+    is_of_peer = isinstance(error, dist.DistError) or "gloo" in str(error)  # a mere RuntimeError
+    try:
+        if is_of_peer and not store.check([key]):
+            return None
+        return _from_bytes(bytes.fromhex(store.compare_set(key, "", mine).decode()))
+    except dist.DistError:
+        return None  # the peer that keeps the store is dead
+
+
+def leave() -> None:
+    """Leave the group, once nothing else refers to any of its groups; peers that wait hear of it.
+
+    gloo closes a group's connections when its last reference goes, and at no other call.
+    """
+    gc.collect()
+    _meeting.left.set()
+    if not dist.is_initialized():
+        return
+    if dist.get_backend() == "nccl":
+        dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - destroying waits for its work
+    else:
+        dist.destroy_process_group()
+    gc.collect()
+
+
+def _watch(left: threading.Event) -> None:
+    """Release this rank from what it waits for once a peer has left the group."""
+    store, key = _meeting.store, _meeting.cause_key
+    assert store is not None, "joined without a store"
+    while not left.wait(WATCH_S):
+        if store.check([key]):
+            dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - as above
+            return
+
+
+def _from_bytes(told: bytes) -> PlexError:
+    return wire_errors.from_wire(common_pb2.Error.FromString(told))

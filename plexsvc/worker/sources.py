@@ -175,7 +175,7 @@ def open_checkpoint(
 
     Raises:
         PlexError: `unknown_model` when there are none, or one cannot be read; `bad_request` for a
-            path that cannot be looked at; `checksum_mismatch` for a checkpoint that is not whole.
+            path that cannot be looked at; `checkpoint_damaged` for one that is not whole.
     """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - imported after the fork
 
@@ -211,7 +211,7 @@ def read_scalars(directory: Path) -> dict[str, int | float | str]:
 
     Raises:
         PlexError: `unknown_model` when the file is missing, or holds no whole numbers;
-            `checksum_mismatch` when it is not what was saved.
+            `checkpoint_damaged` when it is not what was saved.
     """
     path = directory / STATE_FILE
     try:

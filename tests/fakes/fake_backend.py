@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plexclient.specs import AdamW
@@ -40,6 +40,7 @@ class FakeBackend(NoopBackend):
         self.hypers: list[AdamW] = []
         self.seeds: list[int] = []
         self.failure: Exception | None = None
+        self.failure_of_writing: Exception | None = None
         self.gate: threading.Event | None = None
         self.entered = threading.Event()
 
@@ -65,13 +66,18 @@ class FakeBackend(NoopBackend):
         sums = {name: float(v) for name, v in loss(outputs[0], batch[0].arrays).sums.items()}
         return PassResult(outputs=outputs if keep_outputs else (), sums=sums)
 
-    def step(self, hyper: AdamW) -> dict[str, float]:
+    def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
         self.calls.append("step")
         self.hypers.append(hyper)
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
-        return super().step(hyper)
+        return super().plan_step(hyper)
+
+    def _step(self) -> dict[str, float]:
+        if self.failure_of_writing is not None:
+            raise self.failure_of_writing
+        return super()._step()
 
 
 class Rank:

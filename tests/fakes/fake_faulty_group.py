@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,7 @@ from plexsvc.worker import sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, Shard, TokenLoss
 from plexsvc.worker.backends.noop import NoopBackend
 from plexsvc.worker.canonical import Slice, piece
-from plexsvc.worker.executor import Executor, Outcome
+from plexsvc.worker.executor import Executor, Outcome, Peers
 from plexsvc.worker.ledger import Ledger
 from plexsvc.worker.operations import StateMemory
 from tests.fakes.fake_backend import CountingClock
@@ -32,38 +32,70 @@ from tests.fakes.fake_state_client import FakeStateClient
 from tests.rigs.faults import Faults, FaultyProxy
 from tests.rigs.worker_batches import operation, plan, random_batch
 
+LOST = "a peer has left"
 LONG = (20_000,)
 """Lengths of a batch whose answer is staged."""
 
 
 class FakeMeeting:
-    """Ranks in one process: a collective ends when all are in it, or fails when one has left."""
+    """Ranks in one process: a collective ends when all are in it, or fails when one has left.
+
+    A rank whose operation has ended is gone; one that left the group may join the next.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._changed = threading.Condition()
-        self._waiting = self._round = 0
-        self._has_left = False
+        self._waiting = self._round = self._joining = self._group = 0
+        self._is_over = self._is_broken = False
+        self._cause: PlexError | None = None
         self._refusals: list[PlexError] = []
 
     def open(self) -> None:
-        self._waiting, self._has_left = 0, False
+        self._waiting = self._joining = 0
+        self._is_over = self._is_broken = False
+        self._cause = None
         self._refusals.clear()
+
+    def end(self) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def say_why(self, error: Exception, told: PlexError) -> PlexError | None:
+        with self._changed:
+            if str(error) == LOST and self._cause is None:
+                return None
+            self._cause = self._cause or told
+            return self._cause
 
     def leave(self) -> None:
         with self._changed:
-            self._has_left = True
+            self._is_broken = True
             self._changed.notify_all()
+
+    def join(self) -> None:
+        with self._changed:
+            now, self._joining = self._group, self._joining + 1
+            if self._joining == self._size:
+                self.open()
+                self._group += 1
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._group != now or self._is_over, timeout=20)
+            if self._group == now:
+                raise RuntimeError(LOST)
 
     def meet(self) -> None:
         with self._changed:
             now, self._waiting = self._round, self._waiting + 1
-            if self._waiting == self._size:
+            if self._waiting == self._size and not self._is_broken:
                 self._round, self._waiting = now + 1, 0
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._round != now or self._has_left, timeout=20)
+            self._changed.wait_for(
+                lambda: self._round != now or self._is_over or self._is_broken, timeout=20
+            )
             if self._round == now:
-                raise RuntimeError("a peer has left")
+                raise RuntimeError(LOST)
 
     def agree(self, refusal: PlexError | None) -> PlexError | None:
         if refusal is not None:
@@ -78,11 +110,20 @@ class FakeModel(NoopBackend):
     def __init__(self, config: worker_config.WorkerConfig, meeting: FakeMeeting) -> None:
         super().__init__(config)
         self.meeting = meeting
+        self._has_left = False
         self.params, self.moments, self.grads = torch.ones(4), torch.ones(4), torch.zeros(4)
 
     @property
     def shard(self) -> Shard:
         return Shard(dp_rank=0, dp_size=1, owns_results=self._config.rank == 0)
+
+    def leave(self) -> None:
+        self._has_left = True
+
+    def build(self) -> None:
+        if self._has_left:
+            self._has_left = False
+            self.meeting.join()
 
     def state(self) -> list[float]:
         return torch.cat([self.params, self.moments, self.grads]).tolist()
@@ -105,12 +146,17 @@ class FakeModel(NoopBackend):
             batch, loss=loss, temperature=temperature, keep_outputs=keep_outputs
         )
 
-    def step(self, hyper: AdamW) -> dict[str, float]:
+    def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
         self.meeting.meet()
-        self.params -= hyper.lr * self.grads
-        self.moments += self.grads
-        self.zero_grad()
-        return super().step(hyper)
+        count = super().plan_step(hyper)
+
+        def apply() -> dict[str, float]:
+            self.params -= hyper.lr * self.grads
+            self.moments += self.grads
+            self.zero_grad()
+            return count()
+
+        return apply
 
     def zero_grad(self) -> None:
         self.grads.zero_()
@@ -151,7 +197,7 @@ class FaultyGroup:
                 config,
                 cast("Backend", FaultyProxy(model, faults)),
                 clock=CountingClock(),
-                agree=functools.partial(faults.around, "agree", self.meeting.agree),
+                peers=cast("Peers", FaultyProxy(self.meeting, faults)),
             )
             client = FakeStateClient(executor)
             client.versions["job/source", 5] = published_weights()
@@ -190,7 +236,7 @@ class FaultyGroup:
             try:  # ranks are processes: each reads a message of its own
                 return one.execute(worker_pb2.ExecuteRequest.FromString(sent))
             finally:
-                self.meeting.leave()
+                self.meeting.end()
 
         return list(self.pool.map(execute, self.executors, timeout=20))
 

@@ -28,6 +28,7 @@ from plexsvc.worker.config import parse
 from plexsvc.worker.executor import Executor
 from plexsvc.worker.operations import StateMemory
 from tests.fakes.fake_state_client import FakeStateClient
+from tests.rigs.scarcity import Allocations
 
 ANSWER_S = 90.0
 """Longest wait for one command of one group."""
@@ -261,14 +262,26 @@ class _Rank:
         self.executor = Executor(parsed, self.backend, clock=SystemClock())
         self.client = FakeStateClient(self.executor)
         self.executor.build(cast("StateMemory", self.client))  # its regions are fakes too
+        self.fails_at: int | None = None
+        self.allocated = 0
 
     def execute(self, operation: bytes, published: bytes) -> bytes:
         request = worker_pb2.ExecuteRequest(
             operation=operations_pb2.Operation.FromString(operation),
             published=statemanager_pb2.PublishedVersion.FromString(published),
         )
-        outcome = self.executor.execute(request)
+        with Allocations(fails_at=self.fails_at) as made:
+            outcome = self.executor.execute(request)
+        self.fails_at, self.allocated = None, made.count
         return outcome.reply.SerializeToString()
+
+    def allocations(self) -> int:
+        """Return how often the last operation allocated memory."""
+        return self.allocated
+
+    def run_out(self, rank: int, at: int) -> None:
+        """Let one rank's next operation find no memory at its allocation number `at`."""
+        self.fails_at = at if rank == self.rank else None
 
     def park(self) -> dict[str, int]:
         return self.client.park()

@@ -3,7 +3,8 @@
 Life of a backend: `build` (host memory only) → `attach` (its tensors move into the rank's regions
 and the model's weights are read) → any number of passes and steps. Between operations the regions
 may be taken away and brought back at the same addresses, so a backend keeps nothing of a job's
-state outside its regions but the `scalars`. Everything is called on one thread.
+state outside its regions but the `scalars`. Everything is called on one thread. When a pass
+or a step fails, `leave`, `build` and `attach` without weights begin anew over the same regions.
 """
 
 # T = packed tokens of a micro-batch, B = sequences in it.
@@ -131,8 +132,15 @@ class Backend(Protocol):
         """Return the device memory this rank needs for its whole life; known after `build`."""
         ...
 
-    def attach(self, memory: Mapping[str, torch.Tensor], weights: TensorSource) -> None:
-        """Move every state tensor into `memory` (zeroed uint8 regions) and read `weights`."""
+    def attach(self, memory: Mapping[str, torch.Tensor], weights: TensorSource | None) -> None:
+        """Move every state tensor into `memory` (zeroed uint8 regions) and read `weights`.
+
+        None: `memory` holds the state, of which no byte changes.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Let go of the model and of every group of ranks; only `build` may follow."""
         ...
 
     def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
@@ -158,11 +166,14 @@ class Backend(Protocol):
         """Accumulate the gradients of `loss`, summed over `batch` and data-parallel ranks."""
         ...
 
-    def step(self, hyper: AdamW) -> dict[str, float]:
-        """Apply and clear the gradients; return metrics (`grad_norm`, `steps`).
+    def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
+        """Reduce and clip the gradients; return what applies and clears them, and gives metrics.
+
+        All that can fail is done here: what is returned allocates nothing, waits for no rank, and
+        may be called once all ranks have theirs. Metrics are `grad_norm` and `steps`.
 
         Raises:
-            PlexError: `window_broken` when the gradients are not finite; parameters are unchanged.
+            PlexError: `window_broken` when the gradients are not finite, on all ranks alike.
         """
         ...
 

@@ -8,7 +8,8 @@ own shards, which lie in the rank's regions (see `fsdp_state`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
@@ -24,8 +25,9 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
-from plexsvc.worker import canonical
+from plexsvc.worker import canonical, process_group
 from plexsvc.worker.backends import fsdp_state
+from plexsvc.worker.backends.adamw import Trained, Update
 from plexsvc.worker.backends.base import (
     LossTerms,
     MicroBatch,
@@ -44,7 +46,6 @@ from plexsvc.worker.backends.packed import (
     packing_of,
 )
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.process_group import join
 from plexsvc.worker.sources import (
     Read,
     TensorSource,
@@ -75,6 +76,7 @@ class FsdpBackend:
         self._grads: list[Tensor] = []
         self._pieces: list[statemanager_pb2.CanonicalPiece] = []
         self._moments: dict[str, list[canonical.Slice]] = {}
+        self._regions: tuple[RegionSpec, ...] = ()
 
     @property
     def facts(self) -> ModelFacts:
@@ -107,7 +109,7 @@ class FsdpBackend:
                 f"fsdp splits over data-parallel ranks only; {parallel} asks for another layout. "
                 "Use Parallel(dp=N), or the megatron backend",
             )
-        join(self._config)
+        process_group.join(self._config)
         self._hf = read_config(self._config.model, backend="fsdp")
         mesh = init_device_mesh(_device().type, (self._config.world_size,))
         with torch.device("meta"):
@@ -119,14 +121,16 @@ class FsdpBackend:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         self._layout = fsdp_state.plan_layout(self._model)
+        self._regions = self._layout.regions(is_trained=self._config.has_optimizer)
 
     def regions(self) -> tuple[RegionSpec, ...]:
         """Return the regions this rank needs."""
-        return self._layout.regions(is_trained=self._config.has_optimizer)
+        return self._regions
 
-    def attach(self, memory: Mapping[str, Tensor], weights: TensorSource) -> None:
+    def attach(self, memory: Mapping[str, Tensor], weights: TensorSource | None) -> None:
         """Move the shards into `memory` and read `weights`."""
         _materialize(self._model, self._hf)
+        self._params, self._grads, self._pieces = [], [], []
         for held in self._layout.held:
             local = fsdp_state.adopt_params(held, memory["params"])
             self._params.append(local)
@@ -135,15 +139,20 @@ class FsdpBackend:
             self._attach_training(memory)
         else:
             self._model.requires_grad_(False)
-        planned = self.params_from(weights)
-        copy(planned)
-        check_finite(planned, is_copied=True)
+        if weights is not None:
+            planned = self.params_from(weights)
+            copy(planned)
+            check_finite(planned, is_copied=True)
+
+    def leave(self) -> None:
+        """Let go of the model, whose modules hold the ranks' groups."""
+        self._params, self._grads, self._moments = [], [], {}
+        del self._model, self._layout
 
     def _attach_training(self, memory: Mapping[str, Tensor]) -> None:
         self._grad_region = memory["grads"]
         self._moments = {kind: [] for kind in fsdp_state.MOMENTS}
-        state: dict[Tensor, dict[str, Tensor]] = {}
-        for held, param in zip(self._layout.held, self._params, strict=True):
+        for held in self._layout.held:
             grad = fsdp_state.adopt_grad(held, memory["grads"])
             self._grads.append(grad)
             self._add_piece("grad", held, grad, memory["grads"], region="grads")
@@ -153,20 +162,6 @@ class FsdpBackend:
             for kind, moment in zip(fsdp_state.MOMENTS, moments, strict=True):
                 self._moments[kind].append(held.slice_of(moment))
                 self._add_piece(kind, held, moment, memory["moments"], region="moments")
-            state[param] = dict(zip(fsdp_state.MOMENTS, moments, strict=True))
-            param.grad = grad
-        self._optimizer = self._new_optimizer(state)
-
-    def _new_optimizer(self, state: Mapping[Tensor, dict[str, Tensor]]) -> torch.optim.AdamW:
-        ranks = [len(held.global_shape) for held in self._layout.held]
-        groups = [
-            [p for p, dims in zip(self._params, ranks, strict=True) if (dims > VECTOR_DIMS) is big]
-            for big in (True, False)
-        ]
-        optimizer = torch.optim.AdamW([{"params": group} for group in groups if group])
-        for param, moments in state.items():
-            optimizer.state[param] = {"step": torch.tensor(0.0), **moments}
-        return optimizer
 
     def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
         """Return where every state tensor lies."""
@@ -206,34 +201,39 @@ class FsdpBackend:
         sums, maxima = totals.over(dist.group.WORLD)
         return PassResult(outputs=tuple(outputs) if keep_outputs else (), sums=sums, maxima=maxima)
 
-    def step(self, hyper: AdamW) -> dict[str, float]:
-        """Apply AdamW to this rank's shards with the norm of the whole gradient."""
-        norm = self._grad_norm()
-        if not torch.isfinite(norm):
+    def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
+        """Return what applies AdamW to this rank's shards, clipped by the whole gradient's norm."""
+        total = self._grad_norm()
+        norm = float(total)
+        if not math.isfinite(norm):
             raise PlexError(
                 ErrorCode.WINDOW_BROKEN,
-                f"the gradient norm is {norm.item()}; parameters are unchanged. Call zero_grad and "
+                f"the gradient norm is {norm}; parameters are unchanged. Call zero_grad and "
                 "submit the batches again without the ones that overflow",
             )
         if hyper.clip_grad_norm > 0:
-            scale = torch.clamp(hyper.clip_grad_norm / (norm + 1e-6), max=1.0)
+            scale = torch.clamp(hyper.clip_grad_norm / (total + 1e-6), max=1.0)
             for grad in self._grads:
                 grad.mul_(scale)
-        self._set_hyper(hyper)
-        self._optimizer.step()
-        self._steps += 1
-        self.zero_grad()
-        return {"grad_norm": float(norm), "steps": float(self._steps)}
+        update = self._plan_update(hyper)
 
-    def _set_hyper(self, hyper: AdamW) -> None:
-        for group in self._optimizer.param_groups:
-            held = self._layout.held[_index_of(group["params"][0], self._params)]
+        def apply() -> dict[str, float]:
+            self._steps += 1
+            update.apply(steps=self._steps)
+            self.zero_grad()
+            return {"grad_norm": norm, "steps": float(self._steps)}
+
+        return apply
+
+    def _plan_update(self, hyper: AdamW) -> Update:
+        tensors = []
+        for i, held in enumerate(self._layout.held):
+            moments = {kind: self._moments[kind][i].view for kind in fsdp_state.MOMENTS}
             decays = hyper.decay_vectors or len(held.global_shape) > VECTOR_DIMS
-            group["lr"], group["eps"] = hyper.lr, hyper.eps
-            group["betas"] = (hyper.beta1, hyper.beta2)
-            group["weight_decay"] = hyper.weight_decay if decays else 0.0
-        for state in self._optimizer.state.values():
-            state["step"].fill_(self._steps)
+            tensors.append(
+                Trained(param=self._params[i], grad=self._grads[i], decays=decays, **moments)
+            )
+        return Update(tensors, hyper)
 
     def zero_grad(self) -> None:
         """Clear the gradients in place."""
@@ -466,7 +466,3 @@ def _on_device(micro: MicroBatch) -> MicroBatch:
 
 def _without_padding(output_T: Tensor, micro: MicroBatch) -> Tensor:
     return output_T[: micro.num_tokens]
-
-
-def _index_of(tensor: Tensor, among: Sequence[Tensor]) -> int:
-    return next(index for index, other in enumerate(among) if other is tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from plexclient.specs import AdamW
@@ -54,8 +54,11 @@ class NoopBackend:
         """Return no regions."""
         return ()
 
-    def attach(self, memory: Mapping[str, torch.Tensor], weights: TensorSource) -> None:
+    def attach(self, memory: Mapping[str, torch.Tensor], weights: TensorSource | None) -> None:
         """Read nothing."""
+
+    def leave(self) -> None:
+        """Leave nobody."""
 
     def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
         """Return nothing."""
@@ -88,9 +91,12 @@ class NoopBackend:
         outputs = tuple(mb.tokens[: mb.num_tokens].float() * 0 for mb in batch)
         return PassResult(outputs=outputs)
 
-    def step(self, hyper: AdamW) -> dict[str, float]:
-        """Count."""
+    def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
+        """Return what counts."""
         del hyper
+        return self._step
+
+    def _step(self) -> dict[str, float]:
         self._steps += 1
         self._is_grad_dirty = False
         return {"grad_norm": 0.0, "steps": float(self._steps)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +392,73 @@ def test_a_critic_regresses_values_on_its_own_head(start_group: StartGroup) -> N
     for name in ("tp2", "pp2"):
         assert np.abs(ranks[name][0] - ranks["one"][0]).max() <= 1e-5
         assert np.abs(ranks[name][1] - ranks["one"][1]).max() <= 1e-6
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_lack_of_memory_at_any_allocation_is_an_answer_and_the_job_goes_on(
+    start_group: StartGroup, name: str
+) -> None:
+    settings, split = GROUPS[name]
+    group, alone = (start_group(**settings) for _ in range(2))
+    batch = random_batch(1)
+    own = {**batch, "grad_logprobs": np.ones(batch["tokens"].size, np.float32)}
+    made = {
+        "forward": lambda seq: operation(seq, "forward", batch, split=split),
+        "forward_backward": lambda seq: operation(
+            seq, "forward_backward", batch, split=split, loss="ppo"
+        ),
+        "backward": lambda seq: operation(seq, "backward", own, split=split),
+        "step": lambda seq: operation(seq, "step"),
+    }
+    seq = iter(range(1, 100_000))
+    for kind in ("forward_backward", "forward", "backward", "step", "zero_grad"):
+        assert not any(errors(alone.execute(made.get(kind, clear)(next(seq)))))
+        counts = alone.ask("allocations")
+        for rank, count in enumerate(counts if kind in made else []):
+            for at in points(count):
+                run_out(group, made, kind, rank=rank, at=at, seq=seq)
+    for kind in ("forward_backward", "forward", "backward", "step"):
+        assert not any(errors(group.execute(made[kind](next(seq)))))
+    run(alone, next(seq), "zero_grad")
+    run(group, next(seq), "zero_grad")
+    assert state(group) == state(alone)
+
+
+def points(count: int) -> list[int]:
+    """Return some of `count` allocations: the first, the last, and one between."""
+    return sorted({0, count // 2, count - 1}) if count else []
+
+
+def clear(seq: int) -> operations_pb2.Operation:
+    return operation(seq, "zero_grad")
+
+
+def run_out(
+    group: Group,
+    made: Mapping[str, Callable[[int], operations_pb2.Operation]],
+    kind: str,
+    *,
+    rank: int,
+    at: int,
+    seq: Iterator[int],
+) -> None:
+    """Run an operation in an open window; a rank lacks memory at its allocation number `at`."""
+    assert not any(errors(group.execute(made["forward_backward"](next(seq)))))
+    before = state(group)
+    group.ask("run_out", rank, at)
+    replies = group.execute(made[kind](next(seq)))
+    assert errors(replies) == ["out_of_memory"] * len(replies), (kind, rank, at, replies)
+    facts = replies[0].result.error.facts
+    assert facts["asked_bytes"] == "4096"
+    assert 0 < int(facts["free_bytes"]) <= int(facts["total_bytes"])
+    after = state(group)
+    if after != before:
+        assert kind != "forward"
+        goes_on = group.execute(made["forward_backward"](next(seq)))
+        assert errors(goes_on) == ["window_broken"] * len(replies)
+    for regions, regions_before in zip(after, before, strict=True):
+        assert {**regions, "grads": b""} == {**regions_before, "grads": b""}
+    run(group, next(seq), "zero_grad")
 
 
 def test_two_runs_of_the_same_program_agree_bit_for_bit(start_group: StartGroup) -> None:

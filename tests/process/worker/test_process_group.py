@@ -47,11 +47,13 @@ if mode == "alone":
 else:
     place, rank = sys.argv[2], int(sys.argv[3])
     process_group.join(parse({**common, "rank": rank, "world_size": 2,
-                              "rendezvous": f"tcp://{place}", "listen": "127.0.0.1:0"}))
+                              "rendezvous": f"tcp://{place}",
+                              "listen": place.rpartition(":")[0] + ":0"}))
     ones = torch.ones(1)
     dist.all_reduce(ones)
     assert ones.item() == 2.0
-    assert set(ports()) <= {"0100007F", "0000000000000000FFFF00000100007F"}, ports()
+    assert set(ports()) <= {"0100007F", "0000000000000000FFFF00000100007F",
+                            "00000000000000000000000001000000"}, ports()
     dist.barrier()
 os._exit(0)
 """
@@ -68,10 +70,11 @@ def test_a_rank_alone_computes_its_collectives_and_opens_no_port() -> None:
     assert process.returncode == 0, said
 
 
-def test_ranks_of_several_hosts_listen_on_their_own_address_only() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_ranks_of_several_hosts_listen_on_their_own_address_only(host: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+        free.bind((host, 0))
+        place = f"{f'[{host}]' if ':' in host else host}:{free.getsockname()[1]}"
     ranks = [python("two", place, str(rank)) for rank in range(2)]
     for process in ranks:
         _, said = process.communicate(timeout=60)

@@ -45,7 +45,7 @@ def flip(path: Path, offset: int) -> None:
 def refusal_of(directory: Path, *wanted: TensorBox) -> str:
     with pytest.raises(PlexError) as caught:
         check(directory, *wanted)
-    assert caught.value.code is ErrorCode.CHECKSUM_MISMATCH
+    assert caught.value.code is ErrorCode.CHECKPOINT_DAMAGED
     assert "nothing was loaded" in caught.value.message
     return caught.value.message
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -54,13 +55,35 @@ def test_validation_comes_before_mutation_and_leaves_the_window_whole() -> None:
     assert rank.code(operation(7, "step")) == ""
 
 
-def test_an_unexpected_failure_in_a_group_asks_to_exit() -> None:
+def test_a_rank_asks_to_exit_only_where_a_peer_is_dead_or_nobody_starts_over() -> None:
     rank = Rank(world_size=2)
-    rank.backend.failure = RuntimeError("a collective broke")
+    rank.backend.failure = RuntimeError("half a thought")
+    assert not rank.run(rank.train(1)).must_exit
+    rank = Rank(world_size=2)
+    rank.backend.failure = RuntimeError("gloo: connection closed by peer")
+    rank.executor._peers = Mock(agree=lambda refusal: refusal, say_why=lambda *_: None)
     assert rank.run(rank.train(1)).must_exit
     rank = Rank(world_size=2)
-    rank.backend.failure = PlexError(ErrorCode.WINDOW_BROKEN, "every rank sees this")
-    assert not rank.run(rank.train(1)).must_exit
+    rank.backend.failure = RuntimeError("half a thought")
+    rank.executor._peers = Mock(agree=lambda refusal: refusal, say_why=lambda _, told: told)
+    rank.executor._peers.leave.side_effect = RuntimeError("no peer came")
+    assert rank.run(rank.train(1)).must_exit
+
+
+def test_a_lack_of_memory_is_told_with_its_numbers() -> None:
+    rank = Rank()
+    rank.backend.failure = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 8192 bytes. Error code 12 (Cannot allocate memory)"
+    )
+    error = rank.run(rank.train(1)).reply.result.error
+    assert (error.code, error.retryable) == ("out_of_memory", False)
+    assert error.facts["asked_bytes"] == "8192"
+    assert 0 < int(error.facts["free_bytes"]) <= int(error.facts["total_bytes"])
+    assert "call zero_grad" in error.message
+    assert rank.code(rank.train(2)) == "window_broken"
+    assert rank.code(operation(3, "zero_grad")) == ""
+    assert rank.code(rank.train(4)) == ""
 
 
 @pytest.mark.parametrize(
@@ -91,12 +114,13 @@ def test_a_bad_batch_is_refused_by_name_before_the_backend_sees_it(
 def test_a_step_that_fails_half_way_is_the_end_of_the_rank() -> None:
     rank = Rank()
     assert rank.code(rank.train(1)) == ""
-    rank.backend.failure = RuntimeError("half of the weights are written")
+    rank.backend.failure_of_writing = RuntimeError("half of the weights are written")
     failed = rank.run(operation(2, "step"))
     assert failed.reply.result.error.code == "internal"
     assert failed.must_exit
     rank.backend.failure = PlexError(ErrorCode.WINDOW_BROKEN, "parameters are unchanged")
     assert rank.code(operation(3, "zero_grad")) == ""
+    rank.backend.failure_of_writing = None
     assert not rank.run(operation(4, "step")).must_exit
 
 

@@ -154,7 +154,7 @@ def test_a_load_of_a_damaged_file_changes_nothing(checkpoint: Path, name: str, d
     (checkpoint / name).write_bytes(data if damage == "flipped" else data[:-1])
     group = FaultyGroup(2, checkpoint)
     before = group.state()
-    assert group.codes(group.made(2, "load")) == ["checksum_mismatch"] * 2
+    assert group.codes(group.made(2, "load")) == ["checkpoint_damaged"] * 2
     assert group.state() == before
     assert group.codes(group.made(3, "step")) == [""] * 2, "the window is whole"
     group.pool.shutdown()

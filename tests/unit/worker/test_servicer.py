@@ -109,7 +109,7 @@ async def test_a_poisoned_rank_asks_its_process_to_exit_after_the_answer(
     pool: ThreadPoolExecutor,
 ) -> None:
     served = Served(pool, world_size=2)
-    served.rank.backend.failure = RuntimeError("a collective broke")
-    reply = await served.execute(served.rank.train(1))
+    served.rank.backend.failure_of_writing = RuntimeError("half of the weights are written")
+    reply = await served.execute(operation(1, "step"))
     assert reply.result.error.code == "internal"
     assert served.servicer.must_exit.is_set()

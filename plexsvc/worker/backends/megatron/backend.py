@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -52,6 +52,7 @@ class MegatronBackend:
         self._is_grad_dirty = False
         self._trained: state.Trained | None = None
         self._memory: Mapping[str, Tensor] = {}
+        self._regions: tuple[RegionSpec, ...] = ()
 
     @property
     def facts(self) -> ModelFacts:
@@ -94,6 +95,9 @@ class MegatronBackend:
         self._megatron = model.megatron_config(self._hf, config.parallel, dtype=self._dtype)
         self._model = model.build_model(self._hf, self._megatron, is_critic=self._is_critic)
         self._params = self._describe_params()
+        self._regions = state.region_specs(
+            self._params, itemsize=self._dtype.itemsize, is_trained=config.has_optimizer
+        )
 
     def _describe_params(self) -> list[state.Param]:
         layer_of = {i: layer.layer_number - 1 for i, layer in enumerate(self._model.decoder.layers)}
@@ -106,13 +110,9 @@ class MegatronBackend:
 
     def regions(self) -> tuple[RegionSpec, ...]:
         """Return the device memory this rank needs."""
-        return state.region_specs(
-            self._params,
-            itemsize=self._dtype.itemsize,
-            is_trained=self._config.has_optimizer,
-        )
+        return self._regions
 
-    def attach(self, memory: Mapping[str, Tensor], weights: TensorSource) -> None:
+    def attach(self, memory: Mapping[str, Tensor], weights: TensorSource | None) -> None:
         """Move parameters into `memory`, wrap the model for training, and read `weights`."""
         self._memory = memory
         state.move_params(self._params, memory)
@@ -122,11 +122,22 @@ class MegatronBackend:
                 module.register_buffer(name, buffer.to(self._device), persistent=False)
         if self._config.has_optimizer:
             self._trained = state.Trained(
-                self._model, self._megatron, params=self._params, memory=memory
+                self._model,
+                self._megatron,
+                params=self._params,
+                memory=memory,
+                is_new=weights is not None,
             )
-        planned = self.params_from(weights)
-        copy(planned)
-        check_finite(planned, is_copied=True)
+        if weights is not None:
+            planned = self.params_from(weights)
+            copy(planned)
+            check_finite(planned, is_copied=True)
+
+    def leave(self) -> None:
+        """Let go of the model and of Megatron's groups."""
+        self._trained, self._params = None, []
+        del self._model
+        parallel_state.destroy_model_parallel()
 
     def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
         """Return where every state tensor lies."""
@@ -179,8 +190,8 @@ class MegatronBackend:
         runnable = self._model if self._trained is None else self._trained.ddp
         return passes.run(runnable, batch, what, device=self._device)
 
-    def step(self, hyper: AdamW) -> dict[str, float]:
-        """Sum the gradients over ranks, clip, apply and clear them."""
+    def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
+        """Sum the gradients over ranks and clip them; return what applies and clears them."""
         trained = self._training()
         optimizer = trained.optimizer
         self._is_grad_dirty = True  # until all of it is done
@@ -198,10 +209,14 @@ class MegatronBackend:
             clip_grad_by_total_norm_fp32(
                 optimizer.get_parameters(), max_norm=hyper.clip_grad_norm, total_norm=norm
             )
-        trained.set_hyper(hyper)
-        optimizer.step_with_ready_grads()
-        self.zero_grad()
-        return {"grad_norm": norm, "steps": float(trained.steps)}
+        update = trained.plan_update(hyper)
+
+        def apply() -> dict[str, float]:
+            trained.apply(update)
+            self.zero_grad()
+            return {"grad_norm": norm, "steps": float(trained.steps)}
+
+        return apply
 
     def zero_grad(self) -> None:
         """Clear the gradients."""

@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.statelink.client import RegionSpec
+from plexsvc.worker.backends.adamw import Trained as AdamWTensors
+from plexsvc.worker.backends.adamw import Update
 from plexsvc.worker.canonical import Run, Slice, piece, slices
 from plexsvc.worker.regions import RegionLayout, view
 
@@ -27,6 +29,8 @@ PARAMS: Final = "params"
 GRADS: Final = "grads"
 MOMENTS: Final = "moments"
 MASTERS: Final = "masters"
+
+MOMENT_KINDS: Final = ("exp_avg", "exp_avg_sq")
 
 Memory = Mapping[str, Tensor]
 
@@ -68,60 +72,64 @@ def move_params(params: list[Param], memory: Memory) -> None:
 class Trained:
     """Gradients and the optimizer of a rank that trains."""
 
-    def __init__(self, model: Any, config: Any, *, params: list[Param], memory: Memory) -> None:  # noqa: ANN401 - foreign types
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401 - a foreign type
+        config: Any,  # noqa: ANN401 - a foreign type
+        *,
+        params: list[Param],
+        memory: Memory,
+        is_new: bool,
+    ) -> None:
+        """Wrap `model`; unless it `is_new`, `memory` holds gradients and masters to go on with."""
+        self.steps = 0
         self._params = params
         self._memory = memory
         is_bf16 = bool(config.bf16)
         wrapped = Float16Module(config, model) if is_bf16 else model
-        with _AllocatingIn(memory):
+        with _AllocatingIn(memory, is_new=is_new):
             self.ddp = _wrap(config, wrapped)
             self.optimizer = _make_optimizer(self.ddp, is_bf16=is_bf16)
         _check_grads(self.ddp, memory[GRADS])
-        self._base = self.optimizer.optimizer
-        assert isinstance(self._base, torch.optim.Adam | torch.optim.AdamW), type(self._base)
         self._main = {id(p.tensor): self._main_of(p) for p in params}
         if is_bf16:
             assert all(_lies_in(main, memory[MASTERS]) for main in self._main.values())
-        self._make_moments()
+        layout, self._moments = RegionLayout(itemsize=4), []
+        for param in params:
+            places = (layout.add(param.tensor.shape) for _ in MOMENT_KINDS)
+            views = (view(memory[MOMENTS], place, dtype=torch.float32) for place in places)
+            self._moments.append(dict(zip(MOMENT_KINDS, views, strict=True)))
 
     def _main_of(self, param: Param) -> Any:  # noqa: ANN401 - a Parameter
         main = getattr(param.tensor, "main_param", None)
         return param.tensor if main is None else main
 
-    def _make_moments(self) -> None:
-        """Create Adam's state now: lazily made state would lie outside the region."""
-        layout = RegionLayout(itemsize=4)
-        for param in self._params:
-            state = self._base.state[self._main[id(param.tensor)]]
-            state["step"] = torch.tensor(0.0)
-            for kind in ("exp_avg", "exp_avg_sq"):
-                place = layout.add(param.tensor.shape)
-                state[kind] = view(self._memory[MOMENTS], place, dtype=torch.float32)
+    def plan_update(self, hyper: AdamW) -> Update:
+        """Return the step that the clipped gradients make.
 
-    @property
-    def steps(self) -> int:
-        """Return how many steps the optimizer has made."""
-        return int(self._step_tensors()[0]) if self._params else 0
-
-    @steps.setter
-    def steps(self, value: int) -> None:
-        for tensor in self._step_tensors():
-            tensor.fill_(value)
-
-    def _step_tensors(self) -> list[Tensor]:
-        return [self._base.state[main]["step"] for main in self._main.values()]
-
-    def set_hyper(self, hyper: AdamW) -> None:
-        """Set the hyper-parameters of the next step.
-
-        Megatron applies `wd_mult` (0 for vectors) only in its scheduler, which we do not use.
+        Megatron marks with `wd_mult` 0 the vectors, which no weight decay pulls at.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = hyper.lr
-            group["betas"] = (hyper.beta1, hyper.beta2)
-            group["eps"] = hyper.eps
-            share = 1.0 if hyper.decay_vectors else group.get("wd_mult", 1.0)
-            group["weight_decay"] = hyper.weight_decay * share
+        shares = {
+            id(main): group.get("wd_mult", 1.0)
+            for group in self.optimizer.param_groups
+            for main in group["params"]
+        }
+        tensors = []
+        for param, moments in zip(self._params, self._moments, strict=True):
+            main = self._main[id(param.tensor)]
+            decays = hyper.decay_vectors or shares[id(main)] > 0
+            grad = param.tensor.main_grad
+            tensors.append(AdamWTensors(param=main.data, grad=grad, decays=decays, **moments))
+        return Update(tensors, hyper)
+
+    def apply(self, update: Update) -> None:
+        """Make a step; parameters in less than float32 are rounded from their masters."""
+        self.steps += 1
+        update.apply(steps=self.steps)
+        for param in self._params:
+            main = self._main[id(param.tensor)]
+            if main is not param.tensor:
+                param.tensor.data.copy_(main.data)
 
     def zero_grad(self) -> None:
         """Clear the gradient buffer."""
@@ -130,10 +138,9 @@ class Trained:
 
     def moments(self, kind: str) -> Iterator[Slice]:
         """Yield the slices of `exp_avg`, `exp_avg_sq` or `master`: in float32 the parameters."""
-        for param in self._params:
-            main = self._main[id(param.tensor)]
-            tensor = main.data if kind == "master" else self._base.state[main][kind]
-            yield from slices(tensor, param.runs)
+        for param, moments in zip(self._params, self._moments, strict=True):
+            masters = self._main[id(param.tensor)].data
+            yield from slices(masters if kind == "master" else moments[kind], param.runs)
 
     def grads(self) -> Iterator[Slice]:
         """Yield the slices of the accumulated gradients, not yet reduced over ranks."""
@@ -143,7 +150,7 @@ class Trained:
     def pieces(self, *, rank: int) -> Iterator[statemanager_pb2.CanonicalPiece]:
         """Yield where gradients, moments and masters lie."""
         found = [("grad", GRADS, self.grads())]
-        found += [(kind, MOMENTS, self.moments(kind)) for kind in ("exp_avg", "exp_avg_sq")]
+        found += [(kind, MOMENTS, self.moments(kind)) for kind in MOMENT_KINDS]
         if MASTERS in self._memory:
             found.append(("master", MASTERS, self.moments("master")))
         for kind, region, held in found:
@@ -175,9 +182,10 @@ class _AllocatingIn(TorchFunctionMode):
     Those would be 8 bytes a parameter beside the regions: dead at once, and kept by torch's pool.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, *, is_new: bool) -> None:
         super().__init__()
         self._memory = memory
+        self._is_new = is_new
         self._masters = RegionLayout(itemsize=4)
 
     def __torch_function__(
@@ -191,14 +199,16 @@ class _AllocatingIn(TorchFunctionMode):
         del types
         given = dict(kwargs or {})
         if func is torch.zeros and args == (self._memory[GRADS].numel() // 4,):
-            return self._memory[GRADS].view(torch.float32).zero_()
+            grads = self._memory[GRADS].view(torch.float32)
+            return grads.zero_() if self._is_new else grads
         if func is torch.Tensor.float and args[0].dtype is torch.bfloat16:
             return self._master(args[0])
         return func(*args, **given)
 
     def _master(self, param: Tensor) -> Tensor:
         place = self._masters.add(param.shape)
-        return view(self._memory[MASTERS], place, dtype=torch.float32).copy_(param)
+        master = view(self._memory[MASTERS], place, dtype=torch.float32)
+        return master.copy_(param) if self._is_new else master
 
 
 def _check_grads(ddp: Any, memory: Tensor) -> None:  # noqa: ANN401 - foreign types
