@@ -3,7 +3,15 @@
 A checkpoint directory is complete when it holds `.complete`, written last: its files, their sizes
 and checksums (`weights/checkpoints.py`), and the tenant whose it is. The directory appears under
 its name in one rename (an exchange when an older checkpoint is there), so a reader never sees half
-of one; the seal lets it also recognise a copy that was cut short. Files: `model.safetensors`; with
+of one; the seal lets it also recognise a copy that was cut short.
+
+Several hosts may save on one file system whose locks hold on one host only, and which cannot
+exchange names. The name of a directory that is being written has its host: there its lock says
+whether it is in use. Another host removes it only when nothing in it was written for a long time,
+by the file system's clock. Without an exchange the older checkpoint is moved aside first; the next
+save beside it, or the restarted state manager, brings it back if nothing came in its place.
+
+Files: `model.safetensors`; with
 the optimizer `optimizer.safetensors`, whose keys are `<kind>/<tensor>` (exp_avg, exp_avg_sq,
 master), and `plex_state.json` with the scalars; and the model directory's configuration and
 tokenizer files.
@@ -12,12 +20,14 @@ tokenizer files.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -52,7 +62,21 @@ SCRATCH: Final = ".tmp-"
 SCRATCH_BYTES: Final = 4
 """Random bytes, in hexadecimal, at the end of that name."""
 
-_SCRATCH_NAME: Final = re.compile(rf"\..+{re.escape(SCRATCH)}[0-9a-f]{{{2 * SCRATCH_BYTES}}}")
+ASIDE: Final = ".was-"
+"""Follows the name of a checkpoint in that of the older one, while the new one takes its place."""
+
+_HIDDEN_NAME: Final = re.compile(
+    rf"\.(.+)({re.escape(SCRATCH)}|{re.escape(ASIDE)})([0-9a-f]*)-[0-9a-f]{{{2 * SCRATCH_BYTES}}}"
+)
+
+ABANDONED_S: Final = 3600.0
+"""A save writes something every few seconds; after this time without it, it is taken for dead."""
+
+MAX_SWAPS: Final = 8
+"""Times that a save tries to take a name which others take at the same time."""
+
+HOST_DIGITS: Final = 12
+"""Of a host's number, between the two."""
 
 SYNC_BYTES: Final = 64 << 20
 """Bytes that may be written before the disk must have them."""
@@ -65,6 +89,9 @@ _NOT_COPIED: Final = frozenset({"model.safetensors.index.json", STATE_FILE})
 _MAX_COPIED_BYTES: Final = 256 << 20
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
+_CANNOT_EXCHANGE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+_TAKEN: Final = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY})
+"""What a rename meets when another save, or a tidying, was there first."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.renameat2.argtypes = [
@@ -128,37 +155,72 @@ def _scratch(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         os.close(fd)
+        remove_unfinished(path.parent)
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what killed saves left in `directory`: without a lock, whatever their names were."""
+    """Undo what killed saves left in `directory`, whatever their names were."""
     with os.scandir(directory) as entries:  # one at a time: there may be any number of others
         for entry in entries:
-            if _SCRATCH_NAME.fullmatch(entry.name):
-                _remove_unused(directory / entry.name)
+            found, left = _HIDDEN_NAME.fullmatch(entry.name), directory / entry.name
+            with suppress(OSError, RecursionError):  # others tidy up too, or it is none of ours
+                if found is not None and found[2] == ASIDE:
+                    _bring_back(left, directory / found[1])
+                elif found is not None:
+                    _remove_unused(left, is_of_this_host=found[3] == _host())
+
+
+def _bring_back(aside: Path, target: Path) -> None:
+    """Give an older checkpoint its name again, unless there is a newer one."""
+    if target.exists():
+        shutil.rmtree(aside)
+    else:
+        aside.rename(target)
+
+
+def _remove_unused(scratch: Path, *, is_of_this_host: bool) -> None:
+    """Remove a directory into which no save writes any more.
+
+    It is renamed first: a save that is alive after all cannot give half of it a checkpoint's name.
+    """
+    fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if is_of_this_host or _age_s(scratch) > ABANDONED_S:
+            doomed = scratch.with_name(_hidden(".", SCRATCH))
+            scratch.rename(doomed)
+            shutil.rmtree(doomed)
+    finally:
+        os.close(fd)
+
+
+def _age_s(scratch: Path) -> float:
+    """Return how long nothing in a directory was written, by the clock of its file system."""
+    with tempfile.TemporaryFile(dir=scratch.parent) as probe:
+        now_s = os.fstat(probe.fileno()).st_mtime
+    return now_s - max(path.stat().st_mtime for path in (scratch, *scratch.iterdir()))
+
+
+def _host() -> str:
+    """Return what no two hosts have in common, nor a host with itself after a restart."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return boot.replace("-", "")[:HOST_DIGITS]
+
+
+def _hidden(name: str, what: str) -> str:
+    return f".{name}{what}{_host()}-{secrets.token_hex(SCRATCH_BYTES)}"
 
 
 def _make_locked(path: Path) -> tuple[Path, int]:
     """Return a new directory beside `path`, and the descriptor by which it is locked."""
     while True:
-        scratch = path.with_name(f".{path.name}{SCRATCH}{secrets.token_hex(SCRATCH_BYTES)}")
+        scratch = path.with_name(_hidden(path.name, SCRATCH))
         scratch.mkdir()
         with suppress(FileNotFoundError):  # another save took it for one that was left
             fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(fd, fcntl.LOCK_EX)
             if scratch.exists():
                 return scratch, fd
-            os.close(fd)
-
-
-def _remove_unused(scratch: Path) -> None:
-    # A save into it is under way, or it is none of ours, nested however deep.
-    with suppress(OSError, RecursionError):
-        fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(scratch)
-        finally:
             os.close(fd)
 
 
@@ -305,15 +367,39 @@ def _finish(scratch: Path, sealed: Mapping[str, Sealed], *, tenant: str) -> Writ
 
 
 def _swap_in(scratch: Path, target: Path) -> None:
-    """Give `scratch` the name `target`; an older checkpoint takes the scratch name."""
-    if target.exists():
-        names = os.fsencode(scratch), os.fsencode(target)
-        if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, f"cannot replace {target}: {os.strerror(code)}")
-    else:
-        scratch.rename(target)
-    _sync_directory(target.parent)
+    """Give `scratch` the name `target`, whoever else gives it another at the same time.
+
+    An older checkpoint takes the scratch name, or one that says that it was moved aside.
+    """
+    for _ in range(MAX_SWAPS):
+        try:
+            if not target.exists():
+                scratch.rename(target)
+            elif not _has_exchanged(scratch, target):
+                target.rename(target.with_name(_hidden(target.name, ASIDE)))
+                continue
+        except OSError as error:
+            if error.errno not in _TAKEN or not scratch.exists():
+                raise
+        else:
+            _sync_directory(target.parent)
+            return
+    raise OSError(errno.EBUSY, f"cannot replace {target}: others do so at the same time")
+
+
+def _has_exchanged(scratch: Path, target: Path) -> bool:
+    """Exchange two names; return whether the file system can do that.
+
+    Raises:
+        OSError: it can, and something else is wrong.
+    """
+    names = os.fsencode(scratch), os.fsencode(target)
+    if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _CANNOT_EXCHANGE:
+        return False
+    raise OSError(code, f"cannot replace {target}: {os.strerror(code)}")
 
 
 def _write_json(path: Path, table: Mapping[str, Any]) -> None:

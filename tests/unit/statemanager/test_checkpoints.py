@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
+import itertools
 import os
 import secrets
 import subprocess
+import sys
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -83,7 +89,8 @@ def test_a_save_that_was_given_up_leaves_the_older_one(tmp_path: Path) -> None:
 
 
 def test_what_killed_saves_left_goes_with_the_next_beside_it(tmp_path: Path) -> None:
-    for name in (".out.tmp-0badcafe", ".other.tmp-0badcafe", ".notes.tmp-mine"):
+    here = checkpoints._host()
+    for name in (f".out.tmp-{here}-0badcafe", f".other.tmp-{here}-0badcafe", ".notes.tmp-mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"half")
     save(tmp_path / "out")
@@ -96,7 +103,9 @@ def test_a_directory_that_was_taken_for_a_left_one_is_made_again(
     lock, tokens = fcntl.flock, iter(["00000001", "00000002"])
 
     def late(fd: int, how: int) -> None:
-        (tmp_path / ".out.tmp-00000001").rmdir() if how == fcntl.LOCK_EX and next(taken) else None
+        (
+            tmp_path / f".out.tmp-{checkpoints._host()}-00000001"
+        ).rmdir() if how == fcntl.LOCK_EX and next(taken) else None
         lock(fd, how)
 
     taken = iter([True, False])
@@ -107,7 +116,7 @@ def test_a_directory_that_was_taken_for_a_left_one_is_made_again(
 
 
 def test_what_another_save_is_writing_stays(tmp_path: Path) -> None:
-    scratch = tmp_path / ".out.tmp-0badcafe"
+    scratch = tmp_path / f".out.tmp-{checkpoints._host()}-0badcafe"
     scratch.mkdir()
     fd = os.open(scratch, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
@@ -165,7 +174,7 @@ def test_a_place_that_somebody_made_odd_holds_no_save_up(tmp_path: Path) -> None
     os.mkfifo(place / ".complete")
     with pytest.raises(PlexError, match="no regular file"):
         save(place)
-    deep = tmp_path / ".other.tmp-01234567"
+    deep = tmp_path / checkpoints._hidden("other", checkpoints.SCRATCH)
     inner = os.open(tmp_path, os.O_RDONLY)
     for name in (deep.name, *["d"] * 2000):  # deeper than calls may nest
         os.mkdir(name, dir_fd=inner)
@@ -193,3 +202,127 @@ def test_files_of_a_model_that_are_copied_are_bounded_together(
     monkeypatch.setattr(checkpoints, "_MAX_COPIED_BYTES", 1000)
     with pytest.raises(PlexError, match="more than 1000 bytes"):
         checkpoints._copy_model_files(model, target)
+
+
+class FakeShared:
+    """A file system of several hosts: locks hold on the host that took them, no exchange."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host = "a" * checkpoints.HOST_DIGITS
+        self._lock, self._held = fcntl.flock, {}
+        monkeypatch.setattr(checkpoints, "_host", lambda: self.host)
+        monkeypatch.setattr(fcntl, "flock", self.flock)
+        monkeypatch.setattr(checkpoints, "_libc", self)
+
+    def flock(self, fd: int, how: int) -> None:
+        """Lock in this host's name alone: others' locks are not seen."""
+        place = (self.host, os.fstat(fd).st_ino)
+        holder = self._held.get(place)
+        if holder is not None and holder != fd and _is_open(holder, place[1]):
+            raise BlockingIOError
+        self._held[place] = fd
+
+    def renameat2(self, *_: object) -> int:
+        ctypes.set_errno(errno.EINVAL)
+        return -1
+
+
+def _is_open(fd: int, inode: int) -> bool:
+    try:
+        return os.fstat(fd).st_ino == inode
+    except OSError:
+        return False
+
+
+def test_a_save_of_another_host_is_removed_only_when_it_has_long_written_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = FakeShared(monkeypatch)
+    with checkpoints._scratch(tmp_path / "theirs") as scratch:
+        (scratch / "model.safetensors").write_bytes(b"half")
+        shared.host = "b" * checkpoints.HOST_DIGITS
+        save(tmp_path / "ours")
+        save(tmp_path / "ours")
+        assert names(tmp_path) == [scratch.name, "ours"]
+        long_ago = scratch.stat().st_mtime - checkpoints.ABANDONED_S - 1
+        os.utime(scratch, (long_ago, long_ago))
+        save(tmp_path / "ours")
+        assert scratch.exists(), "a file in it is young"
+        os.utime(scratch / "model.safetensors", (long_ago, long_ago))
+        save(tmp_path / "ours")
+        assert names(tmp_path) == ["ours"]
+        with pytest.raises(FileNotFoundError):  # it is alive after all
+            checkpoints._swap_in(scratch, tmp_path / "theirs")
+    assert names(tmp_path) == ["ours"]
+
+
+def test_a_checkpoint_is_replaced_where_names_cannot_be_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeShared(monkeypatch)
+    for value in (7, 8):
+        save(tmp_path / "out", snapshot(value=value))
+        assert load_file(tmp_path / "out" / "model.safetensors")["a"][0] == value
+        assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_save_that_is_killed_at_any_step_leaves_the_older_or_the_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    if not can_exchange:
+        FakeShared(monkeypatch)
+    ends = set()
+    for at in itertools.count():
+        place = tmp_path / str(at)
+        save(place / "out", snapshot(value=7))
+        pid = os.fork()
+        if not pid:
+            killed_at(at, lambda place=place: save(place / "out", snapshot(value=8)))
+        _, status = os.waitpid(pid, 0)
+        checkpoints.remove_unfinished(place)
+        assert names(place) == ["out"], at
+        sealed = read_seal(place / "out")
+        assert sealed is not None
+        sealed.check_file("model.safetensors")
+        ends.add(load_file(place / "out" / "model.safetensors")["a"][0])
+        if os.waitstatus_to_exitcode(status) == 0:
+            break
+    assert at > 10
+    assert ends == {7, 8}
+
+
+def killed_at(at: int, work: Callable[[], None]) -> NoReturn:
+    """Do `work` and leave; the process ends before its change number `at` of the file system."""
+    count = itertools.count()
+
+    def audit(event: str, _: object) -> None:
+        if (
+            event in {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "open"}
+            and next(count) == at
+        ):
+            os._exit(1)
+
+    sys.addaudithook(audit)
+    work()
+    os._exit(0)
+
+
+def test_an_older_checkpoint_that_another_host_brings_back_is_moved_aside_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeShared(monkeypatch)
+    save(tmp_path / "out", snapshot(value=7))
+    rename, tidied = Path.rename, []
+
+    def late(path: Path, target: Path) -> Path:
+        if path.name.startswith(".out.tmp-") and len(tidied) < 2:
+            tidied.append(path)
+            checkpoints.remove_unfinished(tmp_path)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    save(tmp_path / "out", snapshot(value=8))
+    assert len(tidied) == 2
+    assert load_file(tmp_path / "out" / "model.safetensors")["a"][0] == 8
+    assert names(tmp_path) == ["out"]
