@@ -16,6 +16,7 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,8 @@ class _Meeting:
 
     store: dist.Store | None = None
     count: int = 0
+    sockets: frozenset[str] = frozenset()
+    """The process's sockets before it joined the present group."""
     left: threading.Event = field(default_factory=threading.Event)
     """Set when this rank leaves the present group."""
 
@@ -74,6 +77,7 @@ def join(config: WorkerConfig) -> None:
             _meeting.store = _meeting_place(config, timeout)
         _meeting.count += 1
         _meeting.left = threading.Event()
+        _meeting.sockets = frozenset(name for name, _ in _sockets())
         dist.init_process_group(
             backend,
             store=dist.PrefixStore(f"group-{_meeting.count}", _meeting.store),
@@ -183,19 +187,41 @@ def say_why(error: Exception, told: PlexError) -> PlexError | None:
 
 
 def leave() -> None:
-    """Leave the group, once nothing else refers to any of its groups; peers that wait hear of it.
-
-    gloo closes a group's connections when its last reference goes, and at no other call.
-    """
-    gc.collect()
+    """Leave the group and all that were made of it; peers that wait in one of them hear of it."""
     _meeting.left.set()
     if not dist.is_initialized():
         return
+    _hang_up(_meeting.sockets)
+    gc.collect()
     if dist.get_backend() == "nccl":
         dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - destroying waits for its work
     else:
         dist.destroy_process_group()
     gc.collect()
+
+
+def _hang_up(known: Collection[str]) -> None:
+    """Shut the connections that were made since this process had the sockets that are `known`.
+
+    gloo itself closes a group's connections only when the last reference to the group is gone, and
+    torch keeps some in caches. Connections to listeners that were there before are not the group's.
+    """
+    ports = {sock.getsockname()[1] for name, sock in _sockets() if name in known}
+    for name, sock in _sockets():
+        if name not in known and sock.getsockname()[1] not in ports:
+            with contextlib.suppress(OSError):  # the peer shut it first
+                sock.getpeername()  # a listener has none: gloo ends the process if it is shut
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> Iterator[tuple[str, socket.socket]]:
+    """Yield this process's TCP sockets, each under the name that the kernel has for it."""
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it is closed by now, or no socket
+            name = str(link.readlink())
+            with socket.socket(fileno=os.dup(int(link.name))) as sock:
+                if sock.family in {socket.AF_INET, socket.AF_INET6}:
+                    yield name, sock
 
 
 def _watch(left: threading.Event) -> None:
