@@ -2,7 +2,8 @@
 
 A message is a fixed prefix (sizes of header and body), a JSON header, and an optional body of
 bytes. Descriptors travel with the prefix. Each connection carries requests in one direction only,
-one at a time: the answer to a request is the next message the other way. A client opens two:
+one at a time: the answer to a request is the next message the other way, after any that say how
+much of a long work is done. A client opens two:
 `call`, on which it asks, and `data`, on which it is asked (export, release, ready).
 """
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from plexsvc import progress
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
@@ -22,7 +23,7 @@ from plexsvc.statelink.dataplane import Message
 log = Log(__name__)
 
 CALL_TIMEOUT_S: Final = 120.0
-"""Longest wait for an answer of the state manager; fresh memory costs up to 0.6 s per GiB."""
+"""Longest wait for an answer of the state manager, or for the next part of what it does."""
 
 RETRY_US: Final = 50_000
 
@@ -104,7 +105,7 @@ class StateSession:
             self.go_on(error, returning={"held": [], "has_regions": False})
 
     def exchange(self, header: Facts, body: bytes = b"") -> Message:
-        """Ask and return the answer.
+        """Ask and return the answer. Each part of long work that is done gives it more time.
 
         Raises:
             OSError: the connection broke; `go_on`, then ask again.
@@ -115,7 +116,9 @@ class StateSession:
             raise self._lost
         assert self._call_sock is not None, "asked before start"
         dataplane.send(self._call_sock, Message(header=header, body=body))
-        return dataplane.raise_if_failure(dataplane.receive(self._call_sock))
+        while "done_bytes" in (reply := dataplane.receive(self._call_sock)).header:
+            progress.advance()
+        return dataplane.raise_if_failure(reply)
 
     def go_on(self, cause: OSError | EOFError, *, returning: Facts) -> None:
         """Go on with the next state manager, telling it what this client has.

@@ -42,11 +42,11 @@ class CudaDevice:
     def tidy(self) -> None:
         """Do nothing: there is nothing to claim."""
 
-    def prepare(self, host: HostCopy) -> None:
+    def prepare(self, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Page-lock a host copy when it is allocated, so that no move waits for it."""
-        host.pin(self._driver.pin, self._driver.unpin)
+        host.pin(self._driver.pin, self._driver.unpin, tell)
 
-    def reserve(self, nbytes: int, *, is_zeroed: bool) -> Span:
+    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> Span:
         """Return new device memory; the rest of its last granule is zeroed in any case.
 
         Raises:
@@ -65,6 +65,7 @@ class CudaDevice:
             start = 0 if is_zeroed else nbytes
             if rest := driver.round_up(nbytes) - start:
                 driver.zero(address + start, rest)
+            tell(nbytes)
             undo.pop_all()
         self._mapped[fd] = address, nbytes, handle
         return Span(nbytes=nbytes, extents=(Extent(offset=0, nbytes=nbytes),), fd=fd)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from plexsvc.log import Log
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Header, Message
 from plexsvc.statemanager.clients import Clients
-from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import Node, region_state
 
@@ -219,8 +218,7 @@ class DataServer:
             )
             for wanted in request.header["regions"]
         ]
-        if not (request.header.get("repeat") and _has_all(link, regions)):
-            self._node.allocate(link, regions)
+        self._node.allocate(link, regions, is_repeat=bool(request.header.get("repeat")))
         granted = link.memory.grant()
         names = {region.name for region in regions}
         only = {name: at for name, at in granted.header["regions"].items() if name in names}
@@ -289,12 +287,6 @@ def _returning(header: Header) -> Returning | None:
         return None
     held = {_version_key(version): int(version["count"]) for version in header["held"]}
     return Returning(held=held, has_regions=bool(header["has_regions"]))
-
-
-def _has_all(link: RankLink, regions: Sequence[RegionState]) -> bool:
-    """Whether a repeated `allocate` had been done when its answer was lost."""
-    sizes = {name: host.nbytes for name, host in link.memory.hosts.items()}
-    return all(sizes.get(region.name) == region.nbytes for region in regions)
 
 
 def _listen(path: Path) -> socket.socket:

@@ -61,6 +61,15 @@ class RankLink:
         """Take the connection on which a client asks that a predecessor had known."""
         self._call_sock = sock
 
+    def say_done(self, nbytes: int) -> None:
+        """Tell the client, which waits for an answer, that a part of the work is done.
+
+        Raises:
+            OSError: it has left.
+        """
+        if self._call_sock is not None:
+            dataplane.send(self._call_sock, Message(header={"done_bytes": nbytes}))
+
     def attach_data(self, sock: socket.socket, *, timeout_us: int) -> None:
         """Take the connection on which the client is asked."""
         sock.settimeout(timeout_us / 1e6)

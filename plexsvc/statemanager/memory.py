@@ -26,19 +26,20 @@ class RankMemory:
         self.spans: dict[str, Span] = {}
         self.hosts: dict[str, HostCopy] = {}
 
-    def allocate(self, regions: Sequence[RegionState]) -> None:
-        """Take zeroed device memory and host memory for new regions, all or none.
+    def allocate(self, regions: Sequence[RegionState], tell: Tell = tell_nobody) -> None:
+        """Take zeroed device memory and host memory for new regions, all or none, part by part.
 
         Raises:
             PlexError: `no_room` when the machine itself lacks the memory.
+            OSError: what `tell` raises.
         """
         new = RankMemory(self.tier)
         try:
             for region in regions:
-                new.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=True)
+                new.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=True, tell=tell)
                 new.hosts[region.name] = host = HostCopy(region.nbytes)
-                self.tier.prepare(host)
-        except PlexError:
+                self.tier.prepare(host, tell)
+        except (PlexError, OSError):
             new.free()
             raise
         self.spans |= new.spans

@@ -119,26 +119,33 @@ class Node:
             with self.lock:
                 self.ledger.host.give(nbytes)
 
-    def allocate(self, link: RankLink, regions: Sequence[RegionState]) -> None:
-        """Give a client zeroed device memory for `regions`, all or none.
+    def allocate(
+        self, link: RankLink, regions: Sequence[RegionState], *, is_repeat: bool = False
+    ) -> None:
+        """Give a client zeroed device memory for `regions`, all or none; tell it how far that is.
+
+        A repeat that finds them given changes nothing: the answer was lost.
 
         Raises:
             PlexError: `no_room`; `bad_request`.
+            OSError: the client left meanwhile; it has none of them.
         """
-        count = len(link.memory.hosts) + len(regions)
-        if count > MAX_REGIONS_PER_RANK:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"{link.name} asks for region {count}; a rank has at most "
-                f"{MAX_REGIONS_PER_RANK}, so pack tensors into fewer",
-            )
         self.wait_until_settled()
         with self.wpg_locks.hold(link.wpg_id):
+            sizes = {name: host.nbytes for name, host in link.memory.hosts.items()}
+            if is_repeat and all(sizes.get(region.name) == region.nbytes for region in regions):
+                return
+            if (count := len(sizes) + len(regions)) > MAX_REGIONS_PER_RANK:
+                raise PlexError(
+                    ErrorCode.BAD_REQUEST,
+                    f"{link.name} asks for region {count}; a rank has at most "
+                    f"{MAX_REGIONS_PER_RANK}, so pack tensors into fewer",
+                )
             with self.lock:
                 self.ledger.allocate(link.wpg_id, link.rank, regions)
             try:
-                link.memory.allocate(regions)
-            except PlexError:
+                link.memory.allocate(regions, link.say_done)
+            except (PlexError, OSError):
                 with self.lock:
                     self.ledger.deallocate(link.wpg_id, link.rank, [r.name for r in regions])
                 raise

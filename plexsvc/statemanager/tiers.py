@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -72,16 +73,20 @@ class DeviceTier(Protocol):
         """Return the pages of what nobody claimed, unless they are kept."""
         ...
 
-    def prepare(self, host: HostCopy) -> None:
+    def prepare(self, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Make a new host copy ready to be copied to and from, so that no move waits for that.
+
+        Say of each part that it is done.
 
         Raises:
             PlexError: `no_room` when the machine itself lacks the memory.
         """
         ...
 
-    def reserve(self, nbytes: int, *, is_zeroed: bool) -> Span:
+    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> Span:
         """Return device memory for a region, zero-filled when asked; the ledger has admitted it.
+
+        Say of each part that it is done.
 
         Raises:
             PlexError: `no_room` when the machine itself lacks the memory.
@@ -131,7 +136,7 @@ class HostCopy:
         self.nbytes = mapping.round_to_pages(nbytes)
         self.file = MemoryFile("plexsvc-host", self.nbytes, fd=fd)
         self._mapping: FixedMapping | None = None
-        self._unpin: Callable[[int], None] | None = None
+        self._unpins: list[Callable[[], None]] = []
 
     @property
     def address(self) -> int:
@@ -140,30 +145,43 @@ class HostCopy:
         Raises:
             PlexError: `no_room` when the machine lacks the memory.
         """
+        return self._mapped().address
+
+    def _mapped(self, tell: Tell = tell_nobody) -> FixedMapping:
         if self._mapping is None:
-            self._mapping = _map_whole(self.file)
-        return self._mapping.address
+            self._mapping = _map_whole(self.file, tell)
+        return self._mapping
 
     def view(self) -> Bytes:
         """Return its bytes as an array that must not outlive it."""
         return _array(self.address, self.nbytes)
 
-    def pin(self, pin: Callable[[int, int], None], unpin: Callable[[int], None]) -> None:
-        """Page-lock it once, in the way of the device it is copied to; undone by `close`."""
-        if self._unpin is None:
-            pin(self.address, self.nbytes)
-            self._unpin = unpin
+    def pin(
+        self,
+        pin: Callable[[int, int], None],
+        unpin: Callable[[int], None],
+        tell: Tell = tell_nobody,
+    ) -> None:
+        """Page-lock it once, in the way of the device it is copied to; undone by `close`.
+
+        It is locked in the parts in which it is copied: none of them may span two.
+        """
+        address = self._mapped(tell).address
+        for low, nbytes in () if self._unpins else parts(self.nbytes):
+            pin(address + low, nbytes)
+            self._unpins.append(partial(unpin, address + low))
+            tell(nbytes)
 
     def close(self) -> None:
         """Free it."""
         mapped, self._mapping = self._mapping, None
-        unpin, self._unpin = self._unpin, None
+        unpins, self._unpins = self._unpins, []
         with ExitStack() as steps:
             steps.callback(self.file.close)
             if mapped is not None:
                 steps.callback(mapped.close)
-            if mapped is not None and unpin is not None:
-                unpin(mapped.address)
+            for unpin in unpins:
+                steps.callback(unpin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +240,7 @@ class CpuArena:
         for extent in () if self._keep_pages else self._pool.free_extents():
             mapping.punch(self._fd, extent)
 
-    def prepare(self, host: HostCopy) -> None:
+    def prepare(self, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Do nothing: a copy that is never made needs no pages."""
 
     @property
@@ -230,7 +248,7 @@ class CpuArena:
         """Bytes of the machine's memory the arena holds."""
         return os.fstat(self._fd).st_blocks * 512
 
-    def reserve(self, nbytes: int, *, is_zeroed: bool) -> Span:
+    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> Span:
         """Return extents with pages behind them.
 
         Raises:
@@ -241,8 +259,11 @@ class CpuArena:
         span = Span(nbytes=nbytes, extents=extents, fd=self._fd)
         try:
             for extent in extents:
-                self._populate(extent, is_zeroed=is_zeroed)
-        except PlexError:
+                for low, size in parts(extent.nbytes):
+                    part = Extent(offset=extent.offset + low, nbytes=size)
+                    self._populate(part, is_zeroed=is_zeroed)
+                    tell(size)
+        except (PlexError, OSError):
             self.release(span, is_final=True)
             raise
         return span
@@ -326,12 +347,14 @@ def _open_plain(nbytes: int) -> int:
     return fd
 
 
-def _map_whole(file: MemoryFile) -> FixedMapping:
+def _map_whole(file: MemoryFile, tell: Tell) -> FixedMapping:
     mapped = FixedMapping(file.nbytes)
     mapped.attach(file.fd, [Extent(offset=0, nbytes=file.nbytes)], is_populated=False)
     try:
-        _populate(mapped.address, file.nbytes)
-    except PlexError:
+        for low, nbytes in parts(file.nbytes):
+            _populate(mapped.address + low, nbytes)
+            tell(nbytes)
+    except (PlexError, OSError):
         mapped.close()
         raise
     return mapped

@@ -216,6 +216,7 @@ class FakeShared:
 
     def flock(self, fd: int, how: int) -> None:
         """Lock in this host's name alone: others' locks are not seen."""
+        del how  # all locks are exclusive
         place = (self.host, os.fstat(fd).st_ino)
         holder = self._held.get(place)
         if holder is not None and holder != fd and _is_open(holder, place[1]):

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from plexsvc import progress
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Header, Message
-from plexsvc.statemanager import dataserver
+from plexsvc.statelink.session import StateSession
+from plexsvc.statemanager import dataserver, tiers
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
@@ -138,3 +141,60 @@ def test_garbage_is_cut_off_and_the_next_client_is_served(node: Node) -> None:
             sock.sendall(struct.pack("<4sII", b"HTTP", 1, 1))
             assert sock.recv(1) == b""
         assert ask(server, HELLO).header["kind"] == "cpu"
+
+
+ALLOCATE: Header = {
+    "op": "allocate",
+    "regions": [{"name": "params", "nbytes": 5 << 16, "droppable": False}],
+}
+
+
+def test_an_allocation_says_part_by_part_how_far_it_is(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "PART_BYTES", 1 << 16)
+    with serving(node) as server, connected(server) as sock:
+        dataplane.send(sock, Message(header=HELLO))
+        dataplane.receive(sock)
+        for header in (ALLOCATE, {**ALLOCATE, "repeat": True}):
+            dataplane.send(sock, Message(header=header))
+            heard = []
+            while "done_bytes" in (answer := dataplane.receive(sock)).header:
+                heard.append(answer.header["done_bytes"])
+            assert "params" in answer.header["regions"]
+            dataplane.close_all(answer.fds)
+            assert heard == ([1 << 16] * 5 if header is ALLOCATE else []), "a repeat does nothing"
+
+
+def test_a_client_that_leaves_while_memory_is_allocated_has_none(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "PART_BYTES", 1 << 16)
+    populate, left = tiers._populate, threading.Event()
+
+    def slowly(address: int, nbytes: int) -> None:
+        assert left.wait(10)
+        populate(address, nbytes)
+
+    monkeypatch.setattr(tiers, "_populate", slowly)
+    with serving(node) as server:
+        with connected(server) as sock:
+            dataplane.send(sock, Message(header=HELLO))
+            dataplane.receive(sock)
+            dataplane.send(sock, Message(header=ALLOCATE))
+        left.set()
+        wait_until(lambda: not node.links, what="it is forgotten")
+    assert node.ledger.wpgs == {}
+
+
+def test_a_wait_for_memory_lasts_as_long_as_it_gets_on(tmp_path: Path) -> None:
+    here, there = socket.socketpair()
+    session = StateSession(str(tmp_path), {}, patience_s=0, on_granted=lambda _: None)
+    session._call_sock = here
+    before = progress.count()
+    for header in ({"done_bytes": 7}, {"done_bytes": 9}, {"regions": {}}):
+        dataplane.send(there, Message(header=header))
+    assert session.exchange(ALLOCATE).header == {"regions": {}}
+    assert progress.count() == before + 2
+    here.close()
+    there.close()

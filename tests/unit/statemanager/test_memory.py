@@ -9,6 +9,7 @@ import pytest
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.mapping import PAGE_BYTES
+from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.tiers import CpuArena, Span
@@ -22,10 +23,10 @@ REGIONS = [
 class ShortArena(CpuArena):
     """An arena whose machine runs out of memory at the second region."""
 
-    def reserve(self, nbytes: int, *, is_zeroed: bool) -> Span:
+    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> Span:
         if nbytes == PAGE_BYTES:
             raise PlexError(ErrorCode.NO_ROOM, "the machine has no memory")
-        return super().reserve(nbytes, is_zeroed=is_zeroed)
+        return super().reserve(nbytes, is_zeroed=is_zeroed, tell=tell)
 
 
 @pytest.fixture
