@@ -217,8 +217,10 @@ def _hang_up(known: Collection[str]) -> None:
 def _sockets() -> Iterator[tuple[str, socket.socket]]:
     """Yield this process's TCP sockets, each under the name that the kernel has for it."""
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # it is closed by now, or no socket
+        with contextlib.suppress(OSError):  # it is closed by now
             name = str(link.readlink())
+            if not name.startswith("socket:"):
+                continue
             with socket.socket(fileno=os.dup(int(link.name))) as sock:
                 if sock.family in {socket.AF_INET, socket.AF_INET6}:
                     yield name, sock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,24 +14,33 @@ from tests.rigs.workloads import Program, fill_other_devices, run_interleaved, s
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ONE = plex.Parallel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a job's model is computed."""
+
+    backend: str = "megatron"
+    parallel: plex.Parallel
+    dtype: str = "float32"
+
+
 LAYOUTS = {
-    "megatron-one-rank": ("megatron", ONE),
-    "megatron-tp2": ("megatron", plex.Parallel(tp=2)),
-    "megatron-pp2": ("megatron", plex.Parallel(pp=2)),
-    "megatron-dp2": ("megatron", plex.Parallel(dp=2)),
-    "fsdp-dp2": ("fsdp", plex.Parallel(dp=2)),
+    "megatron-one-rank": Layout(parallel=ONE),
+    "megatron-tp2": Layout(parallel=plex.Parallel(tp=2)),
+    "megatron-pp2": Layout(parallel=plex.Parallel(pp=2)),
+    "megatron-dp2": Layout(parallel=plex.Parallel(dp=2)),
+    "fsdp-dp2": Layout(backend="fsdp", parallel=plex.Parallel(dp=2)),
 }
 
 
-def deploy(
-    job: plex.Job, model: Path, layout: tuple[str, plex.Parallel], *, seed: int
-) -> plex.Actor:
-    backend, parallel = layout
+def deploy(job: plex.Job, model: Path, layout: Layout, *, seed: int) -> plex.Actor:
     return job.deploy(
         "actor",
         model=str(model),
-        backend=backend,
-        parallel=parallel,
+        backend=layout.backend,
+        parallel=layout.parallel,
+        dtype=layout.dtype,
         optimizer=plex.AdamW(lr=1e-2),
         seed=seed,
         micro_batch_tokens=64,
@@ -38,7 +48,7 @@ def deploy(
 
 
 def digest_alone(
-    cluster: plex.Cluster, model: Path, layout: tuple[str, plex.Parallel], *, seed: int
+    cluster: plex.Cluster, model: Path, layout: Layout, *, seed: int
 ) -> dict[str, str]:
     with cluster.job(f"alone-{seed}") as job:
         actor = deploy(job, model, layout, seed=seed)
@@ -50,11 +60,11 @@ def digests_shared(
     live: LiveCluster,
     cluster: plex.Cluster,
     models: list[Path],
-    layouts: list[tuple[str, plex.Parallel]],
+    layouts: list[Layout],
 ) -> list[dict[str, str]]:
     with cluster.job("shared-0") as first, cluster.job("shared-1") as second:
         actor_a = deploy(first, models[0], layouts[0], seed=0)
-        if all(parallel == ONE for _, parallel in layouts):
+        if all(layout.parallel == ONE for layout in layouts):
             fill_other_devices(first, 2, model=models[0])
         actor_b = deploy(second, models[1], layouts[1], seed=1)
         before = switches(live.status())
@@ -77,14 +87,16 @@ def test_two_jobs_switched_between_backward_and_step_equal_each_alone(
     assert shared == alone
 
 
-def test_jobs_in_different_layouts_equal_each_alone(
+def test_jobs_in_different_layouts_and_precisions_equal_each_alone(
     cluster: LiveCluster, tiny_model: Path, wide_model: Path
 ) -> None:
-    layouts = [LAYOUTS["megatron-tp2"], LAYOUTS["megatron-dp2"]]
+    half = replace(LAYOUTS["megatron-tp2"], dtype="bfloat16")
+    layouts = [half, LAYOUTS["megatron-dp2"]]
     models = [wide_model, tiny_model]
     with cluster.connect() as connection:
         alone = [
             digest_alone(connection, model, layout, seed=seed)
             for seed, (model, layout) in enumerate(zip(models, layouts, strict=True))
         ]
+        assert ["master" in digests for digests in alone] == [True, False]
         assert digests_shared(cluster, connection, models, layouts) == alone

@@ -20,7 +20,7 @@ SCRATCH_ELEMENTS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class Tensors:
     """One parameter's float32 tensors, contiguous and of one shape; `decays` if weight decay."""
 
     param: Tensor
@@ -33,7 +33,7 @@ class Trained:
 class Update:
     """A step that is ready to be made; the gradients are clipped already."""
 
-    def __init__(self, tensors: Sequence[Trained], hyper: AdamW) -> None:
+    def __init__(self, tensors: Sequence[Tensors], hyper: AdamW) -> None:
         """Allocate what it needs."""
         self._tensors = [one for one in tensors if one.param.numel()]
         self._hyper = hyper

@@ -27,7 +27,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker import canonical, process_group
 from plexsvc.worker.backends import fsdp_state
-from plexsvc.worker.backends.adamw import Trained, Update
+from plexsvc.worker.backends.adamw import Tensors, Update
 from plexsvc.worker.backends.base import (
     LossTerms,
     MicroBatch,
@@ -231,7 +231,7 @@ class FsdpBackend:
             moments = {kind: self._moments[kind][i].view for kind in fsdp_state.MOMENTS}
             decays = hyper.decay_vectors or len(held.global_shape) > VECTOR_DIMS
             tensors.append(
-                Trained(param=self._params[i], grad=self._grads[i], decays=decays, **moments)
+                Tensors(param=self._params[i], grad=self._grads[i], decays=decays, **moments)
             )
         return Update(tensors, hyper)
 

@@ -428,7 +428,7 @@ def test_a_lack_of_memory_at_any_allocation_is_an_answer_and_the_job_goes_on(
 
 def points(count: int) -> list[int]:
     """Return some of `count` allocations: the first, the last, and one between."""
-    import os; m=int(os.environ.get("POINTS","3")); return sorted({round(i*(count-1)/(m-1)) for i in range(m)}) if count else []
+    return sorted({0, count // 2, count - 1}) if count else []
 
 
 def clear(seq: int) -> operations_pb2.Operation:

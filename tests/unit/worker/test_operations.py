@@ -154,7 +154,11 @@ def test_a_load_of_a_damaged_file_changes_nothing(checkpoint: Path, name: str, d
     (checkpoint / name).write_bytes(data if damage == "flipped" else data[:-1])
     group = FaultyGroup(2, checkpoint)
     before = group.state()
-    assert group.codes(group.made(2, "load")) == ["checkpoint_damaged"] * 2
+    for outcome in group.run(group.made(2, "load")):
+        error = outcome.reply.result.error
+        assert (error.code, error.retryable) == ("checkpoint_damaged", False)
+        assert str(checkpoint / name) in error.message, "the path that the user knows"
+        assert error.facts["path"] == str(checkpoint / name)
     assert group.state() == before
     assert group.codes(group.made(3, "step")) == [""] * 2, "the window is whole"
     group.pool.shutdown()

@@ -20,8 +20,7 @@ from torch.overrides import TorchFunctionMode
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.statelink.client import RegionSpec
-from plexsvc.worker.backends.adamw import Trained as AdamWTensors
-from plexsvc.worker.backends.adamw import Update
+from plexsvc.worker.backends.adamw import Tensors, Update
 from plexsvc.worker.canonical import Run, Slice, piece, slices
 from plexsvc.worker.regions import RegionLayout, view
 
@@ -119,7 +118,7 @@ class Trained:
             main = self._main[id(param.tensor)]
             decays = hyper.decay_vectors or shares[id(main)] > 0
             grad = param.tensor.main_grad
-            tensors.append(AdamWTensors(param=main.data, grad=grad, decays=decays, **moments))
+            tensors.append(Tensors(param=main.data, grad=grad, decays=decays, **moments))
         return Update(tensors, hyper)
 
     def apply(self, update: Update) -> None:

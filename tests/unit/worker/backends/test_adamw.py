@@ -22,7 +22,7 @@ def test_steps_are_those_of_torch_and_allocate_nothing(
     hyper = AdamW(lr=1e-2, beta1=0.8, beta2=0.97, eps=1e-7, weight_decay=weight_decay)
     theirs = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
     ours = [
-        adamw.Trained(
+        adamw.Tensors(
             param=param.detach().clone(),
             grad=torch.zeros_like(param),
             exp_avg=torch.zeros_like(param),
