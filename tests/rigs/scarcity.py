@@ -15,7 +15,7 @@ TEXT = (
 """What torch says on a CPU."""
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Counts operations whose results lie in memory of their own; raises at one, if asked."""
 
     def __init__(self, *, fails_at: int | None = None) -> None:
@@ -23,7 +23,7 @@ class Allocations(TorchDispatchMode):
         self.count = 0
         self._fails_at = fails_at
 
-    def __torch_dispatch__(  # type: ignore[override]  # torch names no types
+    def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401 - any operation
         types: object,

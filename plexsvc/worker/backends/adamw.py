@@ -43,14 +43,14 @@ class Update:
                 min(SCRATCH_ELEMENTS, largest), device=self._tensors[0].param.device
             )
 
-    @torch.no_grad()
     def apply(self, *, steps: int) -> None:
         """Make it: the step with the number `steps`, counted from 1."""
-        for one in self._tensors:
-            flat = (one.param, one.grad, one.exp_avg, one.exp_avg_sq)
-            parts = zip(*(tensor.view(-1).split(SCRATCH_ELEMENTS) for tensor in flat), strict=True)
-            for part in parts:
-                self._apply(*part, steps=steps, decays=one.decays)
+        with torch.no_grad():
+            for one in self._tensors:
+                all_four = (one.param, one.grad, one.exp_avg, one.exp_avg_sq)
+                flat = (tensor.view(-1).split(SCRATCH_ELEMENTS) for tensor in all_four)
+                for part in zip(*flat, strict=True):
+                    self._apply(*part, steps=steps, decays=one.decays)
 
     def _apply(
         self,

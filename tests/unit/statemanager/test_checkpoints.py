@@ -11,6 +11,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import NoReturn
@@ -209,7 +210,7 @@ class FakeShared:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host = "a" * checkpoints.HOST_DIGITS
-        self._lock, self._held = fcntl.flock, {}
+        self._held: dict[tuple[str, int], int] = {}
         monkeypatch.setattr(checkpoints, "_host", lambda: self.host)
         monkeypatch.setattr(fcntl, "flock", self.flock)
         monkeypatch.setattr(checkpoints, "_libc", self)
@@ -279,7 +280,7 @@ def test_a_save_that_is_killed_at_any_step_leaves_the_older_or_the_newer(
         save(place / "out", snapshot(value=7))
         pid = os.fork()
         if not pid:
-            killed_at(at, lambda place=place: save(place / "out", snapshot(value=8)))
+            killed_at(at, partial(save, place / "out", snapshot(value=8)))
         _, status = os.waitpid(pid, 0)
         checkpoints.remove_unfinished(place)
         assert names(place) == ["out"], at
@@ -314,7 +315,8 @@ def test_an_older_checkpoint_that_another_host_brings_back_is_moved_aside_again(
 ) -> None:
     FakeShared(monkeypatch)
     save(tmp_path / "out", snapshot(value=7))
-    rename, tidied = Path.rename, []
+    rename = Path.rename
+    tidied: list[Path] = []
 
     def late(path: Path, target: Path) -> Path:
         if path.name.startswith(".out.tmp-") and len(tidied) < 2:

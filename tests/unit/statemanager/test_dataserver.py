@@ -192,7 +192,8 @@ def test_a_wait_for_memory_lasts_as_long_as_it_gets_on(tmp_path: Path) -> None:
     session = StateSession(str(tmp_path), {}, patience_s=0, on_granted=lambda _: None)
     session._call_sock = here
     before = progress.count()
-    for header in ({"done_bytes": 7}, {"done_bytes": 9}, {"regions": {}}):
+    said: list[Header] = [{"done_bytes": 7}, {"done_bytes": 9}, {"regions": {}}]
+    for header in said:
         dataplane.send(there, Message(header=header))
     assert session.exchange(ALLOCATE).header == {"regions": {}}
     assert progress.count() == before + 2
