@@ -18,7 +18,7 @@ from plexsvc.worker.backends.megatron import state
 memory = {"grads": torch.full((24,), 7, dtype=torch.uint8)}
 memory["masters"] = torch.zeros(128, dtype=torch.uint8)
 param = torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)
-with state._AllocatingIn(memory):
+with state._AllocatingIn(memory, is_new=True):
     grads = torch.zeros(6, dtype=torch.float32, device="cpu", requires_grad=False)
     masters = [param.detach().clone().float() for _ in range(2)]
     others = [torch.zeros(5), torch.ones(3).float()]
@@ -27,6 +27,12 @@ assert grads.data_ptr() == memory["grads"].data_ptr() and not grads.any()
 assert [master.data_ptr() - base for master in masters] == [0, 64]
 assert all(master.tolist() == [1.0, 2.0, 3.0] for master in masters)
 assert not any(state._lies_in(tensor, memory["masters"]) for tensor in others)
+memory["grads"].fill_(7)
+memory["masters"].fill_(7)
+with state._AllocatingIn(memory, is_new=False):
+    torch.zeros(6, dtype=torch.float32)
+    param.detach().clone().float()
+assert (memory["grads"] == 7).all() and (memory["masters"] == 7).all(), "they hold the state"
 print("in the regions")
 """
 
