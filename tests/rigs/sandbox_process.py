@@ -17,7 +17,7 @@ from typing import Any
 
 from plexsvc.errors import PlexError
 from plexsvc.reward.sandbox import kernel
-from plexsvc.reward.sandbox.base import Limits, Ran
+from plexsvc.reward.sandbox.base import Beside, Limits, Ran
 from plexsvc.reward.sandbox.opening import open_sandbox
 
 
@@ -43,7 +43,7 @@ class SandboxProcess:
         stdin: bytes = b"",
         limits: Limits,
         keeps_files: bool = False,
-        fixes_files: bool = False,
+        beside: Beside | None = None,
     ) -> Ran:
         """Return how a command ended."""
         found = self._call(
@@ -53,7 +53,7 @@ class SandboxProcess:
             stdin=stdin,
             limits=limits,
             keeps_files=keeps_files,
-            fixes_files=fixes_files,
+            beside=beside,
         )
         assert isinstance(found, Ran)
         return found

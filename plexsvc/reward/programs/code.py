@@ -1,20 +1,22 @@
 """Programs that run what a model wrote, in a sandbox, and compare outside of it.
 
 A test is `{"stdin": ..., "stdout": ...}` (white space at line ends does not matter), `{"call":
-"f(2)", "equals": 4}` (JSON values) or `{"assert": "f(2) == 4"}`. What a test expects is never
-inside the sandbox in the first two forms. An assertion has to be, in a process beside the code that
-it judges (`asserting.py`), and so do pytest's tests (`unit_testing.py`).
+"f(2)", "equals": 4}` (JSON values) or `{"assert": "f(2) == 4"}`. What a test expects never reaches
+the process of the sample. An assertion runs in a sandbox of its own beside it (`asserting.py`), and
+so do pytest's tests (`unit_testing.py`): they ask the sample for names and calls (`remote.py`).
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
-import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from plexsvc.reward.programs import asserting
@@ -28,90 +30,193 @@ from plexsvc.reward.programs.base import (
     TimedOut,
     Work,
 )
-from plexsvc.reward.sandbox.base import PYTHON, Limits, Ran
+from plexsvc.reward.sandbox.base import ENDED, PYTHON, Beside, Limits, Ran
 
 MAX_TESTS: Final = 256
-_RUN: Final = Limits(wall_us=30_000_000)
+GRADER_BYTES: Final = 320 << 20
+"""Of the memory that a stage holds, what the grader's process has; the sample has the rest."""
+_RUN: Final = Limits(wall_us=30_000_000, memory_bytes=832 << 20)
 _COMPILE: Final = Limits(wall_us=60_000_000, memory_bytes=2 << 30)
 _SUITE: Final = Limits(wall_us=120_000_000, memory_bytes=1 << 30)
+MIB: Final = 1 << 20
 
 _CALL: Final = """
-import json, os, sys
+import json, os, sys, types
 own = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-names = {"__name__": "solution"}
-exec(compile(open("solution.py").read(), "solution.py", "exec"), names)
-own.write(json.dumps(eval(sys.argv[1], names)))
+sys.set_int_max_str_digits(0)
+module = sys.modules["solution"] = types.ModuleType("solution")
+try:
+    exec(compile(open("solution.py", "rb").read(), "solution.py", "exec"), module.__dict__)
+except SystemExit:
+    pass
+def plain(value):
+    for name in ("tolist", "item"):
+        if type(value).__module__ == "numpy" and hasattr(value, name):
+            return getattr(value, name)()
+    if isinstance(value, __import__("collections").deque):
+        return list(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+own.write(json.dumps(eval(sys.argv[1], module.__dict__), default=plain))
 own.flush()
 """
-_ASSERT: Final = Path(asserting.__file__).read_bytes()
+_HERE: Final = Path(__file__).parent
 _HARNESS: Final = ".harness"
-_HARNESS_FILES: Final = {
-    f"{_HARNESS}/asserting.py": _ASSERT,
-    f"{_HARNESS}/unit_testing.py": Path(asserting.__file__)
-    .with_name("unit_testing.py")
-    .read_bytes(),
-}
+
+
+def _scripts(*names: str) -> dict[str, bytes]:
+    """Return copies of scripts of this folder, as files of a sandbox."""
+    return {f"{_HARNESS}/{name}.py": (_HERE / f"{name}.py").read_bytes() for name in names}
+
+
+_AGENT: Final = _scripts("answering", "talking")
+_ASSERT: Final = _scripts("asserting", "remote", "talking")
+_UNIT_TESTS: Final = _ASSERT | _scripts("unit_testing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """One test: what runs, and whether its output is right."""
+    """One test: what runs, and whether it ended right."""
 
     argv: tuple[str, ...]
     files: Mapping[str, bytes]
-    stdin: str
-    accepts: Callable[[str], bool]
+    accepts: Callable[[Ran], bool]
+    stdin: str = ""
+    sample: tuple[tuple[str, ...], Mapping[str, bytes]] | None = None
+    """What runs beside it: command and files of the sample's own sandbox."""
 
 
-def code_block(text: str, language: str) -> str:
-    r"""Return the last fenced block of a language, or of none, else the text itself.
+def code_block(text: str, language: str, *, defines: bool = False) -> str:
+    r"""Return the code that a text means: its last fenced block of a language, else of none.
+
+    With `defines` the last one of these that defines something, where any does: a block that only
+    shows how to call it often follows. Without any block the text itself is the code.
 
     >>> code_block("first\n```python\nx = 1\n```\nthat is all", "python")
     'x = 1\n'
     """
-    blocks = re.findall(rf"```(?:{language})?[ \t]*\n(.*?)```", text, re.DOTALL)
-    return str(blocks[-1]) if blocks else text
+    lines = text.replace("\r\n", "\n").split("\n")
+    blocks: list[tuple[str, str]] = []
+    fence, tag, inside = "", "", list[str]()
+    for line in [*lines, ""]:
+        found = re.match(r"[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*$", line)
+        if not fence and found:
+            fence, tag, inside = found[1], found[2].lower(), []
+        elif fence and found and found[1].startswith(fence) and not found[2]:
+            blocks.append((tag, textwrap.dedent("\n".join(inside)) + "\n"))
+            fence = ""
+        elif fence:
+            inside.append(line)
+    if fence and "".join(inside).strip():  # it was never closed
+        blocks.append((tag, textwrap.dedent("\n".join(inside))))
+    mine = [code for tag, code in blocks if re.fullmatch(language, tag)]
+    mine = mine or [code for tag, code in blocks if not tag]
+    if defines:
+        mine = [
+            code for code in mine if re.search(r"^(async def|def|class) ", code, re.MULTILINE)
+        ] or mine
+    return mine[-1] if mine else text.replace("\r\n", "\n")
 
 
 def _python(work: Work) -> Outcome:
-    source = code_block(work.text, "python|py").encode()
-    return _test(work, [_python_case(test, source, work) for test in _tests(work)])
+    tests = _tests(work)
+    has_names = any("stdout" not in test for test in tests)
+    source = code_block(work.text, PYTHON_TAGS, defines=has_names)
+    return _test(work, [_python_case(test, source, work) for test in tests])
 
 
-def _python_case(test: Mapping[str, Any], source: bytes, work: Work) -> _Case:
+STARRED: Final = (
+    *("math", "collections", "itertools", "functools", "operator", "typing", "decimal", "re"),
+    *("fractions", "statistics", "string", "datetime", "heapq", "bisect", "random", "copy"),
+)
+"""Modules of which programs import everything."""
+NEEDS_PACKAGES: Final = re.compile(r"\b(pytest|approx|np|numpy|pd|pandas)\b")
+"""Assertions that the grader runs with packages, whether the sample has some or not."""
+PYTHON_TAGS: Final = "python3?|py3?"
+
+
+def _python_case(test: Mapping[str, Any], source: str, work: Work) -> _Case:
     python = (sys.executable, "-I") if work.settings.get("packages", False) else PYTHON
-    files = {"solution.py": source}
+    files = {"solution.py": source.encode(errors="surrogateescape")}
     if "stdout" in test:
+        is_right = prints(test["stdout"])
         return _Case(
             argv=(*python, "solution.py"),
             files=files,
             stdin=str(test.get("stdin", "")),
-            accepts=prints(test["stdout"]),
+            accepts=lambda ran: is_right(ran.stdout),
         )
     if "call" in test and "equals" in test:
         return _Case(
-            argv=(*python, "harness.py", str(test["call"])),
+            argv=(*python, "harness.py", _call(str(test["call"]))),
             files={**files, "harness.py": _CALL.encode()},
-            stdin="",
-            accepts=_returns(test["equals"]),
+            accepts=lambda ran: _returns(test["equals"], ran.stdout),
         )
     if "assert" in test:
-        nonce = secrets.token_hex(16)  # whoever leaves before the assertion does not know it
+        try:
+            asserting.parsed(str(test["assert"]))
+        except (SyntaxError, ValueError) as error:
+            raise RefusedError(f"code_python: the assertion {test['assert']!r}: {error}") from None
+        grader = (sys.executable, "-I") if NEEDS_PACKAGES.search(str(test["assert"])) else python
+        told = {"assertion": str(test["assert"]), "imports": imports_of(source)}
         return _Case(
-            argv=(*python, "harness.py"),
-            files={**files, "harness.py": _ASSERT},
-            stdin=f"{nonce}\n{test['assert']}",
-            accepts=lambda printed: printed.strip() == nonce,
+            argv=(*grader, f"{_HARNESS}/asserting.py"),
+            files={**_ASSERT, "told.json": json.dumps(told).encode()},
+            sample=((*python, f"{_HARNESS}/answering.py"), {**files, **_AGENT}),
+            accepts=lambda ran: ran.files.get("verdict") == b"1 1",
         )
     raise RefusedError(
         f"code_python: a test has stdout, call and equals, or assert, not {', '.join(test)}"
     )
 
 
+def _call(text: str) -> str:
+    try:
+        compile(text.strip(), "call", "eval")
+    except (SyntaxError, ValueError) as error:
+        raise RefusedError(f"code_python: the call {text!r}: {error}") from None
+    return text.strip()
+
+
+def imports_of(source: str) -> dict[str, list[str]]:
+    """Return the names that a program only imports: the module of each, and the name there.
+
+    >>> imports_of("import numpy as np; from math import gcd as g")
+    {'np': ['numpy'], 'g': ['math', 'gcd']}
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, list[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                found[one.asname or one.name.partition(".")[0]] = [
+                    one.name if one.asname else one.name.partition(".")[0]
+                ]
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module in STARRED
+            and node.names[0].name == "*"
+        ):
+            module = importlib.import_module(node.module)
+            found |= {one: [node.module, one] for one in dir(module) if not one.startswith("_")}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {one.asname or one.name: [node.module, one.name] for one in node.names}
+    for own in ast.walk(tree):  # what it defines itself is its own
+        if isinstance(own, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.pop(own.name, None)
+        elif isinstance(own, ast.Name) and isinstance(own.ctx, ast.Store):
+            found.pop(own.id, None)
+    return found
+
+
 def _compile(work: Work) -> Outcome:
     argv = ["/usr/bin/g++", "-O2", "-std=c++20", "-pipe", "-o", "program", "main.cpp"]
-    source = code_block(work.text, r"cpp|c\+\+|cc").encode()
+    source = code_block(work.text, r"cpp|c\+\+|cc|cxx|c").encode(errors="surrogateescape")
     ran = work.sandbox.run(argv, files={"main.cpp": source}, limits=work.limits, keeps_files=True)
     if ran.hit == "wall":
         return TimedOut(output=ran.stderr)
@@ -124,16 +229,17 @@ def _run_cpp(work: Work) -> Outcome:
     tests = _tests(work)
     if any("stdout" not in test for test in tests):
         raise RefusedError("code_cpp: a test has stdin and stdout")
-    cases = [
-        _Case(
-            argv=("./program",),
-            files=work.files,
-            stdin=str(test.get("stdin", "")),
-            accepts=prints(test["stdout"]),
-        )
-        for test in tests
-    ]
-    return _test(work, cases)
+    return _test(work, [_cpp_case(test, work.files) for test in tests])
+
+
+def _cpp_case(test: Mapping[str, Any], files: Mapping[str, bytes]) -> _Case:
+    is_right = prints(test["stdout"])
+    return _Case(
+        argv=("./program",),
+        files=files,
+        stdin=str(test.get("stdin", "")),
+        accepts=lambda ran: is_right(ran.stdout),
+    )
 
 
 def _tests(work: Work) -> list[Mapping[str, Any]]:
@@ -150,17 +256,17 @@ def _test(work: Work, cases: Sequence[_Case]) -> Outcome:
     """Run the cases one after the other, each in a sandbox of its own, in the time of the stage."""
     left_us, passed, output, detail = _time_us(work), 0, "", ""
     for number, case in enumerate(cases):
-        limits = _within(work.limits, left_us)
-        ran = work.sandbox.run(
-            case.argv, files=case.files, stdin=case.stdin.encode(), limits=limits
-        )
+        limits = replace(work.limits, wall_us=left_us)
+        ran = _run(work, case, limits)
         left_us -= ran.run_us
         if ran.hit == "wall" or left_us <= 0:
-            return TimedOut(output=output + ran.stdout + ran.stderr)
-        is_right = not ran.hit and ran.exit_code == 0 and case.accepts(ran.stdout)
+            seconds = f"{_time_us(work) / 1e6:g} s"
+            text = f"the tests of a sample took longer than they may together, {seconds}"
+            return TimedOut(output=output + _output(ran), detail=text)
+        is_right = not ran.hit and ran.exit_code == 0 and case.accepts(ran)
         passed += is_right
         if not is_right and not detail:
-            detail, output = f"test {number} failed: {_why(ran)}", ran.stdout + ran.stderr
+            detail, output = f"test {number} failed: {_why(ran)}", _output(ran)
     share = passed / len(cases)
     score = share if work.settings.get("partial", True) else float(share == 1)
     return Scored(score=score, output=output, detail=f"{passed} of {len(cases)} passed. {detail}")
@@ -176,20 +282,33 @@ def _time_us(work: Work) -> int:
     return int(seconds * 1e6)
 
 
-def _within(limits: Limits, left_us: int) -> Limits:
-    return Limits(
-        wall_us=left_us,
-        memory_bytes=limits.memory_bytes,
-        disk_bytes=limits.disk_bytes,
-        output_bytes=limits.output_bytes,
-        max_processes=limits.max_processes,
-        max_open_files=limits.max_open_files,
+def _run(work: Work, case: _Case, limits: Limits) -> Ran:
+    """Run a case, and beside it the sample, each in a sandbox of its own."""
+    if case.sample is None:
+        return work.sandbox.run(
+            case.argv, files=case.files, stdin=case.stdin.encode(), limits=limits
+        )
+    argv, files = case.sample
+    left = replace(limits, memory_bytes=max(MIB, limits.memory_bytes - GRADER_BYTES))
+    return work.sandbox.run(
+        case.argv,
+        files=case.files,
+        limits=replace(limits, memory_bytes=GRADER_BYTES),
+        keeps_files=True,
+        beside=Beside(argv=argv, files=files, limits=left),
     )
 
 
+def _output(ran: Ran) -> str:
+    """Return what a command printed, and the sample beside it."""
+    beside = "" if ran.beside is None else ran.beside.stderr
+    return beside + ran.stdout + ran.stderr
+
+
 def _why(ran: Ran) -> str:
-    if ran.hit:
-        return f"it exceeded its limit of {ran.hit}"
+    hit = ran.hit or (ran.beside.hit if ran.beside is not None else "")
+    if hit not in {"", ENDED}:
+        return f"it exceeded its limit of {hit}"
     return f"exit code {ran.exit_code}" if ran.exit_code else "another answer"
 
 
@@ -199,64 +318,181 @@ def prints(expected: object) -> Callable[[str], bool]:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line.rstrip(" \t\r\f\v") for line in text.rstrip().split("\n")]
 
 
-def _returns(expected: object) -> Callable[[str], bool]:
-    def accepts(printed: str) -> bool:
-        try:
-            found = json.loads(printed)
-        except ValueError:
-            return False
-        return bool(found == expected) and isinstance(found, bool) == isinstance(expected, bool)
+def _returns(expected: object, printed: str) -> bool:
+    try:
+        return is_same(json.loads(printed), expected)
+    except (ValueError, RecursionError):
+        return False
 
-    return accepts
+
+def is_same(found: object, expected: object) -> bool:
+    """Return whether two JSON values are the same: a truth value is no number.
+
+    >>> is_same([1, 2.0], [1.0, 2]), is_same([True], [1])
+    (True, False)
+    """
+    if isinstance(found, list) and isinstance(expected, list):
+        pairs = zip(found, expected, strict=False)
+        return len(found) == len(expected) and all(is_same(one, two) for one, two in pairs)
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(
+            is_same(found[key], expected[key]) for key in found
+        )
+    return found == expected and isinstance(found, bool) == isinstance(expected, bool)
 
 
 def _unit_tests(work: Work) -> Outcome:
     """Score the share of pytest's tests that pass; `reference.files` are the tree."""
-    path, files = _tree(work)
-    nonce = secrets.token_hex(16)
-    argv = (sys.executable, f"{_HARNESS}/unit_testing.py", path)
-    ran = work.sandbox.run(
-        argv,
-        files={**files, **_HARNESS_FILES},
-        stdin=f"{nonce}\n".encode(),
-        limits=work.limits,
-        fixes_files=True,
+    tree = _Tree.of(work)
+    told = json.dumps({"path": tree.path, "name": tree.module}).encode()
+    case = _Case(
+        argv=(sys.executable, f"{_HARNESS}/unit_testing.py"),
+        files={**tree.files, tree.path: b"", **_UNIT_TESTS, "told.json": told},
+        sample=(
+            (sys.executable, f"{_HARNESS}/answering.py"),
+            {**tree.given, tree.path: tree.source, **_AGENT},
+        ),
+        accepts=lambda _: True,
     )
+    ran = _run(work, case, work.limits)
     if ran.hit == "wall":
-        return TimedOut(output=ran.stderr)
+        return TimedOut(output=_output(ran))
     if "No module named 'pytest'" in ran.stderr:
         raise RefusedError("unit_tests: pytest is not installed where workers run")
-    word, _, verdict = ran.stdout.partition(" ")
-    if ran.hit or word != nonce:
-        return Scored(score=0.0, output=ran.stderr, detail=f"the tests did not end: {_why(ran)}")
-    passed, total = json.loads(verdict)
+    verdict = ran.files.get("verdict", b"").split()
+    if ran.hit or len(verdict) != 2:
+        return Scored(score=0.0, output=_output(ran), detail=f"the tests did not end: {_why(ran)}")
+    passed, total = map(int, verdict)
     if not total:
-        return Scored(score=0.0, output=ran.stderr, detail="no test was run")
+        raise RefusedError("unit_tests: pytest finds no test in the tree that is to pass")
     score = passed / total if work.settings.get("partial", True) else float(passed == total)
-    return Scored(score=score, output=ran.stderr, detail=f"{passed} of {total}")
+    missing = re.search(r"No module named '([\w.]+)'", _output(ran))
+    hint = (
+        f". The sample found no module {missing[1]}; files of the tree that it may import are "
+        "listed in the reference as given"
+        if missing and score < 1
+        else ""
+    )
+    return Scored(score=score, output=_output(ran), detail=f"{passed} of {total}{hint}")
 
 
-def _tree(work: Work) -> tuple[str, dict[str, bytes]]:
-    """Return where the sample lies, and all files with it."""
-    tree = work.reference
-    if not isinstance(tree, Mapping) or not isinstance(tree.get("files"), Mapping):
-        raise RefusedError(
-            'unit_tests: the reference must be {"files": {path: text, ...}, "path": where the '
-            "sample goes}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tree:
+    """The files of unit tests, and where the sample is among them."""
+
+    path: str
+    module: str
+    """The sample's name as a module: with its packages, as far as their `__init__.py` reach."""
+    source: bytes
+    files: Mapping[str, bytes]
+    """For the tests."""
+    given: Mapping[str, bytes]
+    """For the sample: of the package that it is in, what no test is, nor imported by one, and what
+    the reference lists as `given`."""
+
+    @classmethod
+    def of(cls, work: Work) -> _Tree:
+        """Return the tree of a reference.
+
+        Raises:
+            RefusedError: naming the part that makes no sense.
+        """
+        tree = work.reference
+        if not isinstance(tree, Mapping) or not isinstance(tree.get("files"), Mapping):
+            raise RefusedError(
+                'unit_tests: the reference must be {"files": {path: text, ...}, "path": where the '
+                "sample goes}"
+            )
+        path = str(tree.get("path", "solution.py"))
+        files = {str(one): str(text) for one, text in tree["files"].items()}
+        if any(one.startswith("/") or ".." in one.split("/") for one in (path, *files)):
+            raise RefusedError("unit_tests: paths are relative and do not leave their directory")
+        if not path.endswith(".py") or is_collected(path):
+            raise RefusedError(
+                f"unit_tests: {path} would be run as a test, or is no Python file; a sample cannot "
+                "judge itself"
+            )
+        files.pop(path, None)
+        _refuse_what_runs_the_file(files, path)
+        asked = tree.get("given", [])
+        if not isinstance(asked, list) or not all(one in files for one in asked):
+            raise RefusedError("unit_tests: given lists paths of files of the tree")
+        given = {*asked, *_package_of(path, files)}
+        return cls(
+            path=path,
+            module=_module_of(path, files),
+            source=code_block(work.text, PYTHON_TAGS, defines=True).encode(
+                errors="surrogateescape"
+            ),
+            files={one: text.encode(errors="surrogateescape") for one, text in files.items()},
+            given={one: files[one].encode(errors="surrogateescape") for one in sorted(given)},
         )
-    path = str(tree.get("path", "solution.py"))
-    files = {str(one): str(text).encode() for one, text in tree["files"].items()}
-    files[path] = code_block(work.text, "python|py").encode()
-    if any(one.startswith("/") or ".." in one.split("/") for one in files):
-        raise RefusedError("unit_tests: paths are relative and do not leave their directory")
-    if re.fullmatch(r"test_.*|.*_test\.py|conftest\.py", Path(path).name):
-        raise RefusedError(
-            f"unit_tests: {path} would be run as a test; a sample cannot judge itself"
-        )
-    return path, files
+
+
+def is_collected(path: str) -> bool:
+    """Return whether pytest takes a file for tests or for their configuration."""
+    name = PurePosixPath(path).name
+    return bool(re.fullmatch(r"test_.*\.py|.*_test\.py|conftest\.py", name))
+
+
+def _module_of(path: str, files: Mapping[str, str]) -> str:
+    place = PurePosixPath(path)
+    names, folder = [place.stem], place.parent
+    while str(folder) != "." and str(folder / "__init__.py") in files:
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(names)
+
+
+def _package_of(path: str, files: Mapping[str, str]) -> Iterator[str]:
+    """Yield the other modules of the sample's package, as far as no test is or imports one."""
+    depth = _module_of(path, files).count(".")
+    if not depth:
+        return
+    top = PurePosixPath(path).parents[depth - 1]
+    imported = {word for one, text in files.items() if is_collected(one) for word in _imports(text)}
+    for one in files:
+        place = PurePosixPath(one)
+        is_inside = place.is_relative_to(top) and place.suffix == ".py"
+        is_test = is_collected(one) or {"test", "tests"} & {*place.parts}
+        if is_inside and not is_test and (place.stem not in imported or place.stem == "__init__"):
+            yield one
+
+
+def _imports(text: str) -> Iterator[str]:
+    """Yield the last parts of the modules and names that a file imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [one.name for one in node.names]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            yield from (name.rpartition(".")[2] for name in names)
+
+
+def _refuse_what_runs_the_file(files: Mapping[str, str], path: str) -> None:
+    """Refuse tests that name the sample's file: they would run it themselves, and it is not there.
+
+    Raises:
+        RefusedError: naming the test's file.
+    """
+    name = PurePosixPath(path).name
+    for one, text in files.items():
+        try:
+            nodes = ast.walk(ast.parse(text)) if is_collected(one) else iter(())
+            texts = [n.value for n in nodes if isinstance(n, ast.Constant)]
+        except (SyntaxError, ValueError) as error:
+            raise RefusedError(f"unit_tests: {one} is no Python: {error}") from None
+        if any(isinstance(value, str) and value.endswith(name) for value in texts):
+            raise RefusedError(
+                f"unit_tests: {one} names the file {name}, which is not beside the tests: import "
+                "the sample, or judge a program by code_python with stdin and stdout"
+            )
 
 
 PROGRAMS: Final = (

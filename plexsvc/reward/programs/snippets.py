@@ -162,7 +162,7 @@ def _files(found: object) -> dict[str, bytes]:
 
 def _number(found: Mapping[str, Any], field: str, *, most: float, default: float = 10) -> float:
     value = found.get(field)
-    if value is None or value == -1:  # what other services take for no limit
+    if value is None or (field == "memory_limit_MB" and value == -1):  # no limit, to other services
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
         raise RefusedError(f"{field}: it is {value!r}; it must be above 0 and at most {most:g}")

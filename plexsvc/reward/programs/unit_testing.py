@@ -1,41 +1,70 @@
-"""Script that runs pytest on a tree in which one module is a sample's: `unit_testing.py PATH`.
+"""Script that runs pytest on a tree in which one module is a sample's, which runs elsewhere.
 
-The sample's module is loaded in a child apart (`asserting.py`); what the tests import of it stands
-for what is there. So neither pytest nor the verdict is within reach of the sample. Standard input
-has a word, which is printed before the verdict: the tests that passed, and all. It imports nothing
-of this package, because it is copied.
+What the tests import of the sample's module stands for what is in its process (`remote.py`). Its
+directory holds the tree and `told.json`: the path of the sample, and its name as a module. It
+leaves `verdict`: the tests that passed, and all. How many there are is found before the sample
+runs: the tests are collected with nothing in its place. It imports nothing of the package, because
+it is copied.
 """
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import builtins
 import importlib
+import inspect
 import json
 import os
+import pathlib
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 if TYPE_CHECKING:
-    from plexsvc.reward.programs import asserting
+    from plexsvc.reward.programs import asserting, remote, talking
 else:
-    import asserting  # which lies beside it
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+    import asserting
+    import remote
+    import talking
 
-_STDERR: Final = 2
-_OPTIONS: Final = ("-q", "--no-header", "-p", "no:cacheprovider", "--color=no")
+    del sys.path[0]
+
+_TEMPORARY: Final = "/tmp/tests"
 _NOT_STARRED: Final = ("test", "Test", "pytest", "_")
 
 
-class FarModules(MetaPathFinder, Loader):
-    """Has the module of one file be that of the child, by whatever name it is imported."""
+class FarModule(ModuleType):
+    """A module whose names are asked for when they are used."""
 
-    def __init__(self, path: Path, line: asserting.Line) -> None:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_find" not in self.__dict__:
+            raise AttributeError(name)
+        return self.__dict__["_find"](name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        line = self.__dict__.get("_line")
+        if line is None or name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            line.do("setname", name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self.__dict__["_line"].do("delname", name)
+
+
+class FarModules(MetaPathFinder, Loader):
+    """Has the module of one file be far away, by whatever name it is imported."""
+
+    def __init__(self, path: pathlib.Path, fill: Callable[[FarModule], None]) -> None:
         self._path = path
-        self._line = line
+        self._fill = fill
 
     def find_spec(
         self,
@@ -45,72 +74,168 @@ class FarModules(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         """Return where a module is, if it is the sample's."""
         found = PathFinder.find_spec(name, path, target)
-        is_far = found is not None and found.origin and Path(found.origin).resolve() == self._path
+        is_far = found and found.origin and pathlib.Path(found.origin).resolve() == self._path
         return ModuleSpec(name, self, origin=str(self._path)) if is_far else None
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Have the names of a module be asked for when they are used."""
-        names = self._line.ask("names")
-        starred = [one for one in names if not one.startswith(_NOT_STARRED)]
-        module.__dict__["__all__"] = [one for one in starred if not hasattr(builtins, one)]
-        module.__dict__["__getattr__"] = self._attribute
+    def create_module(self, spec: ModuleSpec) -> FarModule:
+        """Return a module without names."""
+        return FarModule(spec.name)
 
-    def _attribute(self, name: str) -> Any:  # noqa: ANN401
-        try:
-            return self._line.ask("name", name)
-        except NameError as error:
-            raise AttributeError(str(error)) from None
+    def exec_module(self, module: ModuleType) -> None:
+        """Have the names of a module be found when they are used."""
+        assert isinstance(module, FarModule)
+        self._fill(module)
+
+
+def stand_in(module: FarModule) -> None:
+    """Fill a module with names that stand for anything."""
+    module.__dict__["__all__"] = []
+    module.__dict__["_find"] = lambda name: mock.MagicMock(name=name)
+
+
+def sample(line: remote.Grader, told: dict[str, str]) -> Callable[[FarModule], None]:
+    """Return what fills a module with the names of the sample."""
+    loaded: list[list[str]] = []
+
+    def fill(module: FarModule) -> None:
+        if not loaded:
+            loaded.append(line.load(told["path"], told["name"], module))
+        starred = [one for one in loaded[0] if not one.startswith(_NOT_STARRED)]
+        module.__dict__["__all__"] = [one for one in starred if not hasattr(builtins, one)]
+        module.__dict__["_find"] = line.name
+        module.__dict__["_line"] = line
+
+    return fill
+
+
+class Collected:
+    """Plugin of pytest that lists the tests of each file that are to pass."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.broken: dict[str, int] = {}
+        """Of files that cannot be collected without the sample: how many tests their texts have."""
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Count the tests of a file that cannot be collected."""
+        if report.failed and report.nodeid.endswith(".py"):
+            self.broken[report.nodeid] = _functions(pathlib.Path(report.nodeid))
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        """Take the others, but for those that their author skips, or expects to fail."""
+        self.names = [item.nodeid for item in session.items if not _is_off(item)]
+
+
+def _is_off(item: Any) -> bool:
+    marks = [mark for mark in item.iter_markers() if mark.name in {"skip", "xfail", "skipif"}]
+    return any(mark.name != "skipif" or any(one is True for one in mark.args) for mark in marks)
+
+
+def _functions(path: pathlib.Path) -> int:
+    """Return how many tests the text of a file has at least."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+    except (OSError, SyntaxError):
+        return 1
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return max(1, sum(isinstance(n, kinds) and n.name.startswith("test") for n in nodes))
 
 
 class Counts:
     """Plugin of pytest that counts what passed."""
 
-    def __init__(self) -> None:
-        self.passed = 0
-        self.skipped = 0
-        self.broken = 0
-        """Files that could not be collected."""
+    def __init__(self, line: remote.Grader) -> None:
+        self._line = line
+        self._asked = 0
+        self.passed: set[str] = set()
+        self.seen: set[str] = set()
+        self.left_out: set[str] = set()
+        """Tests that their author skips, or expects to fail."""
 
-    def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401
-        """Count a test: what fails while it is set up or taken down has not passed."""
-        self.passed += report.when == "call" and report.passed
-        self.passed -= report.when == "teardown" and report.failed
-        self.skipped += report.skipped
+    def pytest_runtest_logstart(self) -> None:
+        """Note what was asked before a test."""
+        self._asked = self._line.asked
 
-    def pytest_collectreport(self, report: Any) -> None:  # noqa: ANN401
-        """Count a file that is broken."""
-        self.broken += report.failed
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note a test: what fails while it is set up or taken down has not passed.
 
-    def pytest_sessionfinish(self, session: Any) -> None:  # noqa: ANN401
-        """Count all that there were, those among them that never ran."""
-        self.total = session.testscollected - self.skipped + self.broken
+        One that is skipped after the sample was asked is not left out: the sample may be why.
+        """
+        name = report.nodeid
+        self.seen.add(name)
+        if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
+            self.passed.add(name)
+        if report.when == "teardown" and report.failed:
+            self.passed.discard(name)
+        if hasattr(report, "wasxfail") or (report.skipped and self._line.asked == self._asked):
+            self.left_out.add(name)
 
-    total = 0
+    def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool | None:
+        """Run a test that is a coroutine function."""
+        if not inspect.iscoroutinefunction(pyfuncitem.obj):
+            return None
+        names = pyfuncitem._fixtureinfo.argnames
+        asyncio.run(pyfuncitem.obj(**{one: pyfuncitem.funcargs[one] for one in names}))
+        return True
+
+    pytest_pyfunc_call.tryfirst = True  # type: ignore[attr-defined]
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Return the names of the sample's module, which may be one of a package."""
-    top, name = path.parent, path.stem
-    while (top / "__init__.py").exists():
-        name, top = f"{top.name}.{name}", top.parent
-    sys.path.insert(0, str(top))
-    return vars(importlib.import_module(name))
+def run_pytest(
+    path: pathlib.Path, fill: Callable[[FarModule], None], *more: str, plugin: Any
+) -> None:
+    """Run pytest on the tree."""
+    sys.meta_path.insert(0, FarModules(path, fill))
+    here = str(pathlib.Path.cwd())
+    sys.path.insert(0, here)
+    pytest = importlib.import_module("pytest")
+    options = [
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "--color=no",
+        "--continue-on-collection-errors",
+        *more,
+    ]
+    pytest.main([*options, "--rootdir", here, "--confcutdir", here, here], plugins=[plugin])
+
+
+def collected(path: pathlib.Path) -> tuple[set[str], dict[str, int]]:
+    """Return the tests, and how many broken files have, found by a process without the sample."""
+    ours, theirs = os.pipe()
+    if not os.fork():
+        plugin = Collected()
+        run_pytest(path, stand_in, "--collect-only", plugin=plugin)
+        with os.fdopen(theirs, "w") as file:
+            json.dump([plugin.names, plugin.broken], file)
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as file:
+        names, broken = json.loads(file.read() or "[[], {}]")
+    os.wait()
+    return set(names), dict(broken)
 
 
 def main() -> None:
-    """Print the word and the verdict."""
+    """Leave the verdict."""
     sys.dont_write_bytecode = True
-    sys.path[0] = str(Path.cwd())
-    path = Path(sys.argv[1]).resolve()
-    line = asserting.start_solution(lambda: load(path))
-    own = os.fdopen(os.dup(1), "w")
-    os.dup2(_STDERR, 1)
-    word, counts = sys.stdin.readline().strip(), Counts()
-    sys.meta_path.insert(0, FarModules(path, line))
-    pytest = importlib.import_module("pytest")
-    pytest.main(list(_OPTIONS), plugins=[counts])
-    own.write(f"{word} {json.dumps([max(0, counts.passed), counts.total])}\n")
-    for stream in (own, sys.stdout, sys.stderr):
+    line = asserting.open_line()
+    told = json.loads(pathlib.Path("told.json").read_text())
+    path = pathlib.Path(told["path"]).resolve()
+    names, broken = collected(path)
+    line.shared = _TEMPORARY
+    counts = Counts(line)
+    try:
+        run_pytest(path, sample(line, told), f"--basetemp={_TEMPORARY}", plugin=counts)
+    except talking.LeftError as left:
+        sys.stderr.write(f"{left}\n")
+    judged = (names | counts.seen) - counts.left_out
+    of_file = Counter(name.partition("::")[0] for name in judged)
+    total = sum((Counter(broken) | of_file).values())  # of each file the larger number
+    passed = len(counts.passed - counts.left_out)
+    pathlib.Path("verdict").write_text(f"{passed} {total}")
+    for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)  # whatever of the tests would go on
 

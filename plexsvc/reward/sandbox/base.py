@@ -12,6 +12,10 @@ PYTHON: Final = (sys.executable, "-I", "-S")
 an interpreter to start."""
 
 
+ENDED: Final = "ended"
+"""What ends a command when the one that it ran beside has ended: no limit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What one stage may use."""
@@ -34,6 +38,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """A command in a sandbox of its own, on the standard input and output of another.
+
+    What one writes the other reads; they share nothing else.
+    """
+
+    argv: Sequence[str]
+    files: Mapping[str, bytes]
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """How a command in a sandbox ended."""
 
@@ -46,6 +62,8 @@ class Ran:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The regular files that it left, by path below its directory."""
     run_us: int = 0
+    beside: Ran | None = None
+    """How the command beside it ended."""
 
 
 class Sandbox(Protocol):
@@ -67,11 +85,11 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         limits: Limits,
         keeps_files: bool = False,
-        fixes_files: bool = False,
+        beside: Beside | None = None,
     ) -> Ran:
         """Return how a command ended, with nothing of it left; `files` lie in its directory.
 
-        With `fixes_files` nothing can be changed there, and what it writes goes to `/tmp`.
+        With a command `beside` it there is no `stdin`, and the other is ended when it has ended.
 
         Raises:
             PlexError: `unavailable` when nothing isolates here, or setting up failed.

@@ -16,13 +16,13 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.reward.sandbox import kernel, zygote
-from plexsvc.reward.sandbox.base import PYTHON, Limits, Ran
+from plexsvc.reward.sandbox.base import ENDED, PYTHON, Beside, Limits, Ran
 from plexsvc.reward.sandbox.cgroups import Group, Groups
 
 LOOK_US: Final = 50_000
@@ -92,23 +92,51 @@ class NamespaceSandbox:
         stdin: bytes = b"",
         limits: Limits,
         keeps_files: bool = False,
-        fixes_files: bool = False,
+        beside: Beside | None = None,
     ) -> Ran:
         """Return how a command ended; nothing of it is left.
 
         Raises:
             PlexError: `unavailable` when the sandbox could not be set up.
         """
-        begun_us = time.monotonic_ns() // 1000
+        watches: list[_Watch] = []
+        shared: list[dict[str, int]] = [{}, {}]
+        if beside is not None:
+            for reads, writes in ((0, 1), (1, 0)):
+                shared[reads]["stdin"], shared[writes]["stdout"] = os.pipe()
+        try:
+            main = self._start(argv, files, limits, shared[0], stdin=stdin, keeps_files=keeps_files)
+            watches.append(main)
+            if beside is not None:
+                watches.append(self._start(beside.argv, beside.files, beside.limits, shared[1]))
+            _follow(watches)
+        finally:
+            for ends in shared:
+                _close_all(ends)
+            for watch in watches:
+                watch.end()
+        other = watches[1].ran(beside.argv) if beside is not None else None
+        return replace(main.ran(argv), beside=other)
+
+    def _start(
+        self,
+        argv: Sequence[str],
+        files: Mapping[str, bytes],
+        limits: Limits,
+        shared: dict[str, int],
+        *,
+        stdin: bytes = b"",
+        keeps_files: bool = False,
+    ) -> _Watch:
+        """Have the zygote start a command; it takes the descriptors in `shared`."""
         asked = {
             "argv": list(argv),
             "files": dict(files),
             "limits": asdict(limits),
             "keeps_files": keeps_files,
-            "fixes_files": fixes_files,
         }
         group = self._groups.make(limits) if self._groups else None
-        pipes = _Pipes(group)
+        pipes = _Pipes(group, shared)
         try:
             pipes.send(self._line)
         except OSError as error:
@@ -118,19 +146,15 @@ class NamespaceSandbox:
             raise PlexError(
                 ErrorCode.UNAVAILABLE, f"{argv[0]} was not run: the sandbox's zygote died: {error}"
             ) from error
-        watch = _Watch(
+        feeds = {"asked": marshal.dumps(asked), "stdin": stdin}
+        return _Watch(
             pipes,
             zygote=self._zygote.pid,
-            feeds={"asked": marshal.dumps(asked), "stdin": stdin},
+            feeds={name: data for name, data in feeds.items() if name in pipes.ours},
             limits=limits,
-            begun_us=begun_us,
+            begun_us=time.monotonic_ns() // 1000,
             group=group,
         )
-        try:
-            watch.run()
-        finally:
-            watch.end()
-        return watch.ran(argv)
 
     def close(self) -> None:
         """End the zygote, and with it what still runs."""
@@ -142,11 +166,15 @@ class NamespaceSandbox:
 class _Pipes:
     """Pipes between worker and keeper: `ours` and `theirs` by name."""
 
-    def __init__(self, group: Group | None) -> None:
+    def __init__(self, group: Group | None, shared: dict[str, int]) -> None:
+        """Take those in `shared` for theirs: another command has the other ends."""
         self.ours: dict[str, int] = {}
         joins = group.open() if group else os.open(os.devnull, os.O_WRONLY)
-        self._theirs: dict[str, int] = {"joins": joins}
+        self._theirs: dict[str, int] = {"joins": joins, **shared}
+        shared.clear()
         for name in zygote.PIPES:
+            if name in self._theirs:
+                continue
             ends = os.pipe()
             is_fed = name in {"stdin", "asked"}
             self._theirs[name], self.ours[name] = ends if is_fed else reversed(ends)
@@ -187,20 +215,21 @@ class _Watch:
         default_factory=lambda: {name: bytearray() for name in ("stdout", "stderr", "said", "kept")}
     )
 
-    def run(self) -> None:
-        """Return when the command has ended and the keeper has said how."""
-        with selectors.DefaultSelector() as selector:
-            for name in self.output:
-                selector.register(self.pipes.ours[name], selectors.EVENT_READ, name)
-            for name in self.feeds:
-                os.set_blocking(self.pipes.ours[name], False)
-                selector.register(self.pipes.ours[name], selectors.EVENT_WRITE, name)
-            while "kept" in self.pipes.ours:
-                for key, _ in selector.select(LOOK_US / 1e6):
-                    self._move(key.data, selector)
-                self._look()
+    @property
+    def is_over(self) -> bool:
+        """Whether the command has ended and the keeper has said how."""
+        return "kept" not in self.pipes.ours
 
-    def _move(self, name: str, selector: selectors.BaseSelector) -> None:
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Have a selector look at its descriptors."""
+        for name in self.output.keys() & self.pipes.ours.keys():
+            selector.register(self.pipes.ours[name], selectors.EVENT_READ, (self, name))
+        for name in self.feeds:
+            os.set_blocking(self.pipes.ours[name], False)
+            selector.register(self.pipes.ours[name], selectors.EVENT_WRITE, (self, name))
+
+    def move(self, name: str, selector: selectors.BaseSelector) -> None:
+        """Read or write what one of its descriptors is ready for."""
         descriptor = self.pipes.ours[name]
         if name in self.feeds:
             is_over = self._feed(name, descriptor)
@@ -227,7 +256,7 @@ class _Watch:
         elif name != "kept" and not self.hit:
             room = self.limits.output_bytes - len(self.output["stdout"])
             if room < len(self.output["stderr"]):
-                self._kill("output")
+                self.kill("output")
         if self.hit and name in {"stdout", "stderr"}:
             del self.output[name][self.limits.output_bytes :]
 
@@ -241,15 +270,16 @@ class _Watch:
             else:
                 self.failure = line.decode(errors="replace").removeprefix("!")
 
-    def _look(self) -> None:
-        if self.hit:
+    def look(self) -> None:
+        """End the command if it is beyond a limit."""
+        if self.hit or self.is_over:
             return
         if time.monotonic_ns() // 1000 - self.begun_us > self.limits.wall_us:
-            self._kill("wall")
+            self.kill("wall")
         elif self.processes and self.group is None:
             tasks, memory_bytes = _tree(self.processes[0])
             if memory_bytes > self.limits.memory_bytes:
-                self._kill("memory")
+                self.kill("memory")
             elif len(tasks) > self.limits.cpus:
                 self._confine(tasks)
 
@@ -265,7 +295,8 @@ class _Watch:
             with suppress(OSError):
                 os.sched_setaffinity(task, self.processors)
 
-    def _kill(self, hit: str) -> None:
+    def kill(self, hit: str) -> None:
+        """End the command, because of a limit."""
         self.hit = hit
         with suppress(ProcessLookupError):
             os.kill(self.processes[0] if self.processes else self.zygote, signal.SIGKILL)
@@ -305,6 +336,23 @@ class _Watch:
             files=files,
             run_us=time.monotonic_ns() // 1000 - self.begun_us,
         )
+
+
+def _follow(watches: Sequence[_Watch]) -> None:
+    """Return when all commands have ended; the first takes those beside it with it."""
+    with selectors.DefaultSelector() as selector:
+        for watch in watches:
+            watch.register(selector)
+        while not all(watch.is_over for watch in watches):
+            for key, _ in selector.select(LOOK_US / 1e6):
+                watch, name = key.data
+                watch.move(name, selector)
+            for watch in watches:
+                watch.look()
+            if watches[0].is_over:
+                for watch in watches[1:]:
+                    if not watch.is_over and not watch.hit:
+                        watch.kill(ENDED)
 
 
 def _tree(process: int) -> tuple[list[int], int]:

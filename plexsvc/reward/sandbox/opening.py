@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.reward.sandbox.base import Limits, Ran, Sandbox
+from plexsvc.reward.sandbox.base import Beside, Limits, Ran, Sandbox
 from plexsvc.reward.sandbox.namespaces import NamespaceSandbox
 
 MAX_TRIES: Final = 3
@@ -34,7 +34,7 @@ class NoSandbox:
         stdin: bytes = b"",  # noqa: ARG002
         limits: Limits,  # noqa: ARG002
         keeps_files: bool = False,  # noqa: ARG002
-        fixes_files: bool = False,  # noqa: ARG002
+        beside: Beside | None = None,  # noqa: ARG002
     ) -> Ran:
         """Refuse.
 

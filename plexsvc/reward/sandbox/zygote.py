@@ -15,12 +15,13 @@ that it was forked with; any other is executed. The keeper stays and hands over 
 command left. Command, keeper and zygote each die with the process before them.
 
 Network, IPC and user namespace are the same for all commands of a zygote. They hold nothing: there
-is no interface, the filter refuses sockets, keys and IPC, and one command runs at a time.
+is no interface, and the filter refuses sockets, keys and IPC.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import marshal
 import os
@@ -53,6 +54,8 @@ BOX: Final = "/tmp/box"
 """Where a command starts, with its files."""
 
 MAX_FILES: Final = 4096
+SHARED_BYTES: Final = 1 << 20
+"""Of `/dev/shm`, where Python's `multiprocessing` keeps its locks."""
 PIPES: Final = ("stdin", "stdout", "stderr", "said", "kept", "asked")
 ENDS: Final = (*PIPES, "joins")
 """Descriptors that come with each command. Who writes to the last is in the command's group."""
@@ -70,9 +73,9 @@ if _gpus := os.environ.get(GPUS):  # noqa: TID251 - of the zygote's own process
     ENVIRONMENT[GPUS] = _gpus
 READY: Final = b"ready"
 _WARM: Final = (
-    "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq",
-    "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "threading",
-    "traceback", "typing",
+    "ast", "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools",
+    "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string",
+    "threading", "traceback", "typing", "uuid",
 )  # fmt: skip
 """What programs import most; forked with the interpreter."""
 
@@ -224,6 +227,7 @@ def _bind(place: str) -> None:
 
 def _make_devices() -> None:
     Path("/dev").mkdir()
+    Path("/dev/shm").mkdir()
     for name in (*_DEVICES, *_gpu_devices()):
         target = Path("/dev", name)
         target.touch()
@@ -305,9 +309,6 @@ def _become(
         os.write(ends["joins"], b"0")
         _mount_own(limits, inside)
         _write_files(asked["files"], owner=inside.owner)
-        if asked["fixes_files"]:
-            kernel.mount(BOX, BOX, "", kernel.MS_BIND)
-            kernel.make_readonly(BOX)
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             os.dup2(ends[name], number)
         os.chdir(BOX)
@@ -353,6 +354,8 @@ def _mount_own(limits: Limits, inside: Inside) -> None:
     kernel.unmount(_OLD_PROC)
     size = f"size={limits.disk_bytes},nr_inodes={MAX_FILES},mode=700,uid={owner},gid={owner}"
     kernel.mount("tmpfs", "/tmp", "tmpfs", safe, size)
+    shared = f"size={SHARED_BYTES},nr_inodes=256,mode=700,uid={owner},gid={owner}"
+    kernel.mount("tmpfs", "/dev/shm", "tmpfs", safe | kernel.MS_NOEXEC, shared)
     for place, descriptor in zip(inside.below_tmp, kept, strict=True):
         Path(place).mkdir(mode=0o755, parents=True)
         kernel.mount(f"/proc/self/fd/{descriptor}", place, "", kernel.MS_BIND | kernel.MS_REC)
@@ -409,6 +412,8 @@ def _interpret(argv: list[str]) -> NoReturn:
     os.environ.clear()  # noqa: TID251 - what the script sees
     os.environ.update(ENVIRONMENT)  # noqa: TID251
     sys.argv[:] = argv
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as where packages are
+    sys.set_int_max_str_digits(0)  # a right program may print more digits than Python allows
     script = sys.modules["__main__"] = types.ModuleType("__main__")
     script.__file__ = argv[0]
     code = 1

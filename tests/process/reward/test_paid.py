@@ -1,0 +1,163 @@
+"""What code graders pay: every point that was earned, and none that was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from plexsvc.reward.programs.base import RefusedError, Scored
+from plexsvc.reward.sandbox.base import Sandbox
+from tests.process.reward.test_code import run
+from tests.rigs import more_right_programs as more
+from tests.rigs import paid_hacks, right_programs, right_suites
+from tests.rigs.sandbox_process import sandbox_process
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+RIGHT: dict[str, tuple[str, list[dict[str, object]], bool]] = {
+    **{name: (*found, False) for name, found in right_programs.PROGRAMS.items()},
+    **{name: (*found, True) for name, found in right_programs.NUMPY.items()},
+    **{
+        f"{name}, more": (code, [{"assert": one} for one in texts], name in more.WITH_PACKAGES)
+        for name, (code, texts) in {**more.PROGRAMS, **more.WITH_PACKAGES}.items()
+    },
+    **{
+        f"{name}, printing": (code, [{"stdin": stdin, "stdout": stdout}], False)
+        for name, (code, stdin, stdout) in more.PRINTING.items()
+    },
+    **{
+        f"{name}, returning": (code, [{"call": call, "equals": equals}], False)
+        for name, (code, call, equals) in more.RETURNING.items()
+    },
+    **{
+        f"{name}, fenced": (text, [{"call": "f(1)", "equals": 2}], False)
+        for name, text in more.FENCED.items()
+    },
+}
+SEEN = """
+import gc, sys
+for agent in gc.get_objects():
+    if type(agent).__name__ == "Agent":
+        def read(self, real=type(agent).read):
+            message = real(self)
+            print("SEEN", message, file=sys.__stderr__)
+            return message
+        type(agent).read = read
+def f(x): return x
+class Box:
+    def __init__(self, x): self.x = x
+"""
+"""A sample that prints every message that reaches its process."""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with sandbox_process() as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_program_gets_all_its_points(name: str, sandbox: Sandbox) -> None:
+    code, tests, has_packages = RIGHT[name]
+    lost = {}
+    for test in tests:
+        found = run(sandbox, "code_python", code, [test], packages=has_packages)
+        if getattr(found, "score", 0) != 1:
+            lost[str(test)] = found.output[-700:]
+    assert not lost
+
+
+def test_a_right_sample_passes_ordinary_test_files(sandbox: Sandbox) -> None:
+    reference = {"files": right_suites.FILES}
+    found = run(sandbox, "unit_tests", right_suites.SAMPLE, reference)
+    assert isinstance(found, Scored)
+    assert found.score == 1, found.output
+
+
+@pytest.mark.parametrize("name", paid_hacks.SAMPLES)
+def test_no_sample_gets_a_point_from_an_assertion_that_it_did_not_earn(
+    name: str, sandbox: Sandbox
+) -> None:
+    at = list(paid_hacks.SAMPLES).index(name)
+    texts = [paid_hacks.ASSERTIONS[(at + 3 * k) % len(paid_hacks.ASSERTIONS)] for k in range(8)]
+    tests = [{"assert": text} for text in (*paid_hacks.ASSERTIONS[:4], *texts)]
+    found = run(sandbox, "code_python", paid_hacks.SAMPLES[name], tests)
+    assert isinstance(found, Scored)
+    assert found.score == 0, found.detail
+
+
+@pytest.mark.parametrize("name", paid_hacks.SUITES)
+def test_no_sample_gets_a_point_from_unit_tests_that_it_did_not_earn(
+    name: str, sandbox: Sandbox
+) -> None:
+    found = run(sandbox, "unit_tests", paid_hacks.SUITE_SAMPLES[name], paid_hacks.TREE)
+    assert isinstance(found, Scored)
+    assert found.score == 0, found.detail
+    assert found.detail.startswith("0 of 13"), "the tests are counted before the sample runs"
+
+
+def test_of_the_tests_only_arguments_of_calls_reach_the_process_of_the_sample(
+    sandbox: Sandbox,
+) -> None:
+    canaries = [str(7_000_001 + 13 * k) for k in range(40)]
+    forms = (
+        "f(1) == {}", "f(1) - {} == 0", "abs(f(1) - {}) < 1", "{} in [f(1)]", "[f(1)] == [{}]",
+        "f(1) < {}", "Box(1) == {}", "Box(1).x != {}", "f'{{f(1)}}' == '{}'", "{} / f(1) == 1",
+    )  # fmt: skip
+    tests = [{"assert": forms[k % len(forms)].format(one)} for k, one in enumerate(canaries)]
+    tests += [{"assert": "assert f('argument') == 'argument'\nassert False"}]
+    messages = []
+    for test in tests:
+        found = run(sandbox, "code_python", SEEN, [test])
+        messages += [line for line in found.output.splitlines() if line.startswith("SEEN")]
+    assert any("argument" in line for line in messages), "messages are seen"
+    assert not [line for line in messages if any(one in line for one in canaries)]
+    body = "\n".join(f"def test_{k}(): assert f({k}) == {one}" for k, one in enumerate(canaries))
+    tree = {"files": {"test_it.py": f"from solution import f\nEXPECTED = {canaries}\n{body}"}}
+    found = run(sandbox, "unit_tests", SEEN, tree)
+    messages = [line for line in found.output.splitlines() if line.startswith("SEEN")]
+    assert len(messages) > len(canaries)
+    assert not [line for line in messages if any(one in line for one in canaries)]
+
+
+@pytest.mark.parametrize(
+    ("program", "reference"),
+    [
+        ("code_python", [{"assert": "f(1) =="}]),
+        ("code_python", [{"assert": "x = 1"}]),
+        ("code_python", [{"call": "f(1", "equals": 2}]),
+        ("unit_tests", {"files": {"test_a.py": "def test_a(: pass"}}),
+        ("unit_tests", {"files": {"test_a.py": "import runpy\nrunpy.run_path('solution.py')"}}),
+        ("unit_tests", {"files": {"test_a.py": "x = 1"}}),
+        ("unit_tests", {"files": {}, "path": "setup.cfg"}),
+        ("unit_tests", {"files": {}, "given": ["nothing.py"]}),
+    ],
+)
+def test_tests_that_cannot_be_judged_are_refused_whatever_the_sample(
+    program: str, reference: object, sandbox: Sandbox
+) -> None:
+    for text in ("def f(x): return 2", ""):
+        with pytest.raises(RefusedError):
+            run(sandbox, program, text, reference)
+
+
+def test_a_sample_may_import_its_package_and_what_is_given_and_no_test(sandbox: Sandbox) -> None:
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/tools.py": "def double(x): return 2 * x",
+        "pkg/expected.py": "VALUE = 4",
+        "shared.py": "BASE = 0",
+        "test_it.py": "from pkg.solution import f\nfrom pkg.expected import VALUE\n"
+        "def test_it(): assert f(2) == VALUE",
+    }
+    reference = {"files": files, "path": "pkg/solution.py", "given": ["shared.py"]}
+    right = "from shared import BASE\nfrom .tools import double\ndef f(x): return BASE + double(x)"
+    found = run(sandbox, "unit_tests", right, reference)
+    assert isinstance(found, Scored)
+    assert found.score == 1, found.output
+    hack = "from .expected import VALUE\ndef f(x): return VALUE"
+    found = run(sandbox, "unit_tests", hack, reference)
+    assert isinstance(found, Scored)
+    assert found.score == 0
+    assert "given" in found.detail
