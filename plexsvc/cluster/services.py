@@ -34,6 +34,7 @@ class ServiceProcess:
         self._config_path = directory / f"{name}.toml"
         self._log_path = logs / f"{name}.log"
         self._process: AgentProcess | None = None
+        self._is_starting = False
 
     async def start(self) -> str:
         """Start the process; return its address when it serves.
@@ -47,7 +48,11 @@ class ServiceProcess:
         module = (sys.executable, "-m", self._module, "--config", str(self._config_path))
         argv = (*module, "--parent-death", str(os.getpid()))
         process = self._process = AgentProcess(argv, log_path=self._log_path)
-        said = await process.announcement(f"the {self._name}", timeout_s=START_S)
+        self._is_starting = True
+        try:
+            said = await process.announcement(f"the {self._name}", timeout_s=START_S)
+        finally:
+            self._is_starting = False
         return str(said["address"])
 
     async def replace(self, clock: Clock) -> None:
@@ -63,8 +68,8 @@ class ServiceProcess:
                 log.error("no process", process=self._name, error=error)  # noqa: TRY400
 
     def kill(self) -> None:
-        """Kill the process, which `replace` then starts again."""
-        if self._process is not None:
+        """Kill the process, which `replace` then starts again; one that starts has `START_S`."""
+        if self._process is not None and not self._is_starting:
             self._process.kill()
 
     async def stop(self) -> None:

@@ -45,7 +45,7 @@ class ManagerLink:
     has_beaten: bool = False
     """Since it was looked at last."""
     is_up: bool = False
-    """Whether its process has beaten at all; one that starts has longer for its first beat."""
+    """Whether it has beaten since it was killed; a successor has longer for its first beat."""
     silent_looks: int = 0
     """In a row, since its process began or beat."""
 

@@ -380,8 +380,6 @@ class Managers(Pools):
             except grpc.aio.AioRpcError as error:
                 if error.code() not in GONE:
                     log.error("manager cannot be followed", error=error)  # noqa: TRY400 - no bug
-            if link.is_up:  # its process has ended: the next one's silence begins now
-                link.is_up, link.silent_looks = False, 0
             await self._clock.sleep(RETRY_US)
 
     def _begin(self, link: ManagerLink, *, incarnation: int) -> None:

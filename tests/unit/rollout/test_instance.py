@@ -180,4 +180,4 @@ def test_a_model_that_is_not_what_was_saved_is_not_run(tmp_path: Path) -> None:
     }
     with pytest.raises(PlexError, match="another checksum") as refused:
         instances.main(config, ready=print)
-    assert refused.value.code is ErrorCode.CHECKSUM_MISMATCH
+    assert refused.value.code is ErrorCode.CHECKPOINT_DAMAGED
