@@ -143,7 +143,7 @@ class Hostile:
     def send(self) -> None:
         """Have them scored beside the job's own samples."""
         if self._is_on:
-            tests = [[{"call": "1 + 1", "equals": 2}]] * len(PROGRAMS)
+            tests = [[{"call": "answer()", "equals": 2}]] * len(PROGRAMS)
             self._scores.append(
                 self._job.score.submit(
                     "code_python", list(PROGRAMS.values()), references=tests, seconds=MAX_PROGRAM_S
