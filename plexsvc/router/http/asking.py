@@ -1,14 +1,14 @@
 """Requests in OpenAI's form, as operations that sample.
 
-What would change an answer and cannot be done is refused by its name; what changes nothing is let
-pass. Beside OpenAI's fields are some of vLLM's: token ids as prompts, `top_k`, `min_tokens`,
-`stop_token_ids`, `ignore_eos`, `detokenize`, `return_token_ids`.
+A field that is not among those honoured is refused by its name, unless it holds what is done
+anyway; one that is null is not given. Beside OpenAI's fields are some of vLLM's: token ids as
+prompts, `top_k`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `detokenize`, `return_token_ids`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from plexclient.ids import new_operation_id
@@ -22,22 +22,47 @@ MAX_CHOICES: Final = 128
 DEFAULT_TOKENS: Final = 16
 """Of a completion that does not say; a chat may fill the model."""
 
+SHARED: Final = frozenset(
+    {"detokenize", "ignore_eos", "logprobs", "max_completion_tokens", "max_tokens", "min_tokens"}
+    | {"model", "n", "return_token_ids", "seed", "stop", "stop_token_ids", "stream"}
+    | {"stream_options", "temperature", "top_k", "top_p"}
+    | {"metadata", "prompt_cache_key", "safety_identifier", "user"}  # these change no answer
+)
+HONOURED: Final[Mapping[bool, frozenset[str]]] = {
+    False: SHARED | {"prompt"},
+    True: SHARED | {"messages", "tool_choice", "tools"},
+}
+"""Fields of a completion, and of a chat, that may hold more than one value."""
+
 NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
-    "audio": (),
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
     "best_of": (1,),
+    "continue_final_message": (False,),
     "echo": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none",),
-    "functions": (),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
     "logit_bias": ({},),
+    "min_p": (0,),
     "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
+    "priority": (0,),
+    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("auto", "none"),
     "top_logprobs": (0,),
+    "use_beam_search": (False,),
 }
-"""Fields that ask for what is not done here, and what they may hold, beside nothing."""
+"""Fields that ask for what is not done here, and what they may hold."""
 
 Asked = Mapping[str, Any]
 
@@ -48,9 +73,8 @@ def operation_of(asked: Asked, *, is_chat: bool, session: str) -> operations_pb2
     Raises:
         PlexError: `bad_request`, naming the field.
     """
-    for name, values in NEUTRAL.items():
-        if asked.get(name) not in (None, *values):
-            raise _bad(name, asked[name], f"{json.dumps(list(values))} or nothing")
+    asked = given(asked)
+    check_fields(asked, HONOURED[is_chat], neutral=NEUTRAL)
     model = _text(asked, "model")
     operation = operations_pb2.Operation(
         operation_id=new_operation_id(),
@@ -64,6 +88,28 @@ def operation_of(asked: Asked, *, is_chat: bool, session: str) -> operations_pb2
     )
     bounds.check(operation)
     return operation
+
+
+def given(asked: Asked) -> Asked:
+    """Return the fields that a request gives: one that is null is not given."""
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def check_fields(
+    asked: Asked, honoured: Collection[str], *, neutral: Mapping[str, Sequence[object]]
+) -> None:
+    """Refuse what would be ignored.
+
+    Raises:
+        PlexError: `bad_request`, naming the field.
+    """
+    for name in asked.keys() - honoured:
+        found, values = asked[name], neutral.get(name, ())
+        if not any(
+            found == one and isinstance(found, bool) == isinstance(one, bool) for one in values
+        ):
+            wanted = f"one of {json.dumps(values)}" if values else "left out: it is not known here"
+            raise _bad(name, found, wanted)
 
 
 def wants(asked: Asked, name: str, *, default: bool = False) -> bool:
@@ -88,24 +134,40 @@ def wants_logprobs(asked: Asked, *, is_chat: bool) -> bool:
     """
     if is_chat:
         return wants(asked, "logprobs")
-    found = asked.get("logprobs")
-    if found not in (None, 0, 1):
-        raise _bad("logprobs", found, "0 or 1: logprobs are those of the chosen tokens")
-    return found is not None
+    _whole("logprobs", asked.get("logprobs"), high=1)  # of the chosen tokens alone
+    return asked.get("logprobs") is not None
+
+
+def wants_usage(asked: Asked) -> bool:
+    """Return whether a stream ends with its usage.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    options = asked.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict) or not wants(asked, "stream"):
+        raise _bad("stream_options", options, 'an object beside "stream": true')
+    neutral = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
+    check_fields(given(options), {"include_usage"}, neutral=neutral)
+    return wants(options, "include_usage")
 
 
 def _sampling(asked: Asked, *, is_chat: bool) -> operations_pb2.SamplingParams:
-    limit = asked.get("max_completion_tokens", asked.get("max_tokens"))
-    least = DEFAULT_TOKENS if not is_chat else 0
+    default = DEFAULT_TOKENS if not is_chat else 0
+    most = _whole("max_tokens", asked.get("max_tokens"), default=default, low=1)
     sampling = operations_pb2.SamplingParams(
         n=_whole("n", asked.get("n"), default=1, low=1, high=MAX_CHOICES),
-        max_tokens=least if limit is None else _whole("max_tokens", limit, low=1),
+        max_tokens=_whole(
+            "max_completion_tokens", asked.get("max_completion_tokens"), default=most, low=1
+        ),
         min_tokens=_whole("min_tokens", asked.get("min_tokens")),
         temperature=_real("temperature", asked.get("temperature"), default=1.0),
-        top_p=_real("top_p", asked.get("top_p"), default=1.0),
+        top_p=_real("top_p", asked.get("top_p"), default=1.0, low=1e-6, high=1),
         top_k=max(0, _whole("top_k", asked.get("top_k"), low=-1)),
         stop=_stops(asked.get("stop")),
-        stop_token_ids=_token_ids("stop_token_ids", asked.get("stop_token_ids") or []),
+        stop_token_ids=_token_ids("stop_token_ids", asked.get("stop_token_ids", [])),
         ignore_eos=wants(asked, "ignore_eos"),
         texts=wants(asked, "detokenize", default=True),
     )
@@ -120,8 +182,10 @@ def _chat(asked: Asked) -> operations_pb2.Prompt:
         raise _bad("messages", messages, "a list of objects with role and content")
     if not messages:
         raise _bad("messages", messages, "at least one message")
-    if tools is not None and not isinstance(tools, list):
+    if not isinstance(tools, list | None) or not all(isinstance(one, dict) for one in tools or []):
         raise _bad("tools", tools, "a list of objects")
+    if asked.get("tool_choice") not in (None, "auto", "none"):
+        raise _bad("tool_choice", asked["tool_choice"], '"auto" or "none"')
     offered = None if asked.get("tool_choice") == "none" else tools
     said = [
         one | {"content": _text_of(one["content"])} if "content" in one else one for one in messages
@@ -166,7 +230,7 @@ def _token_ids(name: str, given: Any) -> list[int]:  # noqa: ANN401 - what came
 
 
 def _stops(given: Any) -> list[str]:  # noqa: ANN401 - what came
-    stops = [given] if isinstance(given, str) else given or []
+    stops = [given] if isinstance(given, str) else [] if given is None else given
     is_list = isinstance(stops, list) and len(stops) <= MAX_STOPS
     if not is_list or not all(isinstance(x, str) and 0 < len(x) <= MAX_STOP_CHARS for x in stops):
         raise _bad("stop", given, f"up to {MAX_STOPS} texts of up to {MAX_STOP_CHARS} characters")
@@ -188,11 +252,18 @@ def _whole(
     return found
 
 
-def _real(name: str, found: Any, *, default: float) -> float:  # noqa: ANN401 - what came
+def _real(
+    name: str,
+    found: Any,  # noqa: ANN401 - what came
+    *,
+    default: float,
+    low: float = 0,
+    high: float = 1e6,
+) -> float:
     if found is None:
         return default
-    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found <= 1e6:
-        raise _bad(name, found, "a number from 0")
+    if not isinstance(found, int | float) or isinstance(found, bool) or not low <= found <= high:
+        raise _bad(name, found, f"a number from {low:g} to {high:g}")
     return float(found)
 
 

@@ -45,13 +45,14 @@ class Choice:
 
     def add(self, delta: operations_pb2.SampleDelta) -> None:
         """Take in what is new of the sample."""
+        if not delta.position:  # elsewhere, what it made itself may be cached
+            self.cached_tokens = min(delta.cached_tokens, len(self.prompt))
         self.tokens += delta.token_ids
         self.logprobs += delta.logprobs
         for text in delta.texts:
             self.texts.append(text)
             self.offsets.append(len(self.text))
             self.text += text
-        self.cached_tokens += delta.cached_tokens
         if delta.finish_reason:
             self.finish_reason = FINISH_REASONS[delta.finish_reason]
             self.stop_reason = delta.stop_reason
@@ -134,9 +135,13 @@ class Choice:
 
 
 def usage(choices: Sequence[Choice], prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return how many tokens a request took."""
+    """Return how many tokens a request took: a prompt counts once, by its least cached choice."""
     asked, made = sum(map(len, prompts)), sum(len(one.tokens) for one in choices)
-    cached = sum(one.cached_tokens for one in choices)
+    n = len(choices) // len(prompts)
+    cached = sum(
+        min(one.cached_tokens for one in choices[start : start + n])
+        for start in range(0, len(choices), n)
+    )
     return {
         "prompt_tokens": asked,
         "completion_tokens": made,

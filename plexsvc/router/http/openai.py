@@ -110,8 +110,7 @@ async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) ->
         has_token_ids=asking.wants(asked, "return_token_ids"),
     )
     is_streamed = asking.wants(asked, "stream")
-    options = asked.get("stream_options")
-    has_usage = asking.wants(options if isinstance(options, dict) else {}, "include_usage")
+    has_usage = asking.wants_usage(asked)
     with backend.hold(tenant):
         async with aclosing(_frames(backend.samples, operation, tenant=tenant)) as frames:
             prompts = [list(prompt.token_ids) for prompt in (await anext(frames)).prompts]

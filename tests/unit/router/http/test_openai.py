@@ -20,6 +20,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
 from plexsvc.router.auth import Tenants
 from plexsvc.router.config import RouterConfig
+from plexsvc.router.http import asking
 from plexsvc.router.http.openai import Backend, routes
 from plexsvc.router.http.server import serving
 from plexsvc.slots import Limit, Slots
@@ -38,6 +39,8 @@ class FakeSamples:
         self.refusal: PlexError | None = None
         self.failure: PlexError | None = None
         self.hold: asyncio.Event | None = None
+        self.cached = [2]
+        """Of the samples of a prompt."""
         self.begun = asyncio.Event()
         self.left = asyncio.Event()
 
@@ -63,13 +66,16 @@ class FakeSamples:
                 yield ops.GenerateFrame(result=ops.OperationResult(error=to_wire(self.failure)))
                 return
             yield ops.GenerateFrame(
-                deltas=[_delta(key, at, text, sampling=generate.sampling) for key in keys]
+                deltas=[
+                    _delta(key, at, text, sampling=generate.sampling, cached=self.cached)
+                    for key in keys
+                ]
             )
         yield ops.GenerateFrame(result=ops.OperationResult())
 
 
 def _delta(
-    key: tuple[int, int], at: int, text: str, *, sampling: ops.SamplingParams
+    key: tuple[int, int], at: int, text: str, *, sampling: ops.SamplingParams, cached: list[int]
 ) -> ops.SampleDelta:
     delta = ops.SampleDelta(
         prompt_index=key[0],
@@ -78,7 +84,7 @@ def _delta(
         token_ids=[100 + at],
         logprobs=[-at / 8],
         texts=[text] if sampling.texts else [],
-        cached_tokens=0 if at else 2,
+        cached_tokens=0 if at else cached[key[1] % len(cached)],
     )
     if at == len(TEXTS) - 1:
         stop = next((one for one in sampling.stop if one in "".join(TEXTS)), "")
@@ -272,6 +278,21 @@ async def test_a_stop_string_ends_the_text_and_nothing_of_it_is_told(
         ({"seed": 2**64}, "seed"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"temprature": 0.0}, "temprature"),
+        ({"prompt": "a"}, "prompt"),
+        ({"frequency_penalty": True}, "frequency_penalty"),
+        ({"structured_outputs": {"regex": "[0-9]+"}}, "structured_outputs"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"stop": False}, "stop"),
+        ({"stop_token_ids": {}}, "stop_token_ids"),
+        ({"tools": [1]}, "tools"),
+        ({"max_completion_tokens": 5, "max_tokens": "x"}, "max_tokens"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"usage": True}}, "usage"),
+        ({"stream": True, "stream_options": []}, "stream_options"),
     ],
 )
 async def test_what_is_not_done_is_refused_by_its_name(
@@ -283,6 +304,38 @@ async def test_what_is_not_done_is_refused_by_its_name(
             await api.post("/chat/completions", body=body, cast_to=dict)
     assert (refused.value.code, refused.value.param) == ("bad_request", field)
     assert not samples.asked
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_a_field_that_is_null_is_not_given(samples: FakeSamples, is_chat: bool) -> None:
+    fields = asking.HONOURED[is_chat] | asking.NEUTRAL.keys() | {"nobody_knows_this"}
+    given = {"messages": MESSAGES} if is_chat else {"prompt": "a"}
+    given |= {"model": MODEL, "max_tokens": 7}
+    path = "/chat/completions" if is_chat else "/completions"
+    async with client(samples) as api:
+        await api.post(path, body=dict.fromkeys(fields) | given, cast_to=dict)
+        await api.post(path, body=given, cast_to=dict)
+    (nulls, _), (none, _) = samples.asked
+    assert nulls.generate == none.generate
+    assert none.generate.sampling.max_tokens == 7
+
+
+async def test_a_prompt_counts_once_in_usage_by_its_least_cached_choice(
+    samples: FakeSamples,
+) -> None:
+    samples.cached = [0, 2, 64]
+    async with client(samples) as api:
+        for prompts, cached in ([[1, 2, 3]], 0), ([[1, 2, 3], [4, 5, 6]], 0):
+            told = await api.completions.create(model=MODEL, prompt=prompts, n=3)
+            assert told.usage is not None
+            assert told.usage.prompt_tokens == 3 * len(prompts)
+            assert told.usage.prompt_tokens_details is not None
+            assert told.usage.prompt_tokens_details.cached_tokens == cached
+        samples.cached = [2, 64, 3]
+        told = await api.completions.create(model=MODEL, prompt=[[1, 2, 3], [4]], n=3)
+    assert told.usage is not None
+    assert told.usage.prompt_tokens_details is not None
+    assert told.usage.prompt_tokens_details.cached_tokens == 2 + 1, "no more than the prompt has"
 
 
 async def test_a_template_gets_the_text_of_parts_and_what_has_no_content_as_it_is(
