@@ -184,9 +184,9 @@ def test_a_place_that_somebody_made_odd_holds_no_save_up(tmp_path: Path) -> None
     os.close(inner)
     try:
         save(tmp_path / "step-2")
-    finally:
-        subprocess.run(["rm", "-rf", deep], check=True)  # what Python removes nests less deep
-    assert ".complete" in names(tmp_path / "step-2")
+        assert ".complete" in names(tmp_path / "step-2")
+    finally:  # it may have another name by now; what Python removes nests less deep
+        subprocess.run(["rm", "-rf", tmp_path], check=True)
 
 
 def test_files_of_a_model_that_are_copied_are_bounded_together(
