@@ -278,13 +278,14 @@ class Ledger:
         assert to in (Residency.DEVICE, Residency.HOST), to
         wpg = self.find(wpg_id)
         refuse_older(f"move of {wpg_id}", "lease_no", given=lease_no, seen=wpg.lease_no)
-        wpg.lease_no = lease_no
+        if to is Residency.DEVICE and wpg.residency is not to:
+            self._take_devices(wpg)
+        wpg.lease_no = lease_no  # noted once nothing refuses any more
         if wpg.residency is to:
             return False
         if to is Residency.HOST:
             wpg.apply(ResidencyTrigger.OFFLOAD_ORDERED)
             return True
-        self._take_devices(wpg)
         wpg.apply(ResidencyTrigger.LOAD_ORDERED)
         return True
 

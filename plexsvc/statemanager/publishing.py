@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -231,30 +231,28 @@ class Publisher:
         finally:
             self.unhold(key, holder)
 
-    def read(self, key: VersionId, wanted: Sequence[CanonicalPiece]) -> Iterator[Array]:
+    def read(self, key: VersionId, wanted: Sequence[CanonicalPiece]) -> Generator[Array]:
         """Yield the bytes of each wanted box (name, start, size), or of the whole region for none.
+
+        The version is held until the iterator ends or is dropped.
 
         Raises:
             PlexError: `not_found` for a version or box that is not here.
         """
-        with self._lock:
-            self._shelf.get(key)
-            version = self._versions[key]
-            bytes_of = np.frombuffer(version.file.map(is_writable=False), dtype=np.uint8)
-        if not wanted:
-            yield bytes_of[: version.manifest.nbytes]
-        tensors = {
-            (tensor.kind, tensor.name): tensor
-            for tensor in pieces.tensors(version.manifest.pieces if wanted else ())
-        }
-        for piece in wanted:
-            tensor = tensors.get((piece.kind or "param", piece.name))
-            if tensor is None:
-                text = f"{key} has no {piece.name!r}"
-                raise PlexError(ErrorCode.NOT_FOUND, text)
-            yield pieces.assemble(
-                tensor, pieces.box_of(piece), region=lambda _rank, _name: bytes_of
-            )
+        with self.reading(key) as version:
+            bytes_of = np.frombuffer(version.data, dtype=np.uint8)
+            if not wanted:
+                yield bytes_of
+                return
+            tensors = {(t.kind, t.name): t for t in pieces.tensors(version.manifest.pieces)}
+            for piece in wanted:
+                tensor = tensors.get((piece.kind or "param", piece.name))
+                if tensor is None:
+                    text = f"{key} has no {piece.name!r}"
+                    raise PlexError(ErrorCode.NOT_FOUND, text)
+                yield pieces.assemble(
+                    tensor, pieces.box_of(piece), region=lambda _rank, _name: bytes_of
+                )
 
     def close(self) -> None:
         """Let go of all versions."""

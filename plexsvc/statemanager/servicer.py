@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -152,10 +152,14 @@ class StateManagerServicer:
         """Stream the wanted boxes of a version one after the other, or all of its region."""
         offset = 0
         arrays = self._node.publisher.read(VersionId.of(request), request.pieces)
-        while (array := await self._run(lambda _: next(arrays, None))) is not None:
-            for data in chunked(array):
+        chunks = (data for array in arrays for data in chunked(array))
+        try:
+            while (data := await self._run(lambda _: next(chunks, None))) is not None:
                 yield common_pb2.Chunk(offset=offset, data=data)
                 offset += len(data)
+        finally:
+            with suppress(ValueError):  # a read that was given up still runs, and ends the hold
+                await asyncio.get_running_loop().run_in_executor(self._threads, arrays.close)
 
     async def digest(self, request: pb.DigestRequest) -> pb.DigestReply:
         """Hash the state, the same wherever it is."""

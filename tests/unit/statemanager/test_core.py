@@ -63,6 +63,7 @@ def test_second_wpg_loads_only_when_the_first_is_off_the_device() -> None:
     error = refusal(books.begin_move, A, Residency.DEVICE, lease_no=2)
     assert (error.code, error.facts["need"], error.facts["free"]) == ("no_room", "60", "40")
     assert books.find(A).residency is Residency.HOST
+    assert books.find(A).lease_no == 1
     books.begin_move(B, Residency.HOST, lease_no=3)
     books.finish_move(B, is_done=True)
     assert books.begin_move(A, Residency.DEVICE, lease_no=4)
