@@ -62,8 +62,6 @@ class SchedulerConfig(Limits):
     0: no snapshots, the journal of a running scheduler is kept whole."""
     journal_actions: bool = False
     """Keep the core's actions in the journal, not only digests, for `plexctl replay` to show."""
-    micro_batch_tokens: int = 4096
-    """Tokens of a micro-batch when a deployment does not say."""
     kv_cache_bytes: int = 0
     """KV cache of a rollout instance when a deployment does not say; 0: 64 MiB on a CPU, on a GPU
     what the device's budget leaves beside the weights."""

@@ -50,8 +50,6 @@ class WorkerConfig:
     """float32 or bfloat16; empty reads as float32."""
     seed: int = 0
     """The deployment's seed; each operation draws from (seed, seq)."""
-    micro_batch_tokens: int = 0
-    """Most tokens of a micro-batch; the plan of each batch already keeps to it."""
     rendezvous: str = ""
     """Where ranks find each other: file:///path or tcp://host:port; unused by a group of one."""
     device_index: int = 0

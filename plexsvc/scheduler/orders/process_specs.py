@@ -89,7 +89,7 @@ def proc_spec(
     if rollout:
         more = _instance_config(deployment, config) | {"device_bytes": device_bytes}
     else:
-        more = _worker_config(deployment, config)
+        more = _worker_config(deployment)
         more |= {"world_size": len(wpg.places), "rendezvous": rendezvous}
     return node_pb2.ProcSpec(
         proc_id=f"{wpg.wpg_id}/{rank}",
@@ -120,7 +120,7 @@ def rendezvous_of(wpg: WpgRecord, hosts: list[Host]) -> str:
     return f"tcp://{hosts[0].hostname}:{20_000 + secrets.randbelow(10_000)}"
 
 
-def _worker_config(deployment: DeploymentRecord, config: SchedulerConfig) -> dict[str, object]:
+def _worker_config(deployment: DeploymentRecord) -> dict[str, object]:
     spec = deployment.spec
     optimizer = AdamW.from_wire(spec.optimizer) if spec.HasField("optimizer") else None
     return {
@@ -129,7 +129,6 @@ def _worker_config(deployment: DeploymentRecord, config: SchedulerConfig) -> dic
         "parallel": asdict(Parallel.from_wire(spec.parallel)),
         "optimizer": asdict(optimizer) if optimizer else None,
         "max_logprob_gap": spec.max_logprob_gap,
-        "micro_batch_tokens": spec.micro_batch_tokens or config.micro_batch_tokens,
     }
 
 

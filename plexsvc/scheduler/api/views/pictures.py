@@ -230,7 +230,6 @@ def _demand(
         expected_us=job.expected_us or PRIOR_JOB_US,
         state_bytes=job.state_bytes,
         max_slowdown_ppm=job.max_slowdown_ppm or limits.max_slowdown_ppm,
-        rollout_units=0,
         is_cold=not profile.segments,
         priority=job.priority,
         tenant=tenant,

@@ -48,7 +48,6 @@ class WhatIf:
     group_ids: tuple[int, ...] = ()
     """The groups it would join; several would become one. None: it would open one."""
 
-    rollout_units: Gang = ()
     shift_slots: int = 0
     overlap_ppm: int = 0
     slowdown_ppm: int = 1_000_000
@@ -70,7 +69,7 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     spot = planner.spot_for(
         demand, groups, barred=planner.kept_from(demand, now_us=now_us), now_us=now_us
     )
-    if spot is None or len(planner.board.idle) < demand.rollout_units:
+    if spot is None:
         return WhatIf(refusals=tuple(_reasons(planner, demand, now_us=now_us)))
     fit = planner.fitter.among(
         [planner.paces.cells_now(resident) for resident in spot.met()],
@@ -81,11 +80,9 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     met = {r.demand.resident_id for r in spot.met()}
     before = predicted(residents)
     own, after = predicted_with(Load.of(demand), spot.units, residents)
-    barred = spot.units if not spot.groups else ()
     return WhatIf(
         units=spot.units,
         group_ids=tuple(group.group_id for group in spot.groups),
-        rollout_units=planner.board.first_idle(demand.rollout_units, barred=barred) or (),
         shift_slots=fit.shift_slots,
         overlap_ppm=fit.overlap_ppm,
         slowdown_ppm=own,
@@ -100,8 +97,7 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
 def why(planner: Planner, resident_id: ResidentId, *, now_us: int) -> str:
     """Say why a waiting job waits, and what is kept for it."""
     demand = planner.waiting[resident_id]
-    beside = f" + {demand.rollout_units}" if demand.rollout_units else ""
-    asked = f"{demand.num_units}{beside} {planner.noun}(s)"
+    asked = f"{demand.num_units} {planner.noun}(s)"
     facts = _reasons(planner, demand, now_us=now_us)
     kept = planner.reservations.get(resident_id)
     if kept is not None:

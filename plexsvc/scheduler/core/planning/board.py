@@ -145,9 +145,7 @@ class Board(Pool):
         group.paused.pop(resident_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
         self._book(resident, -1)
-        left = self._settle(group)
-        self.release(resident_id)
-        return left
+        return self._settle(group)
 
     def relearn(self, resident_id: ResidentId, profile: Profile, *, anchor_slot: int) -> None:
         """Give a resident another cycle: it was profiled, or its cycle changed."""
@@ -181,19 +179,16 @@ class Board(Pool):
     def move(
         self, resident_id: ResidentId, units: Sequence[UnitId], *, anchor_slot: int
     ) -> list[Group]:
-        """Let a resident live on other units; what it holds for itself alone stays.
+        """Let a resident live on other units.
 
         Returns what is left of the group it left. Its units may be part of the new ones.
         """
         demand = self.groups[self.group_of[resident_id]].residents[resident_id].demand
-        held = self.exclusive.pop(resident_id, None)
         left = self.remove(resident_id)
         group = self.gather(units)
         self.commit(group, demand, anchor_slot=anchor_slot, shift_slots=0, units=tuple(units))
         if demand.is_cold:
             group.probing[resident_id] = None
-        if held is not None:
-            self.exclusive[resident_id] = held
         return left
 
     def reanchor(self, resident_id: ResidentId, *, anchor_slot: int) -> None:

@@ -1,8 +1,8 @@
 """The queue of waiting jobs and where each goes: admission, placement and the reasons for waiting.
 
 A job is offered to groups only when something changed for it: a group that lost or took a job,
-units that became idle, or the job being new. Placement is all or nothing: training gang and rollout
-units. Besides the queue there is the operator's way (`place_at`, `rehome`).
+units that became idle, or the job being new. Besides the queue there is the operator's way
+(`place_at`, `rehome`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Placed:
     units: Gang
     """The units it uses; its group may have others besides."""
 
-    rollout_units: Gang = ()
     shift_slots: int = 0
     overlap_ppm: int = 0
     opened: bool = False
@@ -74,7 +73,6 @@ class Planner(Keeping):
         """When relief and repacking were last considered."""
 
         self._unseen: set[ResidentId] = set()
-        self._short: dict[ResidentId, None] = {}
         self._changed: dict[int, None] = {}
         self._freed_seen = 0
         self._late_news = False
@@ -124,7 +122,6 @@ class Planner(Keeping):
         """Take a waiting job out of the queue."""
         self.board.shares.leave(self.waiting.pop(resident_id).tenant, self.board.kind)
         self._loads.pop(resident_id, None)
-        self._short.pop(resident_id, None)
         self._unseen.discard(resident_id)
         self._queue_news = True
         if resident_id in self.reservations:
@@ -277,8 +274,6 @@ class Planner(Keeping):
         has_changed = self._queue_news or bool(self._changed) or self._has_reopened
         if self.board.num_freed > self._freed_seen:
             has_changed = True
-            self._unseen.update(self._short)
-            self._short.clear()
         if self._has_reopened:
             self._unseen.update(self.waiting)
         self._changed.clear()
@@ -442,9 +437,6 @@ class Planner(Keeping):
         if not (is_new or hopes[num_units] or self.reservations):
             return None
         self._unseen.discard(demand.resident_id)
-        if len(self.board.idle) < demand.rollout_units:
-            self._short[demand.resident_id] = None
-            return None
         if is_new:
             pool = whole_groups(self.board, demand)
         else:
@@ -466,9 +458,6 @@ class Planner(Keeping):
         )
         if demand.is_cold:
             group.probing[demand.resident_id] = None
-        rollout = self.board.first_idle(demand.rollout_units) or ()
-        if rollout:
-            self.board.hold(demand.resident_id, rollout, tenant=demand.tenant)
         if demand.resident_id in self.waiting:
             self.withdraw(demand.resident_id)
         self.paces.begin(demand.resident_id, now_us=now_us)
@@ -476,7 +465,6 @@ class Planner(Keeping):
             resident_id=demand.resident_id,
             group_id=group.group_id,
             units=spot.units,
-            rollout_units=rollout,
             shift_slots=shift_slots,
             overlap_ppm=overlap_ppm,
             opened=not spot.groups,

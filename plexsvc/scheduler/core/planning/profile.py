@@ -134,7 +134,7 @@ class Demand:
 
     max_slowdown_ppm: int = 1_500_000
     rollout_units: int = 0
-    """Units it needs for itself alone besides, for rollout."""
+    """Rollout units that a simulated job asks for besides, as deployments of their own."""
 
     is_cold: bool = False
     """Its profile is a guess: it runs on a dedicated group until one full cycle is known."""

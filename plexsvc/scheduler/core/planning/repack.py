@@ -240,8 +240,7 @@ def _worst_first(group: Group) -> list[ResidentId]:
 def _wanted_units(planner: Planner) -> int:
     """Return how many more idle units some waiting job could use."""
     idle = len(planner.board.idle)
-    needs = (d.num_units + d.rollout_units for d in planner.waiting.values())
-    return max((need - idle for need in needs), default=0)
+    return max((d.num_units - idle for d in planner.waiting.values()), default=0)
 
 
 def _empty(

@@ -127,7 +127,7 @@ class Search:
         return load
 
     def _gang(self, demand: Demand, barred: Barred) -> Gang | None:
-        if len(self.board.idle) < demand.num_units + demand.rollout_units:
+        if len(self.board.idle) < demand.num_units:
             return None
         return self.idle_gang(demand, barred)
 

@@ -113,15 +113,16 @@ BoardHistory.TestCase.settings = settings(max_examples=25, stateful_step_count=2
 TestBoardHistory = BoardHistory.TestCase
 
 
-def test_rollout_nodes_leave_the_free_profile_and_come_back_with_their_job() -> None:
+def test_units_that_a_holder_has_leave_the_free_profile_until_it_releases_them() -> None:
     planned = board(4)
     group = planned.open_group(planned.idle_gang(2) or ())
     demand = Demand(resident_id=ResidentId("a"), num_units=2, profile=profile(60, (0, 20)))
     planned.commit(group, demand, anchor_slot=0, shift_slots=0)
-    planned.hold(ResidentId("a"), [UnitId("n2")])
+    planned.hold(ResidentId("rollout"), [UnitId("n2")])
     planned.check()
     assert (planned.free_units.minimum(0, 20), planned.free_units.minimum(20, 60)) == (1, 3)
     planned.remove(ResidentId("a"))
+    planned.release(ResidentId("rollout"))
     planned.check()
     assert planned.free_units.minimum(0, SIZE) == 4
 

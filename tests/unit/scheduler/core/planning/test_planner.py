@@ -33,7 +33,6 @@ def demand(
     busy: int = 20,
     mode: Mode = Mode.ASYNC1,
     state_bytes: int = 0,
-    rollout_units: int = 0,
     arrived_us: int = 0,
     max_slowdown_ppm: int = 1_500_000,
 ) -> Demand:
@@ -43,7 +42,6 @@ def demand(
         num_units=units,
         profile=Profile(period_us=period * SECOND_US, segments=(segment,), mode=mode),
         state_bytes=state_bytes,
-        rollout_units=rollout_units,
         arrived_us=arrived_us,
         expected_us=HOUR_US,
         max_slowdown_ppm=max_slowdown_ppm,
@@ -102,15 +100,6 @@ def test_a_placement_that_would_break_a_residents_bound_is_refused_with_the_reas
     admit(one, tight, demand("b", mode=Mode.SYNC, busy=40))
     assert list(one.waiting) == ["b"]
     assert "max_slowdown" in why(one, ResidentId("b"), now_us=0)
-
-
-def test_training_gang_and_rollout_nodes_are_placed_together_or_not_at_all() -> None:
-    one = planner("isolated", units=4)
-    assert admit(one, demand("a", units=2, rollout_units=1)) == {"a": ("n0", "n1")}
-    assert admit(one, demand("b", units=1, rollout_units=1)) == {}
-    assert list(one.board.idle) == ["n3"]
-    one.remove(ResidentId("a"))
-    assert [p.resident_id for p in one.admit(1)] == ["b"]
 
 
 def test_a_job_that_left_makes_room_for_one_that_waits() -> None:
