@@ -55,7 +55,8 @@ class ErrorCode(StrEnum):
     window.
     """
     NO_PLACEMENT = "no_placement"
-    """No devices can hold this deployment, now or within `scheduler.placement_timeout_us`."""
+    """No devices can hold this deployment, or none came free in `scheduler.placement_timeout_us`,
+    where that is set."""
     NO_ROOM = "no_room"
     """Device or host memory does not suffice. Free some, or try again later."""
     OUT_OF_MEMORY = "out_of_memory"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,9 @@ class ClientOptions:
     """How long an operation may stay unanswered before `operation_timeout` is raised; a generate,
     without a new token."""
 
-    deploy_timeout_s: float = 900.0
-    """How long a deployment may take to become ready before `operation_timeout` is raised."""
+    deploy_timeout_s: float = math.inf
+    """How long a deployment may take to become ready before `operation_timeout` is raised: by
+    default as long as it waits its turn."""
 
     staging_settle_s: float = 10.0
     """How long the service's answer is awaited after it refused an operation's payload."""

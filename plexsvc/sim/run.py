@@ -59,7 +59,7 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
         num_rollouts=num_beside,
         has_hope=lambda: any(job.has_hope for job in jobs),
     )
-    core = Scheduler(limits=patient_limits(len(workload.jobs), policy=policy), epoch=1)
+    core = Scheduler(limits=limits_of(policy), epoch=1)
     memory = HostMemory(host_bytes=workload.cluster.host_bytes)
     books = Books(view=core.view, cluster=workload.cluster, memory=memory)
     costs = TraceCosts(cluster=workload.cluster, seed=seed, books=books)
@@ -148,18 +148,14 @@ def compare(
     return summary, timed.outcome
 
 
-def patient_limits(num_jobs: int, *, policy: Policy) -> Limits:
-    """Return limits of a policy under which no job of a trace is refused for waiting."""
+def limits_of(policy: Policy) -> Limits:
+    """Return the limits that a cluster has under a policy, all others as they are by default."""
     return Limits(
-        max_jobs=num_jobs,
         policy=policy.name,
         max_deployments_per_group=policy.max_jobs,
         duty_cap_ppm=policy.duty_cap_ppm,
         target_slowdown_ppm=policy.target_slowdown_ppm,
         critical_target_ppm=policy.critical_target_ppm,
-        placement_timeout_us=FOREVER_US,
-        spawn_timeout_us=FOREVER_US,
-        gap_timeout_us=FOREVER_US,
     )
 
 

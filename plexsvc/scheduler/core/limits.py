@@ -11,7 +11,7 @@ from plexsvc.errors import ErrorCode, PlexError
 class Limits:
     """The core's bounds and priors: the keys of the `scheduler` configuration that it reads."""
 
-    max_jobs: int = 512
+    max_jobs: int = 4096
     """Jobs that may be open at once; the next is refused with `queue_full`. A tenant has as many
     of them at most as are left free."""
     max_deployments_per_job: int = 16
@@ -37,8 +37,9 @@ class Limits:
     its deployment ends."""
     respawn_window_us: int = 600_000_000
     """The time in which `max_respawns` counts."""
-    placement_timeout_us: int = 86_400_000_000
-    """How long a deployment waits for devices that others hold."""
+    placement_timeout_us: int = 0
+    """How long a deployment waits for devices that others hold before it fails; 0: until it gets
+    them."""
     relocation_timeout_us: int = 600_000_000
     """How long a relocation waits for its new processes and a step boundary."""
     policy: str = "plex"

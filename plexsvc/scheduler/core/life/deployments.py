@@ -59,9 +59,9 @@ def _take(lives: Lives, job_id: JobId, asked: Sequence[DeploymentRequested], *, 
         fault = circles.closed_by(placement, made[0])
     if fault is not None:
         refuse(lives.devices, made, fault)
-    for one in sets.waiting(placement, made[0]):
-        timer = PlaceTimer(one.deployment_id)
-        lives.set_timer(timer, at_us=at_us + lives.limits.placement_timeout_us)
+    timeout_us = lives.limits.placement_timeout_us
+    for one in sets.waiting(placement, made[0]) if timeout_us else ():
+        lives.set_timer(PlaceTimer(one.deployment_id), at_us=at_us + timeout_us)
 
 
 def _new(

@@ -4,7 +4,8 @@ An instance has no state that its deployment cannot give it again, so its loss c
 alone: the rollout manager keeps the samples, and the new process gets the weights in use. It may be
 lost `max_respawns` times in `respawn_window_us`; then whatever ends it would end the next one, too,
 and the deployment ends with that cause. It comes back on its own device, or, where its node was
-lost, on an idle one of that kind: it waits for one, or for its node, for `placement_timeout_us`.
+lost, on an idle one of that kind: it waits for one, or for its node, `placement_timeout_us` at
+most if that is set.
 One that was lost asleep is spawned when its deployment has its devices again.
 
 Of a shared deployment, an instance that a generate does without sleeps, and leaves its device to
@@ -114,8 +115,9 @@ def _wait(devices: Devices, wpg: Wpg, rank: int) -> None:
     """Have an instance wait for a device, its deployment going on without it."""
     if (wpg.wpg_id, rank) not in devices.placement.homeless:
         devices.placement.homeless[wpg.wpg_id, rank] = wpg.absent[rank]
-        at_us = devices.now_us + devices.limits.placement_timeout_us
-        devices.set_timer(HomelessTimer(wpg.wpg_id), at_us=at_us)
+        timeout_us = devices.limits.placement_timeout_us
+        if timeout_us:
+            devices.set_timer(HomelessTimer(wpg.wpg_id), at_us=devices.now_us + timeout_us)
 
 
 def _settle_at(devices: Devices, wpg: Wpg, rank: int, place: Place) -> None:

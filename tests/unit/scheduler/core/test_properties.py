@@ -41,7 +41,13 @@ TRAINING = [
 ]
 SAVES = {OperationKind.SAVE, OperationKind.STATE_DIGEST}
 ROLLOUT = [OperationKind.GENERATE, OperationKind.GENERATE, OperationKind.PULL]
-LIMITS = Limits(max_pending_per_wpg=6, max_gap=4, max_answered_per_deployment=8, max_move_tries=2)
+LIMITS = Limits(
+    max_pending_per_wpg=6,
+    max_gap=4,
+    max_answered_per_deployment=8,
+    max_move_tries=2,
+    placement_timeout_us=1 << 40,
+)
 REPEATED = ("drain",)
 """Timers of deployments that find no place off a draining node: they are set again and again."""
 FAULTS = (ErrorCode.INTERNAL, ErrorCode.WINDOW_BROKEN, ErrorCode.NO_ROOM, ErrorCode.WORKER_DIED)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, WpgId
 from plexsvc.scheduler.core.actions import (
-    SetTimer,
     SpawnWpg,
     StartOperation,
 )
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import (
     Place,
 )
@@ -53,14 +53,14 @@ def test_a_rollout_deployment_waits_for_a_free_device() -> None:
     world.join(train=0, rollout=1)
     world.bring_up("a", "rollout", rollout=True)
     world.job("b")
-    assert isinstance(world.deploy("b", "rollout", rollout=True)[0], SetTimer)
+    assert world.deploy("b", "rollout", rollout=True) == [], "and no time limit is set"
     world.end("a")
     world.drain()
     assert "wpg-1-2" in world.core.view.wpgs
 
 
 def test_a_deployment_that_waits_too_long_for_devices_fails() -> None:
-    world = FakeWorld()
+    world = FakeWorld(limits=Limits(placement_timeout_us=1))
     world.join(train=0, rollout=1)
     world.bring_up("a", "rollout", rollout=True)
     world.job("b")

@@ -14,6 +14,7 @@ from plexsvc.scheduler.core.events import (
     ProcExited,
     TurnsTaken,
 )
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind, Place
 from tests.fakes.fake_world import FakeWorld, codes, op_id
 
@@ -142,7 +143,7 @@ def lose_node(world: FakeWorld, node: str) -> list[Action]:
 @pytest.fixture
 def spread() -> FakeWorld:
     """A rollout deployment with an instance on each of two nodes."""
-    world = FakeWorld()
+    world = FakeWorld(limits=Limits(placement_timeout_us=1 << 40))
     world.join("n0", train=0, rollout=1)
     world.join("n1", train=0, rollout=1)
     world.bring_up("a", "rollout", devices=2, rollout=True)

@@ -35,7 +35,7 @@ def explained(world: FakeWorld, job: str) -> str:
 
 def crowded() -> FakeWorld:
     """Return a world of one training device that nobody shares, and two for instances."""
-    world = FakeWorld(limits=Limits(max_deployments_per_group=1))
+    world = FakeWorld(limits=Limits(max_deployments_per_group=1, placement_timeout_us=1 << 40))
     world.join("n0", train=1, rollout=2)
     return world
 
