@@ -179,12 +179,13 @@ async def test_a_tenants_models_are_not_anothers_over_http(ports: Ports) -> None
         asked = {"model": model, "prompt": [3, 4], "max_tokens": 2}
         assert (await ask("mine", "POST", "/v1/completions", **asked))[0] == 200
         chat = asked | {"messages": [{"role": "user", "content": "hi"}]}
-        for method, path in (
-            ("GET", f"/v1/models/{model}"),
-            ("POST", "/v1/completions"),
-            ("POST", "/v1/chat/completions"),
+        chat.pop("prompt")
+        for method, path, body in (
+            ("GET", f"/v1/models/{model}", {}),
+            ("POST", "/v1/completions", asked),
+            ("POST", "/v1/chat/completions", chat),
         ):
-            status, told = await ask("rival", method, path, **chat)
+            status, told = await ask("rival", method, path, **body)
             assert (status, told["error"]["code"]) == (404, "not_found"), path
 
 
