@@ -646,6 +646,21 @@ def test_rollout_nodes_are_not_charged_while_their_job_has_no_place() -> None:
     assert gpu_hours(outcome) <= 8 * held_h
 
 
+def test_a_job_behind_a_stream_of_higher_priorities_starts_within_two_days() -> None:
+    """Four nodes that jobs of priority 10 fill for 60 hours; a run of ten hours has none."""
+    load = giant_gang(seed=1, priority=0, hours=60)
+    stream = [replace(j, demand=replace(j.demand, priority=10)) for j in load.jobs[1:]]
+    hour_us = 3600 * SECOND_US
+    asked = replace(stream[0].demand, priority=0, arrived_us=8 * hour_us, expected_us=10 * hour_us)
+    low = replace(stream[0], demand=replace(asked, resident_id=ResidentId("low")))
+    load = Workload(jobs=(low, *stream), cluster=SimCluster(nodes=4))
+    outcome = play(load, policy=policy_named("plex"), seed=1).outcome
+    start_us = outcome.records[0].start_us
+    assert start_us is not None
+    waited_h = (start_us - low.demand.arrived_us) / hour_us
+    assert 24 < waited_h < 2 * 24 + 2
+
+
 def test_a_gang_with_a_priority_starts_within_two_hours_however_many_small_jobs_come() -> None:
     load = giant_gang(seed=1, priority=100, hours=6)
     outcome = play(load, policy=policy_named("plex"), seed=1).outcome

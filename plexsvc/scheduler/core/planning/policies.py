@@ -32,7 +32,7 @@ class QueueOrder(StrEnum):
     RATIO = "ratio"
     LONGEST = "longest"
     PATIENT = "patient"
-    """Longest first, but a job whose response ratio passed `patience_ppm` before all others."""
+    """Longest first, but a job that has waited for its patience before all others."""
 
 
 class Preference(StrEnum):
@@ -76,7 +76,11 @@ class Policy:
     """The same for jobs whose phases stay, of what their cells on the ring have in common."""
 
     patience_ppm: int | None = None
-    """Response ratio from which a blocked job reserves idle units; None: never."""
+    """Wait, relative to a job's expected run, after which it goes first and units are kept for it;
+    None: never."""
+
+    patience_us: int = 24 * 3600 * SECOND_US
+    """The longest such wait, however long the job."""
 
     takes_parts: bool = False
     """Whether a job may live on a part of a larger group while there is none of its size."""
@@ -119,7 +123,7 @@ PLEX: Final = Policy(
     target_slowdown_ppm=1_050_000,
     critical_target_ppm=1_200_000,
     settled_target_ppm=1_080_000,
-    patience_ppm=15_000_000,
+    patience_ppm=14_000_000,
     is_fair=True,
     repack_every_us=600 * SECOND_US,
     rules=PLEX_RULES,

@@ -8,8 +8,8 @@ from typing import Final
 from plexsvc.scheduler.core.planning.policies import Policy, QueueOrder
 from plexsvc.scheduler.core.planning.profile import PPM, Demand
 
-_MAX_STEPS: Final = 62
-"""Steps after which a priority has aged past every other."""
+_PATIENCES: Final = 2
+"""Of its patiences that a job waits before it has the highest priority somebody waits with."""
 
 
 def in_order(demands: Iterable[Demand], *, policy: Policy, now_us: int) -> list[Demand]:
@@ -29,9 +29,9 @@ def in_order(demands: Iterable[Demand], *, policy: Policy, now_us: int) -> list[
 class Aged:
     """Priorities of those that wait, as they have aged by `now_us`.
 
-    With each `patience_ppm` that its response ratio passes, a job gains twice as much as with the
-    one before (1, 3, 7, ...), but passes no higher priority than somebody waits with: among equals
-    nothing changes, and a stream of higher priorities holds nobody back for ever.
+    A job that has waited for twice its patience, twice `patience_us` at most, has the highest
+    priority that somebody waits with. So among equals nothing changes, and a stream of higher
+    priorities holds nobody back for ever.
     """
 
     def __init__(self, waiting: Iterable[Demand], *, policy: Policy, now_us: int) -> None:
@@ -41,10 +41,11 @@ class Aged:
 
     def priority(self, demand: Demand) -> int:
         """Return the priority that a job has by now."""
-        if demand.priority >= self._top or not self._policy.patience_ppm:
+        patience_us = _patience_us(demand, self._policy)
+        if demand.priority >= self._top or patience_us is None:
             return demand.priority
-        steps = _ratio_ppm(demand, self._now_us) // self._policy.patience_ppm
-        return min(self._top, demand.priority + (1 << min(steps, _MAX_STEPS)) - 1)
+        has_aged = self._now_us - demand.arrived_us >= _PATIENCES * patience_us
+        return self._top if has_aged else demand.priority
 
     def rank(self, demand: Demand) -> tuple[int, ...]:
         """Return what goes before all turns: the lowest first."""
@@ -56,11 +57,11 @@ def may_reserve(demand: Demand, *, policy: Policy, now_us: int) -> bool:
 
     They are for one with a priority, one that lost its place, and one that waited long.
     """
-    patience = policy.patience_ppm
-    if patience is None:
+    patience_us = _patience_us(demand, policy)
+    if patience_us is None:
         return False
     has_right = demand.priority > 0 or demand.lost_place > 0
-    return has_right or _ratio_ppm(demand, now_us) >= patience
+    return has_right or now_us - demand.arrived_us >= patience_us
 
 
 def _key(demand: Demand, policy: Policy, now_us: int) -> tuple[int, ...]:
@@ -76,10 +77,20 @@ def _key(demand: Demand, policy: Policy, now_us: int) -> tuple[int, ...]:
 
 
 def _patient(demand: Demand, policy: Policy, now_us: int) -> tuple[int, int, int]:
-    """Sort impatient jobs ahead, the highest ratio first; the others longest first."""
-    ratio = _ratio_ppm(demand, now_us)
-    has_waited = ratio >= (policy.patience_ppm or 0)
-    return (0, -ratio, 0) if has_waited else (1, -demand.expected_us, demand.arrived_us)
+    """Sort impatient jobs ahead, by when they became so; the others longest first.
+
+    Who comes later than a job becomes impatient is never sorted before it: a stream of short jobs
+    holds a long one back no longer than its patience.
+    """
+    ends_us = demand.arrived_us + (_patience_us(demand, policy) or 0)
+    return (0, ends_us, 0) if ends_us <= now_us else (1, -demand.expected_us, demand.arrived_us)
+
+
+def _patience_us(demand: Demand, policy: Policy) -> int | None:
+    """Return how long a job waits before it has rights: in proportion to its run, and bounded."""
+    if policy.patience_ppm is None:
+        return None
+    return max(1, min(demand.expected_us * policy.patience_ppm // PPM, policy.patience_us))
 
 
 def _ratio_ppm(demand: Demand, now_us: int) -> int:
