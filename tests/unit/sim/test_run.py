@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -24,8 +25,10 @@ from plexsvc.scheduler.core import invariants
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, SyncAt
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, SyncAt
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileBook
 from plexsvc.sim import output
 from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, NodeGroup, SimCluster
@@ -659,6 +662,29 @@ def test_a_job_behind_a_stream_of_higher_priorities_starts_within_two_days() -> 
     assert start_us is not None
     waited_h = (start_us - low.demand.arrived_us) / hour_us
     assert 24 < waited_h < 2 * 24 + 2
+
+
+@pytest.mark.slow
+def test_no_job_is_placed_above_the_duty_cap_while_others_move_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without `Search.being_left`, 34 of the units here are filled up to 1.38."""
+    commit, sums = Board.commit, []
+
+    def summing(self: Board, group: Group, demand: Demand, **kwargs: Any) -> None:  # noqa: ANN401 - passed on
+        commit(self, group, demand, **kwargs)
+        for unit_id in () if demand.lost_place else group.residents[demand.resident_id].units:
+            others = [
+                duty_ppm
+                for other, (units, duty_ppm) in self.leaving.items()
+                if unit_id in units and other != demand.resident_id
+            ]
+            sums.append((self.duty_on(unit_id) + sum(others), len(others)))
+
+    monkeypatch.setattr(Board, "commit", summing)
+    play(preset_named("churn", seed=1), policy=PLEX, seed=1)
+    assert max(sums)[0] <= PLEX.duty_cap_ppm
+    assert any(num_leaving for _, num_leaving in sums)
 
 
 def test_a_gang_with_a_priority_starts_within_two_hours_however_many_small_jobs_come() -> None:

@@ -66,9 +66,8 @@ class WhatIf:
 def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     """Say where a job would go now and what that costs whom; changes nothing."""
     groups = whole_groups(planner.board, demand)
-    spot = planner.spot_for(
-        demand, groups, barred=planner.kept_from(demand, now_us=now_us), now_us=now_us
-    )
+    barred = planner.kept_from(demand, now_us=now_us) | planner.being_left(demand)
+    spot = planner.spot_for(demand, groups, barred=barred, now_us=now_us)
     if spot is None:
         return WhatIf(refusals=tuple(_reasons(planner, demand, now_us=now_us)))
     fit = planner.fitter.among(
@@ -127,7 +126,8 @@ def _reasons(
     phases = planner.phases_of(demand)
     endings = Endings(planner.paces, demand, now_us=now_us)
     kept = planner.kept_from(demand, now_us=now_us)
-    barred = {*barred, *kept}
+    left = planner.being_left(demand)
+    barred = {*barred, *kept, *left}
     board, num_units = planner.board, demand.num_units
     is_whole = not policy.takes_parts or has_whole(board, demand, barred=barred)
     groups = [
@@ -139,6 +139,8 @@ def _reasons(
     if kept:
         jobs = ", ".join(planner.reservations)
         facts.append(f"{len(kept)} are kept for {jobs}, which goes before it")
+    if left:
+        facts.append(f"{len(left)} are being left by jobs that move")
     counts: dict[str, int] = {}
     full = dict.fromkeys(board.memory.without_room(list(board.idle), demand.host_bytes))
     for spot in joining(board, demand, groups, barred=barred):

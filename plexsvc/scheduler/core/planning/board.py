@@ -52,6 +52,9 @@ class Board(Pool):
         self.group_at: dict[UnitId, int] = {}
         self.by_size: dict[int, dict[int, Group]] = {}
         self.group_of: dict[ResidentId, int] = {}
+        self.leaving: dict[ResidentId, tuple[Gang, int]] = {}
+        """Units that a resident is booked off and still runs on, and its duty there."""
+
         self.version = 0
         """Grows with every change of a group."""
 
@@ -62,6 +65,15 @@ class Board(Pool):
         """Return the sum of the duties of the jobs on a unit, in ppm."""
         group_id = self.group_at.get(unit_id)
         return 0 if group_id is None else self.groups[group_id].duty_on(unit_id)
+
+    def being_left(self, demand: Demand, *, cap_ppm: int) -> set[UnitId]:
+        """Return the units where a job would pass a cap with those that are on their way out."""
+        there: dict[UnitId, int] = {}
+        for resident_id, (units, duty_ppm) in self.leaving.items():
+            for unit_id in units if resident_id != demand.resident_id else ():
+                there[unit_id] = there.get(unit_id, 0) + duty_ppm
+        free_ppm = cap_ppm - demand.profile.duty_ppm
+        return {u for u, more_ppm in there.items() if more_ppm + self.duty_on(u) > free_ppm}
 
     def open_group(self, units: Sequence[UnitId]) -> Group:
         """Make a group of units that are in none."""
@@ -143,6 +155,7 @@ class Board(Pool):
         group.late.pop(resident_id, None)
         group.probing.pop(resident_id, None)
         group.paused.pop(resident_id, None)
+        self.leaving.pop(resident_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
         self._book(resident, -1)
         return self._settle(group)

@@ -369,7 +369,7 @@ class Planner(Keeping):
         resident = self.group_of(resident_id).residents[resident_id]
         demand, barred = resident.demand, {*avoid, *resident.units}
         if onto is None:
-            barred |= self.kept_units()
+            barred |= self.kept_units() | self.being_left(demand)
         else:
             barred.update(unit_id for unit_id in self.board.rooms if unit_id not in onto)
         spot = self.spot_for(
@@ -385,6 +385,11 @@ class Planner(Keeping):
     def move(self, resident_id: ResidentId, units: Sequence[UnitId], *, now_us: int) -> None:
         """Let a placed job live on other units at the phase it was last measured at."""
         self._rebook(resident_id, tuple(units), now_us=now_us)
+
+    def arrived(self, resident_id: ResidentId) -> None:
+        """Note that a resident runs where it is booked, and no longer on the units that it left."""
+        if self.board.leaving.pop(resident_id, None) is not None:
+            self.look_again()
 
     def best_spot(
         self,
@@ -408,7 +413,7 @@ class Planner(Keeping):
             and group.group_id != other_than
             and group.group_id not in taken
         ]
-        kept = self.kept_units()
+        kept = self.kept_units() | self.being_left(demand)
         spots = self._that_take(
             demand,
             groups,
@@ -441,11 +446,12 @@ class Planner(Keeping):
             pool = whole_groups(self.board, demand)
         else:
             pool = [group for group in changed if group.size == demand.num_units]
-        barred = self.kept_from(demand, now_us=now_us)
+        left = self.being_left(demand)
+        barred = self.kept_from(demand, now_us=now_us) | left
         spot = self.spot_for(demand, pool, barred=barred, now_us=now_us)
         spot = spot or self._kept_spot(demand, now_us=now_us)
         spot = spot or self._pressed_spot(demand, barred, now_us=now_us)
-        if spot is None or not claim(demand):
+        if spot is None or not left.isdisjoint(spot.units) or not claim(demand):
             return None
         return self._commit(demand, spot, now_us=now_us)
 
@@ -476,7 +482,10 @@ class Planner(Keeping):
         at_us = self.paces.phase_us(resident_id, default_us=now_us)
         met = {g.group_id for g in self._groups_at(units)}
         self.paces.restart(resident_id)
+        before = self.group_of(resident_id).residents[resident_id]
         left = self.board.move(resident_id, units, anchor_slot=at_us // self.board.slot_us)
+        gone = tuple(unit_id for unit_id in before.units if unit_id not in units)
+        self.board.leaving[resident_id] = gone, before.demand.profile.duty_ppm
         group = self.group_of(resident_id)
         for each in (*left, group):
             self.touch(each.group_id)

@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.planning.last_bursts import Endings
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.phases import Phases, settled_ppm
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
-from plexsvc.scheduler.core.planning.profile import Demand
+from plexsvc.scheduler.core.planning.profile import PPM, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.spots import (
     Barred,
@@ -112,6 +112,11 @@ class Search:
             endings=Endings(self.paces, demand, now_us=now_us),
         )
         return [spot for spot in spots if ask(spot, without=without) is None]
+
+    def being_left(self, demand: Demand) -> set[UnitId]:
+        """Return the units where a job would pass the duty cap while others move out of them."""
+        cap_ppm = PPM if demand.lost_place else self.policy.duty_cap_ppm
+        return self.board.being_left(demand, cap_ppm=cap_ppm)
 
     def phases_of(self, demand: Demand) -> Phases | None:
         """Return what a job would lose by phases in each place; None if its phases do not stay."""

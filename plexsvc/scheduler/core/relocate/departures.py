@@ -149,6 +149,7 @@ def book_as_it_is(devices: Devices) -> None:
             planner.move(key, units, now_us=devices.now_us)
             hosts.spread(placement, deployment)
             try_later(devices, deployment)
+        planner.arrived(key)
 
 
 def may_leave(devices: Devices, deployment: Deployment) -> bool:

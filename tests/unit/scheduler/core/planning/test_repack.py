@@ -65,7 +65,9 @@ def test_one_of_two_lonely_groups_moves_in_with_the_other_and_is_charged() -> No
     ]
     planner.move(ResidentId("a"), there, now_us=0)
     planner.board.check()
-    assert [p.resident_id for p in planner.admit(1)] == ["one"]
+    assert planner.admit(1) == [], "it runs there still: the duty cap holds"
+    planner.arrived(ResidentId("a"))
+    assert [p.resident_id for p in planner.admit(2)] == ["one"]
 
 
 def test_a_job_that_runs_stays() -> None:
