@@ -127,6 +127,5 @@ class Outcome:
     cost: float
     """The same by what they cost, in microseconds of a device with a price of 1."""
 
-    pruned_share: float
     drains: tuple[Drained, ...] = ()
     losses: tuple[Lost, ...] = ()

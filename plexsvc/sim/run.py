@@ -23,7 +23,7 @@ from plexsvc.sim.books import Books
 from plexsvc.sim.clients import Client, Outside
 from plexsvc.sim.hosts import HostMemory
 from plexsvc.sim.jobs import SimJob
-from plexsvc.sim.nodes import TRAIN_KIND, Nodes
+from plexsvc.sim.nodes import Nodes
 from plexsvc.sim.records import Outcome, Record
 from plexsvc.sim.summary import Summary, summarise
 from plexsvc.sim.trace_client import TraceClient, Turnstile, deal
@@ -91,7 +91,6 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
         node_us=books.node_us,
         device_us=books.device_us,
         cost=books.cost,
-        pruned_share=core.view.planners[TRAIN_KIND].fitter.pruned.share,
         drains=tuple(books.drains.values()),
         losses=tuple(books.losses),
     )

@@ -58,7 +58,6 @@ class Summary:
     prefetch_wasted: int
     moves: int
     pauses: int
-    pruned_share: float
     events: int
     wall_s: float
     isolated_error: str | None = None
@@ -206,7 +205,6 @@ def summarise(
         prefetch_wasted=outcome.counts.prefetch_wasted,
         moves=sum(len(r.moves) for r in records),
         pauses=sum(len(r.pauses) for r in records),
-        pruned_share=round(outcome.pruned_share, 4),
         events=outcome.events,
         wall_s=round(wall_s, 3),
         isolated_error=isolated_error,

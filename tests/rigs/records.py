@@ -44,6 +44,5 @@ def outcome_of(*records: Record) -> Outcome:
         node_us=0,
         device_us=0,
         cost=0.0,
-        pruned_share=0.0,
         losses=(Lost(node_id=NodeId("n1"), at_us=140 * SECOND_US, back_us=200 * SECOND_US),),
     )

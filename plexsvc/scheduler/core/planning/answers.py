@@ -17,6 +17,7 @@ from plexsvc.scheduler.core.planning.bounds import (
     predicted_with,
     refusal,
 )
+from plexsvc.scheduler.core.planning.fit import least_overlap
 from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.last_bursts import Endings
 from plexsvc.scheduler.core.planning.memory import size
@@ -70,7 +71,8 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     spot = planner.spot_for(demand, groups, barred=barred, now_us=now_us)
     if spot is None:
         return WhatIf(refusals=tuple(_reasons(planner, demand, now_us=now_us)))
-    fit = planner.fitter.among(
+    fit = least_overlap(
+        planner.board,
         [planner.paces.cells_now(resident) for resident in spot.met()],
         demand.profile,
         anchor_slot=now_us // planner.board.slot_us,

@@ -3,9 +3,8 @@
 A group is opened on idle units by its first job, grows when a job needs its units and others
 (merging groups it meets), splits where jobs no longer share units, and dissolves with its last job.
 Committing a job subtracts its whole footprint over the horizon at once: from its units' free
-windows (the truth), from the global free-unit profile, and from the bit slice that prefilters.
-Removing it recomputes the windows from the footprints that stay, so that exactly what it took comes
-back.
+windows, and from the global free-unit profile. Removing it recomputes the windows from the
+footprints that stay, so that exactly what it took comes back.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from plexsvc.scheduler.core.planning.pool import Pool
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.planning.shares import HOST, Shares
-from plexsvc.scheduler.core.structures.bit_slices import Lanes
 from plexsvc.scheduler.core.structures.footprint import Footprint, footprint
 from plexsvc.scheduler.core.structures.interval_set import IntervalSet
 from plexsvc.scheduler.core.structures.ring import Ring
@@ -58,7 +56,6 @@ class Board(Pool):
         self.version = 0
         """Grows with every change of a group."""
 
-        self._lanes = Lanes(self.ring.size)
         self._next_group = 1
 
     def duty_on(self, unit_id: UnitId) -> int:
@@ -144,7 +141,6 @@ class Board(Pool):
         )
         self.group_of[demand.resident_id] = group.group_id
         group.duty_ppm += demand.profile.duty_ppm
-        group.slices.paint(group.lane, group.residents[demand.resident_id].cells)
         self._book(group.residents[demand.resident_id], 1)
         self._refresh(group)
 
@@ -214,7 +210,6 @@ class Board(Pool):
         if resident.cells is before:  # as always with cycles shorter than a slot
             self.mark(group)
             return
-        self._repaint(group)
         self._refresh(group)
 
     def cordon(self, unit_id: UnitId) -> list[ResidentId]:
@@ -286,12 +281,9 @@ class Board(Pool):
         assert np.array_equal(self.free_units.values(), profile), "free-unit profile"
 
     def _new_group(self, units: Gang) -> Group:
-        slices, lane = self._lanes.take()
         group = Group(
             group_id=self._next_group,
             units=units,
-            lane=lane,
-            slices=slices,
             parts=[self._untouched(units)],
             is_closed=any(unit_id in self.cordoned for unit_id in units),
         )
@@ -326,26 +318,22 @@ class Board(Pool):
             kept.probing.update(group.probing)
             kept.paused.update(group.paused)
             kept.duty_ppm += group.duty_ppm
-            self._lanes.give_back(group.slices, group.lane)
         self._span(kept, [n for part in before for n in part.units])
         self.group_of.update(dict.fromkeys(kept.residents, kept.group_id))
-        self._repaint(kept)
         kept.parts = self._parts(kept)
         self._reprofile(before, kept.parts)
 
     def _settle(self, group: Group) -> list[Group]:
-        """Bring a group that lost a job into order: dissolve it, split it, or repaint it."""
+        """Bring a group that lost a job into order: dissolve it, split it, or free its cells."""
         if not group.residents:
             self._reprofile(group.parts, [self._untouched(group.units)])
             self._forget(group)
-            self._lanes.give_back(group.slices, group.lane)
             self.give_back(group.units)
             return []
         if not group.is_uniform:
             pieces = connected(group.residents.values())
             if len(pieces) > 1 or len(pieces[0][0]) < group.size:
                 return self._split(group, pieces)
-        self._repaint(group)
         self._refresh(group)
         return [group]
 
@@ -367,7 +355,6 @@ class Board(Pool):
             if at == 0:
                 self._span(piece, units)
             self.group_of.update(dict.fromkeys(piece.residents, piece.group_id))
-            self._repaint(piece)
             piece.parts = self._parts(piece)
             made.append(piece)
         after = [part for piece in made for part in piece.parts]
@@ -416,8 +403,3 @@ class Board(Pool):
                 change[starts] += sign * len(part.units)
                 change[ends] -= sign * len(part.units)
         self.free_units.add_profile(np.cumsum(change[:-1], dtype=np.int32))
-
-    def _repaint(self, group: Group) -> None:
-        group.slices.clear(group.lane)
-        for resident in group.residents.values():
-            group.slices.paint(group.lane, resident.cells)

@@ -2,8 +2,7 @@
 
 A copy answers whatever changes nothing: where a job would go, which jobs should move. It costs the
 event loop one pass over the names of groups and units, and a copy of each group that changed since
-the copy before; the others are shared with that. What only a commit asks (the slices of the fit
-into free windows, the tenants' shares) is not copied.
+the copy before; the others are shared with that. The tenants' shares are not copied.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import copy
 from typing import TypeVar
 
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.fit import Fitter
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
 
@@ -25,7 +23,6 @@ def copy_of(planner: Planner, *, before: Planner | None = None) -> Planner:
     made.board = board = _board(planner.board, before=None if before is None else before.board)
     made.paces = _apart(planner.paces)
     made.paces.board = board
-    made.fitter = Fitter(board=board)
     return made
 
 

@@ -14,7 +14,6 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.profile import Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.structures.bit_slices import BitSlice
 from plexsvc.scheduler.core.structures.footprint import Footprint
 from plexsvc.scheduler.core.structures.interval_set import IntervalSet, gang_windows
 
@@ -67,8 +66,6 @@ class Group:
 
     group_id: int
     units: Gang
-    lane: int
-    slices: BitSlice
     parts: list[Part]
     residents: dict[ResidentId, Resident] = field(default_factory=dict)
     duty_ppm: int = 0
@@ -124,7 +121,7 @@ class Group:
         )
 
     def copy(self) -> Group:
-        """Return a group that does not change with this one; it shares cells and slices."""
+        """Return a group that does not change with this one; it shares cells."""
         return replace(
             self,
             residents={name: replace(one) for name, one in self.residents.items()},
@@ -169,8 +166,6 @@ def check_group(group: Group, *, ring_size: int, cordoned: Collection[UnitId]) -
         assert part.free.ranges() == want.ranges(), group.group_id
     if residents:
         assert [units for units, _ in connected(residents)] == [set(group.units)], group.group_id
-    num_busy = ring_size - group.free.num_slots
-    assert group.slices.busy_slots(group.lane) == num_busy, group
     assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
     marked = group.late.keys() | group.probing.keys() | group.paused.keys()
     assert marked <= group.residents.keys(), group

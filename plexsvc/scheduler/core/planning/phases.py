@@ -18,7 +18,7 @@ from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Resident
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Mode, Profile
-from plexsvc.scheduler.core.structures.bit_slices import BitSlice, Ints, overlap_by_shift
+from plexsvc.scheduler.core.structures.interval_set import IntervalSet, Ints, overlap_by_shift
 
 STABLE_PPM: Final = 50_000
 """Jitter up to which phases count as staying, and the most that a slot may be of a cycle."""
@@ -58,10 +58,9 @@ class Phases:
             return None
         if self._least_ppm > most_ppm:
             return self._least_ppm
-        slices = BitSlice(self._board.ring.size)
-        for resident in residents:
-            slices.paint(0, resident.cells)
-        return self._least(slices.load(0, period=self._period))
+        size = self._board.ring.size
+        free = IntervalSet.complement(size, [(r.cells.starts, r.cells.ends) for r in residents])
+        return self._least(free.busy_by_phase(size, period=self._period))
 
     def _least_anywhere(self, num_units: int) -> int:
         """Return what is lost at least wherever it goes: too few units are free at any shift."""

@@ -17,11 +17,11 @@ from plexsvc.scheduler.core.planning.bounds import (
     Spot,
     is_over,
 )
-from plexsvc.scheduler.core.planning.fit import Fitter
+from plexsvc.scheduler.core.planning.fit import least_overlap
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.keeping import Keeping
 from plexsvc.scheduler.core.planning.phases import is_stable
-from plexsvc.scheduler.core.planning.policies import Policy, Preference
+from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.planning.spots import (
@@ -68,7 +68,6 @@ class Planner(Keeping):
         """Plan on `board`; `noun` is what its units are called in reasons."""
         super().__init__(board, policy=policy)
         self.noun = noun
-        self.fitter = Fitter(board=board)
         self.relieved_us = self.repacked_us = NEVER_US
         """When relief and repacking were last considered."""
 
@@ -502,10 +501,6 @@ class Planner(Keeping):
         """Return how far a job's cycle slides in a place, and the share of it that overlaps."""
         for group in spot.groups:
             self.paces.follow_drift(group)
-        profile, fitter = demand.profile, self.fitter
-        if spot.is_whole and self.policy.preference is Preference.PLEX:
-            fit = fitter.best(spot.groups, profile, anchor_slot=anchor_slot)
-            assert fit is not None, spot
-            return fit.shift_slots, fit.overlap_ppm
-        among = fitter.among([r.cells for r in spot.met()], profile, anchor_slot=anchor_slot)
-        return among.shift_slots, among.overlap_ppm
+        cells = [resident.cells for resident in spot.met()]
+        fit = least_overlap(self.board, cells, demand.profile, anchor_slot=anchor_slot)
+        return fit.shift_slots, fit.overlap_ppm

@@ -1,1 +1,1 @@
-"""Data structures of planning: ring, footprints, free-node tree, interval sets, bit slices."""
+"""Data structures of planning: ring, footprints, free-node tree, interval sets."""

@@ -64,6 +64,18 @@ class IntervalSet:
         """Return how many slots are free. `O(n)`."""
         return int((self._ends - self._starts).sum())
 
+    def busy_by_phase(self, size: int, *, period: int) -> Ints:
+        """Return, by slot of a period, in how many cycles of a ring of `size` it is busy. `O(n)`.
+
+        >>> IntervalSet([(2, 6)]).busy_by_phase(6, period=3).tolist()
+        [1, 1, 0]
+        """
+        steps = np.zeros(size + 1, dtype=np.int64)
+        np.add.at(steps, self._starts, -1)
+        np.add.at(steps, self._ends, 1)
+        busy: Ints = (1 + np.cumsum(steps[:-1])).reshape(-1, period).sum(axis=0)
+        return busy
+
     def simulate_insert(self, starts: Ints, ends: Ints) -> Insertion:
         """Say what placing the ranges would meet, changing nothing. `O(m log n)`, vectorised.
 
@@ -126,6 +138,24 @@ def gang_windows(nodes: Sequence[IntervalSet]) -> IntervalSet:
     for windows in distinct[1:]:
         common = common.intersection(windows)
     return common
+
+
+def overlap_by_shift(load: Ints, segments: Sequence[tuple[int, int]]) -> Ints:
+    """Return, by shift, how many busy slots of the whole ring segments would overlap.
+
+    `load` is the busy count by slot of the period. `O(s P)`, vectorised.
+
+    >>> overlap_by_shift(np.array([2, 2, 0, 0]), [(0, 2)]).tolist()
+    [4, 2, 0, 2]
+    """
+    period = load.size
+    before = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(np.tile(load, 3))))
+    shifts = np.arange(period)
+    total = np.zeros(period, dtype=np.int64)
+    for offset, duration in segments:
+        first = shifts + offset % period
+        total += before[first + min(duration, period)] - before[first]
+    return total
 
 
 def _merge(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:

@@ -161,11 +161,10 @@ def test_a_cycle_that_occupies_the_same_cells_is_not_painted_again(
     demand = Demand(resident_id=one, num_units=1, profile=profile(60, (0, 20)))
     planned.commit(group, demand, anchor_slot=0, shift_slots=0)
     version, painted = group.version, list[str]()
-    for name in ("_repaint", "_refresh"):
-        monkeypatch.setattr(planned, name, lambda _, name=name: painted.append(name))
+    monkeypatch.setattr(planned, "_refresh", lambda _: painted.append("_refresh"))
     planned.relearn(one, replace(demand.profile, jitter_ppm=7), anchor_slot=60)
     assert painted == []
     assert group.version > version, "copies of it are out of date all the same"
     assert planned.groups[group.group_id].residents[one].demand.profile.jitter_ppm == 7
     planned.relearn(one, demand.profile, anchor_slot=61)
-    assert painted == ["_repaint", "_refresh"]
+    assert painted == ["_refresh"]

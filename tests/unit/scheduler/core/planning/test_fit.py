@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.fit import Fitter
+from plexsvc.scheduler.core.planning.fit import least_overlap
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
@@ -46,8 +46,8 @@ def test_the_fit_is_the_best_of_all_shifts(
     residents: list[tuple[Profile, int]], new: Profile, anchor: int
 ) -> None:
     board, group = group_with(residents)
-    fit = Fitter(board=board).best([group], new, anchor_slot=anchor)
-    assert fit is not None
+    there = [resident.cells for resident in group.residents.values()]
+    fit = least_overlap(board, there, new, anchor_slot=anchor)
     overlaps = []
     for shift in range(board.period_slots(new)):
         cells = board.cells(new, anchor_slot=anchor + shift)
@@ -58,19 +58,6 @@ def test_the_fit_is_the_best_of_all_shifts(
 
 def test_a_job_slides_behind_the_resident_by_as_little_as_possible() -> None:
     board, group = group_with([(profile(60, 0, 20), 0)])
-    fit = Fitter(board=board).best([group], profile(60, 0, 10), anchor_slot=5)
-    assert fit is not None
+    cells = [resident.cells for resident in group.residents.values()]
+    fit = least_overlap(board, cells, profile(60, 0, 10), anchor_slot=5)
     assert (fit.shift_slots, fit.overlap_ppm) == (15, 0)
-
-
-def test_pruned_pairs_are_counted_before_interval_sets_are_asked() -> None:
-    board, group = group_with([(profile(60, 0, 20), 0)])
-    fitter = Fitter(board=board)
-    fitter.best([group], profile(60, 0, 10), anchor_slot=0)
-    assert fitter.pruned.pairs == 60
-    assert fitter.pruned.by_free_units + fitter.pruned.by_slices == 29
-
-
-def test_no_group_is_no_fit() -> None:
-    board, _ = group_with([])
-    assert Fitter(board=board).best([], profile(60, 0, 10), anchor_slot=0) is None

@@ -92,7 +92,7 @@ def test_jobs_whose_periods_share_no_common_measure_meet() -> None:
 def test_the_global_profile_is_asked_before_any_resident(monkeypatch: pytest.MonkeyPatch) -> None:
     one = planner(units=1)
     placed(one, demand("a", period=100, busy=70), on="n0")
-    monkeypatch.setattr("plexsvc.scheduler.core.planning.phases.BitSlice", None)
+    monkeypatch.setattr("plexsvc.scheduler.core.planning.phases.IntervalSet", None)
     assert lost_ppm(one, demand("b", period=100, busy=50), most_ppm=50_000) == 200_000
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plexsvc.scheduler.core.structures.footprint import Footprint, footprint
-from plexsvc.scheduler.core.structures.interval_set import IntervalSet, gang_windows
+from plexsvc.scheduler.core.structures.interval_set import (
+    IntervalSet,
+    gang_windows,
+    overlap_by_shift,
+)
 from plexsvc.scheduler.core.structures.ring import Ring, divisors_of
 
 SIZE = 120
+PERIODS = st.sampled_from(divisors_of(SIZE))
 POINT = st.integers(0, SIZE)
 RANGES = st.lists(st.tuples(POINT, POINT), max_size=8)
 FOOTPRINTS = st.builds(
     lambda period, segments, anchor: footprint(
         Ring(SIZE), period=period, segments=segments, anchor=anchor
     ),
-    st.sampled_from(divisors_of(SIZE)),
+    PERIODS,
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=3),
     st.integers(0, SIZE),
 )
@@ -74,3 +79,15 @@ def test_a_gangs_windows_are_the_slots_free_on_every_node(
 def test_a_range_that_only_touches_windows_overlaps() -> None:
     free = IntervalSet([(0, 4), (6, 8)])
     assert free.simulate_insert(np.array([4]), np.array([6])).overlaps == 2
+
+
+@settings(deadline=None)
+@given(FOOTPRINTS, PERIODS, st.tuples(st.integers(0, 60), st.integers(1, 12)))
+def test_overlap_by_shift_counts_what_an_insert_would_meet(
+    job: Footprint, period: int, segment: tuple[int, int]
+) -> None:
+    free = IntervalSet.complement(SIZE, [(job.starts, job.ends)])
+    overlaps = overlap_by_shift(free.busy_by_phase(SIZE, period=period), [segment])
+    for shift in range(period):
+        want = footprint(Ring(SIZE), period=period, segments=[segment], anchor=shift)
+        assert overlaps[shift] == free.simulate_insert(want.starts, want.ends).overlaps
