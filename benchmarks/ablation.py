@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from plexsvc.scheduler.core.device import contest, links
+from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.planning import bounds, planner, planners, policies
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, QueueOrder
 from plexsvc.scheduler.core.planning.profile import PPM
@@ -86,7 +86,6 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "parts and merges": _off(
         planners, "in_service", lambda policy: replace(policy, cold_shares=policy.max_jobs > 1)
     ),
-    "links": _off(links, "stretched", lambda _, __, alone_us: alone_us),
     "pairing up": _off(packing, "_pair_up", _nothing),
     "parting": _off(packing, "_part", _nothing),
     "keeping apart": _off(packing, "_keep_apart", _nothing),

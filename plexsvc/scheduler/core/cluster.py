@@ -154,13 +154,6 @@ class Devices(Slice):
         self.waits: dict[tuple[JobId, JobId], int] = {}
         """Microseconds a job waited while another (or its own switch) had its devices."""
 
-        self.flows: dict[WpgId, WpgId] = {}
-        """WPGs whose state moved, or was copied, when last looked at, and for whose switch."""
-
-        self.link_share_ppm: dict[str, int] = {}
-        """How much of a host's link between devices and memory one switch takes, where it was
-        measured (`device/links.py`)."""
-
         self.prefetches = Prefetches()
         self.last_lease_no = 0
         self._last_move_no = 0

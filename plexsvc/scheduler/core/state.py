@@ -73,8 +73,6 @@ class Node:
     node_id: NodeId
     host_bytes: int
     devices: list[Place]
-    host: str = ""
-    """Whose link between devices and memory it shares with others; empty: it has its own."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -274,8 +272,6 @@ class Switch:
 
     started_us: int
     victims: tuple[WpgId, ...]
-    most_at_once: int = 1
-    """How many moved state over one of its hosts' links at once, itself included."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -311,11 +307,7 @@ class Wpg:
     move_started_us: int = 0
     switch: Switch | None = None
     switch_cost_us: int | None = None
-    """What a switch to it takes alone on its hosts; None: none ran alone yet."""
-    hosts: dict[str, None] = field(default_factory=dict)
-    """Whose links its state moves over; known when it first does."""
-    switch_mean_us: int | None = None
-    """What switches to it take, beside whatever moved at the time."""
+    """What switches to it take, beside whatever moved at the time; None: there was none yet."""
     last_used_us: int = 0
     busy_since_us: int | None = None
     retry_us: int = 0

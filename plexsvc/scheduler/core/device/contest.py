@@ -13,7 +13,7 @@ from typing import Final
 from plexsvc.ids import ResidentId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
-from plexsvc.scheduler.core.device import learning, links
+from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.device.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, SyncAt
@@ -168,8 +168,7 @@ def _ends_us(devices: Devices, holder: Wpg) -> int:
         service_us = 0
         if operation is not None:
             service_us = learning.predicted_us(deployment, operation)
-        cost_us = links.stretched(devices, holder, switch_us(devices, holder))
-        return holder.switch.started_us + cost_us + service_us
+        return holder.switch.started_us + switch_us(devices, holder) + service_us
     running = holder.running.values()
     return max(
         (o.started_us + learning.predicted_us(deployment, o) for o in running),
@@ -234,13 +233,9 @@ def is_sooner(devices: Devices, victims: tuple[WpgId, ...], *, than: Wpg) -> boo
 
 
 def switch_us(devices: Devices, wpg: Wpg) -> int:
-    """Return what a context switch to `wpg` costs.
-
-    Measured alone; before it ran alone, as it ran; before the first, by the prior for its bytes.
-    """
-    measured_us = wpg.switch_mean_us if wpg.switch_cost_us is None else wpg.switch_cost_us
-    if measured_us is not None:
-        return measured_us
+    """Return what a context switch to `wpg` costs; before the first, by the prior for its bytes."""
+    if wpg.switch_cost_us is not None:
+        return wpg.switch_cost_us
     return max(wpg.device_bytes, default=0) * devices.limits.prior_switch_us_per_gib // GIB
 
 

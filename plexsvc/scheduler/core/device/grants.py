@@ -13,7 +13,7 @@ from __future__ import annotations
 from plexsvc.ids import WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
-from plexsvc.scheduler.core.device import contest, lease, links, space, switch
+from plexsvc.scheduler.core.device import contest, lease, space, switch
 from plexsvc.scheduler.core.place import hosts
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
@@ -100,7 +100,6 @@ def _work_of(devices: Devices, wpg: Wpg) -> Operation | None:
     operation.granted_us = devices.now_us
     hosts.copy(devices.placement, wpg, operation)
     lease.start(devices, wpg, operation)
-    links.mark(devices, wpg)
     return None
 
 

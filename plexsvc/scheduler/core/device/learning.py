@@ -222,7 +222,7 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
     planned = planner.group_of(key).residents[key].demand.profile
     has_drifted = pattern.cycles.num_cycles > 0 and _has_drifted(planned, pattern.profile)
     if news is not News.NOTHING or has_drifted:
-        profile = replace(pattern.profile, switch_us=wpg.switch_mean_us or planned.switch_us)
+        profile = replace(pattern.profile, switch_us=wpg.switch_cost_us or planned.switch_us)
         pattern.cycles.profile = profile
         planner.learned(key, profile, at_us=operation.started_us)
         keep(devices, deployment, wpg)

@@ -17,7 +17,8 @@ from plexsvc.ids import WpgId
 from plexsvc.residency import MOVING, ON_DEVICE, Residency, ResidencyTrigger
 from plexsvc.scheduler.core.actions import MoveState, SpawnWpg
 from plexsvc.scheduler.core.cluster import Devices
-from plexsvc.scheduler.core.device import lease, links, space
+from plexsvc.scheduler.core.device import lease, space
+from plexsvc.scheduler.core.device.learning import smoothed
 from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Switch, Wpg
@@ -54,7 +55,7 @@ def begin(
         victim = devices.wpgs[victim_id]
         victim.lease_no = wpg.lease_no
         lease.spend_prefetch(devices, victim, is_hit=False)
-        _order_move(devices, victim, to=Residency.HOST, switch_to=wpg)
+        _order_move(devices, victim, to=Residency.HOST)
     advance(devices, wpg)
 
 
@@ -73,7 +74,7 @@ def advance(devices: Devices, wpg: Wpg) -> None:
     if any(victim.residency in ON_DEVICE for victim in victims):
         return
     if wpg.residency is Residency.HOST:
-        _order_move(devices, wpg, to=Residency.DEVICE, switch_to=wpg)
+        _order_move(devices, wpg, to=Residency.DEVICE)
     elif wpg.state is WpgState.SPAWNING:
         if wpg.residency is Residency.NONE:
             wpg.shift(ResidencyTrigger.BUILD_ORDERED)
@@ -134,19 +135,18 @@ def withdraw(devices: Devices, wpg: Wpg) -> Operation | None:
     return operation
 
 
-def _order_move(devices: Devices, wpg: Wpg, *, to: Residency, switch_to: Wpg | None = None) -> None:
+def _order_move(devices: Devices, wpg: Wpg, *, to: Residency) -> None:
     is_load = to is Residency.DEVICE
     wpg.shift(ResidencyTrigger.LOAD_ORDERED if is_load else ResidencyTrigger.OFFLOAD_ORDERED)
     wpg.move_id = devices.new_move_id()
     wpg.move_started_us = devices.now_us
-    links.mark(devices, wpg, to=switch_to)
     devices.emit(MoveState(wpg_id=wpg.wpg_id, move_id=wpg.move_id, to=to, lease_no=wpg.lease_no))
 
 
 def _arrive(devices: Devices, wpg: Wpg, switch: Switch) -> None:
     """Learn what a switch cost, and end it."""
     cost_us = devices.now_us - switch.started_us
-    links.learn(devices, wpg, switch, cost_us=cost_us)
+    wpg.switch_cost_us = smoothed(wpg.switch_cost_us, cost_us)
     if switch.operation_id is not None:
         lease.charge(devices, wpg.job_id, wpg.job_id, waited_us=cost_us)
     _end(devices, wpg, switch)

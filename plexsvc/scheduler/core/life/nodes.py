@@ -30,7 +30,7 @@ def join(devices: Devices, event: NodeJoined) -> None:
                 place=place, kind=facts.kind, bytes_total=facts.bytes_total, since_us=event.at_us
             )
     devices.placement.nodes[event.node_id] = Node(
-        node_id=event.node_id, host_bytes=event.host_bytes, devices=places, host=event.host
+        node_id=event.node_id, host_bytes=event.host_bytes, devices=places
     )
     host_bytes = event.host_bytes
     node_units.join(devices.placement, event.node_id, devices=event.devices, host_bytes=host_bytes)

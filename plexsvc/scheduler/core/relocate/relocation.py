@@ -35,7 +35,7 @@ from plexsvc.scheduler.core.actions import (
     RelocationChanged,
 )
 from plexsvc.scheduler.core.cluster import Devices, Lives
-from plexsvc.scheduler.core.device import links, switch
+from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.events import CarryFailed, StateCarried
 from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
@@ -249,7 +249,6 @@ def _carry(devices: Devices, deployment: Deployment, relocation: Relocation, *, 
             lease_no=old.lease_no,
         )
     )
-    links.mark(devices, old)
 
 
 def _cut_over(
