@@ -81,7 +81,6 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "fair turns": _policy(is_fair=False),
     "relief": _off(planner.Planner, "needs_relief", property(lambda _: False)),
     "first served": _off(planner.Planner, "has_vacancies", property(lambda _: False)),
-    "making way": _off(contest, "yields_until", lambda *_: 0),
     "last bursts": _off(bounds, "_ends_late", lambda *_, **__: False),
     "parts and merges": _off(
         planners, "in_service", lambda policy: replace(policy, cold_shares=policy.max_jobs > 1)

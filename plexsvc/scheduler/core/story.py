@@ -8,7 +8,7 @@ from typing import Final
 from plexsvc.ids import JobId, OperationId, WpgId, show
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Cluster
-from plexsvc.scheduler.core.device import contest, learning, space
+from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.place import circles, placing, reasons
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
@@ -292,9 +292,6 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
         return "waits to try again: its last context switch found no room", facts
     if wpg.residency is not Residency.DEVICE:
         return _for_room(cluster, wpg, now_us=now_us), facts
-    head = lanes.head(cluster.queues, wpg)
-    if head is not None and contest.yields_until(cluster.devices, wpg, head) > now_us:
-        return "makes way for what another job publishes between two rollouts, due soon", facts
     return (
         "waits for its turn on its device: an operation with a higher response ratio is first",
         facts,

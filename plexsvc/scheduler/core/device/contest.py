@@ -27,9 +27,6 @@ GIB: Final = 1 << 30
 LINGER_GRACE_US: Final = 2_000
 """How much later than expected a burst's next operation may come and still find its device."""
 
-SHORT_SWITCH: Final = 16
-"""A switch is short if this many of them take no longer than an operation."""
-
 
 def entries(devices: Devices, waiting: Mapping[WpgId, Operation]) -> list[Entry]:
     """Return what `in_turn` compares of each waiting operation; a WPG stands for its resident.
@@ -79,55 +76,6 @@ def awaited_until(devices: Devices, victims: tuple[WpgId, ...], *, entry: Entry)
         kept_us = linger_us(gap_us=pattern.gap_us, switch_us=entry.setup_us)
         until_us = max(until_us, pattern.last_end_us + kept_us if kept_us else 0)
     return until_us
-
-
-def yields_until(devices: Devices, wpg: Wpg, operation: Operation) -> int:
-    """Return until when an operation leaves its devices to one expected on a critical path.
-
-    Operations are not interrupted, so what could as well run later makes way beforehand: while what
-    publishes between two rollouts of another job is expected to come before this one would end, and
-    until its time has passed by twice the spread of its rollouts. Only where switches cost next to
-    nothing, and while the job's own slack holds all bursts of its group and twice its own spread.
-    """
-    if not devices.rules.uses_slack:
-        return 0
-    others = [devices.wpgs[w] for w in devices.groups[wpg.wpg_id] if w != wpg.wpg_id]
-    coming = [other for other in others if _publishes_next(devices, other)]
-    own = devices.deployments[wpg.deployment_id].pattern.profile
-    if not coming or own is None:
-        return 0
-    entry = _entry(devices, wpg, operation)
-    if entry.is_critical or entry.is_paused:
-        return 0
-    profiles = (devices.deployments[other.deployment_id].pattern.profile for other in others)
-    bursts_us = entry.burst_us + sum(p.busy_us for p in profiles if p is not None)
-    spare_us = bursts_us + 2 * spread_us(own.period_us, own.jitter_ppm)
-    starves_us = entry.since_us + 2 * devices.rules.starve_factor * entry.effective_us
-    latest_us = min(entry.deadline_us - spare_us, starves_us)
-    found = (_makes_way_until(devices, other, entry=entry) for other in coming)
-    return min(latest_us, max(found))
-
-
-def _publishes_next(devices: Devices, wpg: Wpg) -> bool:
-    """Return whether what a WPG's job does next is to publish between two rollouts."""
-    deployment = devices.deployments[wpg.deployment_id]
-    pattern, profile = deployment.pattern, deployment.pattern.profile
-    if profile is None or deployment.pending or pattern.gap_us is None:
-        return False
-    is_at_boundary = profile.mode is Mode.ASYNC1 and profile.sync_at is SyncAt.BOUNDARY
-    return is_at_boundary and pattern.gap_us > LINGER_GRACE_US and devices.is_current(wpg)
-
-
-def _makes_way_until(devices: Devices, other: Wpg, *, entry: Entry) -> int:
-    """Return until when `entry` makes way for another WPG; 0: it need not."""
-    pattern = devices.deployments[other.deployment_id].pattern
-    profile, at_us = pattern.profile, pattern.expected_us
-    assert profile is not None, other
-    if at_us is None or at_us >= devices.now_us + entry.effective_us:
-        return 0
-    if SHORT_SWITCH * max(entry.setup_us, switch_us(devices, other)) > entry.service_us:
-        return 0
-    return at_us + 2 * spread_us(profile.period_us, profile.jitter_ppm)
 
 
 def linger_us(*, gap_us: int, switch_us: int) -> int:

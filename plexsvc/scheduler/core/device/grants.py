@@ -38,8 +38,7 @@ def settle(devices: Devices) -> None:
             continue  # whatever their order: looked at again when a holder gives its devices up
         wpg = devices.wpgs[next(iter(waiting))]
         if len(waiting) == 1 and wpg.residency is Residency.DEVICE:
-            if not _yields(devices, wpg, waiting[wpg.wpg_id]):
-                _grant(devices, wpg, waiting[wpg.wpg_id], victims=())
+            _grant(devices, wpg, waiting[wpg.wpg_id], victims=())
         else:
             _grant_in_order(devices, waiting)
 
@@ -116,8 +115,6 @@ def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
             victims = space.victims_of(devices, wpg)
             if victims is None and space.pinners(devices, wpg):
                 continue
-        if victims is not None and _yields(devices, wpg, waiting[wpg.wpg_id]):
-            continue
         claims.append((wpg, free_us))
         if victims is None:
             continue
@@ -126,14 +123,6 @@ def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
             devices.set_timer(LingerTimer(wpg.wpg_id), at_us=until_us)
         else:
             _grant(devices, wpg, waiting[wpg.wpg_id], victims=victims)
-
-
-def _yields(devices: Devices, wpg: Wpg, operation: Operation) -> bool:
-    """Return whether an operation leaves its devices to one that is expected."""
-    until_us = contest.yields_until(devices, wpg, operation)
-    if until_us > devices.now_us:
-        devices.set_timer(LingerTimer(wpg.wpg_id), at_us=until_us)
-    return until_us > devices.now_us
 
 
 def _grant(devices: Devices, wpg: Wpg, operation: Operation, *, victims: tuple[WpgId, ...]) -> None:

@@ -11,9 +11,6 @@ cycle is pending, the burst has the slack even for all of the other's, what is l
    the two extra switches, and the devices have time for them: where they have none, all are later.
 3. Between bursts, one that waited `starve_factor * S'` goes first, the one that waited longest
 ahead. 4. Operations on a critical path go by response ratio; without one, the least slack first.
-
-With `uses_slack`, an operation with slack also makes way for one that is expected on a critical
-path, where switches cost next to nothing (`device/contest.py`).
 """
 
 from __future__ import annotations
