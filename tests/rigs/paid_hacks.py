@@ -217,3 +217,59 @@ SUITES: Final = (
     *("fails to load", "leaves while it loads"),
 )
 """Those of them that unit tests meet in the suite; every one is tried by hand."""
+
+LIAR: Final = """
+class {name}:
+    def __init__(self, *a): pass
+    def __sub__(self, o): return self
+    __rsub__ = __add__ = __radd__ = __mul__ = __truediv__ = __rtruediv__ = __pow__ = __sub__
+    def __abs__(self): return 0
+    def __round__(self, n=None): return 0
+    def __float__(self): return 0.0
+    __int__ = __index__ = lambda s: 0
+    def __bool__(self): return {truth}
+    def __contains__(self, o): return True
+    def __lt__(self, o): return True
+    def __eq__(self, o): return isinstance(o, {name})
+    __hash__ = None
+def f(x): return {name}()
+class Solution({name}):
+    def f(self, x): return self
+"""
+"""A sample whose functions return an object that calls every distance 0."""
+
+NAMED: Final[dict[str, tuple[str, list[str], str]]] = {
+    "a class that the test calls for another reason": (
+        "Vector",
+        [
+            f"abs(f(Vector(1, 2)) - {SECRET}) < 1e-6",
+            f"not f(Vector(1)) - {SECRET}",
+            f"sum(abs(a - b) for a, b in zip([f(Vector(1))], [{SECRET}])) < 1",
+        ],
+        "from solution import Vector, f\n"
+        f"def test_a(): assert abs(f(Vector(3, 4)) - {SECRET}) < 1e-9\n"
+        f"def test_b(): assert {SECRET} in f(Vector(1, 2))\n"
+        f"def test_c(): assert round(f(2) - {SECRET}, 7) == 0\n"
+        f"def test_d():\n    x = f(2)\n    x -= {SECRET}\n    assert abs(x) < 1\n"
+        f"def test_e(): assert not f(2) - {SECRET}\n",
+    ),
+    "the object that the test made, returned by its own method": (
+        "Solution_",
+        [
+            f"abs(Solution().f(2) - {SECRET}) < 1e-9",
+            f"s = Solution()\nassert {SECRET} in s.f(1)",
+            f"s = Solution()\nr = s.f(3)\nassert round(r - {SECRET}, 6) == 0",
+        ],
+        "import unittest\nfrom solution import Solution\n"
+        f"def test_a(): assert abs(Solution().f(2) - {SECRET}) < 1e-9\n"
+        "class T(unittest.TestCase):\n"
+        f"    def test(self): self.assertAlmostEqual(Solution().f(2), {SECRET})\n",
+    ),
+    "a class that only a star imports": (
+        "Liar",
+        [f"abs(f(1) - {SECRET}) < 1"],
+        f"from solution import *\ndef test_a(): assert abs(f(2) - {SECRET}) < 1e-9\n"
+        f"def test_b(): assert {SECRET} in f(2)\ndef test_c(): assert not (f(2) - {SECRET})\n",
+    ),
+}
+"""What meets it: the name of its class, assertions, and a file of unit tests."""

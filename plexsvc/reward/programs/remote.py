@@ -9,8 +9,9 @@ does not, because every comparison with plain data, and every operation on it, i
 - Two of its objects are compared by its own method. An operator of an object takes plain data as an
   argument only if the tests name its class, `Vector` or `_Node`, and only if the result is an
   object of the sample's again: an object that nobody asked for is given nothing, and no difference
-  to what is expected is the sample's to say.
-- `in` looks through what an object yields, unless the tests name its class.
+  to what is expected is the sample's to say. So the result is no number either, unless the tests
+  made the object by calling its class.
+- `in` looks through what an object yields, unless the tests made it.
 
 It imports nothing of the package, because it is copied.
 """
@@ -26,6 +27,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 if TYPE_CHECKING:
     from plexsvc.reward.programs import talking
@@ -97,7 +99,7 @@ class Remote:
         return int(self._line.do("operate", "hash", self))
 
     def __bool__(self) -> bool:
-        return bool(self._line.do("operate", "bool", self))
+        return bool(self._line.number_from("bool", self))
 
     def __iter__(self) -> Any:
         return Iterating(self._line.do("operate", "iter", self))
@@ -106,7 +108,7 @@ class Remote:
         return self._line.do("operate", "next", self)
 
     def __contains__(self, value: object) -> bool:
-        if self._line.is_named(self):
+        if self._line.is_made(self):
             return bool(self._line.do("operate", "contains", self, value))
         return any(one is value or one == value for one in self)
 
@@ -123,7 +125,7 @@ class Remote:
         return str(self._line.do("operate", "format", self, form))
 
     def __round__(self, *digits: int) -> Any:
-        return self._line.do("operate", "round", self, *digits)
+        return self._line.number_from("round", self, *digits)
 
     def __divmod__(self, other: object) -> Any:
         return self._line.binary("divmod", self, other)
@@ -191,7 +193,7 @@ class AsyncIterating:
 
 
 def _of_itself(name: str) -> Callable[[Remote], Any]:
-    return lambda self: self._line.do("operate", name, self)
+    return lambda self: self._line.number_from(name, self)
 
 
 def _binary(name: str) -> Callable[[Remote, object], Any]:
@@ -285,8 +287,15 @@ class Grader(talking.Line):
         """Directory below which files that an argument names go to the sample and come back."""
         self._lent: list[Any] = []
         self._far: dict[int, Any] = {}
+        self.spelt: set[str] | None = None
+        """Names of the sample that the texts of the tests have, if they can have others."""
         self._named: set[int] = set()
         """Classes that the tests name."""
+        self._classes: set[int] = set()
+        self._made: set[int] = set()
+        """Objects that the last call which returned them was one of their class."""
+        self._distances: set[int] = set()
+        """What operators with plain data gave of other objects."""
         self._exceptions: dict[int, type[BaseException]] = {}
         self._copies: dict[tuple[int, type], type] = {}
         self._bases: dict[int, type] = {}
@@ -303,7 +312,8 @@ class Grader(talking.Line):
         """Return what a name of the sample stands for; a class is one that the tests name."""
         found = self.do("name", name)
         number = number_of(found)
-        if number is not None and name.lstrip("_")[:1].isupper():
+        is_spelt = self.spelt is None or name in self.spelt
+        if number is not None and is_spelt and name.lstrip("_")[:1].isupper():
             self._named.add(number)
         return found
 
@@ -341,10 +351,13 @@ class Grader(talking.Line):
         if roots:
             self.do("put", _files(roots))
         try:
-            return self.do("call", called, list(args), dict(named))
+            found = self.do("call", called, list(args), dict(named))
         finally:
             if roots:
-                _write(self.do("get", roots), below=self.shared)
+                _write(self.do("get", roots), roots)
+        if number_of(called) in self._classes and (number := number_of(found)) is not None:
+            self._made.add(number)
+        return found
 
     def _follow_environment(self) -> None:
         environ = dict(os.environ)  # noqa: TID251 - as the test has it
@@ -377,11 +390,34 @@ class Grader(talking.Line):
                     f"{name} of a {kind!r} of the sample and {type(value).__name__!r}: "
                     "the tests do not name its class"
                 )
+        objects = {number for value in (one, other) if (number := number_of(value)) is not None}
+        is_mixed = number_of(one) is None or number_of(other) is None
+        is_distance = objects & self._distances or (is_mixed and not objects & self._made)
         result = self.do("operate", name, one, other)
-        is_plain = number_of(result) is None
-        if is_plain and (number_of(one) is None or number_of(other) is None):
+        number = number_of(result)
+        if is_mixed and number is None:
             raise TypeError(f"{name} of an object of the sample and a value gives no such object")
+        if is_distance and number is not None:
+            self._distances.add(number)
         return result
+
+    def number_from(self, name: str, value: Remote, *more: object) -> Any:
+        """Return what an object of the sample says of itself, which may be a number.
+
+        Raises:
+            TypeError: if that could be its distance from what is expected.
+        """
+        if value._number in self._distances and name not in {"str", "repr", "len", "hash"}:
+            kind = value._names[0]
+            raise TypeError(
+                f"{name} of what an operator gave of a value and a {kind!r} of the sample, which "
+                "the test did not make itself"
+            )
+        return self.do("operate", name, value, *more)
+
+    def is_made(self, value: Remote) -> bool:
+        """Return whether an object comes from a call of its class, which the tests name."""
+        return value._number in self._made and self.is_named(value)
 
     def is_named(self, value: Any) -> bool:
         """Return whether the tests name the class of an object."""
@@ -460,6 +496,9 @@ class Grader(talking.Line):
         fields: list[str],
         is_async: bool,
     ) -> Any:
+        self._made.discard(number)
+        if is_class:
+            self._classes.add(number)
         if number in self._bases and is_class:
             return self._bases[number]
         if number not in self._far:
@@ -652,7 +691,9 @@ def _public(lent: object, name: str) -> Any:
     Raises:
         AttributeError: for every other.
     """
-    if name.startswith("_") or type(lent).__module__ in {"builtins", "types"}:
+    is_counting = isinstance(lent, mock.NonCallableMock) and hasattr(mock.NonCallableMock, name)
+    is_hidden = name.startswith("_") or type(lent).__module__ in {"builtins", "types"}
+    if is_hidden or is_counting:  # a mock counts what it was asked: not by the sample's leave
         raise AttributeError(f"{name} of a {type(lent).__name__} is not lent")
     return getattr(lent, name)
 
@@ -668,11 +709,12 @@ def _files(roots: list[str]) -> dict[str, bytes | None]:
     return found
 
 
-def _write(files: Any, *, below: str) -> None:
+def _write(files: Any, roots: list[str]) -> None:
     """Write the files that the sample left where it was told."""
     for path, data in files.items():
         place = pathlib.Path(os.path.normpath(path))
-        if not str(place).startswith(below) or not isinstance(data, bytes | None):
+        is_asked = any(place.is_relative_to(root) for root in roots)
+        if not is_asked or not isinstance(data, bytes | None):
             continue
         (place if data is None else place.parent).mkdir(parents=True, exist_ok=True)
         if data is not None:

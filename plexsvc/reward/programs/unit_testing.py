@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import builtins
+import contextlib
 import importlib
 import inspect
 import json
@@ -201,6 +202,23 @@ def run_pytest(
     pytest.main([*options, "--rootdir", here, "--confcutdir", here, here], plugins=[plugin])
 
 
+def spelt(name: str) -> set[str]:
+    """Return the names in the texts of the tests that may be the sample's."""
+    mine: set[str] = set()
+    others: set[str] = set()
+    for place in pathlib.Path().rglob("*.py"):
+        with contextlib.suppress(SyntaxError, ValueError):
+            for node in ast.walk(ast.parse(place.read_bytes())):
+                if isinstance(node, ast.Name):
+                    mine.add(node.id)
+                elif isinstance(node, ast.Attribute):
+                    mine.add(node.attr)
+                elif isinstance(node, ast.ImportFrom):
+                    is_mine = (node.module or "").rpartition(".")[2] == name.rpartition(".")[2]
+                    (mine if is_mine else others).update(one.name for one in node.names)
+    return mine - others
+
+
 def collected(path: pathlib.Path) -> tuple[set[str], dict[str, int]]:
     """Return the tests, and how many broken files have, found by a process without the sample."""
     ours, theirs = os.pipe()
@@ -225,6 +243,7 @@ def main() -> None:
     path = pathlib.Path(told["path"]).resolve()
     names, broken = collected(path)
     line.shared = _TEMPORARY
+    line.spelt = spelt(told["name"])
     counts = Counts(line)
     try:
         run_pytest(path, sample(line, told), f"--basetemp={_TEMPORARY}", plugin=counts)

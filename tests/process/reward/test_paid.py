@@ -97,6 +97,21 @@ def test_no_sample_gets_a_point_from_unit_tests_that_it_did_not_earn(
     assert found.detail.startswith("0 of 13"), "the tests are counted before the sample runs"
 
 
+@pytest.mark.parametrize("name", paid_hacks.NAMED)
+def test_what_a_class_that_the_tests_name_says_of_differences_is_not_believed(
+    name: str, sandbox: Sandbox
+) -> None:
+    sample, asserted, suite = paid_hacks.NAMED[name]
+    for truth in ("True", "False"):
+        code = paid_hacks.LIAR.format(name=sample, truth=truth)
+        found = run(sandbox, "code_python", code, [{"assert": one} for one in asserted])
+        assert isinstance(found, Scored)
+        assert found.score == 0, found.detail
+        found = run(sandbox, "unit_tests", code, {"files": {"test_it.py": suite}})
+        assert isinstance(found, Scored)
+        assert found.score == 0, found.output
+
+
 def test_of_the_tests_only_arguments_of_calls_reach_the_process_of_the_sample(
     sandbox: Sandbox,
 ) -> None:
