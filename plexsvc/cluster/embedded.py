@@ -2,7 +2,8 @@
 
 Theory of operation. Coming up: take the state directory's lock, open the store, start the agents,
 rewards and rollout managers, run the scheduler, serve, publish the card. Going down is the same
-in reverse, whatever stopped it. Agents are tied to this process, so a kill -9 of it leaves none.
+in reverse, whatever stopped it. Agents and what they run outlive a kill -9 of this process: nobody
+renews their leases, so they end after `orphan_us`, or when the next cluster comes up.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class NodeConfig:
     """Whether the arena of a CPU device keeps the pages of a parked state for the next one."""
     ready_timeout_us: int = 300_000_000
     """How long a process may take from its fork to being ready."""
+    orphan_us: int = 60_000_000
+    """How long the node's agent, and what it runs, outlives a service that was killed."""
 
     def __post_init__(self) -> None:
         check_node(
@@ -311,6 +314,7 @@ class EmbeddedCluster:
             staging_bytes=node.staging_bytes,
             keep_pages=node.keep_pages,
             ready_timeout_us=node.ready_timeout_us,
+            orphan_us=node.orphan_us,
             listen=f"{node.address}:0" if node.address else "",
             keys_file=keys_file(self._config.state_dir),
         )
@@ -422,10 +426,16 @@ def _run_beside(stack: AsyncExitStack, task: asyncio.Task[None]) -> None:
 
 
 def _runtime_dir(place: Path, stack: AsyncExitStack) -> Path:
-    """Return a directory for sockets: in `place`, or a temporary one where its path is too long."""
+    """Return a directory for sockets: in `place`, or a temporary one where its path is too long.
+
+    A link in `place` leads to the temporary one, so that the next cluster finds it.
+    """
     inside = place.absolute() / "run"
     if len(os.fsencode(inside)) <= _MAX_RUNTIME_PATH:
         return inside
-    temporary = Path(tempfile.mkdtemp(prefix="plexsvc-"))
-    stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-    return temporary
+    if not inside.exists():
+        inside.unlink(missing_ok=True)
+        inside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        inside.symlink_to(tempfile.mkdtemp(prefix="plexsvc-"))
+    stack.callback(shutil.rmtree, inside.readlink(), ignore_errors=True)
+    return inside.readlink()

@@ -97,6 +97,14 @@ class Agent:
             self._sidecar_is_back(self._sidecar.where)
         self._tasks.create_task(self._sidecar.run())
 
+    async def until_orphaned(self) -> None:
+        """Return when no service has claimed the node for `orphan_us`; without one, never."""
+        await (
+            self._lease.orphaned(self._config.orphan_us)
+            if self._config.orphan_us
+            else asyncio.Event().wait()
+        )
+
     async def kill_ranks(self) -> None:
         """Kill every rank of the node; return when they are gone."""
         await self._table.kill(self._table.living())
@@ -118,7 +126,7 @@ class Agent:
 
 
 async def serve(config: AgentConfig, *, clock: Clock) -> None:
-    """Run the agent until cancelled, then leave no process behind.
+    """Run the agent until cancelled or orphaned, then leave no process behind.
 
     Raises:
         PlexError: `unavailable` when the state manager does not start; `bad_request` for keys that
@@ -135,7 +143,10 @@ async def serve(config: AgentConfig, *, clock: Clock) -> None:
             address = listen(server, where, keys, key="listen")
             await server.start()
             _announce(config, address=address)
-            await server.wait_for_termination()
+            await agent.until_orphaned()
+            log.warning("nobody claims this node: its agent leaves", node_id=config.node_id)
+            await agent.kill_ranks()  # fenced: what it ran is gone before it lets go of the address
+            raise asyncio.CancelledError
         finally:
             await server.stop(grace=None)
             await agent.kill_ranks()

@@ -142,6 +142,9 @@ class AgentConfig:
     and of each zygote, before it waits for the window to pass."""
     restart_window_us: int = 3_600_000_000
     """Restarts longer ago are forgotten."""
+    orphan_us: int = 0
+    """How long the agent goes on when nobody renews its lease; then it ends what it runs and
+    leaves. 0: it stays, with its ranks for as long as the last renewal said."""
     state_manager_silence_us: int = 15_000_000
     """How long a state manager may show no progress before it is taken for hung and replaced."""
 

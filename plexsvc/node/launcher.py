@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from typing import Final, Self
 
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
-from plexsvc.node import toml
+from plexsvc.node import found, toml
 from plexsvc.node.agent_process import AgentProcess
 from plexsvc.node.config import AgentConfig
+from plexsvc.node.found import FoundProcess
 from plexsvc.node.logs import tail
 
 log = Log(__name__)
@@ -31,7 +31,7 @@ _GRACE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRef:
-    """A started agent."""
+    """An agent that runs."""
 
     node_id: NodeId
     pid: int
@@ -52,13 +52,16 @@ class AgentExited:
 @dataclass(slots=True, kw_only=True)
 class _Running:
     ref: AgentRef
-    process: AgentProcess
+    process: AgentProcess | FoundProcess
     log_path: Path
     is_stopping: bool = False
 
 
 class LocalLauncher:
-    """Agents as subprocesses of this one; they die with it. Use as an async context manager."""
+    """Agents as subprocesses of this one, which outlive it if it is killed.
+
+    Use as an async context manager, which ends them when it is left.
+    """
 
     def __init__(self) -> None:
         self._running: dict[NodeId, _Running] = {}
@@ -74,23 +77,27 @@ class LocalLauncher:
         await self._tasks.__aexit__(None, None, None)
 
     async def spawn(self, config: AgentConfig) -> AgentRef:
-        """Start the agent of a node; return when it serves.
+        """Start the agent of a node; return when it serves. One of an earlier service ends first.
 
         Raises:
             PlexError: `unavailable` with its log's tail when it does not come up.
         """
         config.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         config_path = config.runtime_dir / "agent.toml"
-        config_path.write_text(toml.dumps(config))
         log_path = (config.log_dir or config.runtime_dir) / "agent.log"
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        module, me = "plexsvc.node.agent", str(os.getpid())
-        argv = (sys.executable, "-m", module, "--config", str(config_path), "--parent-death", me)
+        former = found.find(log_path.parent)
+        if former is not None:
+            log.warning("agent of an earlier service ends", node_id=former.node_id, pid=former.pid)
+            await asyncio.to_thread(found.end, former)
+        config_path.write_text(toml.dumps(config))
+        argv = (sys.executable, "-m", "plexsvc.node.agent", "--config", str(config_path))
         process = AgentProcess(argv, log_path=log_path)
         said = await process.announcement(
             f"the agent of {config.node_id}", timeout_s=config.start_timeout_us / 1e6
         )
         ref = AgentRef(node_id=NodeId(said["node_id"]), pid=process.pid, address=said["address"])
+        found.record(log_path.parent, node_id=ref.node_id, pid=ref.pid, address=ref.address)
         running = _Running(ref=ref, process=process, log_path=log_path)
         self._running[ref.node_id] = running
         self._tasks.create_task(self._watch(running))

@@ -43,6 +43,7 @@ class NodeLease:
         self._watch: asyncio.Task[None] | None = None
         self.state = LeaseState.NONE
         self.max_epoch = 0
+        self._heard_us = clock.monotonic_us()
 
     def check_epoch(self, epoch: int, *, what: str) -> None:
         """Take note of the `epoch` that the command `what` carries.
@@ -73,10 +74,16 @@ class NodeLease:
             PlexError: `stale_fence` for an older epoch; nothing changes then.
         """
         self.check_epoch(epoch, what="renewal of the lease")
+        self._heard_us = arrived_us
         if self._watch is not None:
             self._watch.cancel()
         self.state = LeaseState.HELD
         self._watch = self._tasks.create_task(self._expire_at(arrived_us + ttl_us))
+
+    async def orphaned(self, orphan_us: int) -> None:
+        """Return when nobody has renewed the lease for `orphan_us`."""
+        while (left_us := self._heard_us + orphan_us - self._clock.monotonic_us()) > 0:
+            await self._clock.sleep(left_us)
 
     async def _expire_at(self, deadline_us: int) -> None:
         while (left_us := deadline_us - self._clock.monotonic_us()) > 0:

@@ -23,6 +23,7 @@ import grpc
 import plexclient as plex
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2, service_pb2_grpc
 from plexsvc.cluster.places import keys_file
+from plexsvc.node import found
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.keys import ClusterKeys, read_keys
 from tests.rigs.processes import command_of, running
@@ -178,6 +179,8 @@ def start_cluster(
         yield _wait_until_up(process, state_dir=state_dir, log=directory / "up.log", boot_s=boot_s)
     finally:
         _stop(process)
+        for agent in found.find_all(state_dir):  # of a service that was killed
+            found.end(agent)
         log.close()
 
 

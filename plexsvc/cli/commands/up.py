@@ -34,6 +34,7 @@ from plexsvc.cluster.places import (
     runs_already,
 )
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.node import found
 from plexsvc.node.logs import keep_bounded, tail
 from plexsvc.rpc import loops
 from plexsvc.rpc.errors import first_failure
@@ -133,11 +134,15 @@ def detach(config: ClusterConfig, *, config_path: Path | None, roots: Sequence[P
 def stop(state_dir: Path) -> int | None:
     """Stop the cluster that runs in `state_dir`; return its process, or None when none runs.
 
+    Node agents that a killed cluster left end, too.
+
     Raises:
         PlexError: `unavailable` when it does not end in time.
     """
     pid = holder(state_dir)
     if pid is None:
+        for agent in found.find_all(state_dir):
+            found.end(agent)
         remove_card(state_dir)
         return None
     with suppress(ProcessLookupError):  # it ended by itself meanwhile

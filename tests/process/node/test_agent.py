@@ -13,7 +13,7 @@ import pytest
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.node.logs import tail
-from tests.process.node.conftest import RunningAgent
+from tests.process.node.conftest import RunningAgent, agent_config, started
 from tests.rigs.processes import descendants, is_alive, name_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
@@ -314,3 +314,13 @@ async def test_nothing_outlives_the_agent(agent: RunningAgent, number: signal.Si
     agent.process.send_signal(number)
     await agent.process.wait()
     await gone(family)
+
+
+async def test_an_agent_that_nobody_claims_ends_what_it_runs_and_leaves(tmp_path: Path) -> None:
+    async with started(agent_config(tmp_path, orphan_us=5_000_000)) as agent:
+        reply = await agent.spawn("serve")
+        await agent.renew(ttl_us=600_000_000)
+        below = descendants(agent.process.pid)
+        assert reply.pid in below
+        assert await agent.process.wait() == 0
+        assert not any(is_alive(pid) for pid in below)

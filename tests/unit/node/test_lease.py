@@ -110,3 +110,15 @@ async def test_an_older_scheduler_cannot_extend_it() -> None:
         assert caught.value.facts["seen"] == "5"
         await drill.clock.advance(100)
         assert drill.kills == 1
+
+
+async def test_an_agent_that_nobody_renews_is_orphaned_counted_from_the_last_renewal() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        drill = Drill(tasks)
+        alone = tasks.create_task(drill.lease.orphaned(100))
+        await drill.clock.advance(60)
+        drill.renew()
+        await drill.clock.advance(99)
+        assert not alone.done()
+        await drill.clock.advance(1)
+        assert alone.done()

@@ -123,3 +123,17 @@ def test_a_killed_agent_is_replaced_and_its_node_takes_jobs_again(
     assert agent_pid(cluster_pid) != first
     done = plexctl(tmp_path, "submit", "--attach", str(tmp_path / "loop.py"))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_agents_outlive_a_killed_service_and_down_ends_them(
+    tmp_path: Path, cluster_pid: int
+) -> None:
+    agent = agent_pid(cluster_pid)
+    node = [agent, *descendants(agent)]
+    os.kill(cluster_pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(cluster_pid), what="the service is gone")
+    assert len(node) > 1
+    assert all(is_alive(pid) for pid in node)
+    down = plexctl(tmp_path, "down")
+    assert down.returncode == 0, down.stderr
+    assert not any(is_alive(pid) for pid in node)
