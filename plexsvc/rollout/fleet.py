@@ -284,9 +284,13 @@ class Fleet:
     async def replace(self, index: int, address: str) -> None:
         """Take a new instance in the place of a lost one; it gets the version in use, then samples.
 
+        Safe to repeat.
+
         Raises:
             PlexError: `unavailable` when it does not answer.
         """
+        if list(self.lines.values())[index].address == address:
+            return
         line, found = await self._reach(address)
         gone, one = list(self.lines)[index], InstanceId(next(self._ids))
         before = self.lines[gone]
@@ -302,9 +306,13 @@ class Fleet:
     async def add(self, address: str, *, kind: str) -> None:
         """Take one more instance; it gets the version in use by itself, then samples.
 
+        Safe to repeat.
+
         Raises:
             PlexError: `unavailable` when it does not answer.
         """
+        if any(line.address == address for line in self.lines.values()):
+            return
         line, found = await self._reach(address)
         one = InstanceId(next(self._ids))
         self.lines[one] = line

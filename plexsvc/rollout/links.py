@@ -73,7 +73,9 @@ class LedDeployment:
     others: dict[str, str] = field(default_factory=dict)
     """Addresses of the others, and the kind of each."""
     leaving: dict[str, dict[str, str | bool]] = field(default_factory=dict)
-    """Instances that are to go, and how: what the manager has not been told of yet."""
+    """Instances that are to go, and how; one that drains is here until its process has ended."""
+    told: set[str] = field(default_factory=set)
+    """Those of them that the present manager knows of."""
     fence: common_pb2.Fence = field(default_factory=common_pb2.Fence)
     """Of the newest order that runs alone: instances refuse older ones."""
     pulled: worker_pb2.ExecuteRequest | None = None
@@ -87,6 +89,11 @@ class LedDeployment:
     def seeds(self) -> str:
         """The deployment whose generates it serves, if it has none of its own."""
         return "" if self.initialized is None else self.initialized.deployment.spec.seeds
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether its manager does not know of all instances that are to go."""
+        return self.leaving.keys() > self.told
 
     @property
     def wpg_id(self) -> str:
@@ -111,6 +118,7 @@ class LedDeployment:
         """Forget an instance whose process has ended."""
         self.others.pop(address, None)
         self.leaving[address] = {"ended": because}
+        self.told.discard(address)
         await self.tell_again()
 
     async def change(self, address: str, **change: str | int | bool) -> None:
@@ -134,6 +142,8 @@ class LedDeployment:
     async def tell_again(self) -> None:
         """Tell the manager of instances that are to go; those it is not told of stay noted."""
         for address, change in list(self.leaving.items()):
+            if address in self.told:
+                continue
             try:
                 await self.change(address, **change)
             except PlexError as error:
@@ -141,7 +151,11 @@ class LedDeployment:
                     log.warning("manager not told of an instance yet", address=address, error=error)
                     return
                 log.warning("manager refused to let an instance go", address=address, error=error)
-            if self.leaving.get(address) is change:
+            if self.leaving.get(address) is not change:
+                continue  # its process ended meanwhile
+            if "drains" in change:
+                self.told.add(address)
+            else:
                 del self.leaving[address]
 
 

@@ -79,6 +79,8 @@ class RolloutManager:
         self._group: asyncio.TaskGroup | None = None
         self._incarnation = 1 + secrets.randbits(62)
         self._news: asyncio.Queue[rollout_pb2.ManagerNews] = asyncio.Queue()
+        self._lost: dict[str, rollout_pb2.InstanceGone] = {}
+        """Instances that are gone, by address, until their end or a successor is ordered."""
         self._operations = Limit(
             total=config.max_operations, what="operations", key="rollout.max_operations"
         )
@@ -197,9 +199,12 @@ class RolloutManager:
     ) -> AsyncGenerator[rollout_pb2.ManagerNews]:
         """Yield a beat every `BEAT_S`, what becomes of instances, and what turns took of them.
 
-        Until the caller leaves.
+        Until the caller leaves. It begins with instances that are gone: the line of who followed
+        before may have broken on the news.
         """
         del request
+        for gone in list(self._lost.values()):
+            yield rollout_pb2.ManagerNews(incarnation=self._incarnation, gone=gone)
         news = rollout_pb2.ManagerNews()
         while True:
             news.incarnation = self._incarnation
@@ -232,12 +237,15 @@ class RolloutManager:
         fleet, address = deployment.fleet, request.address
         match request.WhichOneof("change"):
             case "replaces":
+                before = list(fleet.lines.values())[request.replaces].address
                 await fleet.replace(request.replaces, address)
+                self._lost.pop(before, None)
             case "joins_as":
                 await fleet.add(address, kind=request.joins_as)
             case "drains":
                 fleet.drain(address)
             case "ended":
+                self._lost.pop(address, None)
                 fleet.drop(address, because=request.ended)
             case _:
                 raise PlexError(ErrorCode.BAD_REQUEST, f"no change of instance {address} was named")
@@ -290,7 +298,9 @@ class RolloutManager:
             self._records.drop(record.operation.operation_id)
         deployment = self._deployments.pop(deployment_id, None)
         if deployment is not None:
-            self._gates.pop(deployment.wpg_id, None)
+            wpg_id = deployment.wpg_id
+            self._lost = {one: gone for one, gone in self._lost.items() if gone.wpg_id != wpg_id}
+            self._gates.pop(wpg_id, None)
             await deployment.end()
 
     def progress(self, operation_id: bytes) -> int:
@@ -534,6 +544,7 @@ class RolloutManager:
         gone = rollout_pb2.InstanceGone(wpg_id=deployment.wpg_id, address=order.address)
         if isinstance(order, orders.GiveUpInstance):
             gone.because, gone.is_dedicated = order.because, order.kind == DEDICATED.name
+        self._lost[order.address] = gone
         self._news.put_nowait(rollout_pb2.ManagerNews(gone=gone))
 
     @contextmanager

@@ -35,7 +35,15 @@ from plexsvc.ids import DeploymentId, VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.core.instances import SPOT
 from plexsvc.rollout.core.pool import Generating, Wanted
-from plexsvc.rollout.links import CALL_S, LedDeployment, ManagerLink, cancel, restoring, wanted_of
+from plexsvc.rollout.links import (
+    AWAY,
+    CALL_S,
+    LedDeployment,
+    ManagerLink,
+    cancel,
+    restoring,
+    wanted_of,
+)
 from plexsvc.rollout.pools import Pools
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
@@ -64,8 +72,8 @@ START_LOOKS: Final = 120
 RETRY_US: Final = 100_000
 """Pause before a call to a manager that is not there, or not told yet, is made again."""
 
-MOVE_TRIES: Final = 600
-"""Tries to have instances sleep or wake while their manager is away: about a minute of pauses."""
+TRIES: Final = 600
+"""Tries of a change of instances while their manager is away: about a minute of pauses."""
 
 GONE: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN}
@@ -114,7 +122,7 @@ class Managers(Pools):
                     for link in self._links:
                         _look(link)
                     for deployment in self._deployments.values():
-                        if deployment.leaving and deployment.link.is_up:
+                        if deployment.has_untold and deployment.link.is_up:
                             self._group.create_task(self._tell_again(deployment))
         finally:
             for link in self._links:
@@ -189,13 +197,7 @@ class Managers(Pools):
         if deployment is None:
             raise _gone(deployment_id)
         deployment.addresses[index] = address
-        incarnation = deployment.link.incarnation
-        try:
-            await deployment.change(address, replaces=index)
-        except PlexError:
-            await self._clock.sleep(RETRY_US)
-            if deployment.link.incarnation == incarnation and deployment.link.has_beaten:
-                raise  # else the manager died, and its successor is told of the new one
+        await self._change(deployment, address, replaces=index)
 
     async def move(
         self, deployment_id: str, *, fence: common_pb2.Fence, to: rollout_pb2.InstancesMove
@@ -203,7 +205,7 @@ class Managers(Pools):
         """Have all instances of a deployment sleep or wake, by the successor if a manager dies.
 
         Raises:
-            PlexError: `not_found`; what an instance refused; `unavailable` after `MOVE_TRIES`.
+            PlexError: `not_found`; what an instance refused; `unavailable` after `TRIES`.
         """
         deployment = self._deployments.get(deployment_id)
         if deployment is None:
@@ -212,14 +214,14 @@ class Managers(Pools):
         request = rollout_pb2.MoveInstancesRequest(
             fence=fence, wpg_id=deployment.wpg_id, deployment_id=deployment_id, to=to
         )
-        for last in range(MOVE_TRIES):
+        for last in range(TRIES):
             try:
                 return await deployment.link.manager.MoveInstances(request)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in GONE or last + 1 == MOVE_TRIES:
+                if error.code() not in GONE or last + 1 == TRIES:
                     raise error_from(error) from error
             await self._clock.sleep(RETRY_US)
-        raise AssertionError(MOVE_TRIES)
+        raise AssertionError(TRIES)
 
     async def forget(self, deployment_id: str) -> None:
         """End a deployment: drop its records and connections. Safe to repeat."""
@@ -232,11 +234,25 @@ class Managers(Pools):
             del jobs[deployment.job_id]
         for pool in self._pools:
             pool.post(Wanted(deployment_id=DeploymentId(deployment_id), most=0))
+        if not await self._is_forgotten(deployment) and self._group is not None:
+            self._group.create_task(self._forget_again(deployment))
+
+    async def _is_forgotten(self, deployment: LedDeployment) -> bool:
         request = worker_pb2.CancelRequest(wpg_id=deployment.wpg_id, fence=deployment.fence)
         try:
             await cancel(deployment.link, request)
-        except PlexError as error:  # a successor is not told of it
-            log.warning("rollout deployment not forgotten", deployment=deployment_id, error=error)
+        except PlexError as error:
+            log.warning("rollout deployment not forgotten", wpg=deployment.wpg_id, error=error)
+            return error.code not in AWAY
+        return True
+
+    async def _forget_again(self, deployment: LedDeployment) -> None:
+        """Have a deployment forgotten by a manager that was away; a successor never knew it."""
+        incarnation = deployment.link.incarnation
+        while deployment.link.incarnation == incarnation:
+            await self._clock.sleep(LOOK_US)
+            if await self._is_forgotten(deployment):
+                return
 
     # ---- what the scheduler is told
 
@@ -404,7 +420,10 @@ class Managers(Pools):
                 log.warning("rollout deployment not restored yet", error=error)
             else:
                 if not reply.result.HasField("error"):
-                    await self._restore_others(deployment)
+                    async with asyncio.TaskGroup() as group:
+                        for address, kind in list(deployment.others.items()):
+                            group.create_task(self._restore_other(deployment, address, kind=kind))
+                    deployment.told.clear()
                     await deployment.tell_again()
                     return
                 because = from_wire(reply.result.error)
@@ -420,13 +439,33 @@ class Managers(Pools):
             finally:
                 self._telling.discard(deployment.deployment_id)
 
-    async def _restore_others(self, deployment: LedDeployment) -> None:
-        for address, kind in list(deployment.others.items()):
+    async def _restore_other(self, deployment: LedDeployment, address: str, *, kind: str) -> None:
+        try:
+            await self._change(deployment, address, joins_as=kind)
+        except PlexError as error:
+            for pool in self._pools:
+                pool.gone(address, because=error.message)
+
+    async def _change(
+        self, deployment: LedDeployment, address: str, **change: str | int | bool
+    ) -> None:
+        """Tell a manager of an instance until it has it, or a successor is told of all of them.
+
+        Raises:
+            PlexError: what it refused; `unavailable` after `TRIES`.
+        """
+        incarnation = deployment.link.incarnation
+        for last in range(TRIES):
             try:
-                await deployment.change(address, joins_as=kind)
+                await deployment.change(address, **change)
             except PlexError as error:
-                for pool in self._pools:
-                    pool.gone(address, because=error.message)
+                if error.code not in AWAY or last + 1 == TRIES:
+                    raise
+            else:
+                return
+            await self._clock.sleep(RETRY_US)
+            if deployment.link.incarnation != incarnation:
+                return
 
     def _lose(self, gone: rollout_pb2.InstanceGone) -> None:
         """Have a dedicated instance that was given up replaced; note that another is gone."""

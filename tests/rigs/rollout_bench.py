@@ -189,6 +189,13 @@ class Bench:
         await self.serving.aclose()
         self.manager, _ = await self.serving.enter_async_context(serve(self.config, KEYS))
 
+    async def told_of_leaving(self) -> None:
+        """Return when the manager knows of every instance that is to go."""
+        (deployment,) = vars(self.managers)["_deployments"].values()
+        async with asyncio.timeout(10):
+            while not deployment.leaving or deployment.has_untold:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+
     async def frames(
         self, operation_id: bytes, *, after: int = 0
     ) -> list[operations_pb2.GenerateFrame]:

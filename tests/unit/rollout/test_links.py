@@ -63,7 +63,16 @@ async def test_a_drain_that_meets_a_manager_that_is_away_is_ordered_again(link: 
     await deployment.tell_again()
     link.manager.is_away = False
     await deployment.tell_again()
+    await deployment.tell_again()
     assert link.manager.told == ["drains"]
+    assert not deployment.has_untold
+
+
+async def test_an_end_is_told_after_a_drain_that_was(link: FakeLink) -> None:
+    deployment = led(link)
+    await deployment.drain(ADDRESS)
+    await deployment.drop(ADDRESS, because="its process ended")
+    assert link.manager.told == ["drains", "ended"]
     assert deployment.leaving == {}
 
 
@@ -83,7 +92,8 @@ async def test_what_a_manager_refuses_is_not_ordered_for_ever(link: FakeLink) ->
     deployment = led(link)
     link.manager.refuses = True
     await deployment.drain(ADDRESS)
-    assert deployment.leaving == {}
+    await deployment.drop(ADDRESS, because="its process ended")
+    assert not deployment.has_untold
 
 
 def starting(kills: list[int]) -> Any:  # noqa: ANN401 - a link without a channel

@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import grpc
+import grpc.aio
 import pytest
 
-from plexclient.wire.v1 import service_pb2, worker_pb2
-from plexsvc.errors import PlexError
+from plexclient.wire.v1 import rollout_pb2, service_pb2, worker_pb2
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
+from plexsvc.rollout import managers
 from plexsvc.rollout.config import RolloutConfig, SpotConfig
 from plexsvc.rollout.spot import PooledInstances
 from tests.fakes.fake_hosts import FakeHosts
@@ -122,6 +125,76 @@ async def test_a_notice_moves_samples_with_the_tokens_and_draws_they_have() -> N
         assert made
         assert sum(engine.generated for engine in engines) == 6 * 12, "no token was made twice"
         assert of(b).pool.closed == {"n:0"}
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "twice"])
+async def test_a_drain_ends_whenever_its_manager_dies(fault: str) -> None:
+    hosts = FakeHosts(["n:0"], held=True)
+    async with spot_bench(hosts) as b:
+        await b.pull(7)
+        await until(b, serving=1)
+        operation = b.generate(PROMPTS, seed=3)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            engines = [b.instances[0].engine, hosts.instances["n:0"].engine]
+            for engine in engines:
+                engine.allow(12)
+            await recorded(b, operation, tokens=6 * 3)
+            if fault == "before":
+                await b.serving.aclose()
+                b.managers.drain("n:0")
+                await asyncio.sleep(0)  # the order meets nobody
+            else:
+                b.managers.drain("n:0")
+                await b.told_of_leaving()
+            for _ in range(2 if fault == "twice" else 1):
+                await b.kill_manager()
+            for engine in engines:
+                engine.release()
+        assert running.result().state == APPLIED
+        await until(b, closed=1)
+
+
+async def test_news_that_broke_with_the_line_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = FakeHosts(["n:0"], held=False)
+    async with spot_bench(hosts) as b:
+        await until(b, serving=1)
+        lose = vars(managers.Managers)["_lose"]
+        broken: list[rollout_pb2.InstanceGone] = []
+
+        def breaks(gone: rollout_pb2.InstanceGone) -> None:
+            if not broken:
+                broken.append(gone)
+                empty = grpc.aio.Metadata()
+                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, empty, empty, "cut")
+            lose(b.managers, gone)
+
+        monkeypatch.setattr(b.managers, "_lose", breaks)
+        b.managers.drain("n:0")
+        await until(b, closed=1)
+        assert broken
+
+
+async def test_a_deployment_that_ends_while_its_manager_does_not_answer_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(managers, "LOOK_US", 1000)
+    monkeypatch.setattr(managers, "SILENT_LOOKS", 10**6)
+    async with bench() as b:
+        refuse = PlexError(ErrorCode.UNAVAILABLE, "no line")
+        answers = [refuse, refuse, None]
+
+        async def cancel(link: object, request: worker_pb2.CancelRequest) -> None:
+            assert link
+            assert request.wpg_id == "wpg"
+            if (answer := answers.pop(0)) is not None:
+                raise answer
+
+        monkeypatch.setattr(managers, "cancel", cancel)
+        await b.managers.forget("rollout")
+        async with asyncio.timeout(10):
+            while answers:  # noqa: ASYNC110 - what is awaited tells nobody
+                await asyncio.sleep(0.001)
 
 
 async def test_a_device_that_was_drained_is_opened_again_and_no_other() -> None:
