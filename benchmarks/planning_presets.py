@@ -25,7 +25,7 @@ RUNS: dict[str, list[str]] = {
     },
     "order-3": ["plex", *(f"plex_{part}" for part in ORDERS)],
     "churn": ["plex_no_repack", "plex"],
-    "steady": ["spread_backfill", "plex_no_ring", "plex"],
+    "steady": ["spread_backfill", "plex"],
     "cluster-256": [*BASELINES, *PARTS],
     "cluster-256-boundary": ["spread_backfill", "plex"],
     "cluster-256-rollout": ["spread_backfill", "plex"],

@@ -25,6 +25,7 @@ from plexsvc.scheduler.core import invariants
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.planning import forecast
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
@@ -597,11 +598,12 @@ def test_a_drained_node_is_left_as_soon_as_there_is_room_and_a_joined_one_is_use
 
 
 @pytest.mark.slow
-def test_jobs_whose_phases_stay_lose_less_by_the_ring_and_drain_as_soon() -> None:
-    ring, formula = (
-        play(steady(seed=1), policy=policy_named(name), seed=1).outcome
-        for name in ("plex", "plex_no_ring")
-    )
+def test_sharp_jobs_lose_less_by_the_rounds_played_and_drain_as_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ring = play(steady(seed=1), policy=PLEX, seed=1).outcome
+    monkeypatch.setattr(forecast, "is_sharp", lambda _: False)
+    formula = play(steady(seed=1), policy=PLEX, seed=1).outcome
     lost, lost_by_formula = (
         sum(slowdown(record) - 1 for record in one.records) for one in (ring, formula)
     )

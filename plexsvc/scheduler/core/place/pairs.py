@@ -2,8 +2,9 @@
 
 A synchronous job whose instances can be parked shares its rollout devices like its training
 devices. It joins a group on either pool where nobody's whole cycle is predicted to pass its bound
-(`turns`), and takes as few idle units as that allows. The groups of both pools are independent:
-two jobs may share rollout devices alone. Until its cycle is known a job has both gangs to itself.
+(`planning/forecast`), and takes as few idle units as that allows. The groups of both pools are
+independent: two jobs may share rollout devices alone. Until its cycle is known a job has both gangs
+to itself.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from plexsvc.ids import DeploymentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.planning.bounds import Spot
+from plexsvc.scheduler.core.planning.forecast import ROOM_PPM, Turns, keeps_bounds, turns_of
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.spots import joining, whole_groups
-from plexsvc.scheduler.core.planning.turns import ROOM_PPM, Turns, keeps_bounds, turns_of
 from plexsvc.scheduler.core.state import Deployment
 from plexsvc.scheduler.core.vocabulary import Place
 

@@ -2,7 +2,7 @@
 
 A job that shares takes turns twice: on its rollout devices while others train, and on its training
 devices while others roll out. Once the cycles of all whom it would meet are known, their rounds are
-played on both pools (`planning/turns`, as the simulator does for jobs placed by `pairs`), and it
+played on both pools (`planning/forecast`, as for jobs placed by `pairs`), and it
 joins only where nobody's whole cycle is predicted to pass its bound. While a cycle is not known
 nothing can be played: then idle devices come first, and where there are none the emptiest.
 """
@@ -15,15 +15,15 @@ from typing import Final
 from plexsvc.ids import DeploymentId, JobId, UnitId, WpgId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place.demands import demand
-from plexsvc.scheduler.core.planning.profile import Demand, Mode
-from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.planning.turns import (
+from plexsvc.scheduler.core.planning.forecast import (
     Turns,
     keeps_bounds,
-    slowdowns_ppm,
+    play,
     together,
     turns_of,
 )
+from plexsvc.scheduler.core.planning.profile import Demand, Mode
+from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.vocabulary import Place, WpgState
 
@@ -74,7 +74,7 @@ def crowded(placement: Placement) -> Iterator[Deployment]:
         if job is None:
             continue
         among = together(job, _known(players, but=job_id))
-        slowdowns = zip(among, slowdowns_ppm(among), strict=True)
+        slowdowns = zip(among, play(among), strict=True)
         if len(among) == 1 or all(ppm <= one.most_ppm for one, ppm in slowdowns):
             continue
         for one in _rollouts(placement, job_id):

@@ -18,9 +18,9 @@ from plexsvc.scheduler.core.planning.bounds import (
     refusal,
 )
 from plexsvc.scheduler.core.planning.fit import least_overlap
-from plexsvc.scheduler.core.planning.interference import Load
-from plexsvc.scheduler.core.planning.last_bursts import Endings
+from plexsvc.scheduler.core.planning.forecast import Load
 from plexsvc.scheduler.core.planning.memory import size
+from plexsvc.scheduler.core.planning.paces import Endings
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -80,13 +80,14 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     residents = [r for group in spot.groups for r in group.residents.values()]
     met = {r.demand.resident_id for r in spot.met()}
     before = predicted(residents)
-    own, after = predicted_with(Load.of(demand), spot.units, residents)
+    after = predicted_with(demand, Load.of(demand), spot.units, residents)
+    own_ppm = after.pop(demand.resident_id)
     return WhatIf(
         units=spot.units,
         group_ids=tuple(group.group_id for group in spot.groups),
         shift_slots=fit.shift_slots,
         overlap_ppm=fit.overlap_ppm,
-        slowdown_ppm=own,
+        slowdown_ppm=own_ppm,
         meets=tuple(
             Meeting(resident_id=resident_id, before_ppm=before[resident_id], after_ppm=ppm)
             for resident_id, ppm in after.items()
@@ -125,7 +126,6 @@ def _reasons(
     now_us: int,
 ) -> list[str]:
     policy, load = planner.policy, Load.of(demand)
-    phases = planner.phases_of(demand)
     endings = Endings(planner.paces, demand, now_us=now_us)
     kept = planner.kept_from(demand, now_us=now_us)
     left = planner.being_left(demand)
@@ -152,7 +152,6 @@ def _reasons(
             load,
             policy=policy,
             memory=board.memory,
-            phases=phases,
             endings=endings,
             without=without,
         )

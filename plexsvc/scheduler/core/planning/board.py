@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from plexsvc.ids import ResidentId, UnitId
+from plexsvc.scheduler.core.planning.forecast import Load
 from plexsvc.scheduler.core.planning.groups import Group, Part, Resident, check_group, connected
-from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
 from plexsvc.scheduler.core.planning.pool import Pool
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Profile

@@ -6,27 +6,27 @@ live on some, each unit has its own sums, and jobs that share no unit do not slo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from plexsvc.ids import ResidentId, UnitId
+from plexsvc.ids import ResidentId
+from plexsvc.scheduler.core.planning.forecast import Load, Lodger, forecast
 from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
-from plexsvc.scheduler.core.planning.interference import Load, slowdown_ppm, slowdowns_ppm
-from plexsvc.scheduler.core.planning.last_bursts import Endings
 from plexsvc.scheduler.core.planning.memory import HostMemory
-from plexsvc.scheduler.core.planning.phases import Phases
+from plexsvc.scheduler.core.planning.paces import Endings
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
+
+SETTLED_PPM: Final = 750_000
+"""Where all who share are sharp, they may lose this share of what others may: with all of it they
+drain no sooner (`steady`)."""
 
 NOBODY: Final = ResidentId("")
 
 LAST_PPM: Final = 700_000
 """The share of its bound that a job may lose by waits of its last burst: they seldom all happen."""
-
-_Lodger = tuple[Load, frozenset[UnitId]]
-"""A job of a group and its units."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,22 +72,20 @@ NO_ROOM: Final = "no room for it in host memory"
 """Why a place does not take a job whose state and versions do not fit beside what is booked."""
 
 
-def refusal(  # noqa: PLR0913 - what a place is asked about
+def refusal(
     spot: Spot,
     demand: Demand,
     load: Load,
     *,
     policy: Policy,
     memory: HostMemory,
-    phases: Phases | None = None,
     endings: Endings | None = None,
     without: ResidentId = NOBODY,
 ) -> str | None:
     """Return why a place does not take a job, None if it would; notes the cost on `spot`.
 
-    `phases` is asked first, if the job's phases stay. `endings` tells runs of one cycle that meet
-    from others; without it, any two may. `without` is a resident that is about to
-    leave; what it has in host memory stays there until it has moved.
+    `endings` tells runs of one cycle that meet from others; without it, any two may. `without` is a
+    resident that is about to leave; what it has in host memory stays there until it has moved.
     """
     shut = _why_shut(spot, demand, policy=policy, without=without)
     if shut is not None:
@@ -100,14 +98,9 @@ def refusal(  # noqa: PLR0913 - what a place is asked about
         return NO_ROOM
     if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
         return None
-    is_late = None
-    if phases is not None:
-        met = spot.met(without=without)
-        is_late = _is_late(spot, load, met, policy=policy, phases=phases)
-    if is_late is None:
-        is_late = _breaks_bound(spot, load, policy=policy, without=without) or _ends_late(
-            spot, load, policy=policy, endings=endings, without=without
-        )
+    is_late = _breaks_bound(spot, demand, load, policy=policy, without=without) or _ends_late(
+        spot, load, policy=policy, endings=endings, without=without
+    )
     return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
 
 
@@ -169,57 +162,56 @@ def is_over(group: Group, *, policy: Policy) -> bool:
     if group.duty_ppm > policy.duty_cap_ppm and group.is_uniform:
         return True
     known = [r for r in group.residents.values() if r.demand.resident_id not in group.probing]
-    slowdowns = predicted(known)
-    return any(slowdowns[r.demand.resident_id] > _target_ppm(r.load, policy) for r in known)
+    lodgers = [resident.lodger for resident in known]
+    return _is_beyond(lodgers, forecast(lodgers), policy=policy)
 
 
-def _target_ppm(load: Load, policy: Policy) -> int:
-    target = policy.critical_target_ppm if load.entries else policy.target_slowdown_ppm
-    return min(load.bound_ppm, target)
+def _target_ppm(load: Load, policy: Policy, *, is_settled: bool) -> int:
+    """Return how slow a job may be predicted to become, `is_settled`: all there are sharp."""
+    target_ppm = policy.critical_target_ppm if load.entries else policy.target_slowdown_ppm
+    if is_settled:
+        target_ppm = PPM + (target_ppm - PPM) * SETTLED_PPM // PPM
+    return min(load.bound_ppm, target_ppm)
 
 
 def predicted(residents: Sequence[Resident]) -> dict[ResidentId, int]:
     """Return the predicted slowdown of each job of a group, in ppm of its cycle alone."""
-    jobs = [(r.load, frozenset(r.units)) for r in residents]
-    return {r.demand.resident_id: _among(job, jobs) for r, job in zip(residents, jobs, strict=True)}
+    return forecast([resident.lodger for resident in residents])
 
 
 def predicted_with(
-    load: Load, units: Gang, residents: Sequence[Resident]
-) -> tuple[int, dict[ResidentId, int]]:
-    """Return the predicted slowdown of a job that comes to `units`, and of all it concerns then."""
-    own = (load, frozenset(units))
-    jobs = [*((r.load, frozenset(r.units)) for r in residents), own]
-    others = zip(residents, jobs, strict=False)
-    return _among(own, jobs), {r.demand.resident_id: _among(job, jobs) for r, job in others}
+    demand: Demand, load: Load, units: Gang, residents: Sequence[Resident]
+) -> dict[ResidentId, int]:
+    """Return the predicted slowdowns of a job that comes to `units` and of all there."""
+    own = Lodger(resident_id=demand.resident_id, load=load, units=units)
+    return forecast([*(resident.lodger for resident in residents), own])
 
 
-def _is_late(
-    spot: Spot, load: Load, met: Sequence[Resident], *, policy: Policy, phases: Phases
-) -> bool | None:
-    """Return whether phases that stay break a bound, None if some do not; note what is lost."""
-    loads = [load, *(resident.load for resident in met)]
-    most_ppm = min(policy.settled_target_ppm, *(one.bound_ppm for one in loads)) - PPM
-    lost_ppm = phases.lost_ppm(met, most_ppm=most_ppm)
-    if lost_ppm is None or sum(one.total_ppm for one in loads) > PPM:
-        return None
-    spot.cost_ppm = lost_ppm
-    return policy.is_bounded and lost_ppm > most_ppm
+def _is_beyond(
+    lodgers: Sequence[Lodger], slowdowns: dict[ResidentId, int], *, policy: Policy
+) -> bool:
+    """Return whether somebody is predicted to pass its target."""
+    is_settled = all(one.load.bursts for one in lodgers)
+    return any(
+        slowdowns[one.resident_id] > _target_ppm(one.load, policy, is_settled=is_settled)
+        for one in lodgers
+    )
 
 
-def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: ResidentId) -> bool:
+def _breaks_bound(
+    spot: Spot, demand: Demand, load: Load, *, policy: Policy, without: ResidentId
+) -> bool:
     """Return whether someone's slowdown would pass its bound; note what sharing would cost."""
-    if spot.is_whole and not spot.groups[0].probing and without == NOBODY:
-        loads = [*(r.load for r in spot.groups[0].residents.values()), load]
-        slowdowns: Iterable[tuple[Load, int]] = zip(loads, slowdowns_ppm(loads), strict=True)
-    else:
-        slowdowns = _slowdowns(spot, load, without=without)
-    spot.cost_ppm = 0
-    for one, slowdown in slowdowns:
-        if policy.is_bounded and slowdown > _target_ppm(one, policy):
-            return True
-        spot.cost_ppm += slowdown
-    return False
+    lodgers = [
+        resident.lodger
+        for group in spot.groups
+        for resident_id, resident in group.residents.items()
+        if resident_id != without and resident_id not in group.probing
+    ]
+    lodgers.append(Lodger(resident_id=demand.resident_id, load=load, units=spot.units))
+    slowdowns = forecast(lodgers)
+    spot.cost_ppm = sum(slowdowns.values())
+    return policy.is_bounded and _is_beyond(lodgers, slowdowns, policy=policy)
 
 
 def _ends_late(
@@ -242,45 +234,6 @@ def _ends_late(
     costs.append((load, sum(map(load.last_ppm, loads))))
     is_over = any(ppm > (one.bound_ppm - PPM) * LAST_PPM // PPM for one, ppm in costs)
     return is_over or True in meets
-
-
-def _slowdowns(spot: Spot, load: Load, *, without: ResidentId) -> list[tuple[Load, int]]:
-    """Return the predicted slowdown of all concerned whose cycle is known, each by its units."""
-    residents = [
-        resident
-        for group in spot.groups
-        for resident_id, resident in group.residents.items()
-        if resident_id != without and resident_id not in group.probing
-    ]
-    own, others = predicted_with(load, spot.units, residents)
-    loads = {r.demand.resident_id: r.load for r in residents}
-    return [*((loads[resident_id], ppm) for resident_id, ppm in others.items()), (load, own)]
-
-
-def _among(job: _Lodger, jobs: Sequence[_Lodger]) -> int:
-    """Return the predicted slowdown of one of a group's jobs.
-
-    One that needs several units at once has them kept free while it waits for the last of them: so
-    it holds a neighbour up by what keeps it waiting elsewhere, too.
-    """
-    load, units = job
-    meets = {id(one): [k for k in jobs if k[0] is not one and k[1] & on] for one, on in jobs}
-    others = []
-    for other, _ in meets[id(load)]:
-        elsewhere = [k.held_us for k, at in meets[id(other)] if k is not load and not at & units]
-        others.append(replace(other, held_us=other.held_us + max(elsewhere, default=0)))
-    total_ppm = max(
-        sum(
-            other.total_ppm
-            + sum(k.rest_us for k, at in meets[id(other)] if unit_id not in at)
-            * PPM
-            // other.period_us
-            for other, on in jobs
-            if unit_id in on
-        )
-        for unit_id in units
-    )
-    return slowdown_ppm(load, others, total_ppm=max(PPM, total_ppm))
 
 
 def why_closed(group: Group) -> str:

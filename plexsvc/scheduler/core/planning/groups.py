@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.forecast import Load, Lodger
 from plexsvc.scheduler.core.planning.profile import Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.structures.footprint import Footprint
@@ -33,6 +33,12 @@ class Resident:
     load: Load
     booked_ppm: int = 0
     """The duty it was placed with."""
+
+    @property
+    def lodger(self) -> Lodger:
+        """Return it as the forecast takes it."""
+        name = self.demand.resident_id
+        return Lodger(resident_id=name, load=self.load, units=self.units)
 
     @property
     def grew_ppm(self) -> int:

@@ -7,6 +7,7 @@ from typing import Final
 
 from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.forecast import LastBurst
 from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.profile import PPM, Demand
 from plexsvc.scheduler.core.structures.footprint import Footprint
@@ -137,3 +138,22 @@ class Paces:
         slot, period = at_us // self.board.slot_us, resident.cells.period
         drift = (slot - resident.anchor_slot - resident.shift_slots) % period
         return slot if min(drift, period - drift) * DRIFT_SHARE > period else None
+
+
+class Endings:
+    """Whether one job's last burst meets those of residents."""
+
+    def __init__(self, paces: Paces, demand: Demand, *, now_us: int) -> None:
+        """Ask for a job that began when it was placed, or begins now."""
+        self._paces = paces
+        self._now_us = now_us
+        self._own = self._burst(demand)
+
+    def meets(self, resident: Resident) -> bool | None:
+        """Return whether it meets a resident's; None where one of the two has other bursts too."""
+        other = self._own and self._burst(resident.demand)
+        return None if self._own is None or other is None else self._own.meets(other)
+
+    def _burst(self, demand: Demand) -> LastBurst | None:
+        began_us = self._paces.began_us(demand.resident_id, default_us=self._now_us)
+        return LastBurst.of(demand, began_us=began_us)

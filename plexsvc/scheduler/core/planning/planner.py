@@ -18,9 +18,9 @@ from plexsvc.scheduler.core.planning.bounds import (
     is_over,
 )
 from plexsvc.scheduler.core.planning.fit import least_overlap
+from plexsvc.scheduler.core.planning.forecast import is_sharp
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.keeping import Keeping
-from plexsvc.scheduler.core.planning.phases import is_stable
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
@@ -172,7 +172,7 @@ class Planner(Keeping):
         group = self.group_of(resident_id)
         demand = group.residents[resident_id].demand
         pace = self.paces.note(demand, at_us, alone_us=alone_us)
-        if self.policy.reads_ring and is_stable(demand.profile, slot_us=self.board.slot_us):
+        if is_sharp(demand.profile):
             self.paces.follow(group.residents[resident_id])
         if pace is None:
             return

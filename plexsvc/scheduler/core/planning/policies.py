@@ -57,9 +57,6 @@ class Policy:
     queue: QueueOrder = QueueOrder.FIFO
     backfill: bool = False
     preference: Preference = Preference.SPREAD
-    reads_ring: bool = False
-    """Whether jobs whose phases stay are placed by them; else by the queueing formula, as all."""
-
     is_bounded: bool = False
     """Whether a placement predicted to break someone's `max_slowdown` is refused."""
 
@@ -71,9 +68,6 @@ class Policy:
 
     critical_target_ppm: int = 1_500_000
     """The same for jobs that wait on their critical path: some waiting cannot be hidden."""
-
-    settled_target_ppm: int = 1_500_000
-    """The same for jobs whose phases stay, of what their cells on the ring have in common."""
 
     patience_ppm: int | None = None
     """Wait, relative to a job's expected run, after which it goes first and units are kept for it;
@@ -107,7 +101,6 @@ class Policy:
             duty_cap_ppm=PPM,
             target_slowdown_ppm=target_ppm,
             critical_target_ppm=target_ppm,
-            settled_target_ppm=target_ppm,
         )
 
 
@@ -118,11 +111,9 @@ PLEX: Final = Policy(
     queue=QueueOrder.PATIENT,
     backfill=True,
     preference=Preference.PLEX,
-    reads_ring=True,
     is_bounded=True,
     target_slowdown_ppm=1_050_000,
     critical_target_ppm=1_200_000,
-    settled_target_ppm=1_080_000,
     patience_ppm=14_000_000,
     is_fair=True,
     repack_every_us=600 * SECOND_US,
@@ -143,7 +134,6 @@ _ALL: Final = (
     replace(PLEX, name="plex_no_prefetch", rules=replace(PLEX_RULES, prefetches=False)),
     replace(PLEX, name="plex_no_slack", rules=replace(PLEX_RULES, uses_slack=False)),
     replace(PLEX, name="plex_no_cap", duty_cap_ppm=PPM, is_bounded=False),
-    replace(PLEX, name="plex_no_ring", reads_ring=False),
     replace(PLEX, name="plex_no_repack", repack_every_us=0),
     replace(PLEX, name="plex_ratio", queue=QueueOrder.RATIO),
 )

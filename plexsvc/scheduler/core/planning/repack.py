@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
+from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.interference import slowdowns_ppm
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import ROOM_PPM
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
@@ -230,8 +230,8 @@ def _used(planner: Planner, group: Group, *, now_us: int) -> dict[ResidentId, in
 def _worst_first(group: Group) -> list[ResidentId]:
     def cost(resident_id: ResidentId) -> tuple[int, int, int, ResidentId]:
         resident = group.residents[resident_id]
-        others = [r.load for j, r in group.residents.items() if j != resident_id]
-        sum_ppm = sum(slowdowns_ppm(others))
+        others = [r.lodger for j, r in group.residents.items() if j != resident_id]
+        sum_ppm = sum(forecast(others).values())
         return -resident.grew_ppm, sum_ppm, -resident.load.duty_ppm, resident_id
 
     return sorted(group.residents, key=cost)

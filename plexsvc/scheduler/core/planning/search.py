@@ -14,11 +14,9 @@ from plexsvc.scheduler.core.planning.bounds import (
     predicted,
     refusal,
 )
+from plexsvc.scheduler.core.planning.forecast import Load
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.interference import Load
-from plexsvc.scheduler.core.planning.last_bursts import Endings
-from plexsvc.scheduler.core.planning.paces import Paces
-from plexsvc.scheduler.core.planning.phases import Phases, settled_ppm
+from plexsvc.scheduler.core.planning.paces import Endings, Paces
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -108,7 +106,6 @@ class Search:
             load=self._load_of(demand),
             policy=policy or self.policy,
             memory=self.board.memory,
-            phases=self.phases_of(demand),
             endings=Endings(self.paces, demand, now_us=now_us),
         )
         return [spot for spot in spots if ask(spot, without=without) is None]
@@ -117,10 +114,6 @@ class Search:
         """Return the units where a job would pass the duty cap while others move out of them."""
         cap_ppm = PPM if demand.lost_place else self.policy.duty_cap_ppm
         return self.board.being_left(demand, cap_ppm=cap_ppm)
-
-    def phases_of(self, demand: Demand) -> Phases | None:
-        """Return what a job would lose by phases in each place; None if its phases do not stay."""
-        return Phases.of(self.board, demand) if self.policy.reads_ring else None
 
     def _load_of(self, demand: Demand) -> Load:
         """Return the load of a job's cycle, worked out once while it waits."""
@@ -155,8 +148,4 @@ class Search:
 
     def predicted(self, group: Group) -> dict[ResidentId, int]:
         """Return the predicted slowdown of each job of a group, in ppm."""
-        residents = list(group.residents.values())
-        settled = None
-        if self.policy.reads_ring and group.is_uniform:
-            settled = settled_ppm(residents, slot_us=self.board.slot_us)
-        return settled or predicted(residents)
+        return predicted(list(group.residents.values()))

@@ -10,7 +10,6 @@ from plexsvc.ids import UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import Spot
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.interference import is_commensurate
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -105,7 +104,7 @@ def _least_interference(board: Board, demand: Demand, spots: Sequence[Spot]) -> 
     period = board.period_slots(demand.profile)
 
     def cost(spot: Spot) -> tuple[int, int, int]:
-        odd = sum(not is_commensurate(period, r.cells.period) for r in spot.met())
+        odd = sum(not _is_commensurate(period, r.cells.period) for r in spot.met())
         return odd, -spot.crowd().duty_ppm, spot.groups[0].group_id
 
     return min(equal, key=cost)
@@ -125,3 +124,8 @@ def _by_number(spot: Spot, sign: int) -> tuple[int, int, int]:
 def _least_busy(board: Board, demand: Demand, among: list[UnitId]) -> Gang | None:
     gangs = board.rooms.gangs(demand.num_units, among=among, burden=board.duty_on)
     return min(gangs, key=lambda units: max(map(board.duty_on, units)), default=None)
+
+
+def _is_commensurate(period: int, other: int) -> bool:
+    """Return whether one period is a multiple of the other."""
+    return period % other == 0 or other % period == 0

@@ -15,8 +15,8 @@ from plexsvc.scheduler.core.planning.answers import what_if, why
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import is_full
 from plexsvc.scheduler.core.planning.copies import copy_of
+from plexsvc.scheduler.core.planning.forecast import Load
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service

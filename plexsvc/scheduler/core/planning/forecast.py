@@ -1,0 +1,383 @@
+"""Forecast of sharing: what jobs cost each other on the devices that they would share.
+
+Every shared placement asks this, live and in the simulator, and nothing else answers it. A job lies
+on the ring with the bursts of its cycle. Each burst is spread by how much its job's cycles were
+measured to vary:
+
+- *Sharp*: a synchronous job whose cycles vary little. Its bursts come when they are expected. What
+  it waits once makes all its later cycles later, so sharp jobs that share devices settle into
+  rounds. The rounds are played forward (`play`): whoever is ready first goes first.
+- *Flat*: any other job. The spread is as wide as the cycle, so a burst is as likely here as there.
+  The mean wait for flat jobs has a closed form (`Load`).
+
+A job loses what it waits in rounds for sharp jobs, if it is sharp itself, and the mean wait for
+all others. Jobs that take turns on two pools are played the same way, over both.
+
+The closed form takes arrivals as random and operations as what they are: a burst finds another's
+operation running with the probability of its duty, and waits for the rest of it. With r the others'
+duty and b the expected rest of a running operation, an entry waits w = b / (1 - r), as in a
+single-server queue. Waiting that fits a job's slack costs it nothing; once in the other's cycle its
+longest operation and a switch may exceed the slack:
+
+    slowdown = 1 + entries * w / period + sum_j max(0, longest_j + switch - slack) / period_j
+
+It is not less than the sum of everyone's device time with its switches over its period. Bursts of
+one cycle share its slack.
+
+Slack hides no wait of a run's last burst, since no rollout goes on beside it. Over many cycles that
+is little; a run of few may lose the longest operations of others over all its cycles.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from plexsvc.ids import ResidentId, UnitId
+from plexsvc.scheduler.core.planning.profile import PPM, Demand, Mode, Profile, SyncAt
+from plexsvc.scheduler.core.planning.rooms import Gang
+
+SHARP_PPM: Final = 50_000
+"""Jitter up to which a synchronous job is sharp."""
+
+MAX_LOAD_PPM: Final = 990_000
+"""The highest duty of others for which the closed form gives a wait."""
+
+ROUNDS: Final = 8
+"""Cycles of the slowest job that are played and counted."""
+
+SETTLED: Final = 2
+"""Cycles before those, in which a job finds its turn."""
+
+ROOM_PPM: Final = 750_000
+"""The share of its bound that a job on two pools may be predicted to use: the rest is for what
+varies. One that has used more meets nobody new."""
+
+
+def is_sharp(profile: Profile) -> bool:
+    """Return whether a job's bursts come when expected. A jitter of zero was never measured."""
+    return profile.mode is Mode.SYNC and 0 < profile.jitter_ppm <= SHARP_PPM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A burst of a cycle: on which units, how long, its switch, and the pause behind it."""
+
+    units: Gang
+    busy_us: int
+    switch_us: int
+    pause_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """A job's cycle alone as it is played: its stages one after another."""
+
+    period_us: int
+    stages: tuple[Stage, ...]
+    most_ppm: int
+    """The slowdown it accepts."""
+
+    @property
+    def units(self) -> Iterable[UnitId]:
+        """Return the units of all stages."""
+        return (unit_id for stage in self.stages for unit_id in stage.units)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What of a cycle the forecast needs, worked out once a job."""
+
+    period_us: int
+    held_us: int
+    """How long it can keep the devices from another: its longest operation and a switch."""
+
+    switch_us: int
+    slack_us: int
+    """How late each of a cycle's bursts may be."""
+
+    bound_ppm: int
+    """The slowdown the job accepts."""
+
+    entries: int
+    """Times a cycle the job enters the queue with no slack."""
+
+    duty_ppm: int
+    rest_us: int
+    """Expected rest of whatever operation an arrival at random finds running."""
+
+    total_ppm: int
+    """Device time with its switch, over the period."""
+
+    run_us: int = 0
+    """All its cycles, of a job with slack that says how many they are; else 0."""
+
+    bursts: tuple[tuple[int, int], ...] = ()
+    """Of a sharp job: how long each burst is, and the pause behind it. Empty: it is flat."""
+
+    @classmethod
+    def of(cls, demand: Demand) -> Load:
+        """Return the load of a job's cycle. `O(segments)`."""
+        profile = demand.profile
+        squares = sum(s.duration_us * s.duration_us for s in profile.segments)
+        busy_us = profile.busy_us
+        return cls(
+            period_us=profile.period_us,
+            held_us=profile.longest_us + profile.switch_us,
+            switch_us=profile.switch_us,
+            slack_us=profile.slack_us // max(1, profile.num_bursts),
+            bound_ppm=demand.max_slowdown_ppm,
+            entries=_critical_entries(profile),
+            duty_ppm=profile.duty_ppm,
+            rest_us=squares // (2 * profile.period_us),
+            total_ppm=(busy_us + profile.switch_us) * PPM // profile.period_us,
+            run_us=demand.expected_steps * profile.period_us if profile.slack_us else 0,
+            bursts=_bursts(profile) if is_sharp(profile) else (),
+        )
+
+    def last_ppm(self, other: Load) -> int:
+        """Return by how much another may delay the end of the run, over the run, in ppm."""
+        return other.held_us * PPM // self.run_us if self.run_us else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lodger:
+    """A job and the units that it shares, or would share."""
+
+    resident_id: ResidentId
+    load: Load
+    units: Gang
+
+    @property
+    def turns(self) -> Turns:
+        """Return its cycle as it is played; of a sharp job."""
+        load = self.load
+        stages = tuple(
+            Stage(units=self.units, busy_us=busy_us, switch_us=load.switch_us, pause_us=pause_us)
+            for busy_us, pause_us in load.bursts
+        )
+        return Turns(period_us=load.period_us, stages=stages, most_ppm=load.bound_ppm)
+
+
+def forecast(lodgers: Sequence[Lodger]) -> dict[ResidentId, int]:
+    """Return each job's cycle shared over alone, in ppm. `O(lodgers^2)`, and the rounds played."""
+    sharp = [one for one in lodgers if one.load.bursts]
+    played = dict.fromkeys((one.resident_id for one in lodgers), PPM)
+    if len(sharp) > 1:
+        paces = play([one.turns for one in sharp])
+        played.update((one.resident_id, ppm) for one, ppm in zip(sharp, paces, strict=True))
+    is_uniform = all(one.units == lodgers[0].units for one in lodgers)
+    mean = _mean_alike if is_uniform else _mean
+    return {
+        one.resident_id: mean(one, lodgers, played_ppm=played[one.resident_id]) for one in lodgers
+    }
+
+
+def play(jobs: Sequence[Turns]) -> list[int]:
+    """Return each job's cycle shared over alone, in ppm, with rounds played.
+
+    `O(rounds * jobs * stages * units)`.
+
+    >>> rolls, trains = (UnitId("r"),), (UnitId("t"),)
+    >>> def job(roll_us: int, train_us: int) -> Turns:
+    ...     stages = (Stage(units=rolls, busy_us=roll_us, switch_us=0),
+    ...               Stage(units=trains, busy_us=train_us, switch_us=0))
+    ...     return Turns(period_us=roll_us + train_us, stages=stages, most_ppm=PPM)
+    >>> play([job(75, 25), job(25, 75)])
+    [1000000, 1000000]
+    >>> play([job(50, 50), job(50, 50), job(50, 50)])
+    [1500000, 1500000, 1500000]
+    """
+    until_us = (ROUNDS + SETTLED) * max(job.period_us for job in jobs)
+    ready = [(at, at, 0) for at in range(len(jobs))]
+    free_us: dict[UnitId, int] = {}
+    last: dict[UnitId, int] = {}
+    starts: list[list[int]] = [[] for _ in jobs]
+    while ready:
+        now_us, at, number = heapq.heappop(ready)
+        stages = jobs[at].stages
+        if number == 0:
+            starts[at].append(now_us)
+            if now_us >= until_us:
+                continue
+        stage = stages[number]
+        left_us = max(free_us.get(unit_id, 0) for unit_id in stage.units)
+        if any(last.get(unit_id, at) != at for unit_id in stage.units):
+            left_us += stage.switch_us  # its state is brought in ahead, as soon as they are free
+        start_us = max(now_us, left_us)
+        end_us = start_us + stage.busy_us
+        free_us.update(dict.fromkeys(stage.units, end_us))
+        last.update(dict.fromkeys(stage.units, at))
+        next_number = (number + 1) % len(stages)
+        heapq.heappush(ready, (end_us + stage.pause_us, at, next_number))
+    return [_pace_ppm(job, begun) for job, begun in zip(jobs, starts, strict=True)]
+
+
+def turns_of(parts: Sequence[tuple[Demand, Gang]]) -> Turns:
+    """Return the turns of a job whose deployments are to live on some units, in order."""
+    demands = [demand for demand, _ in parts]
+    period_us = max(demand.profile.period_us for demand in demands)
+    stages = [
+        Stage(units=units, busy_us=one.profile.busy_us, switch_us=one.profile.switch_us)
+        for one, units in parts
+    ]
+    pause_us = max(0, period_us - sum(stage.busy_us for stage in stages))
+    stages[-1] = replace(stages[-1], pause_us=pause_us)
+    return Turns(
+        period_us=period_us,
+        stages=tuple(stages),
+        most_ppm=min(demand.max_slowdown_ppm for demand in demands),
+    )
+
+
+def together(job: Turns, others: Iterable[Turns]) -> list[Turns]:
+    """Return a job with all that share units with it, directly or over others."""
+    found, left = [job], list(others)
+    units = set(job.units)
+    while True:
+        met = [one for one in left if not units.isdisjoint(one.units)]
+        if not met:
+            return found
+        left = [one for one in left if one not in met]
+        found.extend(met)
+        units.update(unit_id for one in met for unit_id in one.units)
+
+
+def keeps_bounds(job: Turns, players: Iterable[Turns]) -> bool:
+    """Return whether a job and all it meets keep to their bounds, with room for what varies."""
+    among = together(job, players)
+    return all(
+        ppm <= PPM + (one.most_ppm - PPM) * ROOM_PPM // PPM
+        for one, ppm in zip(among, play(among), strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastBurst:
+    """When a run of one cycle is expected to train, its switch included.
+
+    No slack hides a wait of a run's last burst, and such a run has no other. Both ends are known
+    from the start: it begins with its rollout and ends with its burst.
+    """
+
+    start_us: int
+    end_us: int
+
+    @classmethod
+    def of(cls, demand: Demand, *, began_us: int) -> LastBurst | None:
+        """Return the burst of a run that began then; None of one without slack or of more cycles.
+
+        >>> from plexsvc.scheduler.core.planning.profile import Segment
+        >>> burst = Segment(phase="step", offset_us=0, duration_us=30)
+        >>> profile = Profile(period_us=100, segments=(burst,), mode=Mode.ASYNC1, switch_us=5)
+        >>> job = ResidentId("a")
+        >>> run = Demand(resident_id=job, num_units=1, profile=profile, expected_steps=1)
+        >>> LastBurst.of(run, began_us=1000)
+        LastBurst(start_us=1065, end_us=1100)
+        """
+        profile = demand.profile
+        if demand.expected_steps != 1 or not profile.slack_us:
+            return None
+        end_us = began_us + profile.period_us
+        return cls(start_us=end_us - profile.busy_us - profile.switch_us, end_us=end_us)
+
+    def meets(self, other: LastBurst) -> bool:
+        """Return whether two bursts are expected to overlap."""
+        return self.start_us < other.end_us and other.start_us < self.end_us
+
+
+def _mean_alike(one: Lodger, lodgers: Sequence[Lodger], *, played_ppm: int) -> int:
+    """Return the slowdown of a job where all live on the same units."""
+    total_ppm = sum(other.load.total_ppm for other in lodgers)
+    others = [other.load for other in lodgers if other is not one]
+    return _slowdown_ppm(one.load, others, played_ppm=played_ppm, total_ppm=total_ppm)
+
+
+def _mean(one: Lodger, lodgers: Sequence[Lodger], *, played_ppm: int) -> int:
+    """Return the slowdown of a job where jobs live on some of a group's units each.
+
+    One that needs several units at once has them kept free while it waits for the last of them: so
+    it holds a neighbour up by what keeps it waiting elsewhere, too.
+    """
+    units = set(one.units)
+    meets = {k.resident_id: [m for m in lodgers if m is not k and _share(m, k)] for k in lodgers}
+    others = []
+    for other in meets[one.resident_id]:
+        elsewhere = [
+            k.load.held_us
+            for k in meets[other.resident_id]
+            if k is not one and units.isdisjoint(k.units)
+        ]
+        held_us = other.load.held_us + max(elsewhere, default=0)
+        others.append(replace(other.load, held_us=held_us))
+    total_ppm = max(
+        sum(
+            other.load.total_ppm
+            + sum(k.load.rest_us for k in meets[other.resident_id] if unit_id not in k.units)
+            * PPM
+            // other.load.period_us
+            for other in lodgers
+            if unit_id in other.units
+        )
+        for unit_id in one.units
+    )
+    return _slowdown_ppm(one.load, others, played_ppm=played_ppm, total_ppm=total_ppm)
+
+
+def _share(one: Lodger, other: Lodger) -> bool:
+    return not set(one.units).isdisjoint(other.units)
+
+
+def _slowdown_ppm(job: Load, others: Sequence[Load], *, played_ppm: int, total_ppm: int) -> int:
+    """Return one job's slowdown among others: in the rounds played, and by the mean of the rest.
+
+    `total_ppm` is the most device time with switches, over the period, on any of its units.
+    """
+    if not others:
+        return PPM
+    cost_ppm = played_ppm - PPM
+    if job.bursts:
+        others = [other for other in others if not other.bursts]
+    if job.entries:
+        foreign_ppm = sum(other.duty_ppm for other in others)
+        idle_ppm = PPM - min(foreign_ppm, MAX_LOAD_PPM)
+        wait_us = sum(other.rest_us for other in others) * PPM // idle_ppm
+        switch_us = job.switch_us * min(foreign_ppm, PPM) // PPM
+        cost_ppm += job.entries * (wait_us + switch_us) * PPM // job.period_us
+    if job.slack_us:
+        bound_us = job.slack_us - job.switch_us
+        for other in others:
+            over_us = other.held_us - bound_us
+            if over_us > 0:
+                cost_ppm += over_us * PPM // other.period_us
+    return max(PPM + cost_ppm, total_ppm)
+
+
+def _critical_entries(job: Profile) -> int:
+    """Return how many times a cycle the job enters the queue with no slack."""
+    if job.mode is Mode.ASYNC1:
+        return 1 if job.sync_at is SyncAt.BOUNDARY else 0
+    return job.num_bursts
+
+
+def _bursts(profile: Profile) -> tuple[tuple[int, int], ...]:
+    """Return how long each burst of a cycle is, and the pause behind it."""
+    spans: list[tuple[int, int]] = []
+    for segment in profile.segments:
+        if spans and spans[-1][1] >= segment.offset_us:
+            spans[-1] = (spans[-1][0], segment.end_us)
+        else:
+            spans.append((segment.offset_us, segment.end_us))
+    nexts = [start_us for start_us, _ in spans[1:]] + [spans[0][0] + profile.period_us]
+    return tuple(
+        (end_us - start_us, max(0, next_us - end_us))
+        for (start_us, end_us), next_us in zip(spans, nexts, strict=True)
+    )
+
+
+def _pace_ppm(job: Turns, begun: Sequence[int]) -> int:
+    first = min(SETTLED, len(begun) - 2)
+    took_us = begun[-1] - begun[first]
+    return max(PPM, took_us * PPM // ((len(begun) - 1 - first) * job.period_us))
