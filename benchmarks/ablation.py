@@ -80,7 +80,6 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "making room": _off(packing, "_make_room", _nothing),
     "fair turns": _policy(is_fair=False),
     "relief": _off(planner.Planner, "needs_relief", property(lambda _: False)),
-    "first served": _off(planner.Planner, "has_vacancies", property(lambda _: False)),
     "last bursts": _off(bounds, "_ends_late", lambda *_, **__: False),
     "parts and merges": _off(
         planners, "in_service", lambda policy: replace(policy, cold_shares=policy.max_jobs > 1)

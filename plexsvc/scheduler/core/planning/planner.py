@@ -78,8 +78,6 @@ class Planner(Keeping):
         self._queue_news = False
         self._has_new_units = False
         self._relearned: dict[int, None] = {}
-        self._vacated: dict[int, None] = {}
-        self._freed_seen_first = 0
 
     def submit(self, demand: Demand) -> None:
         """Queue a job."""
@@ -131,7 +129,6 @@ class Planner(Keeping):
         resident = self.group_of(resident_id).residents[resident_id]
         for group in self.board.remove(resident_id):
             self.touch(group.group_id)
-            self._vacated[group.group_id] = None
         if resident.demand.host_bytes:
             self._touch_hosts(resident.units)
         self.paces.forget(resident_id)
@@ -227,18 +224,6 @@ class Planner(Keeping):
             return True
         has_elsewhere = len(groups) > 1 or bool(self.board.idle)
         return bool(self._relearned) and has_elsewhere and bool(self.in_trouble())
-
-    @property
-    def has_vacancies(self) -> bool:
-        """Whether somebody left a group, or units became idle, since `vacancies` was asked."""
-        return bool(self._vacated) or self.board.num_freed > self._freed_seen_first
-
-    def vacancies(self) -> list[Group]:
-        """Return the groups that somebody left since this was last asked."""
-        self._freed_seen_first = self.board.num_freed
-        found = [self.board.groups[g] for g in self._vacated if g in self.board.groups]
-        self._vacated.clear()
-        return found
 
     def in_trouble(self) -> list[Group]:
         """Return the groups in which a job is late, or that are over their bounds by now.
@@ -397,20 +382,15 @@ class Planner(Keeping):
         other_than: int,
         taken: Collection[int],
         onto_idle: Collection[UnitId] | None = None,
-        among: Iterable[Group] | None = None,
     ) -> Spot | None:
         """Return the place a placed job could move to, in a group to which nobody moves yet.
 
-        With `onto_idle`, also on idle units that are not among these. `among` are the groups to
-        look at, by default all.
+        With `onto_idle`, also on idle units that are not among these.
         """
-        same_size = whole_groups(self.board, demand) if among is None else among
         groups = [
             group
-            for group in same_size
-            if group.size == demand.num_units
-            and group.group_id != other_than
-            and group.group_id not in taken
+            for group in whole_groups(self.board, demand)
+            if group.group_id != other_than and group.group_id not in taken
         ]
         kept = self.kept_units() | self.being_left(demand)
         spots = self._that_take(
@@ -488,7 +468,6 @@ class Planner(Keeping):
         group = self.group_of(resident_id)
         for each in (*left, group):
             self.touch(each.group_id)
-        self._vacated.update((each.group_id, None) for each in left)
         return Placed(
             resident_id=resident_id,
             group_id=group.group_id,

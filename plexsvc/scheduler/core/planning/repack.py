@@ -7,7 +7,6 @@ units for the longest time one of its jobs is still expected to run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -137,29 +136,6 @@ def relieve(
         elif group.late and not group.paused.keys() - resumed.keys():
             paused.extend(_pause(planner, group, now_us=now_us))
     return Relief(moves=tuple(moves), paused=tuple(paused), resumed=tuple(resumed))
-
-
-def first_served(
-    planner: Planner, *, stays: Callable[[ResidentId], bool]
-) -> tuple[ResidentId, Gang] | None:
-    """Return a job that grew in a group over its bounds, and the units it may have elsewhere.
-
-    They are idle, or of a group that somebody has just left. Those who wait would fill them, and on
-    a full cluster nobody who grew would ever move. Each vacancy is offered once; `relieve` looks at
-    all groups, but seldom.
-    """
-    vacant = planner.vacancies()
-    for group in planner.in_trouble():
-        for resident in sorted(group.residents.values(), key=lambda r: -r.grew_ppm):
-            demand = resident.demand
-            if not resident.grew_ppm or stays(demand.resident_id):
-                continue
-            spot = planner.best_spot(
-                demand, other_than=group.group_id, taken=(), onto_idle=(), among=vacant
-            )
-            if spot is not None:
-                return demand.resident_id, spot.units
-    return None
 
 
 def book(planner: Planner, relief: Relief) -> None:

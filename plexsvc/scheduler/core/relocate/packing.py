@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import pairs, placing, sharing
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import Goal, Question
-from plexsvc.scheduler.core.planning.repack import NEW_GROUP, Repacking, book, first_served
+from plexsvc.scheduler.core.planning.repack import NEW_GROUP, Repacking, book
 from plexsvc.scheduler.core.relocate import departures
 from plexsvc.scheduler.core.state import Deployment
 
@@ -51,7 +51,6 @@ def settle(lives: Lives) -> None:
     planning = placement.planning
     if planning.moved:
         departures.book_as_it_is(lives.devices)
-    _serve_first(lives)
     if placement.unplaced and planning.has_news:
         deployments.place_waiting(lives)
     if placement.cordoned and any(placement.cordoned.values()):
@@ -138,16 +137,6 @@ def _on_draining(devices: Devices) -> dict[WpgId, NodeId]:
         for place in node.devices
         for wpg_id in devices.at[place].ranks
     }
-
-
-def _serve_first(lives: Lives) -> None:
-    """Send jobs that grew past their bounds to what others left, before those who wait get it."""
-    for planner in lives.devices.placement.planning.planners.values():
-        while planner.has_vacancies:
-            found = first_served(planner, stays=partial(_is_busy, lives.devices))
-            if found is not None:
-                deployment = lives.deployments[DeploymentId(found[0])]
-                departures.send_to(lives, deployment, found[1], reason=_REASONS[Goal.RELIEF])
 
 
 def _pair_up(lives: Lives) -> None:

@@ -15,7 +15,6 @@ from plexsvc.scheduler.core.planning.repack import (
     Move,
     Repacking,
     book,
-    first_served,
     propose,
     relieve,
 )
@@ -213,46 +212,3 @@ def test_a_job_that_grew_within_everybodys_bounds_stays() -> None:
     grow(planner, "j1", busy=30)
     assert relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).moves == ()
     assert not planner.needs_relief
-
-
-def test_what_becomes_free_is_offered_once_to_a_job_that_grew_past_its_groups_bounds() -> None:
-    planner = crowd(40, 20, 20, units=2)
-    group = planner.board.open_group((UnitId("n1"),))
-    planner.board.commit(group, demand("leaves"), anchor_slot=0, shift_slots=0)
-    planner.vacancies()
-    assert not planner.has_vacancies
-    grown = grow(planner, "j2", busy=45)
-    planner.remove(ResidentId("leaves"))
-    assert planner.has_vacancies
-    assert first_served(planner, stays=lambda name: name != grown) == (grown, (UnitId("n1"),))
-    assert not planner.has_vacancies
-
-
-def test_a_job_that_grew_goes_to_a_group_that_somebody_left_if_it_fits_in_there() -> None:
-    planner = crowd(40, 20, 20, units=2)
-    group = planner.board.open_group((UnitId("n1"),))
-    for asked in (demand("stays", busy=10), demand("leaves", busy=30)):
-        planner.board.commit(group, asked, anchor_slot=0, shift_slots=0)
-    grown = grow(planner, "j2", busy=35)
-    assert planner.in_trouble()
-    assert first_served(planner, stays=lambda _: False) is None
-    planner.remove(ResidentId("leaves"))
-    assert first_served(planner, stays=lambda _: False) == (grown, (UnitId("n1"),))
-
-
-def test_nobody_who_is_as_it_was_placed_comes_before_those_who_wait() -> None:
-    planner = crowd(40, 20, 20, units=2)
-    assert planner.has_vacancies is False
-    for cycle in range(1, 40):
-        planner.note_phase(ResidentId("j0"), cycle * 200 * SECOND_US, alone_us=100 * SECOND_US)
-    assert planner.in_trouble()
-    assert first_served(planner, stays=lambda _: False) is None
-
-
-def test_what_is_kept_for_a_blocked_job_is_not_taken_by_one_that_grew() -> None:
-    planner = crowd(40, 20, 20, units=2)
-    grow(planner, "j2", busy=45)
-    planner.submit(replace(demand("gang", units=2), priority=1))
-    assert planner.admit(0) == []
-    assert planner.kept_units() == {"n0", "n1"}
-    assert first_served(planner, stays=lambda _: False) is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from plexsvc.ids import JobId, NodeId, ResidentId
 from plexsvc.scheduler.core.actions import Action, ComputePlan
 from plexsvc.scheduler.core.events import (
@@ -166,28 +164,3 @@ def test_a_plan_that_moves_a_job_which_was_pinned_meanwhile_is_made_anew() -> No
     (again,) = ordered(world.tell(told))
     world.computed(again)
     assert not world.orders
-
-
-def test_a_job_that_grew_gets_what_becomes_free_before_one_that_waits() -> None:
-    world = FakeWorld(limits=Limits(max_deployments_per_group=2))
-    world.join("n0")
-    world.join("n1")
-    for job in "abc":
-        world.bring_up(job)
-        world.fire(f"probe/{job}/actor")
-    planner = world.core.cluster.placement.planning.planners["train"]
-    for job, duty in (("b", 0.89), ("a", 0.6), ("c", 0.4)):
-        profile = planner.group_of(ResidentId(f"{job}/actor")).profiles[0]
-        (segment,) = profile.segments
-        busy = replace(segment, duration_us=round(duty * profile.period_us))
-        grown = replace(profile, segments=(busy,))
-        planner.learned(ResidentId(f"{job}/actor"), grown, at_us=world.now_us)
-    world.job("d")
-    world.deploy("d")
-    world.drain()
-    assert (world.places("a"), world.places("b")) == (["n0:0"], ["n1:0"])
-    assert list(planner.waiting) == ["d/actor"]
-    world.end("b")
-    world.drain()
-    assert world.places("a") == ["n1:0"]
-    assert world.places("d") == ["n1:0"], "a ran on the other still, which had room for none but c"
