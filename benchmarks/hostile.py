@@ -5,8 +5,9 @@
 A service with one device. The victim runs no-op operations one after the other; each attacker, in a
 process of its own and with a token of its own (or none), does one thing as fast as it can. Loads
 joined by `+` run at once. With `--tls` the router speaks TLS alone, and `handshakes` is tried too.
-Printed for each: the victim's operations, its longest pause in seconds,
-and what the attackers were answered. One JSON line a load; the target is a pause of at most 2 s.
+`--loads files` deploys each model directory of `tests/rigs/hostile_files.py` in turn. Printed for
+each: the victim's operations, its longest pause in seconds, and what the attackers were answered.
+One JSON line a load; the target is a pause of at most 2 s, and of 0.5 s for files.
 """
 
 from __future__ import annotations
@@ -33,14 +34,13 @@ import plexclient as plex
 import plexclient.link
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.rpc.keys import TLS_NAME, make_keys
+from tests.rigs import hostile_files
 from tests.rigs.live_cluster import ROOT, SHARES_ALL, TRAIN, start_cluster
 
 THREADS = 16
 TENANTS = '[tokens]\n"victim" = "default"\n"attacker" = "mallory"\n\n'
-ROUTER = f'[router]\nmodel_roots = ["{ROOT}"]\n'
 NAMED = ("grpc.ssl_target_name_override", TLS_NAME)
-DEPTH = 100_000
-"""Lists in one another in a hostile config.json."""
+FILES = ["plain", *(name for name in hostile_files.MAKE if name != "config nested deep")]
 
 Attack = Callable[["Attacker"], str]
 
@@ -131,11 +131,12 @@ def handshakes(attacker: Attacker) -> str:
         return type(error).__name__
 
 
-def deep_json(attacker: Attacker) -> str:
-    """Deploy a model whose configuration is nested deeper than anything reads."""
-    job_id = f"deep-{attacker.dice.getrandbits(64)}"
-    attacker.call("CreateJob", pb.CreateJobRequest(job_id=job_id, name="deep").SerializeToString())
-    spec = pb.DeploymentSpec(role="actor", backend="fsdp", model=str(attacker.model))
+def deploys(attacker: Attacker) -> str:
+    """Deploy a model from a directory that is no model."""
+    job_id = f"odd-{attacker.dice.getrandbits(64)}"
+    attacker.call("CreateJob", pb.CreateJobRequest(job_id=job_id, name="odd").SerializeToString())
+    backend = attacker.dice.choice(["fsdp", "megatron"])
+    spec = pb.DeploymentSpec(role="actor", backend=backend, model=str(attacker.model))
     request = pb.CreateDeploymentRequest(
         job_id=job_id, deployment_id=f"{job_id}/actor", name="actor", spec=spec
     )
@@ -152,7 +153,7 @@ LOADS: dict[str, Attack] = {
         slow_readers,
         connections,
         handshakes,
-        deep_json,
+        deploys,
     )
 }
 
@@ -176,7 +177,7 @@ def attack(name: str, address: str, *, seconds: float, model: Path) -> dict[str,
 
 
 def measure(name: str, actor: plex.Actor, *, address: str, seconds: float, model: Path) -> None:
-    """Print what loads at once do to the victim."""
+    """Print what loads at once do to the victim; `model` is what is deployed."""
     command = [sys.executable, "-m", "benchmarks.hostile", "--address", address]
     command += ["--seconds", str(seconds), "--model", str(model), "--attack"]
     running = [
@@ -189,7 +190,8 @@ def measure(name: str, actor: plex.Actor, *, address: str, seconds: float, model
         now_s = time.monotonic()
         operations, longest_s, last_s = operations + 1, max(longest_s, now_s - last_s), now_s
     answers = [json.loads(attacker.communicate()[0] or "{}") for attacker in running]
-    line = {"load": name, "operations": operations, "longest_pause_s": round(longest_s, 3)}
+    load = f"{name} of {model.name}" if name == "deploys" else name
+    line = {"load": load, "operations": operations, "longest_pause_s": round(longest_s, 3)}
     print(json.dumps({**line, "answers": answers}), flush=True)
 
 
@@ -206,7 +208,8 @@ def main() -> None:
     """Run the loads one after the other, or one as the attacker's process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--loads", nargs="*", default=list(LOADS), help=", ".join(LOADS))
+    names = [*LOADS, "files"]
+    parser.add_argument("--loads", nargs="*", default=names, help=", ".join(names))
     parser.add_argument("--tls", action="store_true", help="serve clients over TLS")
     parser.add_argument("--attack", choices=list(LOADS), help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
@@ -217,11 +220,10 @@ def main() -> None:
         print(json.dumps(found))
         return
     with tempfile.TemporaryDirectory() as home:
-        model = Path(home) / "deep"
-        model.mkdir()
-        (model / "config.json").write_text("[" * DEPTH)
-        (model / "model.safetensors").write_bytes(b"")
-        terms = SHARES_ALL + TENANTS + ROUTER + (use_tls(model) if given.tls else "")
+        models = Path(home) / "models"
+        model = hostile_files.make("config nested deep", models / "config nested deep")
+        router = f'[router]\nmodel_roots = ["{ROOT}", "{models}"]\n'
+        terms = SHARES_ALL + TENANTS + router + (use_tls(model) if given.tls else "")
         ca = str(model / "cert.pem") if given.tls else None
         with (
             start_cluster(Path(home), nodes={"node-a": [TRAIN]}, scheduler=terms) as live,
@@ -232,7 +234,12 @@ def main() -> None:
                 "actor", model="", backend="noop", role="actor", optimizer=plex.AdamW(lr=1e-3)
             )
             for name in given.loads:
-                measure(name, actor, address=live.address, seconds=given.seconds, model=model)
+                directories = [model]
+                if name == "files":
+                    directories = [hostile_files.make(kind, models / kind) for kind in FILES]
+                for one in directories:
+                    load = "deploys" if name == "files" else name
+                    measure(load, actor, address=live.address, seconds=given.seconds, model=one)
 
 
 if __name__ == "__main__":

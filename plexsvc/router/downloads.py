@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from plexsvc.router.api import SchedulerApi
 from plexsvc.router.channels import READ_STAGED, SAMPLE, STREAM_FRAMES, ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache
+from plexsvc.router.looks import Looks
 from plexsvc.router.validation import OperationRules, bad_request, check_operation_id
 
 MAX_MODEL_FILE_BYTES: Final = 256 << 20
@@ -41,12 +42,14 @@ class Downloads:
         channels: ChannelPool,
         config: RouterConfig,
         rules: OperationRules,
+        looks: Looks,
     ) -> None:
         self._scheduler = scheduler
         self._deployments = deployments
         self._channels = channels
         self._timeout_s = config.wait_timeout_us / 1e6
         self._rules = rules
+        self._looks = looks
 
     async def result(
         self, request: service_pb2.FetchResultRequest, *, tenant: TenantId
@@ -144,7 +147,7 @@ class Downloads:
         )
         offset, spec = request.offset, deployment.spec
         place = Place(path=Path(spec.model, request.name), root=Path(spec.model_root))
-        while data := await asyncio.to_thread(_read, place, offset=offset):
+        while data := await self._looks.look(tenant, partial(_read, place, offset=offset)):
             yield common_pb2.Chunk(offset=offset, data=data).SerializeToString()
             offset += len(data)
 

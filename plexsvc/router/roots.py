@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,7 @@ from plexsvc.families import unknown_model
 from plexsvc.ids import TenantId
 from plexsvc.paths import Place
 from plexsvc.router.config import RouterConfig
+from plexsvc.router.looks import Looks
 
 PATH_KINDS: Final = frozenset({"save", "load", "export"})
 """Operations that name a path."""
@@ -26,18 +27,19 @@ REMEDY: Final = (
 class Roots:
     """Resolves the paths of requests; what they are replaced with is what travels on."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        self._config = config
+    def __init__(self, config: RouterConfig, looks: Looks) -> None:
+        self._config, self._looks = config, looks
 
     async def place_operation(self, operation: operations_pb2.Operation) -> None:
         """Resolve the path that an operation of `operation.tenant` names, if it names one.
 
         Raises:
-            PlexError: `bad_request`.
+            PlexError: `bad_request`; `unavailable` when its file system does not answer.
         """
         kind = operation.WhichOneof("body")
         if kind in PATH_KINDS:
-            await asyncio.to_thread(self._fill, kind, operation)
+            look = partial(self._fill, kind, operation)
+            await self._looks.look(TenantId(operation.tenant), look)
 
     def place_model(self, spec: service_pb2.DeploymentSpec, *, tenant: TenantId) -> Place:
         """Resolve the model that a deployment names, and return where it is.

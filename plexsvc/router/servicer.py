@@ -7,7 +7,6 @@ is submitted with its refusal and takes its number there: a gap would hold its s
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
@@ -32,6 +31,7 @@ from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
 from plexsvc.router.http import openai, sandbox_fusion
 from plexsvc.router.http.server import serving
+from plexsvc.router.looks import Looks
 from plexsvc.router.relay import Uploads
 from plexsvc.router.rewards import Rewards
 from plexsvc.router.roots import Roots
@@ -59,9 +59,8 @@ class RouterServicer:
         self._scheduler = scheduler
         self._clock = clock
         self._config = config
-        self._looking: dict[TenantId, asyncio.Lock] = {}
-        """One model of a tenant is looked at at a time: threads are everybody's."""
-        self._roots = Roots(config)
+        self._looks = Looks()
+        self._roots = Roots(config, self._looks)
         self._rules = OperationRules(config)
         self._channels = ChannelPool(keys)
         self._deployments = DeploymentCache(scheduler, config=config, clock=clock)
@@ -78,6 +77,7 @@ class RouterServicer:
             channels=self._channels,
             config=config,
             rules=self._rules,
+            looks=self._looks,
         )
         self.rewards = Rewards(self._channels, config=config)
         self.calls = Slots(Limit(total=config.max_calls, what="calls", key="router.max_calls"))
@@ -164,8 +164,7 @@ class RouterServicer:
         if spec.seeds:
             models.check_seeds(spec, await self._spec(spec.seeds, request, beside))
         if spec.model or spec.backend != "noop":
-            async with self._looking.setdefault(tenant, asyncio.Lock()):
-                await asyncio.to_thread(self._check_model, spec, tenant=tenant)
+            await self._looks.look(tenant, partial(self._check_model, spec, tenant=tenant))
 
     async def submit_operation(
         self, operation: ops.Operation, *, tenant: TenantId

@@ -22,6 +22,7 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.validation import digest_of
 from plexsvc.rpc.errors import error_from
 from plexsvc.weights.headers import INDEX
+from tests.rigs import hostile_files
 from tests.rigs.router_rig import ACTOR, JOB, TENANT, TOKEN, Rig, batch, metadata, start_rig
 from tests.rigs.tiny_models import make_qwen3
 
@@ -174,11 +175,6 @@ def in_place(make: Callable[[Path], object]) -> Callable[[Path], object]:
     return made
 
 
-def many(path: Path) -> None:
-    for number in range(1100):
-        (path / f"{number}.txt").touch()
-
-
 def opened_below(directory: Path) -> list[str]:
     """Return the files of a directory that this process has open."""
     descriptors = Path("/proc/self/fd").iterdir()
@@ -205,13 +201,11 @@ ODD_MODELS: dict[str, Callable[[Path], object]] = {
         for name in ("config.json", "model.safetensors", ".complete")
         if (name, how) != (".complete", "directory")  # it is left out, as all directories are
     },
-    "many files": many,
     "a name with a line end": lambda model: (model / "a\nb").touch(),
     "a name that is not utf-8": lambda model: (model / os.fsdecode(b"\xff")).touch(),
     "an index without its file": lambda model: (model / INDEX).write_text(
         '{"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}'
     ),
-    "a sparse index": lambda model: sparse(model / INDEX),
     "a config of another size": lambda model: (model / "config.json").write_text(
         (model / "config.json").read_text().replace('"vocab_size": ', '"vocab_size": 1')
     ),
@@ -230,7 +224,7 @@ async def test_an_odd_model_is_refused_before_the_scheduler_hears_and_costs_no_d
             name="odd",
             spec=pb.DeploymentSpec(role="actor", backend="fsdp"),
         )
-        for number, (name, make) in enumerate(ODD_MODELS.items()):
+        for number, (name, make) in enumerate((ODD_MODELS | hostile_files.MAKE).items()):
             model = Path(shutil.copytree(whole, tmp_path / f"odd-{number}"))
             make(model)
             request.spec.model = model.name

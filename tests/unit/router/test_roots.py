@@ -11,6 +11,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
 from plexsvc.router.config import RouterConfig
+from plexsvc.router.looks import Looks
 from plexsvc.router.roots import Roots
 
 A, B = TenantId("team-a"), TenantId("team-b")
@@ -30,7 +31,8 @@ def roots(home: Path) -> Roots:
             model_roots=(home / "models",),
             checkpoint_root=home / "checkpoints",
             roots={A: (home / "shared",)},
-        )
+        ),
+        Looks(),
     )
 
 
@@ -95,7 +97,7 @@ async def test_nobody_writes_among_the_models_or_into_another_tenant_s(
 
 
 async def test_a_router_that_knows_no_roots_takes_no_path(home: Path) -> None:
-    roots = Roots(RouterConfig())
+    roots = Roots(RouterConfig(), Looks())
     with pytest.raises(PlexError, match=r"roots \(none\)"):
         model(roots, str(home / "models/tiny"))
     with pytest.raises(PlexError, match=r"roots \(none\)"):
