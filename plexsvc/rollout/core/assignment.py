@@ -7,8 +7,9 @@ instance serves or does not: that is the machine's.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,6 +59,11 @@ class Generate:
     is_held: bool = False
     """Whether it is a turn that begins on the next version."""
 
+    @property
+    def under_way(self) -> int:
+        """How many of its samples instances have."""
+        return self.incomplete - len(self.waiting)
+
 
 class Assignment:
     """Instances, unanswered generates, and which sample is where."""
@@ -76,6 +82,8 @@ class Assignment:
         """The wanted version."""
         self.instances: dict[InstanceId, Instance] = {}
         self.generates: dict[OperationId, Generate] = {}
+        self._queues: dict[bool, dict[OperationId, Generate]] = {True: {}, False: {}}
+        """Generates with samples that wait, by whether they are turns, the oldest first."""
         self.sessions: OrderedDict[str, InstanceId] = OrderedDict()
         """The instance that has the latest turn of each session."""
         self._calls = 0
@@ -121,12 +129,14 @@ class Assignment:
             busy=[one.load for _, one in serving],
         )
         started: list[Order] = []
+        left: list[SampleKey] = []
         for (instance_id, instance), part in zip(serving, parts, strict=True):
             hand = [key for number in part for key in samples_of[prompts[number]]]
             room = self._room(instance, generate)
-            generate.waiting += hand[room:]
+            left += hand[room:]
             if hand[:room]:
                 started.append(self._start(operation_id, instance_id, hand[:room]))
+        self._wait(operation_id, left)
         return started + self._spread_waiting()
 
     def _enough(
@@ -168,29 +178,36 @@ class Assignment:
             hands, left = deal_turns(keys, loads, rooms, slowness=slowness, cached=cached)
         else:
             hands, left = deal(keys, loads, rooms, slowness=slowness)
-        generate.waiting.extendleft(reversed(left))
+        self._wait(operation_id, left)
         return [
             self._start(operation_id, instance_id, hand)
             for (instance_id, _), hand in zip(serving, hands, strict=True)
             if hand
         ]
 
+    def _wait(self, operation_id: OperationId, keys: Sequence[SampleKey]) -> None:
+        """Have samples wait before others of their generate."""
+        generate = self.generates[operation_id]
+        generate.waiting.extendleft(reversed(keys))
+        if generate.waiting:
+            self._queues[generate.is_turn].setdefault(operation_id, generate)
+
     def _spread_waiting(self, among: Iterable[InstanceId] | None = None) -> list[Order]:
-        """Give samples that wait to instances that may have got room."""
+        """Give samples that wait to instances that may have got room, turns first."""
         started: list[Order] = []
-        for is_turn in (True, False):
-            kind = [
-                (i, g)
-                for i, g in self.generates.items()
-                if g.waiting and g.is_turn == is_turn and not g.is_held
-            ]
-            for operation_id, generate in kind:
-                serving = self._serving(generate, among)
-                count = sum(self._room(instance, generate) for _, instance in serving)
-                if not count:
-                    break  # nor is there room for others of the kind
-                taken = min(count, len(generate.waiting))
-                keys = [generate.waiting.popleft() for _ in range(taken)]
+        for queue in self._queues.values():
+            one = next((generate for generate in queue.values() if not generate.is_held), None)
+            if one is None:
+                continue
+            room = sum(self._room(instance, one) for _, instance in self._serving(one, among))
+            if not room:  # nor is there for others of its kind
+                continue
+            ready = {i: generate for i, generate in queue.items() if not generate.is_held}
+            for operation_id, count in _shares(ready, room).items():
+                generate = ready[operation_id]
+                keys = [generate.waiting.popleft() for _ in range(count)]
+                if not generate.waiting:
+                    del queue[operation_id]
                 started += self._spread(operation_id, keys, among)
         return started
 
@@ -308,6 +325,30 @@ class Assignment:
 
     def _forget(self, operation_id: OperationId) -> None:
         generate = self.generates.get(operation_id)
-        for key, sample in generate.samples.items() if generate else ():
+        if generate is None:
+            return
+        for key, sample in generate.samples.items():
             self._unload(operation_id, key, sample)
-        self.generates.pop(operation_id, None)
+        self._queues[generate.is_turn].pop(operation_id, None)
+        del self.generates[operation_id]
+
+
+def _shares(generates: Mapping[OperationId, Generate], room: int) -> dict[OperationId, int]:
+    """Return how many waiting samples of each generate get a place, where they are `room`.
+
+    The next place goes to the generate with the fewest samples on instances, of several to the
+    oldest. So a long one does not keep a short one waiting. `O((generates + room) log generates)`.
+    """
+    queue = [
+        (generate.under_way, number, i) for number, (i, generate) in enumerate(generates.items())
+    ]
+    heapq.heapify(queue)
+    shares: dict[OperationId, int] = {}
+    for _ in range(room):
+        if not queue:
+            break
+        under_way, number, operation_id = heapq.heappop(queue)
+        shares[operation_id] = count = shares.get(operation_id, 0) + 1
+        if count < len(generates[operation_id].waiting):
+            heapq.heappush(queue, (under_way + 1, number, operation_id))
+    return shares

@@ -59,7 +59,7 @@ def choose(serving: Mapping[InstanceId, Instance], *, tick: int) -> Move | None:
     """
     if len(serving) <= 1:
         return None
-    queued = {one: _queued(instance, before=tick - 1) for one, instance in serving.items()}
+    queued = {one: queued_in(instance, before=tick - 1) for one, instance in serving.items()}
     longest = max(queued, key=lambda one: len(queued[one]))
     if queued[longest]:
         if all(instance.pending for instance in serving.values()):
@@ -94,7 +94,8 @@ def _token_s(instance: Instance) -> float:
     return instance.step_s / instance.batch
 
 
-def _queued(instance: Instance, *, before: int) -> list[tuple[OperationId, SampleKey]]:
+def queued_in(instance: Instance, *, before: int) -> list[tuple[OperationId, SampleKey]]:
+    """Return samples that were sent before a tick and may wait in the engine's queue."""
     if not instance.running:
         return []
     return [key for key, tick in instance.pending.items() if tick < before]

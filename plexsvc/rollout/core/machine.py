@@ -8,6 +8,8 @@ up, and the scheduler starts a successor or ends the deployment. A spot one that
 
 Samples go to the least loaded serving instance with fewer than `max_pending` samples that it has
 sent no token of, and wait while there is none (join the shortest queue, with delayed dispatch).
+Of several generates that wait, the one with the fewest samples on instances gets the next place,
+and samples of others that only wait in an engine's queue make room for it at the next tick.
 Turns of trajectories, which go beside the order of operations, are dealt turn by turn: to the
 instance that had the session's last turn, whose cache has the prefix, or to the least loaded where
 that is faster or the other is full, of those with fewer turns than their `turn_cap`; what waits of
@@ -28,7 +30,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, show
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.assignment import Generate, Sample
-from plexsvc.rollout.core.balance import choose, compare
+from plexsvc.rollout.core.balance import NEVER, choose, compare, queued_in
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import RESERVED, Phase
 from plexsvc.rollout.core.membership import Membership
@@ -203,8 +205,8 @@ class RolloutCore(Membership):
         if not generate.incomplete:
             ordered.append(self._answer(operation_id))
         if moved:
-            ordered += self._spread(operation_id, moved)
-        ordered += self._spread_waiting((event.instance_id,))
+            self._wait(operation_id, moved)
+        ordered += self._spread_waiting(None if moved else (event.instance_id,))
         return ordered + self._cut(event.instance_id)
 
     def _cut(self, instance_id: InstanceId) -> list[Order]:
@@ -283,7 +285,8 @@ class RolloutCore(Membership):
                     "instances"
                 )
                 return [*sought, self._answer(event.operation_id, error), *self._spread_waiting()]
-        return [*sought, *self._spread(event.operation_id, left), *self._spread_waiting()]
+        self._wait(event.operation_id, left)
+        return [*sought, *self._spread_waiting()]
 
     # ---- seeding window
 
@@ -333,8 +336,10 @@ class RolloutCore(Membership):
         leaving = self._to_leave()
         if leaving:  # what was stopped before it had begun there is told again
             return started + [o for one, keys in leaving.items() for o in self._stop(one, keys)]
-        if self._leaving or any(generate.waiting for generate in self.generates.values()):
+        if self._leaving:
             return started
+        if self._queues[False] or self._queues[True]:
+            return started + self._give_way()
         serving = {
             i: one for i, one in self.instances.items() if one.is_serving and i not in self.spared
         }
@@ -348,6 +353,25 @@ class RolloutCore(Membership):
         for operation_id, key in keys[: move.count]:
             self.generates[operation_id].samples[key].is_moved = True
         return started + self._stop(move.instance_id, keys[: move.count])
+
+    def _give_way(self) -> list[Order]:
+        """Take samples back that wait in engines before a generate with fewer samples there.
+
+        The places that become free go to the generate with the fewest, then to these again.
+        """
+        waiting = self._queues[False].values()
+        fewest = min((generate.under_way for generate in waiting), default=NEVER)
+        rich = {
+            i
+            for i, generate in self.generates.items()
+            if generate.under_way > fewest + 1 and not generate.is_turn
+        }
+        ordered: list[Order] = []
+        for i, instance in self.instances.items():
+            if instance.is_serving and rich:
+                keys = queued_in(instance, before=self._ticks - 1)
+                ordered += self._stop(i, [key for key in keys if key[0] in rich])
+        return ordered
 
 
 def _gap(operation_id: OperationId, arrival: events.Arrival, sample: Sample | None) -> PlexError:

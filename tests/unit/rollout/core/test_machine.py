@@ -103,6 +103,41 @@ def test_samples_of_a_lost_instance_continue_elsewhere_and_it_is_sought(core: Ro
     ]
 
 
+def test_the_next_place_goes_to_the_generate_with_the_fewest_samples_under_way() -> None:
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=2)
+    core.handle(joined(MODEL))
+    long = [(prompt, 0) for prompt in range(6)]
+    core.handle(submitted_as(OP, *long))
+    core.handle(submitted_as(OTHER, (0, 0)))
+    (_, short) = core.handle(arrived(ONE, Arrival(long[0], 0, 1, is_last=False)))
+    assert isinstance(short, orders.StartSamples)
+    assert (short.operation_id, short.samples) == (OTHER, [(0, 0)])
+    check(core)
+
+
+def test_samples_in_an_engines_queue_make_room_for_a_shorter_generate() -> None:
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=4)
+    core.handle(joined(MODEL))
+    long = [(prompt, 0) for prompt in range(8)]
+    core.handle(submitted_as(OP, *long))
+    core.handle(arrived(ONE, *(Arrival(key, 0, 1, is_last=False) for key in long[:2])))
+    core.handle(submitted_as(OTHER, (0, 0), (0, 1)))
+    assert core.handle(events.Ticked(at_us=1)) == [], "they may be in their prefill"
+    (stop,) = stops(core.handle(events.Ticked(at_us=2)))
+    assert (stop.operation_id, stop.samples) == (OP, long[2:6])
+    assert stops(core.handle(events.Ticked(at_us=3))) == [], "they are told once"
+    back = [Arrival(key, 0, 0, is_last=False, is_aborted=True) for key in long[2:6]]
+    begun = [o for o in core.handle(arrived(ONE, *back)) if isinstance(o, orders.StartSamples)]
+    assert [(order.operation_id, order.samples) for order in begun] == [
+        (OTHER, [(0, 0), (0, 1)]),
+        (OP, long[2:4]),
+    ]
+    check(core)
+    core.handle(arrived(ONE, *(Arrival(key, 1, 1, is_last=False) for key in long[:2])))
+    ticks = [core.handle(events.Ticked(at_us=at)) for at in range(5, 12)]
+    assert ticks == [[]] * 7, "what nobody waits behind stays"
+
+
 def test_prompts_of_like_expected_length_go_to_one_instance() -> None:
     core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
     core.handle(joined(MODEL, MODEL))
