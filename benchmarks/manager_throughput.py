@@ -162,6 +162,12 @@ def processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def peak_mib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) >> 10
+
+
 def record_alone(samples: int, tokens: int, place: Path) -> float:
     """Return the tokens a second of processor time that a record takes."""
     given = operation(samples, tokens, paced=False)
@@ -188,7 +194,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         keys, records = keep_keys(place / "keys.json"), place / "records"
         records.mkdir()
         config = replace(
-            RolloutConfig(max_pending=args.samples, record_bytes=4 << 30),
+            RolloutConfig(max_pending=args.samples),
             listen=f"unix:{place}/manager.sock",
             keys_file=place / "keys.json",
             records_dir=records,
@@ -215,10 +221,12 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         at = [f"unix:{place}/instance.sock"]
         await execute(stub, begin, deployment=told, instance_addresses=at)
         await run(stub, operation(args.samples, 32, paced=False))
+        before_mib = peak_mib(manager.pid)
         before_s, started_s = processor_s(manager.pid), time.monotonic()
         tokens, _ = await run(stub, operation(args.samples, args.tokens, paced=False))
         wall_s = time.monotonic() - started_s
         used_s = processor_s(manager.pid) - before_s
+        record_mib = peak_mib(manager.pid) - before_mib
         _, late_ms = await run(stub, operation(args.samples, 160, paced=True))
         late_ms.sort()
         return {
@@ -227,6 +235,8 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
             "tokens_per_s": round(tokens / wall_s),
             "tokens_per_processor_s": round(tokens / used_s),
             "record_alone_per_processor_s": round(record_alone(args.samples, 512, records)),
+            "manager_mib": before_mib,
+            "record_mib": record_mib,
             "added_ms_p50": round(late_ms[len(late_ms) // 2], 1),
             "added_ms_p99": round(late_ms[len(late_ms) * 99 // 100], 1),
             "paced_tokens_per_s": round(args.samples * EACH / STEP_S),

@@ -100,11 +100,11 @@ class RolloutConfig:
     """Where a manager keeps its token records for its successor."""
     frame_us: int = 20_000
     """Between two frames of a generate; what arrives meanwhile is gathered."""
-    record_bytes: int = 512 << 20
-    """Token records kept, all operations together, running ones by the most that they may become.
-    Those of a tenant may take as much as is left free; of finished ones the oldest go first, of the
-    tenant that has most."""
-    max_operations: int = 512
+    record_bytes: int = 4 << 30
+    """Token records kept, all operations together, running ones by the most that they may become
+    (32 bytes a token). Those of a tenant may take as much as is left free; of finished ones the
+    oldest go first, of the tenant that has most."""
+    max_operations: int = 8192
     """Generates of one manager that may run at once; the next is refused with `queue_full`. A
     tenant has as many of them at most as are left free."""
     max_samples_per_operation: int = 65_536
@@ -127,12 +127,9 @@ class RolloutConfig:
     may take as long as it likes while it gets on."""
     frames_wait_us: int = 3_600_000_000
     """How long a stream waits for its operation to start: it may be queued behind training."""
-    max_streams: int = 1024
+    max_streams: int = 8192
     """Streams open at once; the next is refused with `queue_full`. A tenant has as many of them at
     most as are left free."""
-    max_streams_per_deployment: int = 256
-    """Streams one deployment may have open at once, so that nobody takes all of them; the next is
-    refused with `queue_full`."""
     plans_by_length: bool = False
     """Whether prompts are dealt by how long their answers were in the generates before:
     prompts of like length to one instance, so that all end together. A manager's successor goes

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -89,8 +89,6 @@ class RolloutManager:
         )
         self._cancelled = Newest[bytes, None](MAX_ANSWERS)
         """Operations whose end was asked for before they came here."""
-        self._streams: Counter[str] = Counter()
-        """Open streams by deployment."""
 
     async def run(self) -> None:
         """Host all work of this manager until cancelled; cancellation ends it."""
@@ -164,7 +162,7 @@ class RolloutManager:
                 "of operations alone: use `generate`, or deploy it with `shared=False`"
             )
             raise PlexError(ErrorCode.BAD_REQUEST, text)
-        with self._slots.hold(request.tenant), self._stream_of(request.deployment_id):
+        with self._slots.hold(request.tenant):
             await deployment.prepare(request)
             async with aclosing(self._sampled(request, deployment)) as frames:
                 async for frame in frames:
@@ -178,7 +176,7 @@ class RolloutManager:
         Raises:
             PlexError: `result_gone`, `not_found`, `queue_full`.
         """
-        with self._slots.hold(request.tenant), self._stream_of(request.deployment_id):
+        with self._slots.hold(request.tenant):
             record = await self._records.wait_for(
                 request.operation_id, deployment_id=request.deployment_id
             )
@@ -393,10 +391,11 @@ class RolloutManager:
             )
 
     def _trim(self) -> None:
-        """Forget the oldest answers beyond `MAX_ANSWERS`."""
-        extra = len(self._executions) - MAX_ANSWERS
+        """Forget the oldest answers beyond `MAX_ANSWERS`, whatever else runs."""
+        if len(self._executions) <= MAX_ANSWERS:
+            return
         finished = [key for key, ex in self._executions.items() if ex.answer.done()]
-        for key in finished[: max(0, extra)]:
+        for key in finished[: max(0, len(finished) - MAX_ANSWERS)]:
             del self._executions[key]
 
     async def _carry(
@@ -546,24 +545,6 @@ class RolloutManager:
             gone.because, gone.is_dedicated = order.because, order.kind == DEDICATED.name
         self._lost[order.address] = gone
         self._news.put_nowait(rollout_pb2.ManagerNews(gone=gone))
-
-    @contextmanager
-    def _stream_of(self, deployment_id: str) -> Iterator[None]:
-        """Count an open stream of a deployment."""
-        count, limit = self._streams[deployment_id], self._config.max_streams_per_deployment
-        if count >= limit:
-            raise PlexError(
-                ErrorCode.QUEUE_FULL,
-                f"{count} streams of {deployment_id} are open "
-                "(rollout.max_streams_per_deployment); close some",
-                limit=limit,
-            )
-        self._streams[deployment_id] += 1
-        try:
-            yield
-        finally:
-            self._streams[deployment_id] -= 1
-            self._streams += Counter()  # drops what is not positive
 
 
 async def _within(limit_us: int, awaited: Awaitable[T]) -> T:

@@ -59,9 +59,13 @@ class OperationRecord:
     """The token record of one generate. Owned by the event loop."""
 
     def __init__(
-        self, operation: operations_pb2.Operation, *, file: RecordFile, kept: Sequence[Entry] = ()
+        self,
+        operation: operations_pb2.Operation,
+        *,
+        file: RecordFile | None,
+        kept: Sequence[Entry] = (),
     ) -> None:
-        """Begin with the frames `kept` of a manager before."""
+        """Begin with the frames `kept` of a manager before; without `file` none has a successor."""
         self.operation = operation
         self.frames = [entry.frame for entry in kept]
         """Serialised."""
@@ -124,7 +128,8 @@ class OperationRecord:
 
     def discard(self) -> None:
         """Delete what a successor would read."""
-        self._file.remove()
+        if self._file is not None:
+            self._file.remove()
 
     async def read(self, after_cursor: int) -> AsyncGenerator[bytes]:
         """Yield the frames after `after_cursor`, then live, up to the one with the result."""
@@ -196,11 +201,12 @@ class OperationRecord:
 
     def _add(self, frame: operations_pb2.GenerateFrame, *, spans: bytes = b"") -> None:
         data = frame.SerializeToString()
-        self._file.append(Entry(data, spans))
+        if self._file is not None:
+            self._file.append(Entry(data, spans))
+            if self.result is not None:
+                self._file.close()
         self.frames.append(data)
         self.nbytes += len(data)
-        if self.result is not None:
-            self._file.close()
         self._changed.set()
 
 

@@ -17,8 +17,10 @@ from plexsvc.rollout.recordfiles import Entry, RecordFile, recover
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.slots import Limit
 
-TOKEN_BYTES: Final = 24
-"""Most a recorded token takes: its id, its logprob, and its part of a delta of its own."""
+TOKEN_BYTES: Final = 32
+"""Most a recorded token takes: its id twice, its logprob, and a delta of its own (28 measured)."""
+PROMPT_TOKEN_BYTES: Final = 4
+"""What a token of a prompt takes each time that it is held."""
 
 REMEMBERED_IDS: Final = 16_384
 """Ids of dropped records that are still told apart from unknown ones."""
@@ -44,9 +46,6 @@ class RecordStore:
         self._waiting: dict[bytes, int] = {}
         for operation, kept in recover(config.records_dir):
             record = self._make(operation, kept=kept)
-            if not operation.seq:  # beside the order: it ended with its reader's stream
-                record.discard()
-                continue
             self.add(record)
             if record.result is not None:
                 self.settle(record)
@@ -61,17 +60,22 @@ class RecordStore:
     def admit(self, record: OperationRecord, *, most_tokens: int) -> None:
         """Take a record that may grow to `most_tokens`, dropping old finished ones for it.
 
+        Its prompts are held once in the operation, and once for each sample while that runs.
+
         Raises:
             PlexError: `payload_too_large` when it never fits; `queue_full` when it does not now.
         """
-        need, limit = most_tokens * TOKEN_BYTES, self._limit.most
+        generate, limit = record.operation.generate, self._limit.most
+        prompts = sum(len(prompt.token_ids) for prompt in generate.prompts)
+        prompt_bytes = PROMPT_TOKEN_BYTES * prompts * (1 + max(1, generate.sampling.n))
+        need = most_tokens * TOKEN_BYTES + prompt_bytes
         tenant, name = record.operation.tenant, show(record.operation.operation_id)
         if need > limit:
             raise PlexError(
                 ErrorCode.PAYLOAD_TOO_LARGE,
-                f"{name} may generate {most_tokens} tokens, whose record takes {need} bytes; a "
-                f"tenant may have {limit} of {self._limit.total} (rollout.record_bytes); ask for "
-                "fewer samples or tokens",
+                f"{name} may generate {most_tokens} tokens, whose record takes {need} bytes with "
+                f"its prompts; a tenant may have {limit} of {self._limit.total} "
+                "(rollout.record_bytes); ask for fewer samples or tokens",
                 need=need,
                 limit=limit,
             )
@@ -155,7 +159,8 @@ class RecordStore:
     def _make(
         self, operation: operations_pb2.Operation, *, kept: Sequence[Entry] = ()
     ) -> OperationRecord:
-        file = RecordFile(self._config.records_dir, operation)
+        """Return a record; one beside the order ends with its reader's stream and needs no file."""
+        file = RecordFile(self._config.records_dir, operation) if operation.seq else None
         return OperationRecord(operation, file=file, kept=kept)
 
     def _release(self, record: OperationRecord) -> None:

@@ -111,13 +111,13 @@ class FakeEngine:
         self._be_awake()
         box = DeltaBox()
         for request in requests:
-            _check(request)
+            self.check(request)
         for request in requests:
             box.add_request(request)
             self.salts.append(request.cache_salt)
             self._boxes[request.request_id] = box
             if request.sampling.max_tokens <= len(request.prompt.generated):
-                self._finish(request.request_id, FINISH_LENGTH)
+                self.finish(request.request_id, FINISH_LENGTH)
         try:
             async with asyncio.TaskGroup() as group:
                 driver = group.create_task(self._drive(requests, box))
@@ -129,6 +129,15 @@ class FakeEngine:
         finally:
             await self.abort([request.request_id for request in requests])
 
+    def check(self, request: rollout_pb2.InstanceRequest) -> None:
+        """Refuse what does not fit."""
+        length = len(request.prompt.token_ids) + len(request.prompt.generated)
+        too_hot = request.sampling.temperature > MAX_TEMPERATURE
+        if not request.prompt.token_ids or length >= MAX_LEN or request.sampling.stop or too_hot:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"request {request.request_id} refused by the fake"
+            )
+
     async def encode(self, prompts: Sequence[operations_pb2.Prompt]) -> list[list[int]]:
         for prompt in prompts:
             if "refused" in prompt.chat:
@@ -137,7 +146,7 @@ class FakeEngine:
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
-            self._finish(request_id, FINISH_ABORT)
+            self.finish(request_id, FINISH_ABORT)
 
     async def load_version(
         self, published: Sequence[Published], *, version: VersionId
@@ -201,20 +210,16 @@ class FakeEngine:
         )
         self.generated += 1
         if token in sampling.stop_token_ids:
-            self._finish(request.request_id, FINISH_STOP, stop_reason=str(token))
+            self.finish(request.request_id, FINISH_STOP, stop_reason=str(token))
         elif len(prompt.generated) + step + 1 >= sampling.max_tokens:
-            self._finish(request.request_id, FINISH_LENGTH)
+            self.finish(request.request_id, FINISH_LENGTH)
 
-    def _finish(self, request_id: str, reason: int, *, stop_reason: str = "") -> None:
+    def finish(
+        self, request_id: str, reason: int = FINISH_LENGTH, *, stop_reason: str = ""
+    ) -> None:
+        """End a request; safe to repeat."""
         box = self._boxes.pop(request_id, None)
         if box is not None:
             box.finish(request_id, reason=reason, stop_reason=stop_reason)
             if not self._boxes:
                 self.idle.set()
-
-
-def _check(request: rollout_pb2.InstanceRequest) -> None:
-    length = len(request.prompt.token_ids) + len(request.prompt.generated)
-    too_hot = request.sampling.temperature > MAX_TEMPERATURE
-    if not request.prompt.token_ids or length >= MAX_LEN or request.sampling.stop or too_hot:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"request {request.request_id} refused by the fake")

@@ -1,0 +1,75 @@
+"""A rollout image whose processes serve a fake engine of many slots and long answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from plexclient.wire.v1 import rollout_pb2
+from plexsvc import config as config_files
+from plexsvc.clock import SystemClock
+from plexsvc.node.config import ImageConfig
+from plexsvc.rollout.config import InstanceConfig
+from plexsvc.rollout.engines.base import DeltaBox, EngineFacts
+from plexsvc.rollout.instance import serve_engine
+from tests.fakes.fake_engine import VOCAB, FakeEngine
+from tests.fakes.fake_instances import open_version
+
+ZYGOTE_ENV: Final[dict[str, str]] = {}
+IMAGE: Final = ImageConfig(
+    name="rollout", preload="tests.fakes.fake_rollout", entrypoint="tests.fakes.fake_rollout:main"
+)
+STRIDE: Final = 500
+"""Tokens of a step: what is tested is how many there are, not how fast they come."""
+MAX_LEN: Final = 1 << 15
+
+
+class FakeLongEngine(FakeEngine):
+    """Makes `STRIDE` tokens a step; a prompt of one token is held until one of two comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._go = asyncio.Event()
+
+    @property
+    def facts(self) -> EngineFacts:
+        return EngineFacts(vocab_size=VOCAB, max_model_len=MAX_LEN, device_bytes=1 << 20)
+
+    def check(self, request: rollout_pb2.InstanceRequest) -> None:
+        del request
+
+    async def _step(self, requests: Sequence[rollout_pb2.InstanceRequest], box: DeltaBox) -> None:
+        if len(requests[0].prompt.token_ids) > 1:
+            self._go.set()
+        await self._go.wait()
+        await super()._step(requests, box)
+
+    def _draw(self, request: rollout_pb2.InstanceRequest, box: DeltaBox, *, step: int) -> None:
+        had = len(request.prompt.generated) + step * STRIDE
+        count = min(STRIDE, request.sampling.max_tokens - had)
+        box.put(
+            request.request_id,
+            tokens=[(had + at) % VOCAB for at in range(count)],
+            logprobs=[-1.0] * count,
+            version=self.version,
+        )
+        if had + count >= request.sampling.max_tokens:
+            self.finish(request.request_id)
+
+
+def preload() -> None:
+    """Nothing more is needed."""
+
+
+def main(config: dict[str, Any], ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM."""
+    parsed = config_files.parse(config, InstanceConfig, where="fake rollout instance")
+
+    async def serve() -> None:
+        clock = SystemClock()
+        await serve_engine(
+            FakeLongEngine(), parsed, clock=clock, open_version=open_version, ready=ready
+        )
+
+    asyncio.run(serve())

@@ -1,0 +1,116 @@
+"""What jobs ask for at scale, of a service with its default limits; only its engines are fake."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+import plexclient as plex
+from plexclient.ids import new_operation_id
+from plexclient.wire import channels
+from plexclient.wire.v1 import operations_pb2, service_pb2_grpc
+from plexsvc.cluster import embedded
+from plexsvc.node.config import AgentConfig
+from plexsvc.rollout.store import TOKEN_BYTES
+from tests.fakes import fake_rollout
+from tests.rigs.inner_cluster import InnerCluster, node, start_inner
+from tests.rigs.processes import running
+from tests.rigs.tiny_models import make_qwen3
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
+
+LENGTH = 14_000
+SAMPLES = 1024
+SESSIONS = 2048
+MANAGER_BYTES = 256 << 20
+"""What a manager takes beside token records."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InnerCluster]:
+    real = AgentConfig.__dataclass_fields__["images"].default
+    images = [fake_rollout.IMAGE if one.name == "rollout" else one for one in real]
+
+    def agent(**given: object) -> AgentConfig:
+        return AgentConfig(**given, images=tuple(images))  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded, "AgentConfig", agent)
+        nodes = (node("node-a", rollout=8),)
+        with start_inner(tmp_path_factory.mktemp("many"), nodes=nodes) as inner:
+            yield inner
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = make_qwen3(tmp_path_factory.mktemp("models") / "long", seed=0)
+    config = json.loads((made / "config.json").read_text())
+    config["max_position_embeddings"] = fake_rollout.MAX_LEN
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+def test_1024_samples_of_14000_tokens_are_one_generate(cluster: InnerCluster, model: Path) -> None:
+    with cluster.connect() as connection, connection.job("long") as job:
+        rollout = job.deploy(
+            "rollout", model=model, backend="vllm", instances=4, max_model_len=LENGTH + 2048
+        )
+        prompts = [[3, prompt % 50] * 512 for prompt in range(SAMPLES // 8)]
+        lengths = [
+            len(sample.tokens)
+            for sample in rollout.generate.stream(
+                prompts, n=8, max_tokens=LENGTH, temperature=1.0, ignore_eos=True
+            )
+        ]
+        assert lengths == [LENGTH] * SAMPLES
+        assert manager_peak_bytes() < MANAGER_BYTES + SAMPLES * LENGTH * TOKEN_BYTES
+
+
+def test_2048_sessions_have_a_turn_each_at_once(cluster: InnerCluster, model: Path) -> None:
+    with cluster.connect() as connection, connection.job("agents") as job:
+        rollout = job.deploy(
+            "rollout", model=model, backend="vllm", instances=4, max_model_len=LENGTH + 2048
+        )
+
+        def turn(number: int) -> operations_pb2.Operation:
+            return operations_pb2.Operation(
+                operation_id=new_operation_id(),
+                job_id=job.job_id,
+                deployment_id=rollout.deployment_id,
+                generate=operations_pb2.Generate(
+                    prompts=[operations_pb2.Prompt(token_ids=[3])],
+                    sampling=operations_pb2.SamplingParams(n=1, max_tokens=LENGTH),
+                    session=f"session {number}",
+                ),
+            )
+
+        with grpc.insecure_channel(cluster.address, options=channels.LIMITS) as channel:
+            ask = service_pb2_grpc.RouterStub(channel).Sample
+            token = (("authorization", f"Bearer {cluster.token}"),)
+            turns = [ask(turn(i), timeout=300, metadata=token) for i in range(SESSIONS)]
+            for one in turns:
+                assert next(one).prompts, "it was taken"
+            rollout.generate([[3, 4]] * 8, max_tokens=1)  # now the engines go on
+            assert [tokens_of(one) for one in turns] == [LENGTH] * SESSIONS
+        options = plex.SamplingOptions(max_tokens=300, temperature=1.0, ignore_eos=True)
+        again = [rollout.session().generate.submit([3], **options) for _ in range(SESSIONS)]
+        assert [len(one.result(120).tokens) for one in again] == [300] * SESSIONS
+        assert manager_peak_bytes() < MANAGER_BYTES + SESSIONS * LENGTH * TOKEN_BYTES
+
+
+def manager_peak_bytes() -> int:
+    (pid,) = running("plexsvc.rollout.main", below=os.getpid())
+    status = Path(f"/proc/{pid}/status").read_text()
+    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+    return int(kib) << 10
+
+
+def tokens_of(turn: Iterator[operations_pb2.GenerateFrame]) -> int:
+    """Return how many tokens a turn got."""
+    return sum(len(delta.token_ids) for frame in turn for delta in frame.deltas)
