@@ -98,6 +98,11 @@ def test_a_module_name_stands_for_one_thing_in_a_room() -> None:
 
 
 ACTIONS = ROOT / "plexsvc" / "scheduler" / "core" / "actions.py"
+AGAIN = {
+    ROOT / "plexsvc" / "scheduler" / "core" / "unfinished.py",
+    ROOT / "plexsvc" / "scheduler" / "driver" / "replaying.py",
+}
+"""Of a takeover: what orders everything that is unfinished once more, and what notes timers."""
 MAX_FILES = 3
 """Files that name an action: the room that orders it, who performs it, and one more."""
 
@@ -114,7 +119,7 @@ def names_in(module: Path) -> set[str]:
 
 
 def test_an_action_is_named_in_three_files_beside_its_definition() -> None:
-    used = {module: names_in(module) for module in modules() if module != ACTIONS}
+    used = {module: names_in(module) for module in modules() if module not in {ACTIONS, *AGAIN}}
     found = {
         action: [str(module.relative_to(ROOT)) for module in used if action in used[module]]
         for action in actions()

@@ -2,8 +2,9 @@
 
 Theory of operation. Coming up: take the state directory's lock, open the store, start the agents,
 rewards and rollout managers, run the scheduler, serve, publish the card. Going down is the same
-in reverse, whatever stopped it. Agents and what they run outlive a kill -9 of this process: nobody
-renews their leases, so they end after `orphan_us`, or when the next cluster comes up.
+in reverse, whatever stopped it. Agents and what they run outlive a kill -9 of this process. The
+next cluster adopts them; while nobody does, nobody renews their leases, and they end after
+`orphan_us`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from plexsvc.cluster.places import (
     held,
     keys_file,
     make_state_dir,
+    read_card,
     remove_card,
     write_card,
 )
@@ -36,6 +38,7 @@ from plexsvc.cluster.services import ServiceProcess
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
+from plexsvc.node import found
 from plexsvc.node.config import AgentConfig, DeviceConfig, check_node
 from plexsvc.node.launcher import LocalLauncher
 from plexsvc.node.restarts import restart_rate
@@ -51,6 +54,7 @@ from plexsvc.rpc.keys import ClusterKeys, keep_keys
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.api.servicer import add_to_server as add_scheduler
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.store import open_store
 
@@ -216,21 +220,27 @@ class EmbeddedCluster:
         changes = changes_of(self._config.rollout.spot)
         make_state_dir(state_dir)
         stack.enter_context(held(state_dir))
-        remove_card(state_dir)
         url = self._config.database or f"sqlite:///{state_dir / 'plexsvc.db'}"
+        former = None
+        if found.find_all(state_dir):
+            former = await asyncio.to_thread(read_former, url)
+            self._stay_where(read_card(state_dir))
+        remove_card(state_dir)
         store = await asyncio.to_thread(open_store, url, now_us=self._clock.wall_us())
         stack.callback(store.close)
         keys = keep_keys(keys_file(state_dir))
-        agents = await self._start_agents(stack)
+        agents = await self._start_agents(stack, adopts=former is not None)
         rewards = await self._start_rewards(stack)
         rollout = await self._start_managers(stack, keys)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         _run_beside(stack, tasks.create_task(rollout.run()))
         inner = _open_inner(self._config, keys)
-        live = LiveScheduler(self._config.scheduler, store, self._clock, agents, rollout, keys)
+        live = LiveScheduler(
+            self._config.scheduler, store, self._clock, agents, rollout, keys, former
+        )
         self.live = live
         _run_beside(stack, tasks.create_task(live.run()))
-        await live.nodes.ready()
+        await live.ready()
         _run_beside(stack, tasks.create_task(live.reward_hosts.run(rewards)))
         spot = rollout.use(live.spot_hosts, changes, config=self._config.rollout.spot)
         _run_beside(stack, tasks.create_task(spot.run()))
@@ -240,10 +250,28 @@ class EmbeddedCluster:
         stack.push_async_callback(router.aclose)
         await self._serve(stack, router, inner=inner.address)
 
-    async def _start_agents(self, stack: AsyncExitStack) -> list[str]:
-        """Start all agents at once; return their addresses in the order of the configuration."""
+    def _stay_where(self, card: Card | None) -> None:
+        """Serve where the cluster did that was killed, under its token: its clients come back."""
+        if card is None:
+            return
+        config, router = self._config, self._config.router
+        if not config.tokens:
+            self._tokens = {card.token: DEFAULT_TENANT}
+        if config.listen.endswith(":0"):
+            config = replace(config, listen=card.address)
+        if config.scheduler_listen.endswith(":0"):
+            config = replace(config, scheduler_listen=card.scheduler)
+        if router.http_listen.endswith(":0"):
+            router = replace(router, http_listen=card.http)
+        self._config = replace(config, router=router)
+
+    async def _start_agents(self, stack: AsyncExitStack, *, adopts: bool) -> list[str]:
+        """Start all agents at once; return their addresses in the order of the configuration.
+
+        With `adopts`, those that an earlier service left go on.
+        """
         configs = [self._agent_config(node, stack) for node in self._config.nodes]
-        launcher = await stack.enter_async_context(LocalLauncher())
+        launcher = await stack.enter_async_context(LocalLauncher(adopts=adopts))
         async with asyncio.TaskGroup() as starting:
             spawns = [starting.create_task(launcher.spawn(config)) for config in configs]
         addresses = [spawn.result().address for spawn in spawns]

@@ -32,12 +32,13 @@ class FoundAgent:
     address: str
 
 
-def record(directory: Path, *, node_id: str, pid: int, address: str) -> None:
-    """Write down that an agent runs, for whoever comes after its service."""
+def record(directory: Path, *, node_id: str, pid: int, address: str) -> FoundAgent:
+    """Write down that an agent runs, for whoever comes after its service; return its record."""
     found = FoundAgent(node_id=node_id, pid=pid, started=_started(pid), address=address)
     unfinished = directory / f".{RECORD}"
     unfinished.write_text(json.dumps(asdict(found)))
     unfinished.replace(directory / RECORD)
+    return found
 
 
 def find(directory: Path) -> FoundAgent | None:

@@ -9,16 +9,18 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
+from plexsvc import config as configuration
+from plexsvc.errors import PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import found, toml
 from plexsvc.node.agent_process import AgentProcess
 from plexsvc.node.config import AgentConfig
-from plexsvc.node.found import FoundProcess
+from plexsvc.node.found import FoundAgent, FoundProcess
 from plexsvc.node.logs import tail
 
 log = Log(__name__)
@@ -63,7 +65,9 @@ class LocalLauncher:
     Use as an async context manager, which ends them when it is left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, adopts: bool = False) -> None:
+        """Start agents; with `adopts`, go on with those of an earlier service that still run."""
+        self._adopts = adopts
         self._running: dict[NodeId, _Running] = {}
         self._events: asyncio.Queue[AgentExited] = asyncio.Queue(_MAX_EVENTS)
         self._tasks = asyncio.TaskGroup()
@@ -77,7 +81,10 @@ class LocalLauncher:
         await self._tasks.__aexit__(None, None, None)
 
     async def spawn(self, config: AgentConfig) -> AgentRef:
-        """Start the agent of a node; return when it serves. One of an earlier service ends first.
+        """Start the agent of a node; return when it serves.
+
+        One of an earlier service goes on if this one adopts, and if it was started as this would
+        be; else it ends first.
 
         Raises:
             PlexError: `unavailable` with its log's tail when it does not come up.
@@ -87,6 +94,9 @@ class LocalLauncher:
         log_path = (config.log_dir or config.runtime_dir) / "agent.log"
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         former = found.find(log_path.parent)
+        if former is not None and self._adopts and _is_as(config, config_path):
+            log.info("agent adopted", node_id=former.node_id, pid=former.pid)
+            return self._keep(former, FoundProcess(former.pid), log_path)
         if former is not None:
             log.warning("agent of an earlier service ends", node_id=former.node_id, pid=former.pid)
             await asyncio.to_thread(found.end, former)
@@ -96,8 +106,13 @@ class LocalLauncher:
         said = await process.announcement(
             f"the agent of {config.node_id}", timeout_s=config.start_timeout_us / 1e6
         )
-        ref = AgentRef(node_id=NodeId(said["node_id"]), pid=process.pid, address=said["address"])
-        found.record(log_path.parent, node_id=ref.node_id, pid=ref.pid, address=ref.address)
+        made = found.record(log_path.parent, pid=process.pid, **said)
+        return self._keep(made, process, log_path)
+
+    def _keep(
+        self, agent: FoundAgent, process: AgentProcess | FoundProcess, log_path: Path
+    ) -> AgentRef:
+        ref = AgentRef(node_id=NodeId(agent.node_id), pid=agent.pid, address=agent.address)
         running = _Running(ref=ref, process=process, log_path=log_path)
         self._running[ref.node_id] = running
         self._tasks.create_task(self._watch(running))
@@ -129,3 +144,12 @@ class LocalLauncher:
             log.warning("node agent died", node_id=ended.node_id, exit_code=code)
             with contextlib.suppress(asyncio.QueueFull):
                 self._events.put_nowait(ended)
+
+
+def _is_as(config: AgentConfig, path: Path) -> bool:
+    """Whether an agent was started with `config`, or in the place of one that was."""
+    try:
+        before = configuration.load(path, AgentConfig)
+    except PlexError:  # of another version
+        return False
+    return replace(before, listen=config.listen, is_replacement=config.is_replacement) == config

@@ -13,22 +13,31 @@ from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.events import InstanceLost, TurnsTaken
+from plexsvc.scheduler.core.events import (
+    DeploymentRequested,
+    DeploymentsDeclared,
+    Event,
+    InstanceLost,
+    JobSubmitted,
+    TurnsTaken,
+)
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.driver.cutting import keep_short
 from plexsvc.scheduler.driver.driver import Driver
 from plexsvc.scheduler.driver.encoding import configured
-from plexsvc.scheduler.driver.inbox import Inbox
+from plexsvc.scheduler.driver.former import Former
+from plexsvc.scheduler.driver.inbox import Decision, Inbox
 from plexsvc.scheduler.driver.journal import Journal
 from plexsvc.scheduler.driver.storing import Storing
 from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
+from plexsvc.scheduler.ledger.restoring import restore
 from plexsvc.scheduler.ledger.results import ResultBook
 from plexsvc.scheduler.ledger.sessions import Sessions
 from plexsvc.scheduler.ledger.takeover import take_over
 from plexsvc.scheduler.ledger.tally import Tally
-from plexsvc.scheduler.orders import leaving
+from plexsvc.scheduler.orders import adopt, leaving
 from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.plans import Beside
 from plexsvc.scheduler.orders.ranks import Ranks
@@ -39,12 +48,19 @@ from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.scheduler.orders.watch import Watch
+from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import Store
 
 log = Log(__name__)
 
 ROWS_FLUSH_US: Final = 200_000
 """Longest time the tables of jobs and operations lag behind the journal."""
+
+
+OPENINGS: Final = frozenset(
+    kind.__name__ for kind in (JobSubmitted, DeploymentRequested, DeploymentsDeclared)
+)
+"""Events about what a scheduler that takes over finds in the tables alone."""
 
 
 class LiveScheduler:
@@ -58,7 +74,9 @@ class LiveScheduler:
         node_agents: Sequence[str],
         rollout_manager: RolloutPort,
         keys: ClusterKeys,
+        former: Former | None = None,
     ) -> None:
+        """Lead a new cluster, or go on with what a former scheduler left running."""
         self.config = config
         self.clock = clock = ServiceClock(clock, on_gap=_say_gap)
         self.epoch = store.epoch
@@ -95,9 +113,17 @@ class LiveScheduler:
         rollout_manager.report_left_to(partial(leaving.report, self.reach))
         rollout_manager.report_turns_to(self._turned)
         self.rollout = rollout_manager
-        made = configured(config, epoch=store.epoch)
+        self._former = None if former is None else former.woken(now_us=clock.wall_us())
+        if former is None:
+            made = configured(config, epoch=store.epoch)
+            core = made.new_core()
+        else:
+            made, core = former.led_by(store.epoch), former.core
+            inbox.last_us = former.at_us
+            adopt.remember(self.nodes, core.view)
+        self._made = made
+        self._adopted = asyncio.Event()
         self._journal = Journal(made, keeps_actions=config.journal_actions)
-        core = made.new_core()
         self.cluster: ClusterView = core.view
         self.spot_hosts = SpotHosts(
             self.reach, is_open=lambda node_id: node_id not in core.view.cordoned
@@ -127,9 +153,10 @@ class LiveScheduler:
         storing = Storing(self._store, clock=self.clock, inline_us=inline_us)
         self._storing = storing
         try:
-            await take_over(
-                self._store, self.config, clock=self.clock, run=storing.run, post=self.post
-            )
+            if self._former is not None:
+                await storing.run(partial(self._begin, self._former))
+            post = self.post if self._former is None else None
+            await take_over(self._store, self.config, clock=self.clock, run=storing.run, post=post)
             async with asyncio.TaskGroup() as tasks:
                 self._is_running = True
                 tasks.create_task(self.clock.run())
@@ -138,7 +165,8 @@ class LiveScheduler:
                 tasks.create_task(self.sessions.run())
                 tasks.create_task(self.reach.watch.run())
                 tasks.create_task(self._flush_rows(storing))
-                tasks.create_task(self._driver.run(storing, tasks))
+                tasks.create_task(self._driver.run(_WithRecords(storing, self.recorder), tasks))
+                tasks.create_task(self._adopt(tasks))
                 if self.config.snapshot_rows:
                     cutting = keep_short(
                         self._journal,
@@ -157,6 +185,30 @@ class LiveScheduler:
             self._store.append(notes, self.recorder.take_rows())
             await self.nodes.close()
             await self.reach.ranks.close()
+
+    async def ready(self) -> None:
+        """Return once every node has joined, and what a former scheduler left is adopted."""
+        await self._adopted.wait()
+
+    def _begin(self, former: Former) -> None:
+        """Have the new epoch's journal begin with the former's core; restore the ledger."""
+        jobs = self._store.jobs(limit=self.config.max_jobs + self.config.max_ended_jobs)
+        deployments = self._store.deployments([row.job_id for row in jobs])
+        kept = restore(
+            self.registry, self.recorder, self.cluster, jobs=jobs, deployments=deployments
+        )
+        self._store.keep_snapshot(former.first_snapshot(self._made))
+        self._store.append(self._journal.notes(at_us=former.at_us), kept)
+
+    async def _adopt(self, tasks: asyncio.TaskGroup) -> None:
+        await self.nodes.ready()
+        if self._former is not None:
+            self._timers.set_all(self._former.timers)
+            await adopt.adopt(self.reach, self.cluster, self.handlers, tell=self._tell, tasks=tasks)
+        self._adopted.set()
+
+    def _tell(self, fact: Event) -> Decision:
+        return self.post(fact).decision
 
     def check_open(self) -> None:
         """Refuse new work when it cannot be taken.
@@ -202,6 +254,20 @@ class LiveScheduler:
             self.tally.take()
             self.tally.forget(set(self.registry.jobs))
             await storing.write(self.recorder.take_rows())
+
+
+class _WithRecords:
+    """Writes a journal, and before what it says of new jobs and deployments their records."""
+
+    def __init__(self, storing: Storing, recorder: Recorder) -> None:
+        self._storing = storing
+        self._recorder = recorder
+
+    async def append(self, rows: Sequence[JournalRow], *, is_synced: bool = True) -> None:
+        """Write a batch of rows, as `JournalWriter` promises."""
+        if any(row.kind in OPENINGS for row in rows):
+            await self._storing.write(self._recorder.take_rows())
+        await self._storing.append(rows, is_synced=is_synced)
 
 
 def _say_gap(late_us: int) -> None:

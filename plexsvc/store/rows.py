@@ -38,6 +38,8 @@ class JobRow:
     exit_code: int | None
     created_us: int
     ended_us: int
+    record: bytes = b""
+    """The job as its client knows it (a `Job` of the wire)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class DeploymentRow:
     wpg_id: str
     state: str
     error: str
+    record: bytes = b""
+    """The deployment as its client and its ranks know it (a `Deployment` of the wire)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,17 @@ class Store:
         found = [ProfileRow(**fields) for fields in self._read(query, ProfileRow)]
         return found[::-1]
 
+    def jobs(self, *, limit: int) -> list[JobRow]:
+        """Return the jobs that have not ended, and the newest of the others, oldest first."""
+        newest = sa.select(JOBS).order_by(JOBS.c.ended_us > 0, JOBS.c.ended_us.desc()).limit(limit)
+        found = [JobRow(**fields) for fields in self._read(newest, JobRow)]
+        return sorted(found, key=lambda row: row.created_us)
+
+    def deployments(self, job_ids: Sequence[str]) -> list[DeploymentRow]:
+        """Return the deployments of some jobs."""
+        query = sa.select(DEPLOYMENTS).where(DEPLOYMENTS.c.job_id.in_(job_ids))
+        return [DeploymentRow(**fields) for fields in self._read(query, DeploymentRow)]
+
     def fail_orphans(self, *, reason: str, ended_us: int) -> int:
         """Mark jobs that an earlier scheduler left unfinished as failed; return how many."""
         unfinished = JOBS.c.state.in_(["queued", "running"])

@@ -53,6 +53,7 @@ JOBS: Final = sa.Table(
     sa.Column("exit_code", sa.Integer, nullable=True),
     sa.Column("created_us", sa.BigInteger, nullable=False),
     sa.Column("ended_us", sa.BigInteger, nullable=False),
+    sa.Column("record", sa.LargeBinary, nullable=False),
     sa.Index("jobs_by_tenant", "tenant", "created_us"),
 )
 
@@ -72,6 +73,7 @@ DEPLOYMENTS: Final = sa.Table(
     sa.Column("wpg_id", sa.String(64), nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("error", sa.Text, nullable=False),
+    sa.Column("record", sa.LargeBinary, nullable=False),
     sa.Index("deployments_by_job", "job_id"),
 )
 

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import grpc
 
@@ -147,53 +147,87 @@ def state_beside(directory: Path) -> Path:
     return link
 
 
-@contextlib.contextmanager
-def start_cluster(
-    directory: Path,
-    *,
-    nodes: Mapping[str, Sequence[str]] = DEFAULT_NODES,
-    boot_s: float = 120,
-    extra: str = "",
-    scheduler: str = SHARES_ALL,
-    staging_bytes: int = 256 * MIB,
-    host_bytes: int = 2048 * MIB,
-) -> Iterator[LiveCluster]:
-    """Start `plexctl up`; `extra` opens its configuration. Stop it with SIGTERM at the end.
+class Service:
+    """`plexctl up` as a process that tests kill and start again; a context manager.
 
-    `scheduler` is the table of that name.
+    Attributes:
+        live: the service that runs now.
     """
-    state_dir = state_beside(directory)
-    config = directory / "cluster.toml"
-    tables = configuration(
-        state_dir,
-        nodes,
-        scheduler=scheduler,
-        staging_bytes=staging_bytes,
-        host_bytes=host_bytes,
-    )
-    config.write_text(extra + tables)
-    log = (directory / "up.log").open("wb")
-    command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(config)]
-    process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
-        yield _wait_until_up(process, state_dir=state_dir, log=directory / "up.log", boot_s=boot_s)
-    finally:
-        _stop(process)
-        for agent in found.find_all(state_dir):  # of a service that was killed
+
+    live: LiveCluster
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: Mapping[str, Sequence[str]] = DEFAULT_NODES,
+        boot_s: float = 120,
+        extra: str = "",
+        scheduler: str = SHARES_ALL,
+        staging_bytes: int = 256 * MIB,
+        host_bytes: int = 2048 * MIB,
+    ) -> None:
+        """Write the configuration: `extra` opens it, `scheduler` is the table of that name."""
+        self._log = directory / "up.log"
+        self._boot_s = boot_s
+        self._state_dir = state_beside(directory)
+        self._config = directory / "cluster.toml"
+        tables = configuration(
+            self._state_dir,
+            nodes,
+            scheduler=scheduler,
+            staging_bytes=staging_bytes,
+            host_bytes=host_bytes,
+        )
+        self._config.write_text(extra + tables)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for agent in found.find_all(self._state_dir):  # of a service that was killed
             found.end(agent)
-        log.close()
+
+    def start(self) -> None:
+        """Start the service, in the place of one that was killed."""
+        if self._process is not None:
+            self._process.wait(timeout=20)
+        command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(self._config)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True
+            )
+        self.live = _wait_until_up(
+            self._process, state_dir=self._state_dir, log=self._log, boot_s=self._boot_s
+        )
+
+    def stop(self) -> None:
+        """Stop the service with SIGTERM, and everything that runs below it."""
+        if self._process is not None:
+            _stop(self._process)
+
+
+@contextlib.contextmanager
+def start_cluster(directory: Path, **options: Any) -> Iterator[LiveCluster]:  # noqa: ANN401
+    """Start `plexctl up`, with the options of `Service`. Stop it with SIGTERM at the end."""
+    with Service(directory, **options) as service:
+        yield service.live
 
 
 def _wait_until_up(
     process: subprocess.Popen[bytes], *, state_dir: Path, log: Path, boot_s: float
 ) -> LiveCluster:
-    found = state_dir / "cluster.json"
+    path = state_dir / "cluster.json"
     deadline = time.monotonic() + boot_s
-    while not found.exists():
+    facts: dict[str, Any] = {}
+    while facts.get("pid") != process.pid:  # before, it may be that of a service that was killed
         if process.poll() is not None or time.monotonic() > deadline:
             raise AssertionError(f"plexctl up did not come up:\n{log.read_text()[-4000:]}")
         time.sleep(0.1)  # noqa: TID251 - waits for another process, not for time to pass
-    facts = json.loads(found.read_text())
+        facts = json.loads(path.read_text()) if path.exists() else {}
     return LiveCluster(
         address=facts["address"],
         token=facts["token"],

@@ -25,10 +25,13 @@ from plexsvc.scheduler.core.events import (
     PayloadStaged,
     PayloadUnderWay,
 )
+from plexsvc.scheduler.core.state import Operation
+from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.driver.inbox import Decision, Posted
-from plexsvc.scheduler.faults import fault_from_wire
+from plexsvc.scheduler.faults import fault_from_wire, refusal
 from plexsvc.scheduler.live import LiveScheduler
+from plexsvc.scheduler.orders import run
 
 TOKEN_BYTES: Final = 4
 """Bytes of one packed token id."""
@@ -61,16 +64,59 @@ class Operations:
             if known is not None:
                 return known
             if operation_id not in self._scheduler.registry.held:
-                event = self._hold(operation)
-                try:
-                    posted = self._scheduler.post(event)
-                except BaseException:
-                    self._scheduler.registry.let_go(operation_id)  # a repeat would wait for nothing
-                    raise
-                self._follow(operation, event, posted)
+                former = self._scheduler.cluster.operations.get(operation_id)
+                if former is not None and former.job_id != operation.job_id:
+                    raise _not_ours(operation_id, operation.job_id)
+                if former is not None and former.state in TERMINAL:
+                    return await self._recall(operation, former)
+                self._take(operation)
         except PlexError as error:
             return refused(operation_id, error)
         return await self._scheduler.results.wait(operation_id)
+
+    def _take(self, operation: operations_pb2.Operation) -> None:
+        """Hold an operation: post one that is new, take back one of a former scheduler.
+
+        Raises:
+            PlexError: what keeps it from being held; nothing is recorded then.
+        """
+        operation_id = OperationId(operation.operation_id)
+        if operation_id not in self._scheduler.registry.missing:
+            event = self._hold(operation)
+            try:
+                posted = self._scheduler.post(event)
+            except BaseException:
+                self._scheduler.registry.let_go(operation_id)  # a repeat would wait for nothing
+                raise
+            self._follow(operation, event, posted)
+            return
+        self._scheduler.recorder.hold(operation, self._check(operation))
+        if operation.payload.WhichOneof("form") != "staged":
+            self._scheduler.recorder.arrived(operation_id)
+        elif request := self._early.take((JobId(operation.job_id), operation_id)):
+            self._announce(request)
+
+    async def _recall(
+        self, operation: operations_pb2.Operation, former: Operation
+    ) -> operations_pb2.OperationResult:
+        """Answer an operation that ended under a former scheduler, which had the answer.
+
+        Raises:
+            PlexError: `result_gone` when nobody has it any more.
+        """
+        self._check(operation)
+        if former.operation_id not in self._scheduler.registry.answered_before:
+            raise _result_gone(former.operation_id)
+        wpg = self._scheduler.cluster.wpgs.get(former.wpg_id) if former.wpg_id else None
+        if former.fault is not None:
+            result = refusal(former.operation_id, former.fault, state=former.state)
+        elif wpg is None:
+            raise _result_gone(former.operation_id)
+        else:
+            reach = self._scheduler.reach
+            result = await run.recall(reach, operation, lease_no=wpg.lease_no)
+        self._scheduler.recorder.recalled(operation, former.kind, result)
+        return result
 
     async def get_result(
         self, request: service_pb2.GetResultRequest
@@ -90,6 +136,12 @@ class Operations:
         known = self._scheduler.results.get(operation_id) if is_ours else None
         if known is not None:
             return known
+        if is_ours and operation_id in self._scheduler.registry.missing:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"{show(operation_id)} is known from before the service was started again, and its "
+                "client has not sent it again; ask again",
+            )
         if not is_ours or operation_id not in self._scheduler.registry.held:
             raise _result_gone(operation_id)
         return await self._scheduler.results.wait(operation_id)
@@ -150,12 +202,17 @@ class Operations:
         if request.is_under_way:
             if operation_id in cluster.operations:
                 self._scheduler.post(PayloadUnderWay(operation_id=operation_id))
-        elif cluster.knows(JobId(request.job_id), operation_id):
+        elif cluster.knows(JobId(request.job_id), operation_id) and not self._is_away(operation_id):
             self._announce(request)
         else:
             for expired in self._early.keep(request):
                 self._drop(expired)
         return service_pb2.PayloadStagedReply()
+
+    def _is_away(self, operation_id: OperationId) -> bool:
+        """Whether an operation of a former scheduler has not been sent again."""
+        registry = self._scheduler.registry
+        return operation_id in registry.missing and operation_id not in registry.held
 
     def _drop(self, announced: service_pb2.PayloadStagedRequest) -> None:
         """Free inputs whose operation never came: the core orders it for what it does not know."""
@@ -178,8 +235,6 @@ class Operations:
         """
         kind = self._check(operation)
         operation_id = OperationId(operation.operation_id)
-        if operation_id in self._scheduler.cluster.operations:
-            raise _result_gone(operation_id)  # it has ended: whoever waited would wait for ever
         self._check_source(operation)
         is_refused = operation.HasField("refusal")
         submitted = OperationSubmitted(

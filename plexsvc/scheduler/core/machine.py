@@ -45,6 +45,10 @@ class Scheduler:
         self.view = ClusterView(self.cluster)
         self._handlers = _handlers(self.cluster)
 
+    def lead(self, epoch: int) -> None:
+        """Go on under another epoch: another scheduler has taken over."""
+        self.cluster.turn.epoch = epoch
+
     def handle(self, event: events.Event) -> list[Action]:
         """Return the actions that follow from `event`. Event times must grow."""
         cluster = self.cluster

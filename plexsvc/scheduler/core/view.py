@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
-from plexsvc.scheduler.core import due, story, timers
+from plexsvc.scheduler.core import due, story, timers, unfinished
+from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import space
 from plexsvc.scheduler.core.events import DeploymentRequested
@@ -100,6 +101,10 @@ class ClusterView:
     def question(self, kind: str, goal: Goal) -> Question:
         """Return what a plan for a device kind is made from."""
         return packing.question(self._cluster.devices, goal, planner=self.copy_of(kind))
+
+    def unfinished(self) -> list[Action]:
+        """Return the orders whose outcome has not come."""
+        return list(unfinished.orders(self._cluster))
 
     def explain(self, operation_id: OperationId, *, now_us: int) -> Story | None:
         """Return why an operation is where it is; None for one the core does not hold."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Final, get_args
@@ -106,6 +106,8 @@ class Snapshot:
     at_us: int
     chain: str
     state: msgspec.Raw
+    timers: dict[str, int] = field(default_factory=dict)
+    """When the timers fire that the core awaits, by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -173,6 +174,11 @@ class Registry:
         self._pulls: dict[str, dict[OperationId, int]] = {}
         """The versions that pulls under way need, by source and operation."""
         self.copies: dict[MoveId, Copies] = {}
+        self.missing: dict[OperationId, asyncio.Event] = {}
+        """Operations that a former scheduler held, until their clients send them again; the event:
+        that all of it is there."""
+        self.answered_before: set[OperationId] = set()
+        """Operations that ended under a former scheduler: the ranks may have their answers."""
 
     def job(self, job_id: str, *, tenant: str) -> JobRecord:
         """Return a tenant's job.
@@ -226,6 +232,7 @@ class Registry:
 
     def let_go(self, operation_id: OperationId) -> Held | None:
         """Take an answered operation out."""
+        self.missing.pop(operation_id, None)
         held = self.held.pop(operation_id, None)
         if held is not None:
             self.held_bytes -= held.nbytes

@@ -113,6 +113,7 @@ class Recorder:
         self._registry.jobs[record.job_id].deployment_ids.append(record.deployment_id)
         initialize = messages.initialize(record, record.initialize_id)
         self.hold(initialize, OperationKind.INITIALIZE)
+        self._add(rows.deployment(record))
 
     def acknowledged(self, record: DeploymentRecord, *, seq: int) -> bool:
         """Note that a client has every answer up to `seq`; return whether that is new."""
@@ -171,6 +172,13 @@ class Recorder:
         held.staged_on = tuple(on)
         if plan is not None:
             held.operation.plan.CopyFrom(plan)
+        self.arrived(OperationId(held.operation.operation_id))
+
+    def arrived(self, operation_id: OperationId) -> None:
+        """Note that an operation of a former scheduler is here again, its payload too."""
+        arrival = self._registry.missing.get(operation_id)
+        if arrival is not None:
+            arrival.set()
 
     def granted(self, held: Held, *, lease_no: int) -> None:
         """Note under which lease an operation runs."""
@@ -196,6 +204,13 @@ class Recorder:
             job.operations_done += 1
         self._keep(held, result)
         self._results.tell(action.operation_id, result)
+
+    def recalled(
+        self, operation: operations_pb2.Operation, kind: OperationKind, result: Result
+    ) -> None:
+        """Keep an answer of a former scheduler that was found again."""
+        held = Held(operation=operation, kind=kind, nbytes=0, submitted_us=self._clock.wall_us())
+        self._keep(held, result)
 
     def refuse(self, action: actions.RefuseOperation) -> None:
         """Hand a refusal or failure to whoever waits; a final one is kept like any answer."""
@@ -229,6 +244,7 @@ class Recorder:
 
     def release(self, operation_id: OperationId) -> tuple[list[bytes], DeploymentRecord | None]:
         """Forget an answer; return the staged bytes it held and the deployment whose they are."""
+        self._registry.answered_before.discard(operation_id)
         result = self._results.drop(operation_id)
         answered = self._answered.pop(operation_id, None)
         record = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, Held, JobRecord
 from plexsvc.scheduler.ledger.results import Result
 from plexsvc.store.rows import DeploymentRow, JobRow, OperationRow
@@ -18,6 +19,7 @@ def job(record: JobRecord) -> JobRow:
         exit_code=record.exit_code,
         created_us=record.created_us,
         ended_us=record.ended_us,
+        record=messages.job(record).SerializeToString(),
     )
 
 
@@ -37,6 +39,7 @@ def deployment(record: DeploymentRecord) -> DeploymentRow:
         wpg_id="" if wpg is None else wpg.wpg_id,
         state=record.state,
         error="" if record.fault is None else record.fault.message,
+        record=messages.deployment(record).SerializeToString(),
     )
 
 

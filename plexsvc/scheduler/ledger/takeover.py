@@ -27,11 +27,12 @@ async def take_over(
     *,
     clock: Clock,
     run: Callable[[Callable[[], Any]], Awaitable[Any]],
-    post: Post,
+    post: Post | None,
 ) -> None:
     """Fail the jobs of earlier schedulers, delete old history, tell the core of measured cycles.
 
-    The processes of those jobs died with their scheduler. `run` makes calls that block.
+    Jobs that were adopted are this scheduler's by now; nobody has the processes of others. `run`
+    makes calls that block. Without `post` the core has its cycles already.
 
     Raises:
         PlexError: `stale_fence` when another scheduler has taken over meanwhile.
@@ -45,6 +46,8 @@ async def take_over(
     deleted = await run(partial(store.forget, before_us=now_us - config.history_days * DAY_US))
     if deleted:
         log.info("history deleted", rows=deleted, older_than_days=config.history_days)
+    if post is None:
+        return
     rows = await run(partial(store.profiles, limit=MAX_PROFILES))
     kept = tuple(filter(None, map(profiles.from_row, rows)))
     if kept:

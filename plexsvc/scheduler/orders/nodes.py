@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -52,6 +53,16 @@ Dial = Callable[[str], grpc.aio.Channel]
 """Opens a channel to a process of the cluster."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Remembered:
+    """What a former scheduler knew of nodes: what of it is found again goes on."""
+
+    up: set[NodeId] = field(default_factory=set)
+    """Nodes that the core counts as up."""
+    procs: set[tuple[str, int]] = field(default_factory=set)
+    """Name and incarnation of the processes that the core counts on."""
+
+
 class NodeLink:
     """Keeps a node agent's lease and tells its events; holds the stubs others call."""
 
@@ -67,6 +78,7 @@ class NodeLink:
         leases: Leases,
     ) -> None:
         self.target = target
+        self.remembered = Remembered()
         self._config = config
         self._clock = clock
         self._leases = leases
@@ -161,22 +173,29 @@ class NodeLink:
         self._open_state_manager()
         await self._stop_strays()
         self.is_up = True
-        self._post(
-            NodeJoined(
-                node_id=self.node_id,
-                host_bytes=self.description.host_bytes,
-                devices=tuple(
-                    DeviceFacts(index=d.index, kind=d.kind, bytes_total=d.bytes_total)
-                    for d in self.description.devices
-                ),
-            )
-        )
+        if self.node_id in self.remembered.up:
+            self.remembered.up.discard(self.node_id)
+            self._after_index = self.description.next_event_index - 1  # the rest is described
+        else:
+            self._post(self._news())
         self.joined.set()
         log.info("node joined", node=self.node_id, devices=len(self.description.devices))
+
+    def _news(self) -> NodeJoined:
+        return NodeJoined(
+            node_id=self.node_id,
+            host_bytes=self.description.host_bytes,
+            devices=tuple(
+                DeviceFacts(index=d.index, kind=d.kind, bytes_total=d.bytes_total)
+                for d in self.description.devices
+            ),
+        )
 
     async def _stop_strays(self) -> None:
         """End the ranks of WPGs that were given up with the node, or with another scheduler."""
         for proc in self.description.procs:
+            if (proc.proc_id, proc.incarnation) in self.remembered.procs:
+                continue
             log.warning("stray process stopped", node=self.node_id, proc=proc.proc_id)
             fence = common_pb2.Fence(
                 scheduler_epoch=self._leases.epoch, incarnation=proc.incarnation
@@ -291,6 +310,7 @@ class Nodes:
             epoch=epoch,
             keys=keys,
         )
+        self.remembered = Remembered()
         self._new_link = partial(
             NodeLink,
             config=config,
@@ -350,6 +370,7 @@ class Nodes:
             await link.close()
 
     def _keep(self, link: NodeLink, tasks: asyncio.TaskGroup) -> None:
+        link.remembered = self.remembered
         self._running[link.target] = tasks.create_task(self._run(link))
 
     async def _run(self, link: NodeLink) -> None:

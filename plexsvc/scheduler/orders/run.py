@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, show
+from plexsvc.ids import DeploymentId, OperationId, show
 from plexsvc.rpc.retry import Patience
 from plexsvc.scheduler.core.actions import CancelOperation, StartOperation
 from plexsvc.scheduler.core.events import Event, OperationFinished
@@ -35,6 +35,12 @@ CHANGING_KINDS: Final = frozenset({OperationKind.STEP, OperationKind.LOAD, Opera
 _attempts: Final = count(1 + secrets.randbits(62))
 """Numbers that no other start of an operation carries, also under another scheduler."""
 
+_NOT_SENT_AGAIN: Final = Fault(
+    code=ErrorCode.UNAVAILABLE,
+    message="the service was started again, and the operation's client did not come back to it in "
+    "its session's time to live (session_ttl_us)",
+)
+
 Replies = Sequence[worker_pb2.ExecuteReply]
 
 
@@ -53,8 +59,10 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         PlexError: what an executor died of or a state manager refused.
         AioRpcError: an executor did not answer.
     """
-    held = reach.registry.held.get(action.operation_id)
     record = reach.registry.by_wpg.get(action.wpg_id)
+    if record is not None and not await _came_again(reach, action, record):
+        return _failed(action, _NOT_SENT_AGAIN)
+    held = reach.registry.held.get(action.operation_id)
     if held is None or record is None:
         return None
     reach.recorder.granted(held, lease_no=action.lease_no)
@@ -88,6 +96,49 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         run_us=measured_us or reach.clock.monotonic_us() - started_us,
         digest=digest,
     )
+
+
+async def _came_again(reach: Reach, action: StartOperation, record: WpgRecord) -> bool:
+    """Wait for the client of an operation that a former scheduler held; return whether it came."""
+    arrival = reach.registry.missing.get(action.operation_id)
+    if arrival is None:
+        return True
+    ttl_us = reach.registry.jobs[record.deployment.job_id].session_ttl_us
+    try:
+        async with asyncio.timeout(ttl_us / 1e6):
+            await arrival.wait()
+    except TimeoutError:
+        return False
+    finally:
+        reach.registry.missing.pop(action.operation_id, None)
+    return True
+
+
+async def recall(
+    reach: Reach, operation: operations_pb2.Operation, *, lease_no: int
+) -> operations_pb2.OperationResult:
+    """Return the answer that the ranks recorded of an operation that they applied.
+
+    Raises:
+        PlexError: `result_gone` when they have none.
+    """
+    operation_id = OperationId(operation.operation_id)
+    record = reach.registry.deployments[DeploymentId(operation.deployment_id)]
+    kind, wpg = OperationKind(operation.WhichOneof("body") or ""), record.wpg
+    ranks = () if wpg is None else reach.ranks.of(wpg.wpg_id)
+    gone = PlexError(
+        ErrorCode.RESULT_GONE,
+        f"{show(operation_id)} was applied, and its answer went with the service that had it",
+    )
+    if wpg is None or not ranks or kind in MANAGED_KINDS or record.is_rollout:
+        raise gone
+    held = Held(operation=operation, kind=kind, nbytes=0, submitted_us=reach.clock.wall_us())
+    action = StartOperation(operation_id=operation_id, wpg_id=wpg.wpg_id, lease_no=lease_no)
+    result = results.merge(operation_id, await _execute(reach, action, held=held, record=wpg))
+    if result.HasField("error"):
+        raise gone
+    result.state = operations_pb2.OPERATION_STATE_ANSWERED
+    return result
 
 
 def _count(reach: Reach, held: Held, record: WpgRecord) -> None:

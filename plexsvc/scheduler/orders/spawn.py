@@ -129,7 +129,7 @@ async def _spawn(reach: Reach, wpg: WpgRecord) -> events.Event | None:
             return None
         reach.ranks.add(wpg.wpg_id, [task.result() for task in tasks])
         opened.pop_all()  # `forget` closes them
-    return await _describe(reach, wpg)
+    return await describe(reach, wpg)
 
 
 def _spawn_failed(action: SpawnWpg, fault: Fault) -> events.Event:
@@ -198,7 +198,7 @@ def _forget_failed(action: ForgetWpg, fault: Fault) -> events.Event:
     return events.WpgForgotten(wpg_id=action.wpg_id)
 
 
-async def _describe(reach: Reach, record: WpgRecord) -> events.WpgReady:
+async def describe(reach: Reach, record: WpgRecord) -> events.WpgReady:
     """Return what each rank takes on its device; of rollout instances, what is theirs."""
     ranks = reach.ranks.of(record.wpg_id)
     if record.is_rollout:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from plexsvc.clock import Clock, wait_at_most
@@ -44,6 +44,11 @@ class Timers:
         heapq.heappush(self._heap, due)
         if self._heap[0] == due:
             self._changed.set()
+
+    def set_all(self, times: Mapping[str, int]) -> None:
+        """Have every key fire at its time."""
+        for key, at_us in times.items():
+            self.set(SetTimer(key=key, at_us=at_us))
 
     async def run(self) -> None:
         """Fire keys as they come due, until cancelled."""

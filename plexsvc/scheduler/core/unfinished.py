@@ -1,0 +1,77 @@
+"""Orders that a core has given and whose outcome it awaits: what a service that takes over repeats.
+
+They follow from the records alone. Timers do not: whoever replays a journal notes their times. A
+lost instance that is being started again is not among them: `life/instances.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plexsvc.residency import Residency
+from plexsvc.scheduler.core.actions import (
+    Action,
+    CarryState,
+    ComputePlan,
+    ForgetWpg,
+    MoveState,
+    SpawnWpg,
+    StartOperation,
+    StopWpg,
+)
+from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.state import Wpg
+from plexsvc.scheduler.core.vocabulary import RelocationStage, WpgState
+
+
+def orders(cluster: Cluster) -> Iterator[Action]:
+    """Yield every order whose outcome has not come."""
+    for wpg in cluster.wpgs.values():
+        yield from _of_life(cluster, wpg)
+        yield from _of_state(wpg)
+    for deployment_id in cluster.relocating:
+        deployment = cluster.deployments[deployment_id]
+        relocation, old = deployment.relocation, cluster.wpg_of(deployment)
+        if relocation is None or relocation.stage is not RelocationStage.CARRYING:
+            continue
+        if relocation.move_id is not None and old is not None:
+            yield CarryState(
+                deployment_id=deployment_id,
+                from_wpg_id=old.wpg_id,
+                to_wpg_id=relocation.wpg_id,
+                initialize_id=relocation.initialize_id,
+                move_id=relocation.move_id,
+                lease_no=old.lease_no,
+            )
+    planners = cluster.placement.planning.planners
+    for (kind, goal), attempt in cluster.placement.plans.items():
+        base = planners[kind].board.version
+        yield ComputePlan(device_kind=kind, goal=goal, base=base, attempt=attempt)
+
+
+def _of_life(cluster: Cluster, wpg: Wpg) -> Iterator[Action]:
+    match wpg.state:
+        case WpgState.SPAWNING:
+            current = cluster.deployments[wpg.deployment_id].wpg_id
+            if not wpg.is_shared or wpg.residency is not Residency.NONE:  # else it has no process
+                yield SpawnWpg(
+                    wpg_id=wpg.wpg_id,
+                    deployment_id=wpg.deployment_id,
+                    incarnation=wpg.incarnation,
+                    places=wpg.places,
+                    replaces=None if current == wpg.wpg_id else current,
+                )
+        case WpgState.STOPPING:
+            yield StopWpg(wpg_id=wpg.wpg_id)
+        case WpgState.FORGETTING:
+            yield ForgetWpg(wpg_id=wpg.wpg_id, lease_no=wpg.lease_no)
+        case WpgState.READY:
+            pass
+
+
+def _of_state(wpg: Wpg) -> Iterator[Action]:
+    if wpg.move_id is not None:
+        to = Residency.DEVICE if wpg.residency is Residency.LOADING else Residency.HOST
+        yield MoveState(wpg_id=wpg.wpg_id, move_id=wpg.move_id, to=to, lease_no=wpg.lease_no)
+    for operation_id in (*wpg.running, *wpg.writing):
+        yield StartOperation(operation_id=operation_id, wpg_id=wpg.wpg_id, lease_no=wpg.lease_no)

@@ -1,0 +1,159 @@
+"""Adoption of what a former scheduler left running.
+
+Theory of operation. The core is the former one's, so it counts on nodes, ranks and orders under
+way. Agents say what runs; inventory beats journal. Ranks that are there are connected again. One
+that is missing is told to the core as ended, and its deployment fails with that cause. Then every
+order whose outcome the core awaits is given once more, under its own number: agents, state managers
+and ranks answer what they have done from their records. An operation runs, or is answered, when its
+client has sent it again (`run`).
+
+What nobody can adopt yet ends, alone and with its cause: jobs that generate, and relocations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+import grpc.aio
+
+from plexclient.wire.v1 import node_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import WpgId
+from plexsvc.log import Log
+from plexsvc.scheduler.core.actions import Action
+from plexsvc.scheduler.core.events import Event, JobEndRequested, NodeLost, ProcExited, SpawnFailed
+from plexsvc.scheduler.core.state import Job, Wpg
+from plexsvc.scheduler.core.view import ClusterView
+from plexsvc.scheduler.core.vocabulary import Fault, JobState, WpgState
+from plexsvc.scheduler.handler import Handlers
+from plexsvc.scheduler.orders import spawn
+from plexsvc.scheduler.orders.nodes import SIGKILL, NodeLink, Nodes
+from plexsvc.scheduler.orders.ranks import Rank
+from plexsvc.scheduler.orders.reach import Reach
+
+log = Log(__name__)
+
+RESTARTED: Final = Fault(
+    code=ErrorCode.UNAVAILABLE, message="the service was started again meanwhile; try again"
+)
+NOT_ADOPTED: Final = "the service was started again, which jobs that generate do not survive yet"
+
+
+def remember(nodes: Nodes, view: ClusterView) -> None:
+    """Have links go on with the nodes and processes that a thawed core counts on."""
+    nodes.remembered.up.update(view.nodes)
+    nodes.remembered.procs.update(
+        (f"{wpg.wpg_id}/{rank}", wpg.incarnation_of(rank))
+        for wpg in view.wpgs.values()
+        if not wpg.is_rollout and wpg.state in {WpgState.SPAWNING, WpgState.READY}
+        for rank in range(len(wpg.places))
+    )
+
+
+async def adopt(
+    reach: Reach,
+    view: ClusterView,
+    handlers: Handlers,
+    *,
+    tell: Callable[[Event], Awaitable[object]],
+    tasks: asyncio.TaskGroup,
+) -> None:
+    """Connect what runs, tell the core of what does not, and give its orders once more.
+
+    `tell` returns when the core has decided what follows from a fact.
+    Every node that is to be adopted has joined.
+    """
+    orders = view.unfinished()
+    facts: list[Event] = [
+        NodeLost(node_id=node_id, reason="it did not join the service that took over")
+        for node_id in view.nodes
+        if not reach.nodes.is_up(node_id)
+    ]
+    facts += [
+        JobEndRequested(job_id=job.job_id, outcome=JobState.FAILED, reason=NOT_ADOPTED)
+        for job in view.jobs.values()
+        if job.ending is None and _generates(view, job)
+    ]
+    facts += [failure for order in orders if (failure := _failure(view, handlers, order))]
+    facts += _relocations(view)
+    for wpg in view.wpgs.values():
+        if wpg.state is WpgState.READY and not wpg.is_rollout:
+            facts += await _attach(reach, wpg)
+    for fact in facts:
+        log.warning("not adopted", fact=repr(fact))
+        await tell(fact)
+    still = view.unfinished()
+    for order in (order for order in orders if order in still):
+        handler = handlers[type(order)]
+        if (work := handler.perform(order)) is not None:
+            tasks.create_task(handler.finish(order, work, reach.post))
+    log.info("adopted", jobs=len(view.jobs), wpgs=len(view.wpgs), orders=len(orders))
+
+
+def _generates(view: ClusterView, job: Job) -> bool:
+    return any(view.deployments[name].is_rollout for name in job.deployments)
+
+
+def _failure(view: ClusterView, handlers: Handlers, order: Action) -> Event | None:
+    """Return the outcome of an order to instances, which are gone; None for what is repeated."""
+    wpg = view.wpgs.get(WpgId(getattr(order, "wpg_id", "")))
+    if wpg is None or not wpg.is_rollout:
+        return None
+    return handlers[type(order)].failed(order, RESTARTED)
+
+
+def _relocations(view: ClusterView) -> Iterator[Event]:
+    """Yield the ends of relocations: their deployments stay where they are and go on."""
+    for deployment_id in view.relocating:
+        relocation = view.deployments[deployment_id].relocation
+        if relocation is not None:
+            yield SpawnFailed(wpg_id=relocation.wpg_id, fault=RESTARTED)
+
+
+async def _attach(reach: Reach, wpg: Wpg) -> list[Event]:
+    """Connect the ranks of a WPG; return what is to be told of one that cannot be."""
+    ranks: list[Rank] = []
+    for index, place in enumerate(wpg.places):
+        link, proc = _found(reach, wpg, index)
+        if link is None or proc is None:
+            return [_gone(wpg, index, why="it ended while no service ran")]
+        ranks.append(
+            Rank(
+                node_id=place.node_id,
+                device=place.device,
+                proc_id=proc.proc_id,
+                incarnation=proc.incarnation,
+                address=proc.address,
+                channel=link.dial(proc.address),
+            )
+        )
+    reach.ranks.add(wpg.wpg_id, ranks)
+    try:
+        await spawn.describe(reach, reach.registry.by_wpg[wpg.wpg_id])
+    except (grpc.aio.AioRpcError, PlexError) as error:
+        return [_gone(wpg, 0, why=f"it does not answer: {error}")]
+    return []
+
+
+def _found(
+    reach: Reach, wpg: Wpg, rank: int
+) -> tuple[NodeLink | None, node_pb2.ProcSummary | None]:
+    proc_id, incarnation = f"{wpg.wpg_id}/{rank}", wpg.incarnation_of(rank)
+    for link in reach.nodes.links:
+        for proc in link.description.procs if link.is_up else ():
+            if (proc.proc_id, proc.incarnation) == (proc_id, incarnation) and proc.address:
+                return link, proc
+    return None, None
+
+
+def _gone(wpg: Wpg, rank: int, *, why: str) -> ProcExited:
+    return ProcExited(
+        wpg_id=wpg.wpg_id,
+        incarnation=wpg.incarnation_of(rank),
+        rank=rank,
+        exit_code=0,
+        signal=SIGKILL,
+        log_tail=why,
+    )

@@ -1,0 +1,82 @@
+"""What a core still waits for follows from its records, after any history."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import invariant
+
+from plexsvc.scheduler.core import unfinished
+from plexsvc.scheduler.core.actions import (
+    CarryState,
+    ComputePlan,
+    ForgetWpg,
+    MoveState,
+    SpawnInstance,
+    SpawnWpg,
+    StartOperation,
+    StopWpg,
+)
+from plexsvc.scheduler.core.events import RepackRequested
+from plexsvc.scheduler.core.vocabulary import OperationState, RelocationStage, WpgState
+from tests.fakes.fake_world import FakeWorld, Order
+from tests.unit.scheduler.core.test_properties import AnyHistory
+
+STATES = {
+    SpawnWpg: WpgState.SPAWNING,
+    StopWpg: WpgState.STOPPING,
+    ForgetWpg: WpgState.FORGETTING,
+}
+
+
+def matters(world: FakeWorld, order: Order) -> bool:
+    """Return whether the core would do anything with the order's outcome."""
+    view = world.core.view
+    if isinstance(order, SpawnInstance):
+        return False
+    if isinstance(order, CarryState):
+        deployment = view.deployments.get(order.deployment_id)
+        relocation = None if deployment is None else deployment.relocation
+        if relocation is None or relocation.stage is not RelocationStage.CARRYING:
+            return False
+        return relocation.move_id == order.move_id
+    if isinstance(order, StartOperation):
+        operation = view.operations.get(order.operation_id)
+        return operation is not None and operation.state is OperationState.RUNNING
+    wpg = view.wpgs.get(order.wpg_id)
+    if isinstance(order, MoveState):
+        return wpg is not None and wpg.move_id == order.move_id
+    return wpg is not None and wpg.state is STATES[type(order)]
+
+
+class AnyUnfinishedHistory(AnyHistory):
+    """Random events; the orders that matter are those that the records tell of."""
+
+    @invariant()
+    def what_is_awaited_is_what_was_ordered(self) -> None:
+        found = [
+            order
+            for order in unfinished.orders(self.world.core.cluster)
+            if not isinstance(order, ComputePlan)
+        ]
+        awaited = [order for order in self.world.orders if matters(self.world, order)]
+        assert sorted(map(repr, found)) == sorted(map(repr, awaited))
+
+
+TestAnyUnfinishedHistory = AnyUnfinishedHistory.TestCase
+TestAnyUnfinishedHistory.settings = settings(
+    max_examples=25, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_a_plan_that_is_being_computed_is_asked_for_again() -> None:
+    world = FakeWorld(computes_plans=False)
+    world.join(train=2)
+    for name in ("a", "b"):
+        world.bring_up(name)
+    world.tell(RepackRequested(at_us=world.tick()))
+    asked = {order for order in world.log if isinstance(order, ComputePlan)}
+    assert asked
+    again = list(unfinished.orders(world.core.cluster))
+    assert {(order.device_kind, order.goal) for order in asked} == {
+        (order.device_kind, order.goal) for order in again if isinstance(order, ComputePlan)
+    }
