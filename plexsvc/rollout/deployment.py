@@ -22,7 +22,7 @@ from plexsvc.rollout.fleet import Fleet, Gone
 from plexsvc.rollout.generation import Generation, metrics_of
 from plexsvc.rollout.lengthfiles import LengthFile
 from plexsvc.rollout.store import RecordStore
-from plexsvc.rollout.validation import GenerateLimits, check_generate
+from plexsvc.rollout.validation import GenerateLimits, check_generate, check_ids
 from plexsvc.rpc.keys import ClusterKeys
 
 APPLIED = operations_pb2.OPERATION_STATE_APPLIED
@@ -125,7 +125,11 @@ class RolloutDeployment:
                 f"{self.deployment_id} has no weights yet: `sync` it before sampling",
             )
         generate = operation.generate
-        await self.fleet.encode([p for p in generate.prompts if p.text or p.chat])
+        texts = generate.prompt_texts
+        encoded = [p for p in generate.prompts if p.text or p.chat or texts]
+        for index, prompt in enumerate(generate.prompts):  # before a tokenizer is asked about them
+            check_ids(prompt.token_ids, what=f"prompt {index}", limits=self._limits)
+        await self.fleet.encode(encoded, texts=texts)
         longest = max((len(prompt.token_ids) for prompt in generate.prompts), default=0)
         if not generate.sampling.max_tokens:
             generate.sampling.max_tokens = max(1, self._limits.max_model_len - longest)
@@ -144,7 +148,8 @@ class RolloutDeployment:
         record = records.open(operation)
         record.open_samples(operation)
         sampling = operation.generate.sampling
-        most_tokens = len(record.samples) * sampling.max_tokens * (1 + sampling.texts)
+        width = (1 + sampling.texts) * (1 + sampling.top_logprobs)
+        most_tokens = len(record.samples) * sampling.max_tokens * width
         records.admit(record, most_tokens=most_tokens)
         names: list[bytes] = []
         if operation.seq and self._config.plans_by_length:

@@ -569,8 +569,8 @@ class Fleet:
                 woken.nbytes += reply.nbytes
         return woken
 
-    async def encode(self, prompts: Sequence[operations_pb2.Prompt]) -> None:
-        """Have an instance put token ids in the place of texts and chats.
+    async def encode(self, prompts: Sequence[operations_pb2.Prompt], *, texts: bool) -> None:
+        """Have an instance put token ids in the place of texts and chats; beside them `texts`.
 
         Raises:
             PlexError: `bad_request` for what the model cannot read; `unavailable`.
@@ -581,7 +581,7 @@ class Fleet:
         if not able:
             raise PlexError(ErrorCode.UNAVAILABLE, f"no instance serves {self.core.deployment_id}")
         stub = self.lines[min(able)[1]].stub
-        request = rollout_pb2.EncodeRequest(prompts=prompts)
+        request = rollout_pb2.EncodeRequest(prompts=prompts, texts=texts)
         try:
             reply = await stub.Encode(request, timeout=ENCODE_CALL_S)
         except grpc.aio.AioRpcError as error:

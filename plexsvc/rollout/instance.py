@@ -17,7 +17,6 @@ import grpc.aio
 from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import (
     common_pb2,
-    operations_pb2,
     rollout_pb2,
     rollout_pb2_grpc,
     statemanager_pb2,
@@ -99,12 +98,11 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
     async def Encode(  # noqa: N802 - named by the service
         self, request: rollout_pb2.EncodeRequest, context: Context
     ) -> rollout_pb2.EncodeReply:
-        """Return texts and chats as token ids."""
+        """Return prompts as token ids, with the text of each where asked."""
         try:
-            encoded = await self._engine.encode(request.prompts)
+            prompts = await self._engine.encode(request.prompts, texts=request.texts)
         except Exception as error:  # noqa: BLE001 - whoever called is told, whatever it is
             await abort_with(context, _typed(error))
-        prompts = [operations_pb2.Prompt(token_ids=ids) for ids in encoded]
         return rollout_pb2.EncodeReply(prompts=prompts)
 
     async def Abort(  # noqa: N802 - named by the service

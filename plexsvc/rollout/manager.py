@@ -164,6 +164,9 @@ class RolloutManager:
             raise PlexError(ErrorCode.BAD_REQUEST, text)
         with self._slots.hold(request.tenant):
             await deployment.prepare(request)
+            if request.generate.encodes_only:
+                yield operations_pb2.GenerateFrame(prompts=request.generate.prompts)
+                return
             async with aclosing(self._sampled(request, deployment)) as frames:
                 async for frame in frames:
                     yield frame

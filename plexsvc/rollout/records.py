@@ -178,6 +178,8 @@ class OperationRecord:
         sample.new_logprobs += delta.logprobs[known:]
         if delta.texts:
             pending.texts.extend(delta.texts[known:])
+        if delta.likely:
+            pending.likely.extend(delta.likely[known:])
         self.generated += len(tokens)
         for span in delta.versions:
             extend_spans(sample.versions, version=span, start=max(span.start, start), end=span.end)

@@ -11,6 +11,9 @@ from plexsvc.errors import ErrorCode, PlexError
 MIN_TEMPERATURE: Final = 0.01
 """Engines raise lower ones in silence; the trainer's logprobs would then not agree."""
 
+MAX_BIASED: Final = 1024
+"""Tokens with a bias: each is looked at in every step."""
+
 MAX_TEMPERATURE: Final = 2.0
 """Engines refuse higher ones."""
 
@@ -68,7 +71,10 @@ def check_sampling(sampling: operations_pb2.SamplingParams, limits: GenerateLimi
         raise _bad(f"top_k is {sampling.top_k}; it is positive, or 0 for off")
     if any(not stop for stop in sampling.stop):
         raise _bad("a stop string is empty; it would end every sample at once")
-    _check_ids(sampling.stop_token_ids, what="stop_token_ids", limits=limits)
+    check_ids(sampling.stop_token_ids, what="stop_token_ids", limits=limits)
+    if len(sampling.logit_bias) > MAX_BIASED:
+        raise _bad(f"logit_bias has {len(sampling.logit_bias)} tokens; it may have {MAX_BIASED}")
+    check_ids(sampling.logit_bias, what="logit_bias", limits=limits)
 
 
 def _check_lengths(generate: operations_pb2.Generate, *, count: int) -> None:
@@ -109,11 +115,16 @@ def _check_prompt(
             f"prompt {index} comes with {len(prompt.generated)} generated tokens and max_tokens is "
             f"{sampling.max_tokens}, which counts them; nothing is left to generate"
         )
-    _check_ids(prompt.token_ids, what=f"prompt {index}", limits=limits)
-    _check_ids(prompt.generated, what=f"generated tokens of prompt {index}", limits=limits)
+    check_ids(prompt.token_ids, what=f"prompt {index}", limits=limits)
+    check_ids(prompt.generated, what=f"generated tokens of prompt {index}", limits=limits)
 
 
-def _check_ids(ids: object, *, what: str, limits: GenerateLimits) -> None:
+def check_ids(ids: object, *, what: str, limits: GenerateLimits) -> None:
+    """Refuse token ids outside the vocabulary.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
     tokens = list(ids)  # type: ignore[call-overload]  # a repeated field
     if not limits.vocab_size or not tokens or max(tokens) < limits.vocab_size:
         return

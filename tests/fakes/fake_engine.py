@@ -138,11 +138,18 @@ class FakeEngine:
                 ErrorCode.BAD_REQUEST, f"request {request.request_id} refused by the fake"
             )
 
-    async def encode(self, prompts: Sequence[operations_pb2.Prompt]) -> list[list[int]]:
+    async def encode(
+        self, prompts: Sequence[operations_pb2.Prompt], *, texts: bool
+    ) -> list[operations_pb2.Prompt]:
         for prompt in prompts:
             if "refused" in prompt.chat:
                 raise PlexError(ErrorCode.BAD_REQUEST, "refused by the fake's template")
-        return [[ord(letter) % VOCAB for letter in one.text or one.chat] for one in prompts]
+        encoded = []
+        for one in prompts:
+            ids = one.token_ids or [ord(letter) % VOCAB for letter in one.text or one.chat]
+            words = [fake_text(token) for token in ids] if texts else []
+            encoded.append(operations_pb2.Prompt(token_ids=ids, texts=words))
+        return encoded
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
@@ -199,15 +206,14 @@ class FakeEngine:
         prompt, sampling = request.prompt, request.sampling
         token = fake_token(request, draw=prompt.draws_used + step, version=self.version)
         scored = sampling.prompt_logprobs and not step and not prompt.generated
-        box.put(
-            request.request_id,
-            tokens=[token],
+        news = operations_pb2.SampleDelta(
+            token_ids=[token],
             logprobs=[-token / 8],
-            version=self.version,
             prompt_logprobs=[-1.0] * (len(prompt.token_ids) - 1) if scored else (),
             texts=[fake_text(token)] if sampling.texts else (),
             cached_tokens=0 if step else 1,
         )
+        box.put(request.request_id, news, version=self.version)
         self.generated += 1
         if token in sampling.stop_token_ids:
             self.finish(request.request_id, FINISH_STOP, stop_reason=str(token))

@@ -90,8 +90,10 @@ class Engine(Protocol):
         """
         ...
 
-    async def encode(self, prompts: Sequence[operations_pb2.Prompt]) -> list[list[int]]:
-        """Return the token ids of texts and chats.
+    async def encode(
+        self, prompts: Sequence[operations_pb2.Prompt], *, texts: bool
+    ) -> list[operations_pb2.Prompt]:
+        """Return texts, chats and token ids as token ids, with the text of each if asked.
 
         Raises:
             PlexError: `bad_request` for a model without tokenizer or template, or what they refuse.
@@ -176,27 +178,16 @@ class DeltaBox:
         self._open += 1
 
     def put(
-        self,
-        request_id: str,
-        *,
-        tokens: Sequence[int] = (),
-        logprobs: Sequence[float] = (),
-        version: VersionId = MODEL,
-        prompt_logprobs: Sequence[float] = (),
-        texts: Sequence[str] = (),
-        cached_tokens: int = 0,
+        self, request_id: str, news: operations_pb2.SampleDelta, *, version: VersionId = MODEL
     ) -> None:
-        """Append tokens of one sample."""
+        """Append tokens of one sample, and what comes with them."""
         state = self.samples[request_id]
         if state.done:
             return
         delta = self._pending(state)
-        delta.prompt_logprobs.extend(prompt_logprobs)
-        delta.token_ids.extend(tokens)
-        delta.logprobs.extend(logprobs)
-        delta.texts.extend(texts)
-        delta.cached_tokens += cached_tokens
-        end = state.position + len(tokens)
+        news.cached_tokens += delta.cached_tokens
+        delta.MergeFrom(news)
+        end = state.position + len(news.token_ids)
         extend_spans(delta, version=version, start=state.position, end=end)
         state.position = end
 

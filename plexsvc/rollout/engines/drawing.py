@@ -14,6 +14,8 @@ from plexsvc.rollout.sampling import draw_seed
 
 DRAW_ORIGIN: Final = "plex_draw_origin"
 """Key of a request's extra arguments: the position in the sequence that draw 0 belongs to."""
+GENERATED: Final = "plex_generated"
+"""Key of a request's extra arguments: the tokens of the answer that it came with."""
 
 
 def draw_by_position(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
@@ -38,6 +40,14 @@ def draw_by_position(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
 def _reseed_each_step(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
     """Reseed each request's generator before each step from (seed, position of its next token)."""
     update_states, bookkeep = runner._update_states, runner._bookkeeping_sync  # noqa: SLF001
+    add_request = runner.input_batch.add_request
+
+    def add_with_answer(state: Any) -> Any:  # noqa: ANN401 - vLLM's own types
+        # As a preempted request has them: penalties count them as the answer's, not the prompt's.
+        extra = getattr(state.sampling_params, "extra_args", None) or {}
+        if not state.output_token_ids:
+            state.output_token_ids.extend(extra.get(GENERATED, ()))
+        return add_request(state)
 
     def update_and_seed(scheduled: Any) -> Any:  # noqa: ANN401 - vLLM's own types
         result = update_states(scheduled)
@@ -59,5 +69,6 @@ def _reseed_each_step(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runne
         finally:
             batch.generators = generators
 
+    runner.input_batch.add_request = add_with_answer
     runner._update_states = update_and_seed  # noqa: SLF001 - the hook vLLM has not
     runner._bookkeeping_sync = bookkeep_without_rewind  # noqa: SLF001

@@ -6,17 +6,18 @@ the tenant's model: one that hangs or crashes hurts nobody else.
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from plexclient.wire.v1 import operations_pb2
+from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.engines.model_dir import ModelDir
@@ -31,11 +32,12 @@ CONTEXT_TOKENS: Final = 8
 
 @dataclass(slots=True)
 class Pieces:
-    """Text of one sample, token by token; special tokens have none."""
+    """Text of one sample, token by token; special tokens have none unless `keeps_special`."""
 
     tokenizer: Tokenizer
     special: SpecialTokens
     prompt: Sequence[int]
+    keeps_special: bool = False
     _stream: DecodeStream = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,9 +47,18 @@ class Pieces:
     def of(self, tokens: Sequence[int]) -> list[str]:
         """Return the text that each token completes; "" while a character is incomplete."""
         return [
-            "" if token in self.special else self._stream.step(self.tokenizer, token) or ""
+            self._special_text(token)
+            if token in self.special
+            else self._stream.step(self.tokenizer, token) or ""
             for token in tokens
         ]
+
+    def alone(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token by itself, special ones included."""
+        return [self.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+
+    def _special_text(self, token: int) -> str:
+        return self.special[token][0] if self.keeps_special else ""
 
 
 class Texts:
@@ -82,21 +93,29 @@ class Texts:
         """Return the tokenizer's special tokens."""
         return special_tokens(self.tokenizer)
 
-    def encode(self, prompt: operations_pb2.Prompt) -> list[int]:
-        """Return the token ids of a text, with those that the model puts around it, or of a chat.
+    def encode(self, prompt: operations_pb2.Prompt, *, texts: bool) -> operations_pb2.Prompt:
+        """Return token ids: of a chat, of a text with those that the model puts around it, or them.
+
+        With `texts` comes the text of each; together they are the prompt's.
 
         Raises:
             PlexError: `bad_request` for what the tokenizer or the chat template cannot read.
         """
         with self._lock:
-            if not prompt.chat:
-                return list(self.tokenizer.encode(prompt.text).ids)
-            text = self._rendered(prompt.chat)
-            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+            if prompt.chat:
+                text = self._rendered(prompt.chat)
+                ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+            else:
+                ids = list(prompt.token_ids) or self.tokenizer.encode(prompt.text).ids
+            encoded = operations_pb2.Prompt(token_ids=ids)
+            if texts:
+                encoded.texts.extend(Pieces(self.tokenizer, self.special, (), True).of(ids))
+            return encoded
 
-    def pieces(self, prompt: operations_pb2.Prompt) -> Pieces:
+    def pieces(self, request: rollout_pb2.InstanceRequest) -> Pieces:
         """Return what reads a sample's tokens, those that it came with already read."""
-        made = Pieces(self.tokenizer, self.special, prompt.token_ids)
+        prompt, keeps = request.prompt, request.sampling.special_texts
+        made = Pieces(self.tokenizer, self.special, prompt.token_ids, keeps)
         made.of(prompt.generated)
         return made
 
@@ -110,16 +129,29 @@ class Texts:
         """Return a chat as the model's template writes it, up to where its answer begins."""
         try:
             asked = json.loads(chat)
-            return str(
-                self._template.apply_chat_template(
-                    asked["messages"],
-                    tools=asked.get("tools"),
-                    add_generation_prompt=True,
-                    tokenize=False,
-                )
+            write, kwargs = self._template.apply_chat_template, asked.get("kwargs", {})
+            if reserved := kwargs.keys() & inspect.signature(write).parameters.keys():
+                _refuse_variable(min(reserved))
+            written = write(
+                asked["messages"],
+                tools=asked.get("tools"),
+                add_generation_prompt=True,
+                tokenize=False,
+                **kwargs,
             )
+            return str(written)
+        except PlexError:
+            raise
         except Exception as error:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
                 f"the model's chat template cannot read these messages: {error}",
             ) from error
+
+
+def _refuse_variable(name: str) -> NoReturn:
+    raise PlexError(
+        ErrorCode.BAD_REQUEST,
+        f"chat_template_kwargs: {name!r} is no variable of a chat template",
+        field="chat_template_kwargs",
+    )

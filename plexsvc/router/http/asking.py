@@ -1,13 +1,14 @@
 """Requests in OpenAI's form, as operations that sample.
 
 A field that is not among those honoured is refused by its name, unless it holds what is done
-anyway; one that is null is not given. Beside OpenAI's fields are some of vLLM's: token ids as
-prompts, `top_k`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `detokenize`, `return_token_ids`.
+anyway; one that is null is not given. Beside OpenAI's fields are those of vLLM's server that its
+users need most.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,18 +20,23 @@ from plexsvc.router.validation import bad_request
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
 MAX_CHOICES: Final = 128
+MAX_BIASED: Final = 300
+MAX_LOGPROBS: Final = 20
+MAX_TEMPLATE_KWARGS: Final = 32
 DEFAULT_TOKENS: Final = 16
 """Of a completion that does not say; a chat may fill the model."""
 
 SHARED: Final = frozenset(
-    {"detokenize", "ignore_eos", "logprobs", "max_completion_tokens", "max_tokens", "min_tokens"}
-    | {"model", "n", "return_token_ids", "seed", "stop", "stop_token_ids", "stream"}
-    | {"stream_options", "temperature", "top_k", "top_p"}
+    {"detokenize", "frequency_penalty", "ignore_eos", "logit_bias", "logprobs"}
+    | {"max_completion_tokens", "max_tokens", "min_p", "min_tokens", "model", "n"}
+    | {"presence_penalty", "repetition_penalty", "return_token_ids", "seed"}
+    | {"skip_special_tokens", "stop", "stop_token_ids", "stream", "stream_options"}
+    | {"temperature", "top_k", "top_p"}
     | {"metadata", "prompt_cache_key", "safety_identifier", "user"}  # these change no answer
 )
 HONOURED: Final[Mapping[bool, frozenset[str]]] = {
     False: SHARED | {"prompt"},
-    True: SHARED | {"messages", "tool_choice", "tools"},
+    True: SHARED | {"chat_template_kwargs", "messages", "tool_choice", "tools", "top_logprobs"},
 }
 """Fields of a completion, and of a chat, that may hold more than one value."""
 
@@ -41,22 +47,16 @@ NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
     "best_of": (1,),
     "continue_final_message": (False,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
-    "presence_penalty": (0,),
     "priority": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),
     "top_logprobs": (0,),
@@ -75,16 +75,61 @@ def operation_of(asked: Asked, *, is_chat: bool, session: str) -> operations_pb2
     """
     asked = given(asked)
     check_fields(asked, HONOURED[is_chat], neutral=NEUTRAL)
+    generate = operations_pb2.Generate(
+        prompts=[_chat(asked)] if is_chat else _prompts(asked.get("prompt")),
+        sampling=_sampling(asked, is_chat=is_chat),
+        session=session,
+    )
+    return _operation(asked, generate)
+
+
+def encoding_of(asked: Asked) -> operations_pb2.Operation:
+    """Return the operation that only tells the token ids of a text or a chat, and their texts.
+
+    Raises:
+        PlexError: `bad_request`, naming the field.
+    """
+    asked = given(asked)
+    is_chat = "messages" in asked
+    fields = {"messages", "tools", "tool_choice", "chat_template_kwargs"} if is_chat else {"prompt"}
+    neutral = {
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (not is_chat,),
+        "continue_final_message": (False,),
+    }
+    check_fields(asked, fields | {"model", "return_token_strs"}, neutral=neutral)
+    prompt = (
+        _chat(asked) if is_chat else operations_pb2.Prompt(text=_text(asked, "prompt", least=0))
+    )
+    return _operation(asked, _encoding(prompt))
+
+
+def decoding_of(asked: Asked) -> operations_pb2.Operation:
+    """Return the operation that only tells the texts of token ids.
+
+    Raises:
+        PlexError: `bad_request`, naming the field.
+    """
+    asked = given(asked)
+    check_fields(asked, {"model", "tokens"}, neutral={})
+    tokens = _token_ids("tokens", asked.get("tokens"))
+    if not tokens:
+        raise _bad("tokens", tokens, "at least one token id")
+    prompt = operations_pb2.Prompt(token_ids=tokens)
+    return _operation(asked, _encoding(prompt))
+
+
+def _encoding(prompt: operations_pb2.Prompt) -> operations_pb2.Generate:
+    return operations_pb2.Generate(prompts=[prompt], prompt_texts=True, encodes_only=True)
+
+
+def _operation(asked: Asked, generate: operations_pb2.Generate) -> operations_pb2.Operation:
     model = _text(asked, "model")
     operation = operations_pb2.Operation(
         operation_id=new_operation_id(),
         job_id=model.partition("/")[0],
         deployment_id=model,
-        generate=operations_pb2.Generate(
-            prompts=[_chat(asked)] if is_chat else _prompts(asked.get("prompt")),
-            sampling=_sampling(asked, is_chat=is_chat),
-            session=session,
-        ),
+        generate=generate,
     )
     bounds.check(operation)
     return operation
@@ -127,15 +172,12 @@ def wants(asked: Asked, name: str, *, default: bool = False) -> bool:
 
 
 def wants_logprobs(asked: Asked, *, is_chat: bool) -> bool:
-    """Return whether logprobs are asked for: there are those of the chosen tokens alone.
+    """Return whether logprobs are asked for.
 
     Raises:
         PlexError: `bad_request`.
     """
-    if is_chat:
-        return wants(asked, "logprobs")
-    _whole("logprobs", asked.get("logprobs"), high=1)  # of the chosen tokens alone
-    return asked.get("logprobs") is not None
+    return wants(asked, "logprobs") if is_chat else asked.get("logprobs") is not None
 
 
 def wants_usage(asked: Asked) -> bool:
@@ -170,10 +212,52 @@ def _sampling(asked: Asked, *, is_chat: bool) -> operations_pb2.SamplingParams:
         stop_token_ids=_token_ids("stop_token_ids", asked.get("stop_token_ids", [])),
         ignore_eos=wants(asked, "ignore_eos"),
         texts=wants(asked, "detokenize", default=True),
+        min_p=_real("min_p", asked.get("min_p"), default=0, high=1),
+        repetition_penalty=_real(
+            "repetition_penalty", asked.get("repetition_penalty"), default=1, low=0.01, high=100
+        ),
+        presence_penalty=_penalty(asked, "presence_penalty"),
+        frequency_penalty=_penalty(asked, "frequency_penalty"),
+        logit_bias=_biases(asked.get("logit_bias", {})),
+        top_logprobs=_top_logprobs(asked, is_chat=is_chat),
+        special_texts=not wants(asked, "skip_special_tokens", default=True),
     )
     if asked.get("seed") is not None:
         sampling.seed = _whole("seed", asked["seed"], low=-(2**63), high=2**64 - 1) % 2**64
     return sampling
+
+
+def _penalty(asked: Asked, name: str) -> float:
+    return _real(name, asked.get(name), default=0, low=-2, high=2)
+
+
+def _biases(found: Any) -> dict[int, float]:  # noqa: ANN401 - what came
+    if not isinstance(found, dict) or len(found) > MAX_BIASED:
+        raise _bad("logit_bias", found, f"an object of up to {MAX_BIASED} token ids and biases")
+    biases = {}
+    for key, bias in found.items():
+        if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key):
+            raise _bad("logit_bias", key, "an object whose names are token ids")
+        token = _whole("logit_bias", int(key))
+        biases[token] = _real("logit_bias", bias, default=0, low=-100, high=100)
+    return biases
+
+
+def _top_logprobs(asked: Asked, *, is_chat: bool) -> int:
+    name = "top_logprobs" if is_chat else "logprobs"
+    top = _whole(name, asked.get(name), high=MAX_LOGPROBS)
+    if is_chat and top and not wants(asked, "logprobs"):
+        raise _bad(name, top, '0 unless "logprobs" is true')
+    return top
+
+
+def _template_kwargs(found: Any) -> dict[str, Any]:  # noqa: ANN401 - what came
+    """Return variables of a chat template; the deployment refuses those that are no such."""
+    is_named = isinstance(found, dict) and all(map(str.isidentifier, found))
+    if not is_named or len(found) > MAX_TEMPLATE_KWARGS:
+        wanted = f"an object of up to {MAX_TEMPLATE_KWARGS} variables of the chat template"
+        raise _bad("chat_template_kwargs", found, wanted)
+    return {"kwargs": found} if found else {}
 
 
 def _chat(asked: Asked) -> operations_pb2.Prompt:
@@ -190,7 +274,9 @@ def _chat(asked: Asked) -> operations_pb2.Prompt:
     said = [
         one | {"content": _text_of(one["content"])} if "content" in one else one for one in messages
     ]
-    return operations_pb2.Prompt(chat=json.dumps({"messages": said, "tools": offered}))
+    kwargs = _template_kwargs(asked.get("chat_template_kwargs", {}))
+    chat = {"messages": said, "tools": offered} | kwargs
+    return operations_pb2.Prompt(chat=json.dumps(chat))
 
 
 def _text_of(content: Any) -> str | None:  # noqa: ANN401 - what came
@@ -267,9 +353,9 @@ def _real(
     return float(found)
 
 
-def _text(asked: Asked, name: str) -> str:
+def _text(asked: Asked, name: str, *, least: int = 1) -> str:
     found = asked.get(name)
-    if not isinstance(found, str) or not found:
+    if not isinstance(found, str) or len(found) < least:
         raise _bad(name, found, "a text")
     return found
 

@@ -31,6 +31,8 @@ class Choice:
     prompt: Sequence[int]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    likely: list[operations_pb2.LikelyTokens] = field(default_factory=list)
+    """The likeliest tokens at each position, where they are asked for."""
     texts: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     """Where each of them begins in the text."""
@@ -49,6 +51,7 @@ class Choice:
             self.cached_tokens = min(delta.cached_tokens, len(self.prompt))
         self.tokens += delta.token_ids
         self.logprobs += delta.logprobs
+        self.likely += delta.likely
         for text in delta.texts:
             self.texts.append(text)
             self.offsets.append(len(self.text))
@@ -113,25 +116,30 @@ class Choice:
 
     def _logprobs(self, start: int) -> dict[str, Any]:
         texts = self.texts or [f"token_id:{token}" for token in self.tokens]
+        likely = [_named(one) for one in self.likely[start:]] or [[]] * len(texts[start:])
+        made = list(zip(texts[start:], self.logprobs[start:], likely, strict=True))
         if self.form.is_chat:
-            return {
-                "content": [
-                    {
-                        "token": text,
-                        "logprob": logprob,
-                        "bytes": list(text.encode()),
-                        "top_logprobs": [],
-                    }
-                    for text, logprob in zip(texts[start:], self.logprobs[start:], strict=True)
-                ],
-                "refusal": None,
-            }
+            content = [
+                _entry(text, logprob) | {"top_logprobs": [_entry(*one) for one in others]}
+                for text, logprob, others in made
+            ]
+            return {"content": content, "refusal": None}
+        top = [dict([*others, (text, logprob)]) for text, logprob, others in made]
         return {
             "tokens": texts[start:],
             "token_logprobs": self.logprobs[start:],
-            "top_logprobs": None,
+            "top_logprobs": top if self.likely else None,
             "text_offset": self.offsets[start:],
         }
+
+
+def _named(likely: operations_pb2.LikelyTokens) -> list[tuple[str, float]]:
+    texts = likely.texts or [f"token_id:{token}" for token in likely.token_ids]
+    return list(zip(texts, likely.logprobs, strict=True))
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def usage(choices: Sequence[Choice], prompts: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Routes that OpenAI's clients know: `/v1/models`, `/v1/completions`, `/v1/chat/completions`.
+"""Routes that OpenAI's clients know, and some of vLLM's server: `/tokenize`, `/health` and others.
 
 A model is a rollout deployment of the tenant, by its id: `JOB/NAME`. A request is a sample beside
 the order of its operations, and ends when its client leaves. Requests with the same
@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Final, Protocol
 
 from aiohttp import web
@@ -61,12 +62,7 @@ def routes(backend: Backend) -> list[web.RouteDef]:
         return web.json_response({"object": "list", "data": list(found.values())})
 
     async def model(request: web.Request) -> web.Response:
-        name = request.match_info["model"]
-        found = await _models(backend, request[TENANT])
-        if name not in found:
-            text = f"no model {name!r}; /v1/models lists the tenant's rollout deployments"
-            raise PlexError(ErrorCode.NOT_FOUND, text)
-        return web.json_response(found[name])
+        return web.json_response(await _model(backend, request, request.match_info["model"]))
 
     async def completions(request: web.Request) -> web.StreamResponse:
         return await _complete(backend, request, is_chat=False)
@@ -74,7 +70,35 @@ def routes(backend: Backend) -> list[web.RouteDef]:
     async def chat(request: web.Request) -> web.StreamResponse:
         return await _complete(backend, request, is_chat=True)
 
+    async def tokenize(request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        prompt = await _encoded(backend, request, operation := asking.encoding_of(asked))
+        found = await _model(backend, request, operation.deployment_id)
+        told = {
+            "count": len(prompt.token_ids),
+            "max_model_len": found["max_model_len"],
+            "tokens": list(prompt.token_ids),
+            "token_strs": list(prompt.texts) if asking.wants(asked, "return_token_strs") else None,
+        }
+        return web.json_response(told)
+
+    async def detokenize(request: web.Request) -> web.Response:
+        prompt = await _encoded(backend, request, asking.decoding_of(await read_json(request)))
+        return web.json_response({"prompt": "".join(prompt.texts)})
+
+    async def health(request: web.Request) -> web.Response:
+        await _models(backend, request[TENANT])  # the service answers
+        return web.Response()
+
+    async def version(request: web.Request) -> web.Response:
+        del request
+        return web.json_response({"version": metadata.version("plexsvc")})
+
     return [
+        web.get("/health", health),
+        web.get("/version", version),
+        web.post("/tokenize", tokenize),
+        web.post("/detokenize", detokenize),
         web.get("/v1/models", models),
         web.get("/v1/models/{model:.+}", model),
         web.post("/v1/completions", completions),
@@ -97,6 +121,24 @@ async def _models(backend: Backend, tenant: TenantId) -> dict[str, dict[str, Any
         for one in status.deployments
         if one.tenant == tenant and one.spec.role == "rollout" and one.state == "ready"
     }
+
+
+async def _model(backend: Backend, request: web.Request, name: str) -> dict[str, Any]:
+    found = await _models(backend, request[TENANT])
+    if name not in found:
+        text = f"no model {name!r}; /v1/models lists the tenant's rollout deployments"
+        raise PlexError(ErrorCode.NOT_FOUND, text)
+    return found[name]
+
+
+async def _encoded(
+    backend: Backend, request: web.Request, operation: operations_pb2.Operation
+) -> operations_pb2.Prompt:
+    """Return the one prompt of an operation that only encodes."""
+    with backend.hold(request[TENANT]):
+        stream = _frames(backend.samples, operation, tenant=request[TENANT])
+        async with aclosing(stream) as frames:
+            return (await anext(frames)).prompts[0]
 
 
 async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) -> web.StreamResponse:

@@ -129,11 +129,28 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 
 def _load_json(body: str) -> object:
-    """Return what a body says; half of a surrogate pair, which JSON can escape, is no text."""
-    found = json.loads(body)
+    """Return what a body says.
+
+    Names that come twice are refused: one of their values would be ignored. So are NaN and
+    infinities, which JSON has not, and half of a surrogate pair, which is no text.
+    """
+    found = json.loads(body, object_pairs_hook=_object, parse_constant=_refuse_constant)
     if "\\u" in body:
         json.dumps(found, ensure_ascii=False).encode()
     return found
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r:.80} comes twice in an object")
+        found[name] = value
+    return found
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is no number")
 
 
 class _Guard:

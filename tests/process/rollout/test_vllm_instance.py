@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -87,6 +88,69 @@ async def test_logprobs_are_the_references_at_any_temperature(
             answer = found[index, 0]
             expected = reference(models[0], prompt, answer.tokens, temperature=temperature)
             assert np.abs(np.array(answer.logprobs) - expected).max() <= 1e-3
+
+
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        {"repetition_penalty": 1.8},
+        {"presence_penalty": 1.5, "frequency_penalty": 1.0},
+        {"min_p": 0.7},
+        {"logit_bias": {5: 4.0, 9: -100.0}},
+        {"frequency_penalty": 2.0, "temperature": 0.0},
+        {"min_tokens": 20, "stop_token_ids": [4, 5, 6, 7, 8]},
+    ],
+    ids=lambda shaped: next(iter(shaped)),
+)
+async def test_what_shapes_the_distribution_does_and_goes_on_exactly_elsewhere(
+    stub: Stub, shaped: dict[str, Any]
+) -> None:
+    temperature = shaped.get("temperature", 1.0)
+
+    def asked(
+        name: str,
+        generated: list[int],
+        **sampling: Any,  # noqa: ANN401 - fields of a message
+    ) -> rollout_pb2.InstanceRequest:
+        given: dict[str, Any] = {"max_tokens": 40, "temperature": temperature, "ignore_eos": True}
+        return request(PROMPTS[3], name=name, generated=generated, **given | sampling)
+
+    plain = (await answers(stub, asked("p", [])))[0, 0]
+    whole = (await answers(stub, asked("w", [], **shaped)))[0, 0]
+    assert whole.logprobs != plain.logprobs[: len(whole.logprobs)]
+    for cut in (1, 13, len(whole.tokens) - 1):
+        moved = (await answers(stub, asked(f"m{cut}", whole.tokens[:cut], **shaped)))[0, 0]
+        assert moved.tokens == whole.tokens[cut:]
+        assert moved.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-4)
+
+
+async def test_the_likeliest_tokens_come_with_each_and_a_special_one_has_its_text(
+    stub: Stub,
+) -> None:
+    asked = request(
+        PROMPTS[1],
+        max_tokens=6,
+        temperature=0.0,
+        top_logprobs=3,
+        texts=True,
+        special_texts=True,
+        logit_bias={0: 100.0},
+        ignore_eos=True,
+    )
+    deltas = [
+        delta
+        async for frame in stub.Generate(call(asked), timeout=TIMEOUT_S)
+        for delta in frame.deltas
+    ]
+    likely = [one for delta in deltas for one in delta.likely]
+    assert len(likely) == 6
+    for one, chosen in zip(likely, [lp for d in deltas for lp in d.logprobs], strict=True):
+        assert one.token_ids[0] == 0
+        assert one.texts[0] == "<pad>"
+        assert len(one.logprobs) == len(one.texts) == 3
+        assert one.logprobs[0] == chosen
+        assert list(one.logprobs) == sorted(one.logprobs, reverse=True)
+    assert "".join(text for delta in deltas for text in delta.texts) == "<pad>" * 6
 
 
 async def test_prompt_logprobs_are_the_references(stub: Stub, models: tuple[Path, Path]) -> None:

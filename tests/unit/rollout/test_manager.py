@@ -855,6 +855,23 @@ async def test_texts_and_chats_are_encoded_by_an_instance_and_tokens_come_with_t
         assert refused.value.code == ErrorCode.BAD_REQUEST
 
 
+async def test_a_sample_that_only_encodes_is_its_first_frame_with_the_text_of_each_token() -> None:
+    async with bench() as b:
+        for prompt in ({"text": "ab"}, {"token_ids": [47, 48]}):
+            operation = turn(b)
+            operation.generate.prompts[0].Clear()
+            operation.generate.prompts[0].MergeFrom(operations_pb2.Prompt(**prompt))
+            operation.generate.prompt_texts = operation.generate.encodes_only = True
+            (frame,) = await sampled(b, operation)
+            assert list(frame.prompts[0].token_ids) == [47, 48]
+            assert list(frame.prompts[0].texts) == [fake_text(47), fake_text(48)]
+        unknown = turn(b)
+        unknown.generate.prompts[0].token_ids[0] = 50
+        with pytest.raises(PlexError, match="vocabulary"):
+            await sampled(b, unknown)
+        assert not b.instances[0].engine.generated
+
+
 async def test_a_sample_without_a_length_may_fill_the_model() -> None:
     async with bench() as b:
         operation = turn(b)

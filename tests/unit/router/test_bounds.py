@@ -67,7 +67,8 @@ def filled(name: str, value: float) -> Message:
     message: Any = GetMessageClass(next(found))()
     field = message.DESCRIPTOR.fields_by_name[field_name]
     if field.message_type is not None:
-        getattr(message, field_name)["x"] = value
+        keys = field.message_type.fields_by_name["key"]
+        getattr(message, field_name)[1 if keys.cpp_type in LARGEST else "x"] = value
     elif field.is_repeated:
         getattr(message, field_name).append(value)
     else:

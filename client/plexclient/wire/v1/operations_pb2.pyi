@@ -210,7 +210,14 @@ class Export(_message.Message):
     def __init__(self, path: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "stop", "ignore_eos", "seed", "prompt_logprobs", "texts")
+    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "stop", "ignore_eos", "seed", "prompt_logprobs", "texts", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "top_logprobs", "special_texts")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     N_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +230,13 @@ class SamplingParams(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TEXTS_FIELD_NUMBER: _ClassVar[int]
     n: int
     max_tokens: int
     min_tokens: int
@@ -235,33 +249,46 @@ class SamplingParams(_message.Message):
     seed: int
     prompt_logprobs: bool
     texts: bool
-    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., texts: _Optional[bool] = ...) -> None: ...
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    top_logprobs: int
+    special_texts: bool
+    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., texts: _Optional[bool] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., top_logprobs: _Optional[int] = ..., special_texts: _Optional[bool] = ...) -> None: ...
 
 class Prompt(_message.Message):
-    __slots__ = ("token_ids", "generated", "draws_used", "text", "chat")
+    __slots__ = ("token_ids", "generated", "draws_used", "text", "chat", "texts")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     DRAWS_USED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     generated: _containers.RepeatedScalarFieldContainer[int]
     draws_used: int
     text: str
     chat: str
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., draws_used: _Optional[int] = ..., text: _Optional[str] = ..., chat: _Optional[str] = ...) -> None: ...
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., draws_used: _Optional[int] = ..., text: _Optional[str] = ..., chat: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("prompts", "sampling", "session", "expected_lengths")
+    __slots__ = ("prompts", "sampling", "session", "expected_lengths", "prompt_texts", "encodes_only")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    ENCODES_ONLY_FIELD_NUMBER: _ClassVar[int]
     prompts: _containers.RepeatedCompositeFieldContainer[Prompt]
     sampling: SamplingParams
     session: str
     expected_lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., session: _Optional[str] = ..., expected_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    prompt_texts: bool
+    encodes_only: bool
+    def __init__(self, prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., session: _Optional[str] = ..., expected_lengths: _Optional[_Iterable[int]] = ..., prompt_texts: _Optional[bool] = ..., encodes_only: _Optional[bool] = ...) -> None: ...
 
 class DispatchPlan(_message.Message):
     __slots__ = ("version", "ranks", "lengths")
@@ -352,7 +379,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., deployment_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class SampleDelta(_message.Message):
-    __slots__ = ("prompt_index", "sample_index", "position", "token_ids", "logprobs", "finish_reason", "versions", "stop_reason", "prompt_logprobs", "texts", "cached_tokens")
+    __slots__ = ("prompt_index", "sample_index", "position", "token_ids", "logprobs", "finish_reason", "versions", "stop_reason", "prompt_logprobs", "texts", "cached_tokens", "likely")
     PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +391,7 @@ class SampleDelta(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_FIELD_NUMBER: _ClassVar[int]
     prompt_index: int
     sample_index: int
     position: int
@@ -375,7 +403,18 @@ class SampleDelta(_message.Message):
     prompt_logprobs: _containers.RepeatedScalarFieldContainer[float]
     texts: _containers.RepeatedScalarFieldContainer[str]
     cached_tokens: int
-    def __init__(self, prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., stop_reason: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    likely: _containers.RepeatedCompositeFieldContainer[LikelyTokens]
+    def __init__(self, prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., stop_reason: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ..., likely: _Optional[_Iterable[_Union[LikelyTokens, _Mapping]]] = ...) -> None: ...
+
+class LikelyTokens(_message.Message):
+    __slots__ = ("token_ids", "logprobs", "texts")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateFrame(_message.Message):
     __slots__ = ("cursor", "deltas", "result", "prompts")

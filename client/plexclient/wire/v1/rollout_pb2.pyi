@@ -39,10 +39,12 @@ class InstanceRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Union[_operations_pb2.Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_operations_pb2.SamplingParams, _Mapping]] = ..., prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("prompts",)
+    __slots__ = ("prompts", "texts")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     prompts: _containers.RepeatedCompositeFieldContainer[_operations_pb2.Prompt]
-    def __init__(self, prompts: _Optional[_Iterable[_Union[_operations_pb2.Prompt, _Mapping]]] = ...) -> None: ...
+    texts: bool
+    def __init__(self, prompts: _Optional[_Iterable[_Union[_operations_pb2.Prompt, _Mapping]]] = ..., texts: _Optional[bool] = ...) -> None: ...
 
 class EncodeReply(_message.Message):
     __slots__ = ("prompts",)

@@ -116,7 +116,7 @@ class RolloutInstanceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Encode(self, request, context):
-        """Texts and chats as token ids, by the model's tokenizer and chat template.
+        """Texts and chats as token ids, by the model's tokenizer and chat template; texts of tokens when asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,7 @@ class RolloutInstanceStub:
     """Fills the weights, and goes on. Without `published`: with the model's own, if it served those."""
     Stats: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.InstanceStatsRequest, _rollout_pb2.InstanceStats]
     Encode: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.EncodeRequest, _rollout_pb2.EncodeReply]
-    """Texts and chats as token ids, by the model's tokenizer and chat template."""
+    """Texts and chats as token ids, by the model's tokenizer and chat template; texts of tokens when asked."""
 
 @_typing.type_check_only
 class RolloutInstanceAsyncStub(RolloutInstanceStub):
@@ -62,7 +62,7 @@ class RolloutInstanceAsyncStub(RolloutInstanceStub):
     """Fills the weights, and goes on. Without `published`: with the model's own, if it served those."""
     Stats: _aio.UnaryUnaryMultiCallable[_rollout_pb2.InstanceStatsRequest, _rollout_pb2.InstanceStats]  # type: ignore[assignment]
     Encode: _aio.UnaryUnaryMultiCallable[_rollout_pb2.EncodeRequest, _rollout_pb2.EncodeReply]  # type: ignore[assignment]
-    """Texts and chats as token ids, by the model's tokenizer and chat template."""
+    """Texts and chats as token ids, by the model's tokenizer and chat template; texts of tokens when asked."""
 
 class RolloutInstanceServicer:
     def Generate(
@@ -112,7 +112,7 @@ class RolloutInstanceServicer:
         request: _rollout_pb2.EncodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.EncodeReply, _abc.Awaitable[_rollout_pb2.EncodeReply]]:
-        """Texts and chats as token ids, by the model's tokenizer and chat template."""
+        """Texts and chats as token ids, by the model's tokenizer and chat template; texts of tokens when asked."""
 
 def add_RolloutInstanceServicer_to_server(servicer: RolloutInstanceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreRequest
 
 from plexclient.wire.v1 import rollout_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rollout.engines.drawing import DRAW_ORIGIN
+from plexsvc.rollout.engines.drawing import DRAW_ORIGIN, GENERATED
 from plexsvc.rollout.engines.model_dir import ModelDir
 from plexsvc.rollout.engines.stopping import StopWatcher, TokenizerDecoder
 from plexsvc.rollout.engines.texts import Texts
@@ -38,6 +38,9 @@ def check(request: rollout_pb2.InstanceRequest, *, model: ModelDir, max_model_le
         raise refused(request, problem)
     if max((*prompt.token_ids, *prompt.generated)) >= model.vocab_size:
         raise refused(request, f"a token id is not below the vocabulary's {model.vocab_size}")
+    if max((*sampling.stop_token_ids, *sampling.logit_bias), default=0) >= model.vocab_size:
+        problem = f"a token of stop_token_ids or logit_bias is not below {model.vocab_size}"
+        raise refused(request, problem)
     if (sampling.stop or sampling.texts) and model.tokenizer is None:
         raise refused(request, f"texts need {model.path}/tokenizer.json, which is not there")
 
@@ -51,12 +54,11 @@ def build(
         PlexError: `bad_request` with vLLM's words.
     """
     prompt, sampling = request.prompt, request.sampling
-    tokens = [*prompt.token_ids, *prompt.generated]
     try:
         params = _sampling_params(
             request,
             eos=() if sampling.ignore_eos else model.eos_token_ids,
-            draw_origin=len(tokens) - prompt.draws_used,
+            draw_origin=len(prompt.token_ids) + len(prompt.generated) - prompt.draws_used,
         )
     except (ValueError, VLLMClientError) as error:
         raise PlexError(
@@ -64,7 +66,7 @@ def build(
         ) from error
     return EngineCoreRequest(
         request_id=request.request_id,
-        prompt_token_ids=tokens,
+        prompt_token_ids=list(prompt.token_ids),
         mm_features=None,
         sampling_params=params,
         pooling_params=None,
@@ -89,19 +91,24 @@ def watcher(request: rollout_pb2.InstanceRequest, *, texts: Texts) -> StopWatche
 def _sampling_params(
     request: rollout_pb2.InstanceRequest, *, eos: Sequence[int], draw_origin: int
 ) -> SamplingParams:
-    sampling, had = request.sampling, len(request.prompt.generated)
+    sampling, generated = request.sampling, list(request.prompt.generated)
     return SamplingParams(
-        max_tokens=sampling.max_tokens - had,
-        min_tokens=max(0, sampling.min_tokens - had),
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p or 1.0,
         top_k=max(0, sampling.top_k),
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias) or None,
         stop_token_ids=sorted({*sampling.stop_token_ids, *eos}),
         ignore_eos=True,  # end-of-sequence ids are among the stop ids, or not at all
         seed=sampling.seed,
-        logprobs=0,
-        prompt_logprobs=0 if sampling.prompt_logprobs and not had else None,
+        logprobs=sampling.top_logprobs,
+        prompt_logprobs=0 if sampling.prompt_logprobs and not generated else None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        extra_args={DRAW_ORIGIN: draw_origin},
+        extra_args={DRAW_ORIGIN: draw_origin, GENERATED: generated},
     )

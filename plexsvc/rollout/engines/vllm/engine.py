@@ -15,6 +15,7 @@ over a weight update, and tears down process-wide state with the first engine th
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from plexsvc.rollout.engines.base import (
     EngineStats,
     LoadReport,
 )
+from plexsvc.rollout.engines.drawing import GENERATED
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.engines.model_dir import ModelDir, opened, read_model_dir
 from plexsvc.rollout.engines.sleeping import Span, give_back, spans
@@ -72,6 +74,7 @@ class _Flight:
     """A request in the engine: whose box it fills, its stop strings, its text."""
 
     box: DeltaBox
+    top_logprobs: int
     watcher: StopWatcher | None
     pieces: Pieces | None
 
@@ -211,13 +214,17 @@ class VllmEngine:
         finally:
             await self.abort([r.request_id for r in requests if r.request_id in box.samples])
 
-    async def encode(self, prompts: Sequence[operations_pb2.Prompt]) -> list[list[int]]:
-        """Return the token ids of texts and chats.
+    async def encode(
+        self, prompts: Sequence[operations_pb2.Prompt], *, texts: bool
+    ) -> list[operations_pb2.Prompt]:
+        """Return texts, chats and token ids as token ids, with the text of each if asked.
 
         Raises:
             PlexError: `bad_request` for a model without tokenizer or template, or what they refuse.
         """
-        return await asyncio.to_thread(lambda: [self._texts.encode(one) for one in prompts])
+        return await asyncio.to_thread(
+            lambda: [self._texts.encode(one, texts=texts) for one in prompts]
+        )
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests with finish reason `abort`; unknown ids are ignored."""
@@ -388,15 +395,18 @@ class VllmEngine:
             return None
         built = admission.build(request, model=self._model, at_us=self._clock.wall_us())
         watcher = admission.watcher(request, texts=self._texts) if sampling.stop else None
-        pieces = self._texts.pieces(prompt) if sampling.texts else None
+        pieces = self._texts.pieces(request) if sampling.texts else None
         box.add_request(request)
-        self._flights[one] = _Flight(box, watcher, pieces)
+        self._flights[one] = _Flight(box, sampling.top_logprobs, watcher, pieces)
         return built
 
     def _submit(self, requests: Sequence[EngineCoreRequest], box: DeltaBox) -> None:
         def add() -> None:
-            for request in requests:
-                self._core.add_request(*self._core.preprocess_add_request(request))
+            for given in requests:
+                request, wave = self._core.preprocess_add_request(given)
+                request.append_output_token_ids(given.sampling_params.extra_args[GENERATED])
+                request.num_prompt_tokens = request.num_tokens  # it asserts what may be cached
+                self._core.add_request(request, wave)
 
         def added(future: Any) -> None:  # noqa: ANN401 - concurrent.futures gives Future[T]
             if future.exception() is not None:
@@ -420,15 +430,15 @@ class VllmEngine:
         logprobs, prompt = output.new_logprobs, output.new_prompt_logprobs_tensors
         prefill = output.prefill_stats
         self._generated += kept
-        flight.box.put(
-            request_id,
-            tokens=tokens[:kept],
+        news = operations_pb2.SampleDelta(
+            token_ids=tokens[:kept],
             logprobs=() if logprobs is None else logprobs.logprobs[:kept, 0].tolist(),
             prompt_logprobs=() if prompt is None else prompt.logprobs[:, 0].tolist(),
-            version=version,
             texts=() if flight.pieces is None else flight.pieces.of(tokens[:kept]),
+            likely=self._likely(logprobs, flight)[:kept],
             cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
         )
+        flight.box.put(request_id, news, version=version)
         if stop is not None:
             self._end(request_id, flight, reason=FINISH_STOP, stop_reason=stop.text)
             if output.finish_reason is None:
@@ -440,6 +450,29 @@ class VllmEngine:
         elif output.finish_reason is not None:
             cause = f"vLLM ended {request_id} with {output.finish_reason.name}"
             flight.box.fail(PlexError(ErrorCode.INTERNAL, cause))
+
+    def _likely(
+        self,
+        found: Any,  # noqa: ANN401 - vLLM's own
+        flight: _Flight,
+    ) -> list[operations_pb2.LikelyTokens]:
+        """Return the likeliest tokens of each position: those that can be drawn at all."""
+        if found is None or not flight.top_logprobs:
+            return []
+        rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)
+        likely = []
+        for tokens, logprobs in rows:  # the chosen one comes first
+            pairs = [
+                pair for pair in zip(tokens[1:], logprobs[1:], strict=True) if pair[1] > -math.inf
+            ][: flight.top_logprobs]
+            ids = [token for token, _ in pairs]
+            texts = [] if flight.pieces is None else flight.pieces.alone(ids)
+            likely.append(
+                operations_pb2.LikelyTokens(
+                    token_ids=ids, logprobs=[logprob for _, logprob in pairs], texts=texts
+                )
+            )
+        return likely
 
     def _end(self, request_id: str, flight: _Flight, *, reason: int, stop_reason: str) -> None:
         del self._flights[request_id]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from plexclient.wire.v1 import operations_pb2
+from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.engines.model_dir import read_model_dir
 from plexsvc.rollout.engines.texts import Pieces, Texts
@@ -27,13 +27,33 @@ def ids(text: str) -> list[int]:
 
 
 def encoded(model: Path, **prompt: str) -> list[int]:
-    return Texts(read_model_dir(model)).encode(operations_pb2.Prompt(**prompt))  # type: ignore[arg-type]
+    asked = operations_pb2.Prompt(**prompt)  # type: ignore[arg-type]
+    return list(Texts(read_model_dir(model)).encode(asked, texts=False).token_ids)
 
 
 def test_a_text_is_its_tokens_and_a_chat_is_what_the_template_writes(model: Path) -> None:
     assert encoded(model, text="1+2=") == ids("1+2=")
     chat = json.dumps({"messages": [HI, {"role": "assistant", "content": "yes"}, HI]})
     assert encoded(model, chat=chat) == ids("user: hi. assistant: yes. user: hi. assistant: ")
+
+
+def test_variables_of_a_template_are_given_to_it_and_its_function_is_not_told_what_to_do(
+    model: Path,
+) -> None:
+    (model / "chat_template.jinja").write_text("{{ 1 if enable_thinking else 2 }}")
+    for is_on, written in (True, "1"), (False, "2"):
+        kwargs = {"enable_thinking": is_on}
+        assert encoded(model, chat=json.dumps({"messages": [HI], "kwargs": kwargs})) == ids(written)
+    for name in ("tokenize", "chat_template", "self", "return_dict", "messages"):
+        with pytest.raises(PlexError) as refused:
+            encoded(model, chat=json.dumps({"messages": [HI], "kwargs": {name: True}}))
+        assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_token_ids_are_told_with_the_text_of_each(model: Path) -> None:
+    asked = operations_pb2.Prompt(token_ids=[*ids("1+"), 1])
+    found = Texts(read_model_dir(model)).encode(asked, texts=True)
+    assert found == operations_pb2.Prompt(token_ids=asked.token_ids, texts=["1", "+", "<eos>"])
 
 
 @pytest.mark.parametrize("chat", ["no json", "[]", "{}", json.dumps({"messages": [3]})])
@@ -56,7 +76,12 @@ def test_a_model_without_tokenizer_or_template_says_so(model: Path) -> None:
 def test_each_token_has_its_text_and_special_ones_have_none(model: Path) -> None:
     texts = Texts(read_model_dir(model))
     had = operations_pb2.Prompt(token_ids=ids("12"), generated=ids("3"))
-    assert texts.pieces(had).of([*ids("4+"), 1, *ids("5")]) == ["4", "+", "", "5"]
+    request = rollout_pb2.InstanceRequest(prompt=had)
+    made = [*ids("4+"), 1, *ids("5")]
+    assert texts.pieces(request).of(made) == ["4", "+", "", "5"]
+    request.sampling.special_texts = True
+    assert texts.pieces(request).of(made) == ["4", "+", "<eos>", "5"]
+    assert texts.pieces(request).alone([1, *ids("5")]) == ["<eos>", "5"]
 
 
 def test_a_character_of_several_tokens_comes_with_its_last() -> None:

@@ -28,6 +28,7 @@ from plexsvc.slots import Limit, Slots
 MODEL = "job-1/rollout"
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 TEXTS = ["Hel", "lo", " wor", "ld", "."]
+LIKELY = ops.LikelyTokens(token_ids=[5, 6], logprobs=[-0.25, -0.5], texts=["x", "y"])
 SPAN = ops.VersionSpan(version=4, start=0, end=3, deployment_id="job-1/actor")
 
 
@@ -56,8 +57,14 @@ class FakeSamples:
     async def _frames(self, generate: ops.Generate) -> AsyncIterator[ops.GenerateFrame]:
         if self.refusal is not None:
             raise self.refusal
-        prompts = [ops.Prompt(token_ids=one.token_ids or [7, 8, 9]) for one in generate.prompts]
+        texts = ["a", "b", "c"] if generate.prompt_texts else []
+        prompts = [
+            ops.Prompt(token_ids=one.token_ids or [7, 8, 9], texts=texts)
+            for one in generate.prompts
+        ]
         yield ops.GenerateFrame(prompts=prompts)
+        if generate.encodes_only:
+            return
         keys = [(p, i) for p in range(len(prompts)) for i in range(generate.sampling.n)]
         for at, text in enumerate(TEXTS):
             if self.hold is not None and at:
@@ -84,6 +91,7 @@ def _delta(
         token_ids=[100 + at],
         logprobs=[-at / 8],
         texts=[text] if sampling.texts else [],
+        likely=[LIKELY] if sampling.top_logprobs else [],
         cached_tokens=0 if at else cached[key[1] % len(cached)],
     )
     if at == len(TEXTS) - 1:
@@ -256,10 +264,26 @@ async def test_a_stop_string_ends_the_text_and_nothing_of_it_is_told(
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_p": "1"}, "min_p"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"logit_bias": {"05": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"²": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a-b": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {f"a{i}": 1 for i in range(33)}}, "chat_template_kwargs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": True, "logprobs": True}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"max_tokens": -1}, "max_tokens"),
@@ -283,7 +307,7 @@ async def test_a_stop_string_ends_the_text_and_nothing_of_it_is_told(
         ({"frequency_penalty": True}, "frequency_penalty"),
         ({"structured_outputs": {"regex": "[0-9]+"}}, "structured_outputs"),
         ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"skip_special_tokens": 0}, "skip_special_tokens"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
         ({"stop": False}, "stop"),
@@ -303,6 +327,92 @@ async def test_what_is_not_done_is_refused_by_its_name(
         with pytest.raises(openai.BadRequestError) as refused:
             await api.post("/chat/completions", body=body, cast_to=dict)
     assert (refused.value.code, refused.value.param) == ("bad_request", field)
+    assert not samples.asked
+
+
+async def test_what_shapes_the_distribution_goes_where_it_is_drawn(samples: FakeSamples) -> None:
+    async with client(samples) as api:
+        await api.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            presence_penalty=0.5,
+            frequency_penalty=-1,
+            logit_bias={"5": 1, "0": -100},
+            extra_body={
+                "min_p": 0.25,
+                "repetition_penalty": 1.5,
+                "skip_special_tokens": False,
+                "chat_template_kwargs": {"enable_thinking": False},
+            },
+        )
+    ((operation, _),) = samples.asked
+    sampling = operation.generate.sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.25, 1.5)
+    assert dict(sampling.logit_bias) == {5: 1, 0: -100}
+    assert sampling.special_texts
+    asked = json.loads(operation.generate.prompts[0].chat)
+    assert asked["kwargs"] == {"enable_thinking": False}
+
+
+async def test_the_likeliest_tokens_are_told_beside_the_chosen_ones(samples: FakeSamples) -> None:
+    async with client(samples) as api:
+        chat = await api.chat.completions.create(
+            model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=2
+        )
+        plain = await api.completions.create(model=MODEL, prompt="a", logprobs=2)
+    assert [op.generate.sampling.top_logprobs for op, _ in samples.asked] == [2, 2]
+    assert chat.choices[0].logprobs is not None
+    content = chat.choices[0].logprobs.content or []
+    assert [one.token for one in content] == TEXTS
+    for one in content:
+        assert [(t.token, t.logprob) for t in one.top_logprobs] == [("x", -0.25), ("y", -0.5)]
+    assert plain.choices[0].logprobs is not None
+    assert plain.choices[0].logprobs.top_logprobs == [
+        {"x": -0.25, "y": -0.5, text: -at / 8} for at, text in enumerate(TEXTS)
+    ]
+
+
+async def test_prompts_are_encoded_and_tokens_decoded_as_vllms_server_does(
+    samples: FakeSamples,
+) -> None:
+    async with served(samples) as url, aiohttp.ClientSession(url.removesuffix("v1")) as session:
+        session.headers["Authorization"] = "Bearer secret"
+
+        async def post(path: str, **body: Any) -> Any:  # noqa: ANN401 - JSON
+            async with session.post(path, json={"model": MODEL} | body) as answer:
+                return await answer.json()
+
+        found = await post("tokenize", prompt="abc", return_token_strs=True)
+        assert found == {
+            "count": 3,
+            "max_model_len": 48,
+            "tokens": [7, 8, 9],
+            "token_strs": ["a", "b", "c"],
+        }
+        assert (await post("tokenize", messages=MESSAGES))["tokens"] == [7, 8, 9]
+        assert await post("detokenize", tokens=[1, 2, 3]) == {"prompt": "abc"}
+        assert all(operation.generate.encodes_only for operation, _ in samples.asked)
+        for path, field, body in (
+            ("tokenize", "add_special_tokens", {"prompt": "a", "add_special_tokens": False}),
+            ("tokenize", "prompt", {"prompt": [1]}),
+            ("detokenize", "tokens", {"tokens": []}),
+            ("detokenize", "tokens", {"tokens": ["a"]}),
+        ):
+            assert (await post(path, **body))["error"]["param"] == field
+        assert (await session.get("health")).status == 200
+        assert (await (await session.get("version")).json()).keys() == {"version"}
+        assert (await session.get("health", headers={"Authorization": "Bearer x"})).status == 401
+
+
+@pytest.mark.parametrize(
+    "body", ['{"n": 1, "n": 2}', '{"temperature": NaN}', '{"logit_bias": {"5": 1, "5": -Infinity}}']
+)
+async def test_what_json_leaves_open_is_refused(samples: FakeSamples, body: str) -> None:
+    async with served(samples) as url, aiohttp.ClientSession() as session:
+        headers = {"Authorization": "Bearer secret"}
+        answer = await session.post(f"{url}/completions", data=body, headers=headers)
+        assert answer.status == 400
     assert not samples.asked
 
 
