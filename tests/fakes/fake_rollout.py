@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from plexclient.wire.v1 import rollout_pb2
+from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc import config as config_files
 from plexsvc.clock import SystemClock
 from plexsvc.node.config import ImageConfig
@@ -48,12 +48,10 @@ class FakeLongEngine(FakeEngine):
     def _draw(self, request: rollout_pb2.InstanceRequest, box: DeltaBox, *, step: int) -> None:
         had = len(request.prompt.generated) + step * STRIDE
         count = min(STRIDE, request.sampling.max_tokens - had)
-        box.put(
-            request.request_id,
-            tokens=[(had + at) % VOCAB for at in range(count)],
-            logprobs=[-1.0] * count,
-            version=self.version,
+        news = operations_pb2.SampleDelta(
+            token_ids=[(had + at) % VOCAB for at in range(count)], logprobs=[-1.0] * count
         )
+        box.put(request.request_id, news, version=self.version)
         if had + count >= request.sampling.max_tokens:
             self.finish(request.request_id)
 
