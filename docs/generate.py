@@ -29,6 +29,7 @@ from plexclient.calls import call
 from plexclient.errors import RETRYABLE, ErrorCode
 from plexsvc.cli.main import app
 from plexsvc.cluster.embedded import ClusterConfig
+from plexsvc.fixed import keys
 from plexsvc.node.config import AgentConfig
 from plexsvc.router.config import RouterConfig
 
@@ -88,12 +89,14 @@ def configuration() -> str:
 
 def _tables(owner: type, *, name: str) -> Iterator[str]:
     """Yield the table of a dataclass, then those of the tables inside it."""
-    docs, hints = member_docs(owner), typing.get_type_hints(owner)
+    docs, hints = member_docs(owner), keys(owner)
     inner: list[tuple[str, type]] = []
     if name:
         yield f"\n### `[{name}]`\n"
     yield "\n| key | type | default | meaning |\n| --- | --- | --- | --- |\n"
     for field in dataclasses.fields(owner):
+        if field.name not in hints:
+            continue
         hint = hints[field.name]
         path = f"{name}.{field.name}" if name else field.name
         inner.extend((path, one) for one in _dataclasses_in(hint))

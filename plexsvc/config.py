@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fixed import keys
 
 T = TypeVar("T")
 
@@ -35,13 +36,12 @@ def parse(table: Mapping[str, Any], into: type[T], *, where: str) -> T:
         PlexError: `bad_request` for an unknown key, a missing one, a value of another type, or what
             the dataclass itself refuses.
     """
-    hints = typing.get_type_hints(into)
-    known = {field.name for field in dataclasses.fields(into)}  # type: ignore[arg-type]
-    unknown = sorted(set(table) - known)
+    hints = keys(into)
+    unknown = sorted(set(table) - set(hints))
     if unknown:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
-            f"{where}: unknown key {unknown[0]!r}; it may hold {', '.join(sorted(known))}",
+            f"{where}: unknown key {unknown[0]!r}; it may hold {', '.join(sorted(hints))}",
         )
     values = {
         key: _value(value, hints[key], where=f"{where}.{key}") for key, value in table.items()

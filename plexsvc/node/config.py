@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fixed import Fixed
 from plexsvc.rpc.addresses import UNIX, host_of
 
 DEVICE_KINDS: Final = ("train", "rollout", "spot", "reward")
@@ -119,28 +120,28 @@ class AgentConfig:
     """Warm images this node can fork from."""
     state_manager_argv: tuple[str, ...] = ()
     """Command of the state manager; empty: this Python with `-m plexsvc.statemanager.main`."""
-    max_versions_per_deployment: int = 8
+    max_versions_per_deployment: Fixed[int] = 8
     """Published weight versions the state manager keeps of one deployment."""
     keep_pages: bool = True
     """Whether the arena of a CPU device keeps the pages of a parked state for the next one."""
-    start_timeout_us: int = 120_000_000
+    start_timeout_us: Fixed[int] = 120_000_000
     """How long the state manager may take to start, and a zygote to preload."""
     ready_timeout_us: int = 300_000_000
     """How long a process may take from its fork to `ready(address)`."""
-    max_processes: int = 256
+    max_processes: Fixed[int] = 256
     """Living ranks on this node; the next spawn is refused."""
-    max_records: int = 2048
+    max_records: Fixed[int] = 2048
     """Ended processes remembered, so that a repeated spawn is answered from the record."""
-    max_events: int = 4096
+    max_events: Fixed[int] = 4096
     """Events kept for replay."""
     max_log_bytes: int = 64 << 20
     """Size at which a log is emptied; what it held before is kept beside it once (`.log.1`)."""
-    max_logs: int = 256
+    max_logs: Fixed[int] = 256
     """Log files of ended processes kept; the oldest go first."""
     max_restarts: int = 8
     """Restarts within `restart_window_us` of the state manager, before the agent gives the node up,
     and of each zygote, before it waits for the window to pass."""
-    restart_window_us: int = 3_600_000_000
+    restart_window_us: Fixed[int] = 3_600_000_000
     """Restarts longer ago are forgotten."""
     orphan_us: int = 0
     """How long the agent goes on when nobody renews its lease; then it ends what it runs and

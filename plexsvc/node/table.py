@@ -279,7 +279,7 @@ class RankTable:
             raise PlexError(
                 ErrorCode.QUEUE_FULL,
                 f"{spec.proc_id} not started: {self._config.max_processes} processes run on this "
-                "node (node.max_processes); stop some and spawn again",
+                "node; stop some and spawn again",
                 limit=self._config.max_processes,
             )
         return _parse_config(spec)

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from plexsvc.fixed import keys
+
 
 def dumps(config: object) -> str:
     """Return `config`, a dataclass, as TOML that `plexsvc.config.load` reads; None is left out.
@@ -22,7 +24,11 @@ def dumps(config: object) -> str:
 
 def _items(config: object) -> list[tuple[str, object]]:
     assert dataclasses.is_dataclass(config), config
-    pairs = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    known = keys(type(config))
+    for field in dataclasses.fields(config):
+        fixed = getattr(config, field.name)
+        assert field.name in known or fixed == field.default, f"{field.name} is in no file"
+    pairs = [(key, getattr(config, key)) for key in known]
     return [(key, value) for key, value in pairs if value is not None]
 
 

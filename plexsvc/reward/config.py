@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fixed import Fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class RewardConfig:
     idle_us: int = 60_000_000
     """How long a worker beyond `min_workers` may have nothing to do; then it is stopped."""
 
-    worker_start_us: int = 30_000_000
+    worker_start_us: Fixed[int] = 30_000_000
     """How long a worker may take to start."""
 
     no_room_us: int = 600_000_000
@@ -45,7 +46,7 @@ class RewardConfig:
     """How long a batch that nobody asks for is kept: then its samples are not run, and its scores
     are dropped."""
 
-    max_batches: int = 1024
+    max_batches: Fixed[int] = 1024
     """Batches that one tenant may have with the proxy; more are refused with `queue_full`."""
 
     planner: str = ""
@@ -57,14 +58,14 @@ class RewardConfig:
     plan_every_us: int = 10_000_000
     """How often the pools are planned while batches are under way, beside their begins and ends."""
 
-    max_delay_us: int = 1_000_000
+    max_delay_us: Fixed[int] = 1_000_000
     """How much later a batch may end by the plan than with a worker for each of its samples."""
 
     timeout_share: float = 1.0
     """How much of the timeouts of its stages a sample that waits is planned to take; less gives
     plans with fewer workers, and batches that end later when samples take longer."""
 
-    spare_us: int = 5_000_000
+    spare_us: Fixed[int] = 5_000_000
     """For how much longer than until the next plan the workers that are held must suffice: as long
     as one takes to start."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fixed import Fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class RolloutConfig:
     """The cluster's keys."""
     records_dir: Path = Path()
     """Where a manager keeps its token records for its successor."""
-    frame_us: int = 20_000
+    frame_us: Fixed[int] = 20_000
     """Between two frames of a generate; what arrives meanwhile is gathered."""
     record_bytes: int = 4 << 30
     """Token records kept, all operations together, running ones by the most that they may become
@@ -107,9 +108,9 @@ class RolloutConfig:
     max_operations: int = 8192
     """Generates of one manager that may run at once; the next is refused with `queue_full`. A
     tenant has as many of them at most as are left free."""
-    max_samples_per_operation: int = 65_536
+    max_samples_per_operation: Fixed[int] = 65_536
     """Prompts times n of one generate."""
-    max_tries_per_sample: int = 3
+    max_tries_per_sample: Fixed[int] = 3
     """Instances that may be lost under one sample, in a row and without a token of it in between,
     before its operation fails."""
     max_pending: int = 64
@@ -117,7 +118,7 @@ class RolloutConfig:
     whichever instance has room first."""
     balance_us: int = 500_000
     """How often loads of instances are measured and samples moved from full to idle ones."""
-    probe_us: int = 500_000
+    probe_us: Fixed[int] = 500_000
     """Pause between two looks at a lost instance."""
     stall_us: int = 120_000_000
     """An instance that sends no token of any sample for so long, with work to do, counts as
@@ -125,7 +126,7 @@ class RolloutConfig:
     load_stall_us: int = 120_000_000
     """An instance that loads weights and has read none of them for so long counts as lost. A load
     may take as long as it likes while it gets on."""
-    frames_wait_us: int = 3_600_000_000
+    frames_wait_us: Fixed[int] = 3_600_000_000
     """How long a stream waits for its operation to start: it may be queued behind training."""
     max_streams: int = 8192
     """Streams open at once; the next is refused with `queue_full`. A tenant has as many of them at
@@ -140,7 +141,7 @@ class RolloutConfig:
     cuts_at: float = 0.0
     """Share of an instance's samples that have ended at which the others move to instances with
     room for them, and it is left to others until the generates under way end; 0: never."""
-    call_bytes: int = 2 << 20
+    call_bytes: Fixed[int] = 2 << 20
     """Requests sent to an instance in one call."""
     spot: SpotConfig = field(default_factory=SpotConfig)
     """Spot devices."""

@@ -127,7 +127,7 @@ class Generation:
                 self._record.add(at.key, delta, known=known, is_last=at.is_last)
 
     def _calls(self, keys: list[SampleKey]) -> Iterator[list[rollout_pb2.InstanceRequest]]:
-        """Yield the requests of one instance in calls of at most `rollout.call_bytes`."""
+        """Yield the requests of one instance in calls of at most `call_bytes`."""
         call: list[rollout_pb2.InstanceRequest] = []
         nbytes = 0
         for key in keys:

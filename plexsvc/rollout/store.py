@@ -123,7 +123,7 @@ class RecordStore:
 
         Raises:
             PlexError: `result_gone` once it was dropped; `not_found` when it does not start in
-                `rollout.frames_wait_us` or belongs to another deployment than `deployment_id`.
+                `frames_wait_us` or belongs to another deployment than `deployment_id`.
         """
         while (record := self._records.get(operation_id)) is None:
             await self._arrival(operation_id)
@@ -148,8 +148,8 @@ class RecordStore:
         except TimeoutError as error:
             raise PlexError(
                 ErrorCode.NOT_FOUND,
-                f"{show(operation_id)} did not start within {self._config.frames_wait_us} us "
-                f"(rollout.frames_wait_us); is it a generate that was submitted?",
+                f"{show(operation_id)} did not start within {self._config.frames_wait_us} us; "
+                f"is it a generate that was submitted?",
             ) from error
         finally:
             self._waiting[operation_id] -= 1

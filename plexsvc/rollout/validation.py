@@ -42,7 +42,7 @@ def check_generate(generate: operations_pb2.Generate, limits: GenerateLimits) ->
         raise PlexError(
             ErrorCode.PAYLOAD_TOO_LARGE,
             f"{count} prompts with n={generate.sampling.n} are {samples} samples; the limit is "
-            f"{limits.max_samples} (rollout.max_samples_per_operation); split the batch",
+            f"{limits.max_samples}; split the batch",
         )
     _check_lengths(generate, count=count)
     for index, prompt in enumerate(generate.prompts):

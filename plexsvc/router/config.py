@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fixed import Fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,26 +62,26 @@ class RouterConfig:
     max_prompts: int = 16 << 10
     """Prompts of one generate; more are refused with `payload_too_large`."""
 
-    max_score_samples: int = 4096
+    max_score_samples: Fixed[int] = 4096
     """Samples of one request to score; more are refused with `payload_too_large`. A batch may come
     in several."""
 
     max_batch_arrays: int = 64
     """Arrays of one batch; more are refused with `payload_too_large`."""
 
-    max_after: int = 256
+    max_after: Fixed[int] = 256
     """Operations that one may wait for by id; more are refused with `bad_request`."""
 
-    max_name_chars: int = 128
+    max_name_chars: Fixed[int] = 128
     """Characters of an id, a name or a label; a longer one is refused with `bad_request`."""
 
-    max_labels: int = 64
+    max_labels: Fixed[int] = 64
     """Labels of a job; more are refused with `bad_request`."""
 
-    max_metrics: int = 64
+    max_metrics: Fixed[int] = 64
     """Progress figures of a job; more are refused with `bad_request`."""
 
-    max_chunk_bytes: int = 1 << 20
+    max_chunk_bytes: Fixed[int] = 1 << 20
     """Bytes of one message of an upload; a larger one is refused with `bad_request`."""
 
     max_calls: int = 16_384
@@ -98,11 +99,11 @@ class RouterConfig:
     """Operations of one stream under way or not yet told their answer; the next is refused with
     `queue_full` and may be submitted again."""
 
-    upload_stall_us: int = 30_000_000
+    upload_stall_us: Fixed[int] = 30_000_000
     """How long an upload may send nothing; then it is refused with `staging_timeout`. While it
     sends, the scheduler is told as often."""
 
-    default_micro_batch_tokens: int = 4096
+    default_micro_batch_tokens: Fixed[int] = 4096
     """Tokens of a micro-batch where the deployment names none."""
 
     model_roots: tuple[Path, ...] = ()
@@ -117,16 +118,16 @@ class RouterConfig:
     """Tenant → further directories that its models, checkpoints and exports may lie in. Tenants
     with a directory in common share what lies there, but not each other's checkpoints."""
 
-    max_deployments_cached: int = 4096
+    max_deployments_cached: Fixed[int] = 4096
     """Deployments whose layout the router remembers."""
 
-    deployment_ttl_us: int = 5_000_000
+    deployment_ttl_us: Fixed[int] = 5_000_000
     """How long it trusts what it remembers of a deployment."""
 
-    control_timeout_us: int = 30_000_000
+    control_timeout_us: Fixed[int] = 30_000_000
     """Deadline of a short call to the scheduler."""
 
-    wait_timeout_us: int = 3_600_000_000
+    wait_timeout_us: Fixed[int] = 3_600_000_000
     """Deadline of calls that wait for work: operations, deployments, uploads, streams."""
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ def check_job(request: service_pb2.CreateJobRequest, config: RouterConfig) -> No
     """
     _check_job_id(request.job_id, config)
     check_name("a job's name", request.name)
-    _check_count("labels of a job", request.labels, key="max_labels", limit=config.max_labels)
+    _check_count("labels of a job", request.labels, limit=config.max_labels)
     for name, value in request.labels.items():
         _check_text("a label's name", name, most=config.max_name_chars)
         _check_text(f"label {name!r}", value, most=config.max_name_chars, may_be_empty=True)
@@ -70,8 +70,7 @@ def check_metrics(request: service_pb2.KeepAliveRequest, config: RouterConfig) -
     Raises:
         PlexError: `bad_request`.
     """
-    limit = config.max_metrics
-    _check_count("metrics of a job", request.metrics, key="max_metrics", limit=limit)
+    _check_count("metrics of a job", request.metrics, limit=config.max_metrics)
     for name in request.metrics:
         _check_text("a metric's name", name, most=config.max_name_chars)
 
@@ -81,7 +80,7 @@ def _check_job_id(job_id: str, config: RouterConfig) -> None:
         raise bad_request("create_job got no job_id; mint one with plexclient.ids.new_job_id()")
     if len(job_id) > config.max_name_chars or not NAME.fullmatch(job_id):
         raise bad_request(
-            f"job id {_shown(job_id)} is not {config.max_name_chars} (router.max_name_chars) or "
+            f"job id {_shown(job_id)} is not {config.max_name_chars} or "
             "fewer of a-z A-Z 0-9 . _ -; mint one with plexclient.ids.new_job_id()"
         )
 
@@ -103,17 +102,14 @@ def _check_text(what: str, text: str, *, most: int, may_be_empty: bool = False) 
     if not text and not may_be_empty:
         raise bad_request(f"{what} is empty; give one")
     if len(text) > most:
-        raise bad_request(
-            f"{what} is {_shown(text)}, {len(text)} characters; at most {most} "
-            "(router.max_name_chars)"
-        )
+        raise bad_request(f"{what} is {_shown(text)}, {len(text)} characters; at most {most}")
     if not text.isprintable():
         raise bad_request(f"{what} is {text!r}; control characters and line ends have no place")
 
 
-def _check_count(what: str, given: Mapping[str, object], *, key: str, limit: int) -> None:
+def _check_count(what: str, given: Mapping[str, object], *, limit: int) -> None:
     if len(given) > limit:
-        raise bad_request(f"{len(given)} {what}; at most {limit} (router.{key})")
+        raise bad_request(f"{len(given)} {what}; at most {limit}")
 
 
 def _shown(text: str) -> str:

@@ -204,7 +204,7 @@ class Uploads:
                 raise PlexError(
                     ErrorCode.STAGING_TIMEOUT,
                     f"an upload sent nothing for {self._config.upload_stall_us / 1e6:g} s "
-                    "(router.upload_stall_us) and was ended; submit the operation again with the "
+                    "and was ended; submit the operation again with the "
                     "next number",
                 ) from error
             if message is None:
@@ -237,8 +237,8 @@ class Uploads:
                     await self._tell_under_way(upload.header)
                 if len(message) > self._config.max_chunk_bytes + 64:
                     raise bad_request(
-                        f"an upload message of {len(message)} bytes exceeds router.max_chunk_bytes "
-                        f"= {self._config.max_chunk_bytes}; send chunks of {tensors.CHUNK_BYTES}"
+                        f"an upload message of {len(message)} bytes is over "
+                        f"{self._config.max_chunk_bytes}; send chunks of {tensors.CHUNK_BYTES}"
                     )
                 if not tap.is_full:
                     tap.look(message)

@@ -38,8 +38,8 @@ class Rewards:
         if len(request.samples) > limit:
             raise PlexError(
                 ErrorCode.PAYLOAD_TOO_LARGE,
-                f"a request scores {len(request.samples)} samples; at most {limit} "
-                "(router.max_score_samples): send the batch in several",
+                f"a request scores {len(request.samples)} samples; at most "
+                f"{limit}: send the batch in several",
             )
         if not request.samples and not request.batch_size:
             raise bad_request("score needs samples, or the size of a batch that is to come")

@@ -108,7 +108,7 @@ class OperationRules:
         if len(operation.after) > self._config.max_after:
             raise bad_request(
                 f"{show(operation.operation_id)} waits for {len(operation.after)} operations; at "
-                f"most {self._config.max_after} (router.max_after)"
+                f"most {self._config.max_after}"
             )
         kind = _kind(operation)
         _check_role(kind, deployment)
@@ -260,7 +260,7 @@ class OperationRules:
         if len(generate.session) > self._config.max_name_chars:
             raise bad_request(
                 f"a session's name has {len(generate.session)} characters; at most "
-                f"{self._config.max_name_chars} (router.max_name_chars)"
+                f"{self._config.max_name_chars}"
             )
 
 

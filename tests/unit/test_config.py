@@ -7,6 +7,7 @@ import pytest
 
 from plexsvc import config
 from plexsvc.errors import PlexError
+from plexsvc.fixed import Fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class Outer:
     home: Path | None = None
     parts: tuple[Inner, ...] = ()
     tokens: dict[str, str] = field(default_factory=dict)
+    max_tries: Fixed[int] = 3
 
 
 def test_a_full_table_becomes_the_dataclass(tmp_path: Path) -> None:
@@ -39,6 +41,7 @@ def test_a_full_table_becomes_the_dataclass(tmp_path: Path) -> None:
         ("[[parts]]\nname = 3", "parts[0].name: 3 is not a str"),
         ('[[parts]]\nname = "a"\nnbytes = true', "parts[0].nbytes: True is not a int"),
         ("parts = 3", "parts: 3 is not a tuple"),
+        ("max_tries = 5", "unknown key 'max_tries'; it may hold home, parts, rate, tokens"),
         ("rate =", "cannot read"),
         ("rate = -0.5", "rate: -0.5 is below 0"),
         ("rate = nan", "rate: nan is below 0"),

@@ -280,8 +280,8 @@ class RolloutCore(Membership):
             self._unload(event.operation_id, key, sample)
             if sample.losses >= self.max_losses:
                 error = self.death(
-                    f"sample {key} of {show(event.operation_id)} lost {sample.losses} instances "
-                    f"(rollout.max_tries_per_sample), the last at {event.address}: {because}; "
+                    f"sample {key} of {show(event.operation_id)} lost {sample.losses} instances, "
+                    f"the last at {event.address}: {because}; "
                     "instances"
                 )
                 return [*sought, self._answer(event.operation_id, error), *self._spread_waiting()]

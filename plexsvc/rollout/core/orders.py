@@ -52,7 +52,7 @@ class AnswerSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeekInstance:
-    """Ask a lost instance in `rollout.probe_us`; ends in `InstanceAnswered` or `InstanceSilent`."""
+    """Ask a lost instance in `probe_us`; ends in `InstanceAnswered` or `InstanceSilent`."""
 
     instance_id: InstanceId
     probe: int

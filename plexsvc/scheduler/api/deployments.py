@@ -137,7 +137,7 @@ def _check_deployable(
         raise PlexError(
             ErrorCode.QUEUE_FULL,
             f"job {job.job_id!r} has {has} deployments and asks for {len(asked)} more; it may have "
-            f"{limit} (scheduler.max_deployments_per_job)",
+            f"{limit}",
             limit=limit,
         )
     for one in asked:

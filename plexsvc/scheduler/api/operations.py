@@ -380,8 +380,7 @@ def _not_ours(operation_id: OperationId, job_id: str) -> PlexError:
 def _result_gone(operation_id: OperationId) -> PlexError:
     return PlexError(
         ErrorCode.RESULT_GONE,
-        f"{show(operation_id)} is not known: its answer was acknowledged or dropped "
-        "(scheduler.max_result_bytes)",
+        f"{show(operation_id)} is not known: its answer was acknowledged or dropped",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fixed import Fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,33 +15,33 @@ class Limits:
     max_jobs: int = 4096
     """Jobs that may be open at once; the next is refused with `queue_full`. A tenant has as many
     of them at most as are left free."""
-    max_deployments_per_job: int = 16
+    max_deployments_per_job: Fixed[int] = 16
     """Deployments of one job; the next is refused with `queue_full`."""
-    max_pending_per_wpg: int = 64
+    max_pending_per_wpg: Fixed[int] = 64
     """Operations a deployment may have waiting; the next is refused with `queue_full`."""
-    max_gap: int = 64
+    max_gap: Fixed[int] = 64
     """How far a sequence number may be ahead of one that is missing."""
-    max_overlapping_generates: int = 16
+    max_overlapping_generates: Fixed[int] = 16
     """Generates of one rollout deployment that run at the same time."""
-    max_answered_per_deployment: int = 1024
+    max_answered_per_deployment: Fixed[int] = 1024
     """Answers kept for a client that does not acknowledge; the oldest go first."""
-    max_move_tries: int = 5
+    max_move_tries: Fixed[int] = 5
     """Tries of a context switch that finds no room, before its operation is refused."""
-    gap_timeout_us: int = 30_000_000
+    gap_timeout_us: Fixed[int] = 30_000_000
     """How long a missing number or an unseen `after` holds an operation."""
-    staging_timeout_us: int = 300_000_000
+    staging_timeout_us: Fixed[int] = 300_000_000
     """How long an operation waits for its payload while nothing of it comes."""
     spawn_timeout_us: int = 180_000_000
     """How long a WPG's processes may take to answer."""
     max_respawns: int = 3
     """Times that one lost rollout instance is spawned again in `respawn_window_us`; once more, and
     its deployment ends."""
-    respawn_window_us: int = 600_000_000
+    respawn_window_us: Fixed[int] = 600_000_000
     """The time in which `max_respawns` counts."""
     placement_timeout_us: int = 0
     """How long a deployment waits for devices that others hold before it fails; 0: until it gets
     them."""
-    relocation_timeout_us: int = 600_000_000
+    relocation_timeout_us: Fixed[int] = 600_000_000
     """How long a relocation waits for its new processes and a step boundary."""
     policy: str = "plex"
     """How jobs are placed and operations ordered, by the names that `plexctl simulate` knows."""
@@ -62,9 +63,9 @@ class Limits:
     """Bytes a second between nodes: what a move is charged by."""
     probe_timeout_us: int = 600_000_000
     """How long a cycle may take to be measured before the job counts by its busy share alone."""
-    move_retry_us: int = 200_000
+    move_retry_us: Fixed[int] = 200_000
     """Pause before a context switch that found no room is tried again."""
-    prior_switch_us_per_gib: int = 400_000
+    prior_switch_us_per_gib: Fixed[int] = 400_000
     """Switch cost assumed of a WPG never switched, for each GiB of its largest rank."""
 
     def __post_init__(self) -> None:

@@ -55,7 +55,7 @@ class Inbox:
         if len(self._waiting) >= self._max_waiting:
             raise PlexError(
                 ErrorCode.UNAVAILABLE,
-                f"{len(self._waiting)} events wait to be decided (scheduler.max_inbox); try again",
+                f"{len(self._waiting)} events wait to be decided; try again",
                 limit=self._max_waiting,
             )
 

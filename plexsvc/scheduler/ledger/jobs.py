@@ -220,7 +220,7 @@ class Registry:
             raise PlexError(
                 ErrorCode.QUEUE_FULL,
                 f"waiting operations hold {self.held_bytes} bytes of inline payload; {held.nbytes} "
-                f"more would exceed {limit} (scheduler.max_held_payload_bytes); submit again later",
+                f"more would exceed {limit}; submit again later",
                 limit=limit,
             )
         operation_id = OperationId(held.operation.operation_id)

@@ -254,7 +254,7 @@ async def test_batches_of_a_tenant_are_bounded_and_what_is_answered_gives_its_ro
     async with served(short, max_batches=2, max_bytes=30) as live:
         for batch in (b"1" * 16, b"2" * 16):
             await live.score(asked("exact", ["x" * 5], ["x" * 5], batch=batch))
-        with pytest.raises(PlexError, match=r"3 batches .*reward\.max_batches") as refused:
+        with pytest.raises(PlexError, match=r"3 batches ") as refused:
             await live.score(asked("exact", ["x"], ["x"], batch=b"3" * 16))
         assert refused.value.code is ErrorCode.QUEUE_FULL
         assert [record.nbytes for record in live.proxy.records.values()] == [0, 0]

@@ -336,12 +336,12 @@ async def test_bounds_of_jobs_payloads_and_answers_are_those_of_the_configuratio
         job = await rig.job("job-1", ttl_us=3_600_000_000)
         assert job.session_ttl_us == 30_000_000
         await rig.deploy("job-1")
-        with pytest.raises(PlexError, match=r"it may have 1 \(scheduler.max_deployments_per_job"):
+        with pytest.raises(PlexError, match=r"it may have 1"):
             await rig.deploy("job-1", "critic")
         large = rig.operation("job-1", "forward", payload=inline(300))
         refused = (await rig.scheduler.submit(large)).error
         assert refused.code == ErrorCode.QUEUE_FULL
-        assert "scheduler.max_held_payload_bytes" in refused.message
+        assert "more would exceed 200" in refused.message
         large.payload.CopyFrom(inline(100))
         assert (await rig.scheduler.submit(large)).state == ANSWERED
         assert (await rig.run("job-1")).state == ANSWERED

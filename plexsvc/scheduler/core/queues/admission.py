@@ -92,7 +92,7 @@ def give_up_staging(queues: Queues, operation_id: OperationId) -> None:
     fault = Fault(
         code=ErrorCode.STAGING_TIMEOUT,
         message=f"{show(operation_id)}: nothing of its payload arrived for "
-        f"{queues.limits.staging_timeout_us // 1_000_000} s (scheduler.staging_timeout_us); "
+        f"{queues.limits.staging_timeout_us // 1_000_000} s; "
         "submit it again with the next number",
     )
     lanes.drop(queues, operation, fault)
@@ -106,8 +106,8 @@ def _why_not(queues: Queues, event: OperationSubmitted) -> Fault | None:
     if job is not None and event.operation_id in job.released:
         return Fault(
             code=ErrorCode.RESULT_GONE,
-            message=f"{name} was answered and its answer acknowledged or dropped "
-            "(scheduler.max_answered_per_deployment); use the answer you had",
+            message=f"{name} was answered and its answer acknowledged or dropped; "
+            "use the answer you had",
         )
     if job is None or job.ending is not None:
         return Fault(
@@ -141,7 +141,7 @@ def _order_fault(queues: Queues, deployment: Deployment, event: OperationSubmitt
             code=ErrorCode.SEQUENCE_GAP,
             message=f"{name} carries seq {event.seq} of {event.deployment_id}, but seq "
             f"{missing} has "
-            f"not come; at most {limits.max_gap} may be ahead of it (scheduler.max_gap)",
+            f"not come; at most {limits.max_gap} may be ahead of it",
             facts=(("seq", str(event.seq)), ("missing_seq", str(missing))),
         )
     fills_gap = event.seq == missing and deployment.gap_seq == missing
@@ -149,7 +149,7 @@ def _order_fault(queues: Queues, deployment: Deployment, event: OperationSubmitt
         return Fault(
             code=ErrorCode.QUEUE_FULL,
             message=f"{name} not accepted: {event.deployment_id} already has "
-            f"{len(deployment.pending)} pending operations (scheduler.max_pending_per_wpg); "
+            f"{len(deployment.pending)} pending operations; "
             "await some of them and submit again",
             facts=(("limit", str(limits.max_pending_per_wpg)),),
         )

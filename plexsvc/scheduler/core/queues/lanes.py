@@ -89,7 +89,7 @@ def _void(queues: Queues, deployment: Deployment, missing: int, *, waited_us: in
             code=ErrorCode.SEQUENCE_GAP,
             message=f"{show(operation.operation_id)} (seq {operation.seq}) waited "
             f"{waited_us // 1000} ms for seq {missing} of {operation.deployment_id}, which "
-            "never came (scheduler.gap_timeout_us); submit it again with the next number",
+            "never came; submit it again with the next number",
             facts=(("missing_seq", str(missing)), ("seq", str(operation.seq))),
         )
         endings.refuse(queues, operation, fault)
@@ -185,8 +185,7 @@ def give_up_unseen(queues: Queues, operation_id: OperationId) -> None:
     fault = Fault(
         code=ErrorCode.DEPENDENCY_FAILED,
         message=f"{show(operation_id)} not run: it comes after {show(unseen[0])}, which "
-        f"nobody submitted within {queues.limits.gap_timeout_us // 1_000_000} s "
-        "(scheduler.gap_timeout_us)",
+        f"nobody submitted within {queues.limits.gap_timeout_us // 1_000_000} s",
         facts=(("operation", unseen[0].hex()),),
     )
     drop(queues, operation, fault)

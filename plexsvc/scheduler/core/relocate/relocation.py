@@ -170,8 +170,7 @@ def give_up_waiting(lives: Lives, wpg_id: WpgId) -> None:
     limit_s = lives.limits.relocation_timeout_us // 1_000_000
     fault = Fault(
         code=ErrorCode.OPERATION_TIMEOUT,
-        message=f"{deployment.deployment_id} stays where it is: {what} within {limit_s} s "
-        "(scheduler.relocation_timeout_us)",
+        message=f"{deployment.deployment_id} stays where it is: {what} within {limit_s} s",
     )
     abandon(lives, deployment, fault)
 

@@ -358,7 +358,7 @@ async def test_a_result_is_found_by_its_operations_id_while_it_runs_and_until_it
     with pytest.raises(PlexError) as foreign:
         await result_of(rig, operation.operation_id, tenant="others")
     assert foreign.value.code is ErrorCode.NOT_FOUND
-    with pytest.raises(PlexError, match=r"scheduler\.max_result_bytes") as gone:
+    with pytest.raises(PlexError, match="acknowledged or dropped") as gone:
         await result_of(rig, new_operation_id())
     assert gone.value.code is ErrorCode.RESULT_GONE
 

@@ -405,4 +405,4 @@ def test_a_relocation_waits_for_a_step_boundary_as_long_as_configured() -> None:
     world.drain()
     told = [a.fault for a in world.fire(f"relocate/{NEW}") if isinstance(a, RelocationChanged)]
     assert [fault.code for fault in told if fault] == [ErrorCode.OPERATION_TIMEOUT]
-    assert all("within 9 s (scheduler.relocation_timeout_us)" in f.message for f in told if f)
+    assert all("within 9 s" in f.message for f in told if f)
