@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import (
@@ -138,6 +140,13 @@ class Keeping(Search):
         )
         if made is not None:
             kept[resident_id] = made
+
+    def _reserve_first(self, blocked: Iterable[Demand], *, now_us: int) -> None:
+        """Keep units for the first of several blocked jobs that has a right to them."""
+        for demand in blocked:
+            self._reserve(demand, now_us=now_us)
+            if demand.resident_id in self.reservations:
+                return
 
     def _choose_anew(self, demand: Demand, *, now_us: int) -> None:
         """Choose again what is kept for a job: with the units that came, less may be missing."""

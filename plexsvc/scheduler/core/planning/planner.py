@@ -267,11 +267,15 @@ class Planner(Keeping):
         if has_changed:
             hopes: dict[int, bool] = {}
             waiting = self._concerned(changed, now_us=now_us)
+            blocked: list[Demand] = []
             for demand in self._in_turn(waiting, now_us=now_us):
                 if self._has_new_units and demand.lost_place:
                     self._choose_anew(demand, now_us=now_us)
+                had_kept = demand.resident_id in self.reservations
                 done = self._offer(demand, changed, hopes, now_us=now_us, claim=claim)
                 if done is not None:
+                    if had_kept:  # those before it were refused while units were kept for it
+                        self._reserve_first(blocked, now_us=now_us)
                     hopes.clear()
                     placed.append(done)
                     changed = [g for g in changed if g.group_id not in done.merged]
@@ -281,6 +285,7 @@ class Planner(Keeping):
                 elif not self.policy.backfill:
                     break
                 else:
+                    blocked.append(demand)
                     self._reserve(demand, now_us=now_us)
         self._queue_news = self._has_new_units = False
         return placed

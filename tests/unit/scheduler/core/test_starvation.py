@@ -25,6 +25,7 @@ from plexsvc.scheduler.core.planning.policies import POLICIES, in_service
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
+from plexsvc.scheduler.core.planning.waiting import in_order
 from plexsvc.scheduler.core.structures.ring import Ring
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld
@@ -159,12 +160,13 @@ HOUR_US = 3600 * SECOND_US
 QUARTER_US = HOUR_US // 4
 
 
-def placed_us(jobs: list[tuple[int, int]], *, units: int) -> list[tuple[int, int, int]]:
-    """Play jobs of an hour: the quarters of an hour until each comes, and its units.
+def placed_us(jobs: list[tuple[int, int, int]], *, units: int) -> list[tuple[int, int, int]]:
+    """Play jobs of an hour: the quarters of an hour until each comes, its units and its priority.
 
-    Return when each came and was placed, and how many that came before it waited still when its
-    ratio had passed.
+    Return when each came and was placed, and how many waited before it when it had waited so long
+    that none who comes later goes first.
     """
+    rights_us = (PATIENCE - 1) * HOUR_US * (2 if any(priority for _, _, priority in jobs) else 1)
     rooms = [UnitRoom(unit_id=UnitId(f"n{at}")) for at in range(units)]
     planner = Planner(Board(rooms, ring=Ring(1200)), policy=POLICY)
     segment = Segment(phase="update", offset_us=0, duration_us=20 * SECOND_US)
@@ -180,10 +182,12 @@ def placed_us(jobs: list[tuple[int, int]], *, units: int) -> list[tuple[int, int
         while due and next_us <= now_us:
             key = ResidentId(f"j{len(came)}")
             came[key] = now_us
+            _, num_units, priority = due.pop(0)
             planner.submit(
                 Demand(
                     resident_id=key,
-                    num_units=due.pop(0)[1],
+                    num_units=num_units,
+                    priority=priority,
                     profile=profile,
                     arrived_us=now_us,
                     expected_us=HOUR_US,
@@ -193,21 +197,35 @@ def placed_us(jobs: list[tuple[int, int]], *, units: int) -> list[tuple[int, int
         for placed in planner.admit(now_us):
             start[placed.resident_id] = now_us
         planner.board.check()
-        for before, key in enumerate(planner.waiting):
-            if now_us - came[key] == (PATIENCE - 1) * HOUR_US:
-                ahead.setdefault(key, before)
+        ordered = in_order(planner.waiting.values(), policy=POLICY, now_us=now_us)
+        for before, demand in enumerate(ordered):
+            if now_us - came[demand.resident_id] == rights_us:
+                ahead.setdefault(demand.resident_id, before)
         now_us += QUARTER_US
     return [(came[key], start[key], ahead.get(key, 0)) for key in came]
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=60))
-@example([(1, 1)] * 8 + [(1, 4)] + [(1, 1)] * 100)
-@example([(1, 1)] * 8 + [(1, 4), (0, 3), (0, 4)] + [(1, 1), (0, 2)] * 60)
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 4), st.sampled_from([0, 0, 10, 1000])),
+        min_size=1,
+        max_size=60,
+    )
+)
+@example([(1, 1, 0)] * 8 + [(1, 4, 0)] + [(1, 1, 0)] * 100)
+@example([(1, 1, 0)] * 8 + [(1, 4, 0), (0, 3, 0), (0, 4, 0)] + [(1, 1, 0), (0, 2, 0)] * 60)
+@example([(1, 1, 10)] * 8 + [(1, 4, 0)] + [(1, 1, 10)] * 100)
+@example([(0, 4, 10)] * 4 + [(1, 1, 0), (0, 4, 0)] + [(4, 4, 10), (0, 4, 1000)] * 30)
 def test_every_job_that_fits_the_cluster_is_placed_within_its_bound(
-    jobs: list[tuple[int, int]],
+    jobs: list[tuple[int, int, int]],
 ) -> None:
-    """A job's ratio passes; then each that waited before it, and it, lets one run end at most."""
+    """A job waits for its patience, or twice that behind priorities.
+
+    Then each before it ends a run, and behind priorities the one that units are kept for.
+    """
+    patiences = 2 if any(priority for _, _, priority in jobs) else 1
     for came_us, start_us, ahead in placed_us(jobs, units=4):
-        bound_us = (PATIENCE - 1) * HOUR_US + (ahead + 1) * (HOUR_US + QUARTER_US)
+        runs = ahead + patiences
+        bound_us = patiences * (PATIENCE - 1) * HOUR_US + runs * (HOUR_US + QUARTER_US)
         assert start_us - came_us <= bound_us, (came_us, start_us, ahead)
