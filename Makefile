@@ -1,4 +1,4 @@
-# make demo | make test | make search | make check : each sets up .venv first; nothing else is installed by hand.
+# make demo | make test | make search | make chaos | make check : each sets up .venv first; nothing else is installed by hand.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ LOCKS := requirements/base.txt requirements/cpu.txt requirements/dev.txt
 ENGINES ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 DEMO ?= arithmetic
 
-.PHONY: demo test search check docs proto setup clean
+.PHONY: demo test search chaos check docs proto setup clean
 
 setup: $(VENV)/.installed-$(ENGINES)
 
@@ -31,6 +31,9 @@ test: setup
 
 search: setup
 	$(BIN)/python -m pytest --search -m hypothesis $(PYTEST)
+
+chaos: setup
+	PLEX_CHAOS_KILLS=$${PLEX_CHAOS_KILLS:-20} $(BIN)/python -m pytest --run-slow tests/chaos $(PYTEST)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -66,14 +66,21 @@ def up(
         )
 
 
-@app.command(epilog="Example: plexctl down")
-def down(state_dir: StateDir = None, json: Json = False) -> None:
+@app.command(epilog="Example: plexctl down --keep")
+def down(
+    state_dir: StateDir = None,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="End the service alone; the next `up` adopts its jobs."),
+    ] = False,
+    json: Json = False,
+) -> None:
     """Stop the cluster that runs on this machine, and every process of it."""
     from plexsvc.cli.app import state_dir_of
     from plexsvc.cli.commands import up as command
 
     place = state_dir_of(state_dir)
-    pid = command.stop(place)
+    pid = command.stop(place, keep=keep)
     if json:
         print_json({"state_dir": str(place), "pid": pid})
     else:

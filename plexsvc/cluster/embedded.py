@@ -15,8 +15,9 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -55,8 +56,9 @@ from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.api.servicer import add_to_server as add_scheduler
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver.former import read_former
+from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.scheduler.live import LiveScheduler
-from plexsvc.store.store import open_store
+from plexsvc.store.store import Store, open_store
 
 DEFAULT_TENANT: Final = "default"
 _MAX_RUNTIME_PATH: Final = 70
@@ -181,6 +183,7 @@ class EmbeddedCluster:
 
     Attributes:
         card: address and token, once entered.
+        keeps: whether agents and what they run go on when this is left (`plexctl down --keep`).
         live: the scheduler, once entered.
     """
 
@@ -191,6 +194,7 @@ class EmbeddedCluster:
         token = secrets.token_urlsafe(24)
         self._config = replace(config, nodes=_with_rewards(config))
         self._clock = clock or SystemClock()
+        self.keeps = False
         self._tokens = config.tokens or {token: DEFAULT_TENANT}
         self._stack = AsyncExitStack()
 
@@ -212,7 +216,7 @@ class EmbeddedCluster:
         failure: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        """Take everything down; no process remains."""
+        """Take everything down; no process remains, but those that are kept."""
         return await self._stack.__aexit__(kind, failure, traceback)
 
     async def _bring_up(self, stack: AsyncExitStack) -> None:
@@ -224,10 +228,13 @@ class EmbeddedCluster:
         former = None
         if found.find_all(state_dir):
             former = await asyncio.to_thread(read_former, url)
-            self._stay_where(read_card(state_dir))
-        remove_card(state_dir)
+            self._stay_where(read_card(state_dir))  # it stays there for whoever comes after us
+            self.keeps = True
+        else:
+            remove_card(state_dir)
         store = await asyncio.to_thread(open_store, url, now_us=self._clock.wall_us())
         stack.callback(store.close)
+        stack.callback(self._write_snapshot, store)
         keys = keep_keys(keys_file(state_dir))
         agents = await self._start_agents(stack, adopts=former is not None)
         rewards = await self._start_rewards(stack)
@@ -249,6 +256,18 @@ class EmbeddedCluster:
         router = self._router(scheduler, keys=keys, rewards=rewards)
         stack.push_async_callback(router.aclose)
         await self._serve(stack, router, inner=inner.address)
+        self.keeps = False
+
+    def _write_snapshot(self, store: Store) -> None:
+        """Have the journal of a service that leaves what runs end with a snapshot.
+
+        Another version reads that, but need not decide as this one did.
+        """
+        if self.keeps:
+            try:
+                take_snapshot(store.url, epoch=store.epoch)
+            except PlexError as error:
+                log.warning("no last snapshot; another version cannot take over", error=error)
 
     def _stay_where(self, card: Card | None) -> None:
         """Serve where the cluster did that was killed, under its token: its clients come back."""
@@ -272,6 +291,7 @@ class EmbeddedCluster:
         """
         configs = [self._agent_config(node, stack) for node in self._config.nodes]
         launcher = await stack.enter_async_context(LocalLauncher(adopts=adopts))
+        stack.callback(self._leave_agents, launcher)
         async with asyncio.TaskGroup() as starting:
             spawns = [starting.create_task(launcher.spawn(config)) for config in configs]
         addresses = [spawn.result().address for spawn in spawns]
@@ -283,6 +303,9 @@ class EmbeddedCluster:
         replacing = _replace_agents(launcher, fixed, clock=self._clock)
         _run_beside(stack, tasks.create_task(replacing))
         return addresses
+
+    def _leave_agents(self, launcher: LocalLauncher) -> None:
+        launcher.leaves = self.keeps
 
     async def _start_rewards(self, stack: AsyncExitStack) -> str:
         """Start planner and proxy of rewards and keep them running; return the proxy's address."""
@@ -336,7 +359,7 @@ class EmbeddedCluster:
         return AgentConfig(
             node_id=node.node_id,
             devices=node.devices,
-            runtime_dir=_runtime_dir(place, stack),
+            runtime_dir=self._kept_dir(place, stack),
             log_dir=place / "logs",
             host_bytes=node.host_bytes,
             staging_bytes=node.staging_bytes,
@@ -346,6 +369,17 @@ class EmbeddedCluster:
             listen=f"{node.address}:0" if node.address else "",
             keys_file=keys_file(self._config.state_dir),
         )
+
+    def _kept_dir(self, place: Path, stack: AsyncExitStack) -> Path:
+        """Return a directory for sockets that stays if what uses it is kept."""
+        made = ExitStack()
+        directory = _runtime_dir(place, made)
+        stack.callback(self._unless_kept, made.close)
+        return directory
+
+    def _unless_kept(self, end: Callable[[], None]) -> None:
+        if not self.keeps:
+            end()
 
     def _router(
         self,
@@ -388,7 +422,7 @@ class EmbeddedCluster:
             ca=str(self._config.router.tls_cert or ""),
             controller_user=self._config.controllers.get(self._tokens[token], ""),
         )
-        stack.callback(remove_card, self._config.state_dir)
+        stack.callback(self._unless_kept, partial(remove_card, self._config.state_dir))
         write_card(self._config.state_dir, self.card)
 
     def _model_roots(self) -> tuple[Path, ...]:
@@ -453,7 +487,7 @@ def _run_beside(stack: AsyncExitStack, task: asyncio.Task[None]) -> None:
     stack.callback(task.cancel)
 
 
-def _runtime_dir(place: Path, stack: AsyncExitStack) -> Path:
+def _runtime_dir(place: Path, stack: ExitStack | AsyncExitStack) -> Path:
     """Return a directory for sockets: in `place`, or a temporary one where its path is too long.
 
     A link in `place` leads to the temporary one, so that the next cluster finds it.

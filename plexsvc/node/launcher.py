@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -56,6 +56,7 @@ class _Running:
     ref: AgentRef
     process: AgentProcess | FoundProcess
     log_path: Path
+    watch: asyncio.Task[None] = field(init=False)
     is_stopping: bool = False
 
 
@@ -63,11 +64,15 @@ class LocalLauncher:
     """Agents as subprocesses of this one, which outlive it if it is killed.
 
     Use as an async context manager, which ends them when it is left.
+
+    Attributes:
+        leaves: whether they go on instead, for the next service to adopt.
     """
 
     def __init__(self, *, adopts: bool = False) -> None:
         """Start agents; with `adopts`, go on with those of an earlier service that still run."""
         self._adopts = adopts
+        self.leaves = False
         self._running: dict[NodeId, _Running] = {}
         self._events: asyncio.Queue[AgentExited] = asyncio.Queue(_MAX_EVENTS)
         self._tasks = asyncio.TaskGroup()
@@ -115,7 +120,7 @@ class LocalLauncher:
         ref = AgentRef(node_id=NodeId(agent.node_id), pid=agent.pid, address=agent.address)
         running = _Running(ref=ref, process=process, log_path=log_path)
         self._running[ref.node_id] = running
-        self._tasks.create_task(self._watch(running))
+        running.watch = self._tasks.create_task(self._watch(running))
         return ref
 
     async def events(self) -> AsyncIterator[AgentExited]:
@@ -124,11 +129,14 @@ class LocalLauncher:
             yield await self._events.get()
 
     async def aclose(self) -> None:
-        """Stop every agent; return when they are gone."""
+        """Stop every agent, unless this one leaves them; return when they are gone."""
         async with asyncio.TaskGroup() as tasks:
             for running in list(self._running.values()):
                 running.is_stopping = True
-                tasks.create_task(running.process.end(grace_s=_GRACE_S))
+                if self.leaves:
+                    running.watch.cancel()
+                else:
+                    tasks.create_task(running.process.end(grace_s=_GRACE_S))
 
     async def _watch(self, running: _Running) -> None:
         code = await running.process.wait()

@@ -192,17 +192,33 @@ class Service:
             found.end(agent)
 
     def start(self) -> None:
-        """Start the service, in the place of one that was killed."""
-        if self._process is not None:
-            self._process.wait(timeout=20)
+        """Start the service, in the place of one that was killed; return when it serves."""
+        self.launch()
+        assert self._process is not None
+        self.live = _wait_until_up(
+            self._process, state_dir=self._state_dir, log=self._log, boot_s=self._boot_s
+        )
+
+    def launch(self) -> None:
+        """Start the service; it may be killed before it serves."""
         command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(self._config)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True
             )
-        self.live = _wait_until_up(
-            self._process, state_dir=self._state_dir, log=self._log, boot_s=self._boot_s
-        )
+
+    def kill(self) -> None:
+        """Kill the service with SIGKILL, and it alone."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(timeout=20)
+
+    def leave(self) -> None:
+        """Do what `plexctl down --keep` does."""
+        command = [sys.executable, "-m", "plexsvc.cli.main", "down", "--keep"]
+        subprocess.run([*command, "--state-dir", str(self._state_dir)], check=True, timeout=90)
+        assert self._process is not None
+        self._process.wait(timeout=20)
 
     def stop(self) -> None:
         """Stop the service with SIGTERM, and everything that runs below it."""

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import TRAIN, Service
+from plexsvc.errors import ErrorCode
+from tests.rigs.live_cluster import ROLLOUT, TRAIN, Service, rank_processes
 from tests.rigs.workloads import Program
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -33,9 +34,10 @@ def deploy(job: plex.Job, model: Path, *, seed: int) -> plex.Actor:
     )
 
 
-def test_a_job_goes_on_bit_for_bit_when_the_service_is_killed_between_operations(
+def test_a_job_goes_on_bit_for_bit_when_its_service_ends_between_operations(
     service: Service, tiny_model: Path
 ) -> None:
+    ends = {1: Service.kill, 2: Service.leave, 5: Service.kill}
     with service.live.connect() as connection:
         with connection.job("alone") as job:
             alone = deploy(job, tiny_model, seed=3)
@@ -45,8 +47,44 @@ def test_a_job_goes_on_bit_for_bit_when_the_service_is_killed_between_operations
         with connection.job("restarted") as job:
             actor = deploy(job, tiny_model, seed=3)
             for done, _ in enumerate(Program(actor, 3).operations()):
-                if done in {1, 2, 5}:
-                    os.kill(service.live.pid, signal.SIGKILL)
+                if done in ends:
+                    ends[done](service)
                     service.start()
             assert actor.digest() == expected
         assert [j.reason for j in service.live.jobs().values()] == ["", ""]
+
+
+def test_a_rank_that_died_meanwhile_ends_its_deployment_with_that_cause_and_no_other(
+    service: Service, tiny_model: Path
+) -> None:
+    with (
+        service.live.connect() as connection,
+        connection.job("dies") as first,
+        connection.job("lives") as second,
+    ):
+        dying, living = deploy(first, tiny_model, seed=1), deploy(second, tiny_model, seed=2)
+        (rank,) = rank_processes(service.live, [dying.deployment_id])
+        service.kill()
+        os.kill(rank, signal.SIGKILL)
+        service.start()
+        with pytest.raises(plex.PlexError, match="died with") as failed:
+            dying.zero_grad()
+        assert failed.value.code in {ErrorCode.DEPLOYMENT_FAILED, ErrorCode.WORKER_DIED}
+        living.zero_grad()
+
+
+def test_a_job_that_generates_ends_with_the_restart_as_its_cause(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    with (
+        Service(tmp_path, nodes={"only": [TRAIN, ROLLOUT]}) as service,
+        service.live.connect() as connection,
+        connection.job("samples") as job,
+    ):
+        job.deploy("rollout", model=str(tiny_model), backend="vllm", role="rollout")
+        service.kill()
+        service.start()
+        with pytest.raises(plex.PlexError) as ended:
+            job.deploy("other", model=str(tiny_model), backend="noop", role="actor")
+        assert ended.value.code is ErrorCode.JOB_ENDED
+        assert "started again" in service.live.jobs()[job.job_id].reason

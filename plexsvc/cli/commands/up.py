@@ -44,6 +44,8 @@ UP_TIMEOUT_S: Final = 180.0
 DOWN_TIMEOUT_S: Final = 60.0
 MAX_LOG_BYTES: Final = 64 << 20
 """Size at which `up.log` is emptied, as the nodes' logs are (`max_log_bytes`)."""
+KEEP: Final = signal.SIGUSR1
+"""Ends a service and leaves what runs on its nodes."""
 _POLL_S: Final = 0.1
 
 
@@ -70,7 +72,7 @@ def read_config(
 
 
 def serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
-    """Serve in this process until TERM or INT.
+    """Serve in this process until TERM or INT, or until USR1, which leaves what runs on the nodes.
 
     Raises:
         PlexError: when the cluster does not come up, or a part of it fails for good.
@@ -83,11 +85,18 @@ def serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
 
 
 async def _serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
-    leave = asyncio.Event()
+    leave, cluster = asyncio.Event(), EmbeddedCluster(config)
+
+    def leave_what_runs() -> None:
+        cluster.keeps = True
+        leave.set()
+
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, leave.set)
+        loop.add_signal_handler(number, leave.set)
+    loop.add_signal_handler(KEEP, leave_what_runs)
     async with asyncio.TaskGroup() as tasks:
-        serving = tasks.create_task(_until_cancelled(config, on_up=on_up))
+        serving = tasks.create_task(_until_cancelled(cluster, on_up=on_up))
         leaving = tasks.create_task(leave.wait())
         bounded = keep_bounded(config.state_dir, max_bytes=MAX_LOG_BYTES, clock=SystemClock())
         cutting = tasks.create_task(bounded)
@@ -96,8 +105,8 @@ async def _serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> Non
             task.cancel()
 
 
-async def _until_cancelled(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
-    async with EmbeddedCluster(config) as cluster:
+async def _until_cancelled(cluster: EmbeddedCluster, *, on_up: Callable[[Card], None]) -> None:
+    async with cluster:
         loops.keep_what_is_there()
         on_up(cluster.card)
         await asyncio.Event().wait()
@@ -131,24 +140,25 @@ def detach(config: ClusterConfig, *, config_path: Path | None, roots: Sequence[P
     return _wait_until_up(process, config=config, log_path=log_path, begins=begins)
 
 
-def stop(state_dir: Path) -> int | None:
+def stop(state_dir: Path, *, keep: bool = False) -> int | None:
     """Stop the cluster that runs in `state_dir`; return its process, or None when none runs.
 
-    Node agents that a killed cluster left end, too.
+    Node agents that a killed cluster left end, too. With `keep` the service alone ends.
 
     Raises:
         PlexError: `unavailable` when it does not end in time.
     """
     pid = holder(state_dir)
     if pid is None:
-        for agent in found.find_all(state_dir):
-            found.end(agent)
-        remove_card(state_dir)
+        if not keep:
+            for agent in found.find_all(state_dir):
+                found.end(agent)
+            remove_card(state_dir)
         return None
     with suppress(ProcessLookupError):  # it ended by itself meanwhile
         process = os.pidfd_open(pid)
         try:
-            signal.pidfd_send_signal(process, signal.SIGTERM)
+            signal.pidfd_send_signal(process, KEEP if keep else signal.SIGTERM)
             ended, _, _ = select.select([process], [], [], DOWN_TIMEOUT_S)
         finally:
             os.close(process)
@@ -156,7 +166,8 @@ def stop(state_dir: Path) -> int | None:
             raise PlexError(
                 ErrorCode.UNAVAILABLE,
                 f"the cluster in {state_dir} (pid {pid}) did not end within {DOWN_TIMEOUT_S:g} s "
-                f"of TERM; see {state_dir / 'up.log'}, or end it with `kill -9 {pid}`",
+                f"of {'USR1' if keep else 'TERM'}; see {state_dir / 'up.log'}, or end it with "
+                f"`kill -9 {pid}`",
             )
     return pid
 

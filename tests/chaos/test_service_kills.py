@@ -1,0 +1,121 @@
+"""The service is killed again and again at random moments under two jobs: no bit of them changes.
+
+`PLEX_CHAOS_KILLS` says how often (`make chaos`), `PLEX_CHAOS_SEED` when.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import plexclient as plex
+from tests.rigs.live_cluster import TRAIN, Service
+from tests.rigs.workloads import Program
+
+KILLS: Final = int(os.environ.get("PLEX_CHAOS_KILLS", "3"))  # noqa: TID251 - of `make chaos`
+SEED: Final = int(os.environ.get("PLEX_CHAOS_SEED", "22"))  # noqa: TID251 - of `make chaos`
+LONGEST_PAUSE_S: Final = 1.5
+"""From when the service is up to its death."""
+LONGEST_BOOT_S: Final = 6.0
+"""The same for one that dies while it takes over."""
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(240 + 60 * KILLS),
+]
+
+SIZES: Final = {"inline": 6, "staged": 220}
+"""Sequences of each job's batches: some go inside their operation, others by the node's memory."""
+
+
+@dataclass(slots=True)
+class Training:
+    """One job on fixed data, and how far it is."""
+
+    name: str
+    model: Path
+    steps: int = 0
+    has_stepped: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, connection: plex.Cluster, *, until: Callable[[int], bool]) -> dict[str, str]:
+        """Train until `until(steps)`; return what came of it."""
+        with connection.job(self.name) as job:
+            actor = job.deploy(
+                "actor",
+                model=str(self.model),
+                backend="megatron",
+                optimizer=plex.AdamW(lr=1e-2),
+                seed=len(self.name),
+                micro_batch_tokens=512,
+            )
+            while not until(self.steps):
+                program = Program(actor, self.steps, steps=1, sequences=SIZES[self.name])
+                for _ in program.operations():
+                    pass
+                self.steps += 1
+                self.has_stepped.set()
+            return actor.digest()
+
+    def steps_again(self) -> None:
+        """Return when it has finished one more step."""
+        self.has_stepped.clear()
+        assert self.has_stepped.wait(60), f"{self.name} stands still"
+
+
+def kill_again_and_again(service: Service, jobs: Sequence[Training]) -> Counter[str]:
+    """Kill the service at random moments, and start it; return at which."""
+    dice, moments = random.Random(SEED), Counter[str]()
+    while moments.total() < KILLS:
+        for job in dice.sample(jobs, k=dice.randint(0, len(jobs))):
+            job.steps_again()
+        time.sleep(dice.uniform(0, LONGEST_PAUSE_S))  # noqa: TID251 - a random moment
+        service.kill()
+        moments["up"] += 1
+        if moments.total() < KILLS and dice.random() < 1 / 3:
+            service.launch()
+            time.sleep(dice.uniform(0, LONGEST_BOOT_S))  # noqa: TID251 - a random moment
+            service.kill()
+            moments["taking over"] += 1
+        service.start()
+    return moments
+
+
+def test_two_jobs_end_as_if_their_service_had_never_been_killed(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = threading.Event()
+    jobs = [Training(name, tiny_model) for name in SIZES]
+    with (
+        Service(tmp_path, nodes={"only": [TRAIN]}) as service,
+        service.live.connect() as connection,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        running = [
+            threads.submit(job.run, connection, until=lambda _: stop.is_set()) for job in jobs
+        ]
+        try:
+            for job in jobs:
+                job.steps_again()
+            moments = kill_again_and_again(service, jobs)
+            for job in jobs:
+                job.steps_again()
+        finally:
+            stop.set()
+        found = [job.result() for job in running]
+        with capsys.disabled():
+            print(f"\nseed {SEED}, kills {dict(moments)}, steps {[job.steps for job in jobs]}")  # noqa: T201
+        assert {job.reason for job in service.live.jobs().values()} == {""}
+        for job, digest in zip(jobs, found, strict=True):
+            again = Training(job.name, tiny_model)
+            assert again.run(connection, until=job.steps.__eq__) == digest
