@@ -31,10 +31,11 @@ def make_qwen3(
     vocab: int | None = None,
     tied: bool = True,
     scale: float = 0.1,
+    alphabet: str = ALPHABET,
 ) -> Path:
     """Write a checkpoint; the default vocabulary (50) divides by 2. Return its directory."""
     path.mkdir(parents=True)
-    vocab = vocab or len(SPECIALS) + len(ALPHABET)
+    vocab = vocab or len(SPECIALS) + len(alphabet)
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -63,7 +64,7 @@ def make_qwen3(
     arrays = {name: _random(rng, name, shape, scale=scale) for name, shape in shapes.items()}
     save_file(arrays, path / "model.safetensors", metadata={"format": "pt"})
     (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    _tokenizer().save(str(path / "tokenizer.json"))
+    _tokenizer(alphabet).save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"})
     )
@@ -108,10 +109,10 @@ def _random(
     return (rng.standard_normal(shape) * scale).astype(np.float32)
 
 
-def _tokenizer() -> Tokenizer:
-    vocab = {token: index for index, token in enumerate((*SPECIALS, *ALPHABET))}
+def _tokenizer(alphabet: str) -> Tokenizer:
+    vocab = {token: index for index, token in enumerate((*SPECIALS, *alphabet))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(list(SPECIALS))
     return tokenizer

@@ -65,7 +65,7 @@ class Texts:
     """Tokenizer and chat template of a model directory, read when first needed."""
 
     def __init__(self, model: ModelDir) -> None:
-        self._model = model
+        self.model = model
         self._lock = threading.Lock()
 
     @cached_property
@@ -75,16 +75,16 @@ class Texts:
         Raises:
             PlexError: `bad_request` for a model without one, or with one that is too large.
         """
-        if self._model.tokenizer is None:
+        if self.model.tokenizer is None:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
-                f"texts need {self._model.path}/tokenizer.json, which is not there; use token ids",
+                f"texts need {self.model.path}/tokenizer.json, which is not there; use token ids",
             )
         try:
-            data = paths.read_bounded(self._model.tokenizer, most_bytes=MAX_TOKENIZER_BYTES)
+            data = paths.read_bounded(self.model.tokenizer, most_bytes=MAX_TOKENIZER_BYTES)
         except (OSError, ValueError) as error:
             raise PlexError(
-                ErrorCode.BAD_REQUEST, f"{self._model.path}/tokenizer.json cannot be read: {error}"
+                ErrorCode.BAD_REQUEST, f"{self.model.path}/tokenizer.json cannot be read: {error}"
             ) from error
         return Tokenizer.from_buffer(data)
 
@@ -120,16 +120,17 @@ class Texts:
         return made
 
     @cached_property
-    def _template(self) -> Any:  # noqa: ANN401 - a class of transformers
+    def template(self) -> Any:  # noqa: ANN401 - a class of transformers
+        """Return the tokenizer that has the chat template."""
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast.from_pretrained(str(self._model.path))
+        return PreTrainedTokenizerFast.from_pretrained(str(self.model.path))
 
     def _rendered(self, chat: str) -> str:
         """Return a chat as the model's template writes it, up to where its answer begins."""
         try:
             asked = json.loads(chat)
-            write, kwargs = self._template.apply_chat_template, asked.get("kwargs", {})
+            write, kwargs = self.template.apply_chat_template, asked.get("kwargs", {})
             if reserved := kwargs.keys() & inspect.signature(write).parameters.keys():
                 _refuse_variable(min(reserved))
             written = write(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import subprocess
 import sys
 import warnings
@@ -21,7 +22,7 @@ from plexclient.errors import ErrorCode
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
 from plexsvc.rollout.instance import EXIT_BROKEN
 from plexsvc.rpc.channels import open_channel
-from tests.rigs.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
+from tests.rigs.engine_contract import TIMEOUT_S, EngineContract, Stub, answers, refusal
 from tests.rigs.keys import KEYS
 from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
 from tests.rigs.tiny_models import ALPHABET, SPECIALS, make_qwen3
@@ -151,6 +152,63 @@ async def test_the_likeliest_tokens_come_with_each_and_a_special_one_has_its_tex
         assert one.logprobs[0] == chosen
         assert list(one.logprobs) == sorted(one.logprobs, reverse=True)
     assert "".join(text for delta in deltas for text in delta.texts) == "<pad>" * 6
+
+
+@pytest.mark.parametrize(
+    ("structured", "matches"),
+    [
+        ({"regex": "[a-f]{3}=[0-9]{4}(z|xy)+[.]"}, r"[a-f]{3}=[0-9]{4}(z|xy)+[.]"),
+        ({"choice": ["yes", "no, never", "may be"]}, "yes|no, never|may be"),
+        ({"grammar": 'start: "a" start "b" | "c"'}, "a*cb*"),
+        ({"json": {"type": "integer", "minimum": 100, "maximum": 99999}}, "[0-9]{3,5}"),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+async def test_a_text_matches_its_grammar_and_goes_on_exactly_elsewhere(
+    stub: Stub, structured: dict[str, Any], matches: str
+) -> None:
+    text = [*SPECIALS, *ALPHABET]
+    shaped = {"structured": json.dumps(structured), "logit_bias": {2 + ALPHABET.index("z"): 1.0}}
+
+    def asked(name: str, generated: list[int]) -> rollout_pb2.InstanceRequest:
+        return request(PROMPTS[0], name=name, generated=generated, max_tokens=110, **shaped)  # type: ignore[arg-type]
+
+    whole = (await answers(stub, asked("w", [])))[0, 0]
+    assert whole.finish == operations_pb2.FINISH_REASON_STOP
+    assert whole.tokens[-1] == 1
+    assert re.fullmatch(matches, "".join(text[token] for token in whole.tokens[:-1]))
+    for cut in sorted({1, len(whole.tokens) // 2, len(whole.tokens) - 1}):
+        moved = (await answers(stub, asked(f"m{cut}", whole.tokens[:cut])))[0, 0]
+        assert moved.tokens == whole.tokens[cut:]
+        assert moved.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "structured",
+    [
+        {"regex": "("},
+        {"regex": "(" * 3000 + "a" + ")" * 3000},
+        {
+            "json": {
+                "allOf": [
+                    {"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(20, 40)
+                ]
+            }
+        },
+        {"json": {"$ref": "http://127.0.0.1/x"}},
+        {"json": {"type": "number", "multipleOf": 1e-300}},
+        {"json": {}, "regex": "a"},
+        {"json": "[" * 100_000},
+        {"choice": []},
+        {"xml": "a"},
+    ],
+)
+async def test_a_grammar_that_cannot_be_used_is_refused_and_others_go_on(
+    stub: Stub, structured: dict[str, Any]
+) -> None:
+    asked = request(PROMPTS[0], structured=json.dumps(structured))
+    assert await refusal(stub.Generate(call(asked), timeout=TIMEOUT_S)) is ErrorCode.BAD_REQUEST
+    assert (await answers(stub, request(PROMPTS[0], max_tokens=2)))[0, 0].tokens
 
 
 async def test_prompt_logprobs_are_the_references(stub: Stub, models: tuple[Path, Path]) -> None:

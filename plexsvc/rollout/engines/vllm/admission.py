@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 
 from plexclient.wire.v1 import rollout_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.engines import grammars
 from plexsvc.rollout.engines.drawing import DRAW_ORIGIN, GENERATED
 from plexsvc.rollout.engines.model_dir import ModelDir
 from plexsvc.rollout.engines.stopping import StopWatcher, TokenizerDecoder
@@ -108,7 +109,15 @@ def _sampling_params(
         seed=sampling.seed,
         logprobs=sampling.top_logprobs,
         prompt_logprobs=0 if sampling.prompt_logprobs and not generated else None,
+        structured_outputs=_structured(sampling.structured),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         extra_args={DRAW_ORIGIN: draw_origin, GENERATED: generated},
     )
+
+
+def _structured(structured: str) -> StructuredOutputsParams | None:
+    if not structured:
+        return None
+    kind, value = grammars.parse(structured)
+    return StructuredOutputsParams(**{kind: value})

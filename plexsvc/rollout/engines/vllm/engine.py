@@ -52,6 +52,7 @@ from plexsvc.rollout.engines.vllm.core import (
     build_core,
     prepare_worker,
 )
+from plexsvc.rollout.engines.vllm.guiding import Guide
 from plexsvc.rollout.engines.vllm.shared import SharedCore
 from plexsvc.rollout.engines.weights import fill
 from plexsvc.weights.checksums import verify
@@ -74,7 +75,7 @@ class _Flight:
     """A request in the engine: whose box it fills, its stop strings, its text."""
 
     box: DeltaBox
-    top_logprobs: int
+    sampling: operations_pb2.SamplingParams
     watcher: StopWatcher | None
     pieces: Pieces | None
 
@@ -103,6 +104,7 @@ class VllmEngine:
         self._is_asleep = False
         self._version = MODEL
         self._texts = Texts(model)
+        self._guide = Guide(core, self._texts)
 
     @classmethod
     async def start(cls, config: VllmConfig, *, clock: Clock, executor: StepExecutor) -> VllmEngine:
@@ -204,6 +206,7 @@ class VllmEngine:
             PlexError: `bad_request` for a request that does not fit; `unavailable` while it
                 sleeps; `internal` when vLLM failed.
         """
+        await self._guide.check(requests)
         self._be_awake()
         box = DeltaBox()
         try:
@@ -397,7 +400,7 @@ class VllmEngine:
         watcher = admission.watcher(request, texts=self._texts) if sampling.stop else None
         pieces = self._texts.pieces(request) if sampling.texts else None
         box.add_request(request)
-        self._flights[one] = _Flight(box, sampling.top_logprobs, watcher, pieces)
+        self._flights[one] = _Flight(box, sampling, watcher, pieces)
         return built
 
     def _submit(self, requests: Sequence[EngineCoreRequest], box: DeltaBox) -> None:
@@ -448,8 +451,11 @@ class VllmEngine:
             reason = FINISH[output.finish_reason]
             self._end(request_id, flight, reason=reason, stop_reason=stop_reason)
         elif output.finish_reason is not None:
+            code = ErrorCode.BAD_REQUEST if flight.sampling.structured else ErrorCode.INTERNAL
             cause = f"vLLM ended {request_id} with {output.finish_reason.name}"
-            flight.box.fail(PlexError(ErrorCode.INTERNAL, cause))
+            if flight.sampling.structured:
+                cause = f"{cause}: structured_outputs have a grammar that cannot go on"
+            flight.box.fail(PlexError(code, cause))
 
     def _likely(
         self,
@@ -457,14 +463,14 @@ class VllmEngine:
         flight: _Flight,
     ) -> list[operations_pb2.LikelyTokens]:
         """Return the likeliest tokens of each position: those that can be drawn at all."""
-        if found is None or not flight.top_logprobs:
+        if found is None or not flight.sampling.top_logprobs:
             return []
         rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)
         likely = []
         for tokens, logprobs in rows:  # the chosen one comes first
             pairs = [
                 pair for pair in zip(tokens[1:], logprobs[1:], strict=True) if pair[1] > -math.inf
-            ][: flight.top_logprobs]
+            ][: flight.sampling.top_logprobs]
             ids = [token for token, _ in pairs]
             texts = [] if flight.pieces is None else flight.pieces.alone(ids)
             likely.append(
