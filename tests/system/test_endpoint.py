@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,6 +15,7 @@ import pytest
 
 import plexclient as plex
 from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
+from tests.rigs.tiny_models import ALPHABET, make_qwen3
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -42,8 +44,15 @@ class Served:
         return openai.OpenAI(base_url=f"http://{self.live.http}/v1", api_key=key, max_retries=0)
 
 
+HARD = {"allOf": [{"pattern": f"^(a|b)*a(a|b){{{i}}}$"} for i in range(20, 40)]}
+"""A schema that takes for ever to compile."""
+LETTERS = ALPHABET + '{}[]"_<>'
+"""What JSON needs, too."""
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    tiny_model = make_qwen3(tmp_path_factory.mktemp("model") / "tiny", seed=1, alphabet=LETTERS)
     nodes = {"only": [TRAIN, ROLLOUT, ROLLOUT]}
     with (
         start_cluster(tmp_path_factory.mktemp("endpoint"), nodes=nodes, extra=OPEN) as live,
@@ -214,3 +223,84 @@ def test_turns_are_in_their_jobs_bill(served: Served) -> None:
         return served.device_us() > before
 
     wait_until(is_charged, what="turns are charged")
+
+
+def token_of(letter: str) -> str:
+    return str(2 + LETTERS.index(letter))
+
+
+def test_what_users_of_vllms_server_ask_for_is_done_or_refused_by_name(served: Served) -> None:
+    served.rollout.sync(served.actor)
+    model = served.rollout.deployment_id
+    few_spaces = {token_of(" "): -100.0}
+    number = {"type": "integer", "minimum": 1, "maximum": 99}
+    schema = {
+        "type": "object",
+        "properties": {"a": number, "b": {"enum": ["x", "yz"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": schema}}
+    with served.client() as api:
+
+        def chat(**asked: Any) -> Any:  # noqa: ANN401 - fields of a request, and the answer
+            given = {"logit_bias": few_spaces, "max_tokens": 120} | asked
+            return api.chat.completions.create(model=model, messages=MESSAGES, **given)
+
+        plain = chat(
+            logit_bias={"0": 100},
+            max_tokens=5,
+            logprobs=True,
+            top_logprobs=3,
+            presence_penalty=1,
+            frequency_penalty=1,
+            extra_body={"min_p": 0.1, "repetition_penalty": 1.1, "skip_special_tokens": False},
+        ).choices[0]
+        assert plain.message.content == "<pad>" * 5
+        assert [one.top_logprobs[0].token for one in plain.logprobs.content] == ["<pad>"] * 5
+
+        wanted = {"name": "n", "schema": schema}
+        told = chat(n=4, response_format={"type": "json_schema", "json_schema": wanted})
+        for one in told.choices:
+            found = json.loads(one.message.content)
+            assert 1 <= found["a"] <= 99
+            assert found["b"] in {"x", "yz"}
+            assert one.finish_reason == "stop"
+        matched = chat(extra_body={"structured_outputs": {"regex": "[a-c]{20}"}}).choices[0]
+        assert re.fullmatch("[a-c]{20}", matched.message.content)
+
+        named = {"type": "function", "function": {"name": "add"}}
+        (call,) = chat(tools=[tool], tool_choice=named).choices[0].message.tool_calls
+        assert json.loads(call.function.arguments).keys() == {"a", "b"}
+        calls = []
+        for chunk in chat(
+            tools=[tool],
+            tool_choice=named,
+            stream=True,
+            extra_body={"chat_template_kwargs": {"x": 1}},
+        ):
+            calls += chunk.choices[0].delta.tool_calls or []
+            assert not chunk.choices[0].delta.content
+        assert json.loads(calls[0].function.arguments).keys() == {"a", "b"}
+
+        for refused in (
+            {"extra_body": {"structured_outputs": {"regex": "("}}},
+            {"extra_body": {"structured_outputs": {"json": {"$ref": "http://127.0.0.1/"}}}},
+            {"extra_body": {"chat_template_kwargs": {"tokenize": True}}},
+            {"logit_bias": {"58": 1}},
+            {"extra_body": {"structured_outputs": {"json": HARD}}},
+        ):
+            with pytest.raises(openai.BadRequestError):
+                chat(**refused)
+
+        words = api.post(
+            "/../tokenize",
+            body={"model": model, "prompt": "a{", "return_token_strs": True},
+            cast_to=object,
+        )
+        assert words == {
+            "count": 2,
+            "max_model_len": 256,
+            "tokens": [int(token_of("a")), int(token_of("{"))],
+            "token_strs": ["a", "{"],
+        }

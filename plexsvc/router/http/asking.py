@@ -15,6 +15,7 @@ from typing import Any, Final
 from plexclient.ids import new_operation_id
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.router import bounds
+from plexsvc.router.http import shapes
 from plexsvc.router.validation import bad_request
 
 MAX_STOPS: Final = 16
@@ -29,9 +30,9 @@ DEFAULT_TOKENS: Final = 16
 SHARED: Final = frozenset(
     {"detokenize", "frequency_penalty", "ignore_eos", "logit_bias", "logprobs"}
     | {"max_completion_tokens", "max_tokens", "min_p", "min_tokens", "model", "n"}
-    | {"presence_penalty", "repetition_penalty", "return_token_ids", "seed"}
+    | {"presence_penalty", "repetition_penalty", "response_format", "return_token_ids", "seed"}
     | {"skip_special_tokens", "stop", "stop_token_ids", "stream", "stream_options"}
-    | {"temperature", "top_k", "top_p"}
+    | {"structured_outputs", "temperature", "top_k", "top_p"}
     | {"metadata", "prompt_cache_key", "safety_identifier", "user"}  # these change no answer
 )
 HONOURED: Final[Mapping[bool, frozenset[str]]] = {
@@ -54,7 +55,6 @@ NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
     "priority": (0,),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -221,6 +221,7 @@ def _sampling(asked: Asked, *, is_chat: bool) -> operations_pb2.SamplingParams:
         logit_bias=_biases(asked.get("logit_bias", {})),
         top_logprobs=_top_logprobs(asked, is_chat=is_chat),
         special_texts=not wants(asked, "skip_special_tokens", default=True),
+        structured=shapes.structured_of(asked),
     )
     if asked.get("seed") is not None:
         sampling.seed = _whole("seed", asked["seed"], low=-(2**63), high=2**64 - 1) % 2**64
@@ -261,22 +262,41 @@ def _template_kwargs(found: Any) -> dict[str, Any]:  # noqa: ANN401 - what came
 
 
 def _chat(asked: Asked) -> operations_pb2.Prompt:
-    messages, tools = asked.get("messages"), asked.get("tools")
+    messages = asked.get("messages")
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise _bad("messages", messages, "a list of objects with role and content")
     if not messages:
         raise _bad("messages", messages, "at least one message")
-    if not isinstance(tools, list | None) or not all(isinstance(one, dict) for one in tools or []):
-        raise _bad("tools", tools, "a list of objects")
-    if asked.get("tool_choice") not in (None, "auto", "none"):
-        raise _bad("tool_choice", asked["tool_choice"], '"auto" or "none"')
-    offered = None if asked.get("tool_choice") == "none" else tools
+    offered = asked["tools"] if shapes.tools_of(asked) else None
+    said = [_calls_read(one) for one in messages]
     said = [
-        one | {"content": _text_of(one["content"])} if "content" in one else one for one in messages
+        one | {"content": _text_of(one["content"])} if "content" in one else one for one in said
     ]
     kwargs = _template_kwargs(asked.get("chat_template_kwargs", {}))
     chat = {"messages": said, "tools": offered} | kwargs
-    return operations_pb2.Prompt(chat=json.dumps(chat))
+    try:
+        return operations_pb2.Prompt(chat=json.dumps(chat))
+    except RecursionError:
+        raise bad_request("messages: they are nested too deeply", field="messages") from None
+
+
+def _calls_read(message: Asked) -> dict[str, Any]:
+    """Return a message whose calls have their arguments as objects, as templates write them."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(one, dict) for one in calls):
+        raise _bad("messages", calls, "one whose tool_calls are objects")
+    read = []
+    for call in calls:
+        function = call.get("function")
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(function, dict) and isinstance(arguments, str):
+            try:
+                parsed = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                raise _bad("messages", arguments, "calls whose arguments are JSON") from error
+            call = call | {"function": function | {"arguments": parsed}}  # noqa: PLW2901 - as it is read
+        read.append(call)
+    return {**message, "tool_calls": read} if read else dict(message)
 
 
 def _text_of(content: Any) -> str | None:  # noqa: ANN401 - what came

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from plexclient.samples import FINISH_REASONS, spans_of_tokens
 from plexclient.wire.v1 import operations_pb2
+from plexsvc.router.http.calls import Calls
 
 STOPPED: Final = "stop"
 
@@ -20,6 +21,12 @@ class Form:
     stops: Sequence[str] = ()
     has_logprobs: bool = False
     has_token_ids: bool = False
+    tools: Sequence[str] = ()
+    """Names of those offered."""
+    is_forced: bool = False
+    """Whether an answer is nothing but calls of them."""
+    named: str = ""
+    """The one that is called."""
 
 
 @dataclass(slots=True)
@@ -44,6 +51,13 @@ class Choice:
     cached_tokens: int = 0
     _told_tokens: int = 0
     _told_chars: int = 0
+    _told_calls: int = 0
+    _calls: Calls | None = None
+
+    def __post_init__(self) -> None:
+        form = self.form
+        if form.tools:
+            self._calls = Calls(form.tools, is_forced=form.is_forced, named=form.named)
 
     def add(self, delta: operations_pb2.SampleDelta) -> None:
         """Take in what is new of the sample."""
@@ -64,25 +78,35 @@ class Choice:
 
     def whole(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed."""
-        text = self._shown()
-        content = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}}
-            if self.form.is_chat
-            else {"text": text}
-        )
-        return content | self._about(0)
+        text, calls = self._read()
+        if not self.form.is_chat:
+            return {"text": text} | self._about(0)
+        message = {"role": "assistant", "content": text or None if calls else text, "refusal": None}
+        return {"message": message | ({"tool_calls": calls} if calls else {})} | self._about(0)
 
     def news(self) -> dict[str, Any]:
         """Return the choice of a chunk: what no chunk before it had."""
-        text, told = self._shown(), self._told_tokens
-        new = text[self._told_chars :]
+        (text, calls), told = self._read(), self._told_tokens
+        new, first = text[self._told_chars :], self._told_calls
         if self.form.is_chat:
-            delta = {"content": new} | ({} if told else {"role": "assistant"})
+            delta: dict[str, Any] = {"content": new} | ({} if told else {"role": "assistant"})
+            if calls[first:]:
+                fresh = enumerate(calls[first:], start=first)
+                delta["tool_calls"] = [{"index": index} | call for index, call in fresh]
             content: dict[str, Any] = {"delta": delta}
         else:
             content = {"text": new}
         self._told_chars, self._told_tokens = len(text), len(self.tokens)
+        self._told_calls = len(calls)
         return content | self._about(told)
+
+    def _read(self) -> tuple[str, list[dict[str, Any]]]:
+        """Return the content and the calls so far."""
+        text = self._shown()
+        if self._calls is None:
+            return text, []
+        self._calls.read(text, is_last=bool(self.finish_reason))
+        return self._calls.content, self._calls.made
 
     def _shown(self) -> str:
         """Return the text up to a stop string, without what may become one."""
@@ -99,9 +123,12 @@ class Choice:
 
     def _about(self, start: int) -> dict[str, Any]:
         """Return what is said of the tokens from `start` on."""
+        reason = self.finish_reason
+        if reason == STOPPED and self._calls is not None and self._calls.made:
+            reason = "tool_calls"
         about: dict[str, Any] = {
             "index": self.index,
-            "finish_reason": self.finish_reason or None,
+            "finish_reason": reason or None,
             "logprobs": self._logprobs(start) if self.form.has_logprobs else None,
         }
         if self.finish_reason:

@@ -22,7 +22,7 @@ from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
-from plexsvc.router.http import asking
+from plexsvc.router.http import asking, shapes
 from plexsvc.router.http.choices import Choice, Form, usage
 from plexsvc.router.http.server import TENANT, error_of, read_json
 
@@ -150,6 +150,9 @@ async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) ->
         stops=list(operation.generate.sampling.stop),
         has_logprobs=asking.wants_logprobs(asked, is_chat=is_chat),
         has_token_ids=asking.wants(asked, "return_token_ids"),
+        tools=list(shapes.tools_of(asking.given(asked))) if is_chat else (),
+        is_forced=is_chat and asked.get("tool_choice") not in (None, "auto", "none"),
+        named=shapes.forced_tool(asked),
     )
     is_streamed = asking.wants(asked, "stream")
     has_usage = asking.wants_usage(asked)

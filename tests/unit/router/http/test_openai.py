@@ -28,8 +28,21 @@ from plexsvc.slots import Limit, Slots
 MODEL = "job-1/rollout"
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 TEXTS = ["Hel", "lo", " wor", "ld", "."]
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/number"}},
+            "$defs": {"number": {"type": "integer"}},
+        },
+    },
+}
+QWEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+LLAMA = '{"name": "add", "parameters": {"a": 2}}'
+SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "number"}}}
 LIKELY = ops.LikelyTokens(token_ids=[5, 6], logprobs=[-0.25, -0.5], texts=["x", "y"])
-SPAN = ops.VersionSpan(version=4, start=0, end=3, deployment_id="job-1/actor")
 
 
 class FakeSamples:
@@ -40,6 +53,7 @@ class FakeSamples:
         self.refusal: PlexError | None = None
         self.failure: PlexError | None = None
         self.hold: asyncio.Event | None = None
+        self.texts, self.finish = TEXTS, ops.FINISH_REASON_LENGTH
         self.cached = [2]
         """Of the samples of a prompt."""
         self.begun = asyncio.Event()
@@ -66,40 +80,37 @@ class FakeSamples:
         if generate.encodes_only:
             return
         keys = [(p, i) for p in range(len(prompts)) for i in range(generate.sampling.n)]
-        for at, text in enumerate(TEXTS):
+        for at in range(len(self.texts)):
             if self.hold is not None and at:
                 await self.hold.wait()
             if self.failure is not None and at:
                 yield ops.GenerateFrame(result=ops.OperationResult(error=to_wire(self.failure)))
                 return
             yield ops.GenerateFrame(
-                deltas=[
-                    _delta(key, at, text, sampling=generate.sampling, cached=self.cached)
-                    for key in keys
-                ]
+                deltas=[self._delta(key, at, sampling=generate.sampling) for key in keys]
             )
         yield ops.GenerateFrame(result=ops.OperationResult())
 
-
-def _delta(
-    key: tuple[int, int], at: int, text: str, *, sampling: ops.SamplingParams, cached: list[int]
-) -> ops.SampleDelta:
-    delta = ops.SampleDelta(
-        prompt_index=key[0],
-        sample_index=key[1],
-        position=at,
-        token_ids=[100 + at],
-        logprobs=[-at / 8],
-        texts=[text] if sampling.texts else [],
-        likely=[LIKELY] if sampling.top_logprobs else [],
-        cached_tokens=0 if at else cached[key[1] % len(cached)],
-    )
-    if at == len(TEXTS) - 1:
-        stop = next((one for one in sampling.stop if one in "".join(TEXTS)), "")
-        delta.finish_reason = ops.FINISH_REASON_STOP if stop else ops.FINISH_REASON_LENGTH
-        delta.stop_reason = stop
-        delta.versions.extend([SPAN, ops.VersionSpan(version=5, start=3, end=5)])
-    return delta
+    def _delta(
+        self, key: tuple[int, int], at: int, *, sampling: ops.SamplingParams
+    ) -> ops.SampleDelta:
+        delta = ops.SampleDelta(
+            prompt_index=key[0],
+            sample_index=key[1],
+            position=at,
+            token_ids=[100 + at],
+            logprobs=[-at / 8],
+            texts=[self.texts[at]] if sampling.texts else [],
+            likely=[LIKELY] if sampling.top_logprobs else [],
+            cached_tokens=0 if at else self.cached[key[1] % len(self.cached)],
+        )
+        if at == len(self.texts) - 1:
+            stop = next((one for one in sampling.stop if one in "".join(self.texts)), "")
+            delta.finish_reason = ops.FINISH_REASON_STOP if stop else self.finish
+            delta.stop_reason = stop
+            delta.versions.add(version=4, start=0, end=3, deployment_id="job-1/actor")
+            delta.versions.add(version=5, start=3, end=len(self.texts))
+        return delta
 
 
 def deployment(name: str, **changes: Any) -> pb.Deployment:  # noqa: ANN401 - fields of a message
@@ -283,7 +294,38 @@ async def test_a_stop_string_ends_the_text_and_nothing_of_it_is_told(
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": True, "logprobs": True}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": "json_object"}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": SCHEMA, "structured_outputs": {"regex": "a"}}, "response_format"),
+        ({"response_format": SCHEMA | {"x": 1}}, "response_format"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": []}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a" * 20_000}}, "structured_outputs"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
+        ({"structured_outputs": {"json": "[" * 100_000}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": ["a"]}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": "add"}]}, "tools"),
+        ({"tools": [{"type": "x", "function": {"name": "a"}}]}, "tools"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": ["auto"]}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "response_format": SCHEMA},
+            "response_format",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+            "messages",
+        ),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"max_tokens": -1}, "max_tokens"),
@@ -305,7 +347,6 @@ async def test_a_stop_string_ends_the_text_and_nothing_of_it_is_told(
         ({"temprature": 0.0}, "temprature"),
         ({"prompt": "a"}, "prompt"),
         ({"frequency_penalty": True}, "frequency_penalty"),
-        ({"structured_outputs": {"regex": "[0-9]+"}}, "structured_outputs"),
         ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"skip_special_tokens": 0}, "skip_special_tokens"),
         ({"top_p": 0}, "top_p"),
@@ -353,6 +394,138 @@ async def test_what_shapes_the_distribution_goes_where_it_is_drawn(samples: Fake
     assert sampling.special_texts
     asked = json.loads(operation.generate.prompts[0].chat)
     assert asked["kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("asked", "structured"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": SCHEMA}, {"json": {"type": "number"}}),
+        ({"structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
+        ({"structured_outputs": {"json": '{"type": "null"}'}}, {"json": {"type": "null"}}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+            {"json": TOOL["function"]["parameters"]},
+        ),
+        ({"tools": [TOOL], "tool_choice": "auto"}, None),
+        (
+            {"tools": [TOOL], "tool_choice": "required"},
+            {
+                "json": {
+                    "$defs": {"number": {"type": "integer"}},
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "anyOf": [
+                            {
+                                "type": "object",
+                                "properties": {
+                                    "name": {"const": "add"},
+                                    "parameters": {
+                                        "type": "object",
+                                        "properties": {"a": {"$ref": "#/$defs/number"}},
+                                    },
+                                },
+                                "required": ["name", "parameters"],
+                                "additionalProperties": False,
+                            }
+                        ]
+                    },
+                }
+            },
+        ),
+    ],
+)
+async def test_what_an_answer_must_match_goes_to_its_engine(
+    samples: FakeSamples, asked: dict[str, Any], structured: dict[str, Any] | None
+) -> None:
+    async with client(samples) as api:
+        await api.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body=asked)
+    ((operation, _),) = samples.asked
+    found = operation.generate.sampling.structured
+    assert (json.loads(found) if found else None) == structured
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("pieces", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "choice", "content", "calls"),
+    [
+        ("Hello.", "auto", "Hello.", []),
+        ("So <tool_call", "auto", "So <tool_call", []),
+        (f"So {QWEN}", "auto", "So ", [{"a": 1}]),
+        (f"{QWEN}\n{QWEN} then", "auto", "then", [{"a": 1}, {"a": 1}]),
+        (QWEN.removesuffix("</tool_call>"), "auto", "", [{"a": 1}]),
+        (QWEN.replace("add", "rm"), "auto", QWEN.replace("add", "rm"), []),
+        (QWEN.replace("1", "NaN"), "auto", QWEN.replace("1", "NaN"), []),
+        (QWEN.replace("{", "{{"), "auto", QWEN.replace("{", "{{"), []),
+        (QWEN, "none", QWEN, []),
+        (LLAMA, "auto", "", [{"a": 2}]),
+        (f"<|python_tag|>{LLAMA}; {LLAMA}", "auto", "", [{"a": 2}, {"a": 2}]),
+        ('{"a": 1}', "auto", '{"a": 1}', []),
+        (f"{LLAMA} or so", "auto", f"{LLAMA} or so", []),
+        ("[" * 100_000, "required", "[" * 100_000, []),
+        (f"[{LLAMA}, {LLAMA}]", "required", "", [{"a": 2}, {"a": 2}]),
+        ('[{"name": "add"', "required", '[{"name": "add"', []),
+        ('{"a": 3}', "add", "", [{"a": 3}]),
+    ],
+    ids=lambda one: repr(one)[:20],
+)
+async def test_calls_in_an_answer_are_told_as_calls(
+    samples: FakeSamples,
+    text: str,
+    choice: str,
+    content: str,
+    calls: list[dict[str, int]],
+    pieces: int,
+    is_streamed: bool,
+) -> None:
+    size = max(1, -(-len(text) // pieces))
+    samples.texts = [text[at : at + size] for at in range(0, len(text), size)]
+    samples.texts += [""] * (3 - len(samples.texts))
+    samples.finish = ops.FINISH_REASON_STOP
+    named = {"type": "function", "function": {"name": "add"}}
+    asked: Any = {"tools": [TOOL], "tool_choice": named if choice == "add" else choice}
+    found: list[Any] = []
+    async with client(samples) as api:
+        if is_streamed:
+            said, reason = "", None
+            stream = await api.chat.completions.create(
+                model=MODEL, messages=MESSAGES, stream=True, **asked
+            )
+            async for chunk in stream:
+                delta = chunk.choices[0].delta
+                said += delta.content or ""
+                for call in delta.tool_calls or ():
+                    assert call.index == len(found)
+                    found.append(call)
+                reason = chunk.choices[0].finish_reason
+        else:
+            told = await api.chat.completions.create(model=MODEL, messages=MESSAGES, **asked)
+            (one,) = told.choices
+            said, found = one.message.content or "", list(one.message.tool_calls or ())
+            reason = one.finish_reason
+    assert said == content
+    assert [(one.function.name, json.loads(one.function.arguments)) for one in found] == [
+        ("add", arguments) for arguments in calls
+    ]
+    assert len({one.id for one in found}) == len(calls)
+    assert reason == ("tool_calls" if calls else "stop")
+
+
+async def test_calls_of_earlier_answers_are_told_to_the_template_as_objects(
+    samples: FakeSamples,
+) -> None:
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    call = {"id": "c", "type": "function", "function": function}
+    messages: Any = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    async with client(samples) as api:
+        await api.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL])
+    ((operation, _),) = samples.asked
+    said = json.loads(operation.generate.prompts[0].chat)["messages"][-1]
+    assert said["tool_calls"][0]["function"]["arguments"] == {"a": 1}
 
 
 async def test_the_likeliest_tokens_are_told_beside_the_chosen_ones(samples: FakeSamples) -> None:
