@@ -244,8 +244,9 @@ def test_what_users_of_vllms_server_ask_for_is_done_or_refused_by_name(served: S
     with served.client() as api:
 
         def chat(**asked: Any) -> Any:  # noqa: ANN401 - fields of a request, and the answer
-            given = {"logit_bias": few_spaces, "max_tokens": 120} | asked
-            return api.chat.completions.create(model=model, messages=MESSAGES, **given)
+            given: dict[str, Any] = {"logit_bias": few_spaces, "max_tokens": 120} | asked
+            create: Any = api.chat.completions.create
+            return create(model=model, messages=MESSAGES, **given)
 
         plain = chat(
             logit_bias={"0": 100},
@@ -272,7 +273,7 @@ def test_what_users_of_vllms_server_ask_for_is_done_or_refused_by_name(served: S
         named = {"type": "function", "function": {"name": "add"}}
         (call,) = chat(tools=[tool], tool_choice=named).choices[0].message.tool_calls
         assert json.loads(call.function.arguments).keys() == {"a", "b"}
-        calls = []
+        calls: list[Any] = []
         for chunk in chat(
             tools=[tool],
             tool_choice=named,
