@@ -134,7 +134,7 @@ class AgentConfig:
     """Ended processes remembered, so that a repeated spawn is answered from the record."""
     max_events: Fixed[int] = 4096
     """Events kept for replay."""
-    max_log_bytes: int = 64 << 20
+    max_log_bytes: Fixed[int] = 64 << 20
     """Size at which a log is emptied; what it held before is kept beside it once (`.log.1`)."""
     max_logs: Fixed[int] = 256
     """Log files of ended processes kept; the oldest go first."""
@@ -146,7 +146,7 @@ class AgentConfig:
     orphan_us: int = 0
     """How long the agent goes on when nobody renews its lease; then it ends what it runs and
     leaves. 0: it stays, with its ranks for as long as the last renewal said."""
-    state_manager_silence_us: int = 15_000_000
+    state_manager_silence_us: Fixed[int] = 15_000_000
     """How long a state manager may show no progress before it is taken for hung and replaced."""
 
     def __post_init__(self) -> None:

@@ -26,23 +26,23 @@ class RewardConfig:
     """Whether workers run on the nodes that the scheduler names; else they are processes of the
     proxy. Under `plexctl up` filled in."""
 
-    min_workers: int = 1
+    min_workers: Fixed[int] = 1
     """Workers that are kept ready."""
 
     max_workers: int = 0
     """Processors for workers where no node has a device of kind `reward`; 0: the machine's."""
 
-    idle_us: int = 60_000_000
+    idle_us: Fixed[int] = 60_000_000
     """How long a worker beyond `min_workers` may have nothing to do; then it is stopped."""
 
     worker_start_us: Fixed[int] = 30_000_000
     """How long a worker may take to start."""
 
-    no_room_us: int = 600_000_000
+    no_room_us: Fixed[int] = 600_000_000
     """How long a sample waits while every node that could run it is closed or lost; then it is
     answered as an error with the cause."""
 
-    keep_us: int = 60_000_000
+    keep_us: Fixed[int] = 60_000_000
     """How long a batch that nobody asks for is kept: then its samples are not run, and its scores
     are dropped."""
 
@@ -61,7 +61,7 @@ class RewardConfig:
     max_delay_us: Fixed[int] = 1_000_000
     """How much later a batch may end by the plan than with a worker for each of its samples."""
 
-    timeout_share: float = 1.0
+    timeout_share: Fixed[float] = 1.0
     """How much of the timeouts of its stages a sample that waits is planned to take; less gives
     plans with fewer workers, and batches that end later when samples take longer."""
 
@@ -69,7 +69,7 @@ class RewardConfig:
     """For how much longer than until the next plan the workers that are held must suffice: as long
     as one takes to start."""
 
-    max_samples: int = 65_536
+    max_samples: Fixed[int] = 65_536
     """Samples that one tenant may have with the proxy, scored ones that are kept among them; more
     are refused with `queue_full`."""
 
@@ -87,7 +87,7 @@ class RewardConfig:
     """Where tenants' own programs are kept. Under `plexctl up` filled in: `rewards/programs` in the
     state directory."""
 
-    max_program_bytes: int = 64 << 20
+    max_program_bytes: Fixed[int] = 64 << 20
     """Bytes of the programs of one tenant, with the older versions that are kept; more are refused
     with `payload_too_large`."""
 

@@ -105,7 +105,7 @@ class RolloutConfig:
     """Token records kept, all operations together, running ones by the most that they may become
     (32 bytes a token). Those of a tenant may take as much as is left free; of finished ones the
     oldest go first, of the tenant that has most."""
-    max_operations: int = 8192
+    max_operations: Fixed[int] = 8192
     """Generates of one manager that may run at once; the next is refused with `queue_full`. A
     tenant has as many of them at most as are left free."""
     max_samples_per_operation: Fixed[int] = 65_536
@@ -113,7 +113,7 @@ class RolloutConfig:
     max_tries_per_sample: Fixed[int] = 3
     """Instances that may be lost under one sample, in a row and without a token of it in between,
     before its operation fails."""
-    max_pending: int = 64
+    max_pending: Fixed[int] = 64
     """Samples that an instance is given before it has sent a token of them; others wait, and go to
     whichever instance has room first."""
     balance_us: int = 500_000
@@ -123,12 +123,12 @@ class RolloutConfig:
     stall_us: int = 120_000_000
     """An instance that sends no token of any sample for so long, with work to do, counts as
     lost. A generate may take as long as it likes while tokens come."""
-    load_stall_us: int = 120_000_000
+    load_stall_us: Fixed[int] = 120_000_000
     """An instance that loads weights and has read none of them for so long counts as lost. A load
     may take as long as it likes while it gets on."""
     frames_wait_us: Fixed[int] = 3_600_000_000
     """How long a stream waits for its operation to start: it may be queued behind training."""
-    max_streams: int = 8192
+    max_streams: Fixed[int] = 8192
     """Streams open at once; the next is refused with `queue_full`. A tenant has as many of them at
     most as are left free."""
     plans_by_length: bool = False

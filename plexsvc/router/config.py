@@ -56,17 +56,17 @@ class RouterConfig:
     max_batch_tokens: int = 16 << 20
     """Tokens of one batch; a longer one is refused with `payload_too_large`."""
 
-    max_batch_sequences: int = 64 << 10
+    max_batch_sequences: Fixed[int] = 64 << 10
     """Sequences of one batch; more are refused with `payload_too_large`. Bounds the plan."""
 
-    max_prompts: int = 16 << 10
+    max_prompts: Fixed[int] = 16 << 10
     """Prompts of one generate; more are refused with `payload_too_large`."""
 
     max_score_samples: Fixed[int] = 4096
     """Samples of one request to score; more are refused with `payload_too_large`. A batch may come
     in several."""
 
-    max_batch_arrays: int = 64
+    max_batch_arrays: Fixed[int] = 64
     """Arrays of one batch; more are refused with `payload_too_large`."""
 
     max_after: Fixed[int] = 256
@@ -84,18 +84,18 @@ class RouterConfig:
     max_chunk_bytes: Fixed[int] = 1 << 20
     """Bytes of one message of an upload; a larger one is refused with `bad_request`."""
 
-    max_calls: int = 16_384
+    max_calls: Fixed[int] = 16_384
     """Calls under way at once, streams included, whoever makes them; the next ends at once. A
     tenant has as many of them at most as are left free; its next is refused with `queue_full`."""
 
-    max_connections: int = 4096
+    max_connections: Fixed[int] = 4096
     """Connections open at once; the next is closed, before anybody is asked for a token."""
 
-    max_uploads: int = 64
+    max_uploads: Fixed[int] = 64
     """Uploads relayed at once; the next is refused with `staging_full` and may be tried again. A
     tenant has as many of them at most as are left free."""
 
-    max_operations_per_stream: int = 4096
+    max_operations_per_stream: Fixed[int] = 4096
     """Operations of one stream under way or not yet told their answer; the next is refused with
     `queue_full` and may be submitted again."""
 

@@ -20,7 +20,7 @@ class SchedulerConfig(Limits):
     """Highest priority each tenant may give its jobs; 0 for tenants that are not named."""
     node_lease_us: int = 10_000_000
     """A node is lost when its agent has answered no renewal for so long."""
-    node_grace_us: int = 60_000_000
+    node_grace_us: Fixed[int] = 60_000_000
     """How long an agent that hears of no renewal keeps its ranks: longer than the lease, so that a
     scheduler that was stopped for a while, or a network that was cut, costs no job of the node."""
     node_forget_us: Fixed[int] = 86_400_000_000
@@ -43,7 +43,7 @@ class SchedulerConfig(Limits):
     longer ago with their deployments, and cycles measured longer ago, are deleted."""
     max_inbox: Fixed[int] = 4096
     """Events that may wait to be decided; further submissions are refused with `unavailable`."""
-    max_operations_per_stream: int = 65_536
+    max_operations_per_stream: Fixed[int] = 65_536
     """Operations that one router apart may have under way; the next is refused with `queue_full`
     and may be submitted again."""
     max_batch: Fixed[int] = 256
@@ -52,7 +52,7 @@ class SchedulerConfig(Limits):
     """Inline payloads held for waiting operations; the next is refused with `queue_full`."""
     max_result_bytes: Fixed[int] = 256 << 20
     """Answers kept for clients that may ask again; the oldest go first (`result_gone`)."""
-    max_versions_per_deployment: int = 2
+    max_versions_per_deployment: Fixed[int] = 2
     """Published weight versions kept for each deployment; older ones are released."""
     max_ended_jobs: Fixed[int] = 256
     """Ended jobs that `status` and `job list` still show."""

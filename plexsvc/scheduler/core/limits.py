@@ -31,9 +31,9 @@ class Limits:
     """How long a missing number or an unseen `after` holds an operation."""
     staging_timeout_us: Fixed[int] = 300_000_000
     """How long an operation waits for its payload while nothing of it comes."""
-    spawn_timeout_us: int = 180_000_000
+    spawn_timeout_us: Fixed[int] = 180_000_000
     """How long a WPG's processes may take to answer."""
-    max_respawns: int = 3
+    max_respawns: Fixed[int] = 3
     """Times that one lost rollout instance is spawned again in `respawn_window_us`; once more, and
     its deployment ends."""
     respawn_window_us: Fixed[int] = 600_000_000
@@ -61,7 +61,7 @@ class Limits:
     """The same for a job that waits on its critical path."""
     link_bytes_s: int = 10_000_000_000
     """Bytes a second between nodes: what a move is charged by."""
-    probe_timeout_us: int = 600_000_000
+    probe_timeout_us: Fixed[int] = 600_000_000
     """How long a cycle may take to be measured before the job counts by its busy share alone."""
     move_retry_us: Fixed[int] = 200_000
     """Pause before a context switch that found no room is tried again."""
