@@ -150,6 +150,10 @@ class RolloutDeployment:
         sampling = operation.generate.sampling
         width = (1 + sampling.texts) * (1 + sampling.top_logprobs)
         most_tokens = len(record.samples) * sampling.max_tokens * width
+        if sampling.prompt_logprobs:
+            prompts = sum(len(prompt.token_ids) for prompt in operation.generate.prompts)
+            width = (1 + sampling.texts) * (1 + sampling.top_prompt_logprobs)
+            most_tokens += prompts * max(1, sampling.n) * width
         records.admit(record, most_tokens=most_tokens)
         names: list[bytes] = []
         if operation.seq and self._config.plans_by_length:

@@ -105,6 +105,7 @@ class OperationRecord:
             self._append(sample, delta, known=known)
         if delta.prompt_logprobs and not sample.has_prompt_logprobs:
             self._pend(sample).prompt_logprobs.extend(delta.prompt_logprobs)
+            self._pend(sample).prompt_likely.extend(delta.prompt_likely)
             sample.has_prompt_logprobs = True
         if is_last:
             self._finish(sample, delta)

@@ -128,6 +128,7 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "SamplingParams.temperature": Bound(1e-6, 1e6),
     "SamplingParams.top_k": INT32,
     "SamplingParams.top_logprobs": Bound(0, 20),
+    "SamplingParams.top_prompt_logprobs": Bound(0, 20),
     "SamplingParams.top_p": Bound(0, 1),
     "ScoreRequest.batch_size": Bound(0, 1 << 20),
     "ScoreSample.index": Bound(0, 1 << 20),

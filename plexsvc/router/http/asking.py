@@ -30,13 +30,14 @@ DEFAULT_TOKENS: Final = 16
 SHARED: Final = frozenset(
     {"detokenize", "frequency_penalty", "ignore_eos", "logit_bias", "logprobs"}
     | {"max_completion_tokens", "max_tokens", "min_p", "min_tokens", "model", "n"}
-    | {"presence_penalty", "repetition_penalty", "response_format", "return_token_ids", "seed"}
+    | {"presence_penalty", "prompt_logprobs", "repetition_penalty", "response_format"}
+    | {"return_token_ids", "seed"}
     | {"skip_special_tokens", "stop", "stop_token_ids", "stream", "stream_options"}
     | {"structured_outputs", "temperature", "top_k", "top_p"}
     | {"metadata", "prompt_cache_key", "safety_identifier", "user"}  # these change no answer
 )
 HONOURED: Final[Mapping[bool, frozenset[str]]] = {
-    False: SHARED | {"prompt"},
+    False: SHARED | {"echo", "prompt"},
     True: SHARED | {"chat_template_kwargs", "messages", "tool_choice", "tools", "top_logprobs"},
 }
 """Fields of a completion, and of a chat, that may hold more than one value."""
@@ -80,6 +81,8 @@ def operation_of(asked: Asked, *, is_chat: bool, session: str) -> operations_pb2
         sampling=_sampling(asked, is_chat=is_chat),
         session=session,
     )
+    tells_prompt = wants(asked, "echo") or "prompt_logprobs" in asked
+    generate.prompt_texts = tells_prompt and generate.sampling.texts
     return _operation(asked, generate)
 
 
@@ -197,12 +200,19 @@ def wants_usage(asked: Asked) -> bool:
 
 
 def _sampling(asked: Asked, *, is_chat: bool) -> operations_pb2.SamplingParams:
-    default = DEFAULT_TOKENS if not is_chat else 0
-    most = _whole("max_tokens", asked.get("max_tokens"), default=default, low=1)
+    default, echoes = DEFAULT_TOKENS if not is_chat else 0, wants(asked, "echo")
+    most = _whole("max_tokens", asked.get("max_tokens"), default=default, low=0 if echoes else 1)
+    of_prompt = _whole("prompt_logprobs", asked.get("prompt_logprobs"), high=MAX_LOGPROBS)
+    if "prompt_logprobs" in asked and wants(asked, "stream"):
+        raise _bad("prompt_logprobs", of_prompt, "null in a stream")
+    top = _top_logprobs(asked, is_chat=is_chat)
     sampling = operations_pb2.SamplingParams(
         n=_whole("n", asked.get("n"), default=1, low=1, high=MAX_CHOICES),
         max_tokens=_whole(
-            "max_completion_tokens", asked.get("max_completion_tokens"), default=most, low=1
+            "max_completion_tokens",
+            asked.get("max_completion_tokens"),
+            default=max(most, int(echoes)),  # there is no sample without a token: it is not told
+            low=1,
         ),
         min_tokens=_whole("min_tokens", asked.get("min_tokens")),
         temperature=_real("temperature", asked.get("temperature"), default=1.0),
@@ -219,7 +229,9 @@ def _sampling(asked: Asked, *, is_chat: bool) -> operations_pb2.SamplingParams:
         presence_penalty=_penalty(asked, "presence_penalty"),
         frequency_penalty=_penalty(asked, "frequency_penalty"),
         logit_bias=_biases(asked.get("logit_bias", {})),
-        top_logprobs=_top_logprobs(asked, is_chat=is_chat),
+        top_logprobs=top,
+        prompt_logprobs="prompt_logprobs" in asked or (echoes and "logprobs" in asked),
+        top_prompt_logprobs=max(of_prompt, top if echoes else 0),
         special_texts=not wants(asked, "skip_special_tokens", default=True),
         structured=shapes.structured_of(asked),
     )

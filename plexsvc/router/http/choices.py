@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,6 +28,11 @@ class Form:
     """Whether an answer is nothing but calls of them."""
     named: str = ""
     """The one that is called."""
+    echoes: bool = False
+    """Whether the text and the logprobs of the prompt come before those of the answer."""
+    has_prompt_logprobs: bool = False
+    has_answer: bool = True
+    """Whether anything but the prompt is told."""
 
 
 @dataclass(slots=True)
@@ -35,7 +41,7 @@ class Choice:
 
     form: Form
     index: int
-    prompt: Sequence[int]
+    prompt: operations_pb2.Prompt
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     likely: list[operations_pb2.LikelyTokens] = field(default_factory=list)
@@ -44,6 +50,9 @@ class Choice:
     offsets: list[int] = field(default_factory=list)
     """Where each of them begins in the text."""
     text: str = ""
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """Of all its tokens but the first."""
+    prompt_likely: list[operations_pb2.LikelyTokens] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     """Of the weights, for each token; there when the sample is finished."""
     finish_reason: str = ""
@@ -52,6 +61,7 @@ class Choice:
     _told_tokens: int = 0
     _told_chars: int = 0
     _told_calls: int = 0
+    _has_told: bool = False
     _calls: Calls | None = None
 
     def __post_init__(self) -> None:
@@ -62,7 +72,13 @@ class Choice:
     def add(self, delta: operations_pb2.SampleDelta) -> None:
         """Take in what is new of the sample."""
         if not delta.position:  # elsewhere, what it made itself may be cached
-            self.cached_tokens = min(delta.cached_tokens, len(self.prompt))
+            self.cached_tokens = min(delta.cached_tokens, len(self.prompt.token_ids))
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.prompt_likely += delta.prompt_likely
+        if delta.finish_reason:
+            self.finish_reason = FINISH_REASONS[delta.finish_reason]
+        if not self.form.has_answer:
+            return
         self.tokens += delta.token_ids
         self.logprobs += delta.logprobs
         self.likely += delta.likely
@@ -71,7 +87,6 @@ class Choice:
             self.offsets.append(len(self.text))
             self.text += text
         if delta.finish_reason:
-            self.finish_reason = FINISH_REASONS[delta.finish_reason]
             self.stop_reason = delta.stop_reason
             spans = spans_of_tokens(delta.versions, num_tokens=len(self.tokens))
             self.versions = [span.version for span in spans]
@@ -80,7 +95,9 @@ class Choice:
         """Return the choice of an answer that is not streamed."""
         text, calls = self._read()
         if not self.form.is_chat:
-            return {"text": text} | self._about(0)
+            told = {"text": self._echo() + text} | self._about(0)
+            of_prompt = self.of_prompt() if self.form.has_prompt_logprobs else None
+            return told | ({} if of_prompt is None else {"prompt_logprobs": of_prompt})
         message = {"role": "assistant", "content": text or None if calls else text, "refusal": None}
         return {"message": message | ({"tool_calls": calls} if calls else {})} | self._about(0)
 
@@ -95,10 +112,11 @@ class Choice:
                 delta["tool_calls"] = [{"index": index} | call for index, call in fresh]
             content: dict[str, Any] = {"delta": delta}
         else:
-            content = {"text": new}
+            content = {"text": ("" if self._has_told else self._echo()) + new}
+        about = self._about(told)
         self._told_chars, self._told_tokens = len(text), len(self.tokens)
-        self._told_calls = len(calls)
-        return content | self._about(told)
+        self._told_calls, self._has_told = len(calls), True
+        return content | about
 
     def _read(self) -> tuple[str, list[dict[str, Any]]]:
         """Return the content and the calls so far."""
@@ -107,6 +125,21 @@ class Choice:
             return text, []
         self._calls.read(text, is_last=bool(self.finish_reason))
         return self._calls.content, self._calls.made
+
+    def of_prompt(self) -> list[dict[str, Any] | None]:
+        """Return the logprobs of the prompt's tokens, of which the first has none."""
+        texts = _texts_of(self.prompt)
+        told: list[dict[str, Any] | None] = [None]
+        for at, logprob in enumerate(self.prompt_logprobs):
+            own = {str(self.prompt.token_ids[at + 1]): _of_one(texts[at + 1], logprob, rank=None)}
+            likely = self.prompt_likely[at] if self.prompt_likely else operations_pb2.LikelyTokens()
+            ranked = enumerate(_named(likely), start=1)
+            others = [_of_one(text, one, rank=rank) for rank, (text, one) in ranked]
+            told.append(own | dict(zip(map(str, likely.token_ids), others, strict=True)))
+        return told
+
+    def _echo(self) -> str:
+        return "".join(self.prompt.texts) if self.form.echoes else ""
 
     def _shown(self) -> str:
         """Return the text up to a stop string, without what may become one."""
@@ -136,7 +169,7 @@ class Choice:
         if self.form.has_token_ids:
             about["token_ids"] = self.tokens[start:]
             if not start:
-                about["prompt_token_ids"] = list(self.prompt)
+                about["prompt_token_ids"] = list(self.prompt.token_ids)
             if self.finish_reason:
                 about["weight_versions"] = self.versions
         return about
@@ -151,13 +184,37 @@ class Choice:
                 for text, logprob, others in made
             ]
             return {"content": content, "refusal": None}
-        top = [dict([*others, (text, logprob)]) for text, logprob, others in made]
+        top: list[Any] = [dict([*others, (text, logprob)]) for text, logprob, others in made]
+        shift, before = len(self._echo()), [] if self._has_told else self._echoed()
         return {
-            "tokens": texts[start:],
-            "token_logprobs": self.logprobs[start:],
-            "top_logprobs": top if self.likely else None,
-            "text_offset": self.offsets[start:],
+            "tokens": [text for text, *_ in before] + texts[start:],
+            "token_logprobs": [logprob for _, logprob, _, _ in before] + self.logprobs[start:],
+            "top_logprobs": [one for *_, one, _ in before] + top
+            if self.likely or self.prompt_likely
+            else None,
+            "text_offset": [at for *_, at in before] + [shift + at for at in self.offsets[start:]],
         }
+
+    def _echoed(self) -> list[tuple[str, float | None, dict[str, float] | None, int]]:
+        """Return text, logprob, likeliest tokens and offset of each token of an echoed prompt."""
+        if not self.form.echoes:
+            return []
+        texts = _texts_of(self.prompt)
+        offsets = itertools.accumulate(map(len, self.prompt.texts or [""] * len(texts)), initial=0)
+        likely = [_named(one) for one in self.prompt_likely] or [[]] * len(self.prompt_logprobs)
+        top = [
+            dict([*others, (text, logprob)])
+            for text, logprob, others in zip(texts[1:], self.prompt_logprobs, likely, strict=True)
+        ]
+        return list(zip(texts, [None, *self.prompt_logprobs], [None, *top], offsets, strict=False))
+
+
+def _texts_of(prompt: operations_pb2.Prompt) -> Sequence[str]:
+    return prompt.texts or [f"token_id:{token}" for token in prompt.token_ids]
+
+
+def _of_one(text: str, logprob: float, *, rank: int | None) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
 
 def _named(likely: operations_pb2.LikelyTokens) -> list[tuple[str, float]]:
@@ -169,9 +226,12 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def usage(choices: Sequence[Choice], prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+def usage(choices: Sequence[Choice], prompts: Sequence[operations_pb2.Prompt]) -> dict[str, Any]:
     """Return how many tokens a request took: a prompt counts once, by its least cached choice."""
-    asked, made = sum(map(len, prompts)), sum(len(one.tokens) for one in choices)
+    asked, made = (
+        sum(len(one.token_ids) for one in prompts),
+        sum(len(one.tokens) for one in choices),
+    )
     n = len(choices) // len(prompts)
     cached = sum(
         min(one.cached_tokens for one in choices[start : start + n])

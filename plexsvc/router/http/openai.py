@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from importlib import metadata
@@ -153,12 +153,15 @@ async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) ->
         tools=list(shapes.tools_of(asking.given(asked))) if is_chat else (),
         is_forced=is_chat and asked.get("tool_choice") not in (None, "auto", "none"),
         named=shapes.forced_tool(asked),
+        echoes=asking.wants(asked, "echo"),
+        has_prompt_logprobs=asked.get("prompt_logprobs") is not None,
+        has_answer=bool(asked.get("max_completion_tokens") or asked.get("max_tokens") != 0),
     )
     is_streamed = asking.wants(asked, "stream")
     has_usage = asking.wants_usage(asked)
     with backend.hold(tenant):
         async with aclosing(_frames(backend.samples, operation, tenant=tenant)) as frames:
-            prompts = [list(prompt.token_ids) for prompt in (await anext(frames)).prompts]
+            prompts = list((await anext(frames)).prompts)
             first = await anext(frames)  # a refusal comes before anything is told
             answer = _Answer(operation, form, prompts, created_s=backend.clock.wall_us() // 10**6)
             if not is_streamed:
@@ -192,7 +195,7 @@ class _Answer:
         self,
         operation: operations_pb2.Operation,
         form: Form,
-        prompts: list[list[int]],
+        prompts: Sequence[operations_pb2.Prompt],
         *,
         created_s: int,
     ) -> None:
@@ -222,7 +225,10 @@ class _Answer:
         """Return the answer."""
         kind = "chat.completion" if self._form.is_chat else "text_completion"
         choices = [choice.whole() for choice in self._choices]
-        return self._head | {"object": kind, "choices": choices, "usage": self._usage()}
+        told: dict[str, Any] = {"object": kind, "choices": choices, "usage": self._usage()}
+        if self._form.is_chat and self._form.has_prompt_logprobs:  # where vLLM's server has them
+            told["prompt_logprobs"] = self._choices[0].of_prompt()
+        return self._head | told
 
     async def stream(
         self,

@@ -216,6 +216,12 @@ async def test_prompt_logprobs_are_the_references(stub: Stub, models: tuple[Path
     answer = (await answers(stub, request(prompt, prompt_logprobs=True)))[0, 0]
     expected = reference(models[0], prompt[:1], prompt[1:])
     assert np.abs(np.array(answer.prompt_logprobs) - expected).max() <= 1e-3
+    asked = request(prompt, name="top", prompt_logprobs=True, top_prompt_logprobs=2, texts=True)
+    frames = [frame async for frame in stub.Generate(call(asked), timeout=TIMEOUT_S)]
+    likely = [one for frame in frames for delta in frame.deltas for one in delta.prompt_likely]
+    assert [len(one.texts) for one in likely] == [2] * (len(prompt) - 1)
+    for own, one in zip(expected, likely, strict=True):
+        assert one.logprobs[0] >= max(own - 1e-3, one.logprobs[1])
 
 
 async def test_greedy_tokens_are_the_likeliest(stub: Stub, models: tuple[Path, Path]) -> None:

@@ -210,7 +210,7 @@ class Export(_message.Message):
     def __init__(self, path: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "stop", "ignore_eos", "seed", "prompt_logprobs", "texts", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "top_logprobs", "special_texts", "structured")
+    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "stop", "ignore_eos", "seed", "prompt_logprobs", "texts", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "top_logprobs", "special_texts", "top_prompt_logprobs", "structured")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,7 @@ class SamplingParams(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_FIELD_NUMBER: _ClassVar[int]
     n: int
     max_tokens: int
@@ -257,8 +258,9 @@ class SamplingParams(_message.Message):
     logit_bias: _containers.ScalarMap[int, float]
     top_logprobs: int
     special_texts: bool
+    top_prompt_logprobs: int
     structured: str
-    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., texts: _Optional[bool] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., top_logprobs: _Optional[int] = ..., special_texts: _Optional[bool] = ..., structured: _Optional[str] = ...) -> None: ...
+    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., texts: _Optional[bool] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., top_logprobs: _Optional[int] = ..., special_texts: _Optional[bool] = ..., top_prompt_logprobs: _Optional[int] = ..., structured: _Optional[str] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ("token_ids", "generated", "draws_used", "text", "chat", "texts")
@@ -381,7 +383,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., deployment_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class SampleDelta(_message.Message):
-    __slots__ = ("prompt_index", "sample_index", "position", "token_ids", "logprobs", "finish_reason", "versions", "stop_reason", "prompt_logprobs", "texts", "cached_tokens", "likely")
+    __slots__ = ("prompt_index", "sample_index", "position", "token_ids", "logprobs", "finish_reason", "versions", "stop_reason", "prompt_logprobs", "texts", "cached_tokens", "likely", "prompt_likely")
     PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +396,7 @@ class SampleDelta(_message.Message):
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LIKELY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LIKELY_FIELD_NUMBER: _ClassVar[int]
     prompt_index: int
     sample_index: int
     position: int
@@ -406,7 +409,8 @@ class SampleDelta(_message.Message):
     texts: _containers.RepeatedScalarFieldContainer[str]
     cached_tokens: int
     likely: _containers.RepeatedCompositeFieldContainer[LikelyTokens]
-    def __init__(self, prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., stop_reason: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ..., likely: _Optional[_Iterable[_Union[LikelyTokens, _Mapping]]] = ...) -> None: ...
+    prompt_likely: _containers.RepeatedCompositeFieldContainer[LikelyTokens]
+    def __init__(self, prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., stop_reason: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ..., likely: _Optional[_Iterable[_Union[LikelyTokens, _Mapping]]] = ..., prompt_likely: _Optional[_Iterable[_Union[LikelyTokens, _Mapping]]] = ...) -> None: ...
 
 class LikelyTokens(_message.Message):
     __slots__ = ("token_ids", "logprobs", "texts")

@@ -108,7 +108,9 @@ def _sampling_params(
         ignore_eos=True,  # end-of-sequence ids are among the stop ids, or not at all
         seed=sampling.seed,
         logprobs=sampling.top_logprobs,
-        prompt_logprobs=0 if sampling.prompt_logprobs and not generated else None,
+        prompt_logprobs=(
+            sampling.top_prompt_logprobs if sampling.prompt_logprobs and not generated else None
+        ),
         structured_outputs=_structured(sampling.structured),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,

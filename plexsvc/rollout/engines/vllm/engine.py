@@ -438,7 +438,8 @@ class VllmEngine:
             logprobs=() if logprobs is None else logprobs.logprobs[:kept, 0].tolist(),
             prompt_logprobs=() if prompt is None else prompt.logprobs[:, 0].tolist(),
             texts=() if flight.pieces is None else flight.pieces.of(tokens[:kept]),
-            likely=self._likely(logprobs, flight)[:kept],
+            likely=_likely(logprobs, flight, top=flight.sampling.top_logprobs)[:kept],
+            prompt_likely=_likely(prompt, flight, top=flight.sampling.top_prompt_logprobs),
             cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
         )
         flight.box.put(request_id, news, version=version)
@@ -457,29 +458,6 @@ class VllmEngine:
                 cause = f"{cause}: structured_outputs have a grammar that cannot go on"
             flight.box.fail(PlexError(code, cause))
 
-    def _likely(
-        self,
-        found: Any,  # noqa: ANN401 - vLLM's own
-        flight: _Flight,
-    ) -> list[operations_pb2.LikelyTokens]:
-        """Return the likeliest tokens of each position: those that can be drawn at all."""
-        if found is None or not flight.sampling.top_logprobs:
-            return []
-        rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)
-        likely = []
-        for tokens, logprobs in rows:  # the chosen one comes first
-            pairs = [
-                pair for pair in zip(tokens[1:], logprobs[1:], strict=True) if pair[1] > -math.inf
-            ][: flight.sampling.top_logprobs]
-            ids = [token for token, _ in pairs]
-            texts = [] if flight.pieces is None else flight.pieces.alone(ids)
-            likely.append(
-                operations_pb2.LikelyTokens(
-                    token_ids=ids, logprobs=[logprob for _, logprob in pairs], texts=texts
-                )
-            )
-        return likely
-
     def _end(self, request_id: str, flight: _Flight, *, reason: int, stop_reason: str) -> None:
         del self._flights[request_id]
         flight.box.finish(request_id, reason=reason, stop_reason=stop_reason)
@@ -490,6 +468,25 @@ class VllmEngine:
         for flight in self._flights.values():
             flight.box.fail(error)
         self._flights.clear()
+
+
+def _likely(
+    found: Any,  # noqa: ANN401 - vLLM's own
+    flight: _Flight,
+    *,
+    top: int,
+) -> list[operations_pb2.LikelyTokens]:
+    """Return the likeliest tokens of each position: those that can be drawn at all."""
+    if found is None or not top:
+        return []
+    likely = []
+    for row, given in zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True):
+        pairs = zip(row[1:], given[1:], strict=True)  # the position's own token comes first
+        drawn = [(token, logprob) for token, logprob in pairs if logprob > -math.inf][:top]
+        tokens, logprobs = [token for token, _ in drawn], [logprob for _, logprob in drawn]
+        texts = [] if flight.pieces is None else flight.pieces.alone(tokens)
+        likely.append(operations_pb2.LikelyTokens(token_ids=tokens, logprobs=logprobs, texts=texts))
+    return likely
 
 
 def _label(version: VersionId) -> str:

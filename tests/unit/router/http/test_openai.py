@@ -102,6 +102,8 @@ class FakeSamples:
             logprobs=[-at / 8],
             texts=[self.texts[at]] if sampling.texts else [],
             likely=[LIKELY] if sampling.top_logprobs else [],
+            prompt_logprobs=[-1, -2] if sampling.prompt_logprobs and not at else [],
+            prompt_likely=[LIKELY] * 2 if sampling.top_prompt_logprobs and not at else [],
             cached_tokens=0 if at else self.cached[key[1] % len(self.cached)],
         )
         if at == len(self.texts) - 1:
@@ -292,6 +294,11 @@ async def test_a_stop_string_ends_the_text_and_nothing_of_it_is_told(
         ({"chat_template_kwargs": {"a-b": 1}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {f"a{i}": 1 for i in range(33)}}, "chat_template_kwargs"),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"echo": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": True, "logprobs": True}, "top_logprobs"),
         ({"response_format": {"type": "xml"}}, "response_format"),
@@ -544,6 +551,56 @@ async def test_the_likeliest_tokens_are_told_beside_the_chosen_ones(samples: Fak
     assert plain.choices[0].logprobs.top_logprobs == [
         {"x": -0.25, "y": -0.5, text: -at / 8} for at, text in enumerate(TEXTS)
     ]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 5])
+async def test_an_echo_is_the_prompt_and_its_logprobs_before_the_answer(
+    samples: FakeSamples, is_streamed: bool, max_tokens: int
+) -> None:
+    asked: Any = {"prompt": [1, 2, 3], "echo": True, "logprobs": 2, "max_tokens": max_tokens}
+    async with client(samples) as api:
+        if is_streamed:
+            stream = await api.completions.create(model=MODEL, stream=True, **asked)
+            choices = [chunk.choices[0] async for chunk in stream]
+        else:
+            choices = (await api.completions.create(model=MODEL, **asked)).choices
+    ((operation, _),) = samples.asked
+    assert operation.generate.sampling.max_tokens == max(1, max_tokens)
+    assert operation.generate.sampling.prompt_logprobs
+    made = TEXTS if max_tokens else []
+    assert "".join(one.text for one in choices) == "abc" + "".join(made)
+    told = [one.logprobs for one in choices if one.logprobs is not None]
+    assert [text for one in told for text in one.tokens or ()] == ["a", "b", "c", *made]
+    logprobs = [lp for one in told for lp in one.token_logprobs or ()]
+    assert logprobs == [None, -1, -2, *(-at / 8 for at in range(len(made)))]
+    top = [t for one in told for t in one.top_logprobs or ()]
+    assert top[:3] == [None, {"x": -0.25, "y": -0.5, "b": -1}, {"x": -0.25, "y": -0.5, "c": -2}]
+    assert len(top) == 3 + len(made)
+    offsets = [at for one in told for at in one.text_offset or ()]
+    assert offsets == [0, 1, 2, 3, 6, 8, 12, 14][: 3 + len(made)]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_logprobs_of_the_prompt_are_told_as_vllms_server_does(
+    samples: FakeSamples, is_chat: bool
+) -> None:
+    async with client(samples) as api:
+        asked: Any = {"model": MODEL, "extra_body": {"prompt_logprobs": 2}}
+        if is_chat:
+            whole = await api.chat.completions.create(messages=MESSAGES, **asked)
+            found = (whole.model_extra or {})["prompt_logprobs"]
+        else:
+            (choice,) = (await api.completions.create(prompt=[7, 8, 5], **asked)).choices
+            assert choice.text == "".join(TEXTS), "without echo"
+            found = (choice.model_extra or {})["prompt_logprobs"]
+    likely = {
+        "5": {"logprob": -0.25, "rank": 1, "decoded_token": "x"},
+        "6": {"logprob": -0.5, "rank": 2, "decoded_token": "y"},
+    }
+    own = {"8": {"logprob": -1, "rank": None, "decoded_token": "b"}}
+    last = {} if not is_chat else {"9": {"logprob": -2, "rank": None, "decoded_token": "c"}}
+    assert found == [None, own | likely, last | likely]
 
 
 async def test_prompts_are_encoded_and_tokens_decoded_as_vllms_server_does(
