@@ -95,7 +95,7 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
 }
 
 
-def run(preset: str, seed: int, without: str, queue: Any) -> None:  # noqa: ANN401 - its class is private
+def run(preset: str, seed: int, without: str, queue: Any) -> None:
     """Play a preset without some mechanisms, joined by `+`, and put its line into a queue."""
     policy = PLEX
     for name in without.split("+"):

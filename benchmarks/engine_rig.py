@@ -66,7 +66,7 @@ async def engine(*, device_bytes: int) -> AsyncIterator[Any]:
 
 
 async def sample(
-    made: Any,  # noqa: ANN401 - an engine
+    made: Any,
     *,
     name: str,
     temperature: float,
@@ -89,14 +89,14 @@ async def sample(
     return tokens
 
 
-async def runner_of(made: Any) -> str:  # noqa: ANN401 - an engine
+async def runner_of(made: Any) -> str:
     """Return the module of vLLM's model runner."""
 
     def ask() -> str:
-        found = made._core.collective_rpc(lambda worker: type(worker.model_runner).__module__)  # noqa: SLF001 - nobody else asks
+        found = made._core.collective_rpc(lambda worker: type(worker.model_runner).__module__)
         return str(found[0])
 
-    return await asyncio.wrap_future(made._executor.call(ask))  # noqa: SLF001 - as above
+    return await asyncio.wrap_future(made._executor.call(ask))
 
 
 async def continued() -> dict[str, object]:
@@ -126,7 +126,7 @@ def loop_on_one_device(gpus: Sequence[Gpu]) -> dict[str, object]:
     """Run three steps of a job on the node planned for `gpus`, and time each part."""
     seconds: dict[str, list[float]] = {}
 
-    def timed(name: str, act: Any) -> Any:  # noqa: ANN401 - any step of the loop
+    def timed(name: str, act: Any) -> Any:
         started = time.perf_counter()
         done = act()
         seconds.setdefault(name, []).append(round(time.perf_counter() - started, 3))

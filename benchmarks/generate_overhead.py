@@ -87,11 +87,11 @@ async def _serve(config: InstanceConfig) -> None:
         )
 
 
-def direct(engine: Any, samples: int, max_tokens: int) -> int:  # noqa: ANN401 - imported in the child
+def direct(engine: Any, samples: int, max_tokens: int) -> int:
     """Run the requests on the bare core, on the executor's thread; return microseconds."""
     from plexsvc.rollout.engines.base import DeltaBox
 
-    core, clock, box = engine._core, SystemClock(), DeltaBox()  # noqa: SLF001 - the bare engine
+    core, clock, box = engine._core, SystemClock(), DeltaBox()
     core.reset_prefix_cache()
     requests = []
     for index, prompt in enumerate(prompts(samples)):
@@ -100,8 +100,8 @@ def direct(engine: Any, samples: int, max_tokens: int) -> int:  # noqa: ANN401 -
             prompt=operations_pb2.Prompt(token_ids=prompt),
             sampling=sampling(max_tokens),
         )
-        requests.append(engine._admit(request, box))  # noqa: SLF001 - same settings by construction
-    engine._flights.clear()  # noqa: SLF001 - nobody waits for these
+        requests.append(engine._admit(request, box))
+    engine._flights.clear()
     started_us = clock.monotonic_us()
     for request in requests:
         core.add_request(*core.preprocess_add_request(request))

@@ -177,12 +177,12 @@ def attention(memory: str) -> dict[str, object]:
         make = {"device": "cuda", "dtype": dtype, "requires_grad": True}
         heads = [torch.randn(4096, n, 128, **make) for n in (16, 4, 4)]
 
-        def once(heads: list[Any] = heads) -> Any:  # noqa: ANN401 - a tensor
+        def once(heads: list[Any] = heads) -> Any:
             query, key, value = heads
             out = attend(query, key, value, packing, scale=None)
             return out, torch.autograd.grad(out.float().square().sum(), heads)
 
-        def apart(heads: list[Any] = heads) -> Any:  # noqa: ANN401 - a tensor
+        def apart(heads: list[Any] = heads) -> Any:
             parts = []
             for a, b in zip(packing.bounds, packing.bounds[1:], strict=False):
                 q, k, v = (h[a:b].transpose(0, 1)[None] for h in heads)

@@ -164,10 +164,10 @@ class Bench:
         if name in {"alone", "lending"}:
             return self.lending
         turns, lending = [0], self.lending
-        serving, guest = lending._serving.steppable, lending.guests[0].engine  # noqa: SLF001 - a baseline
+        serving, guest = lending._serving.steppable, lending.guests[0].engine
 
         def choose(ready: Sequence[Steppable]) -> Steppable | None:
-            lending._observe(SystemClock().monotonic_us())  # noqa: SLF001 - it counts
+            lending._observe(SystemClock().monotonic_us())
             guest.allow(UNBOUNDED)
             turns[0] += 1
             both = [one for one in (serving, guest.steppable) if one in ready]

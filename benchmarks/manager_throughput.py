@@ -207,7 +207,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         for process in (manager, engine):
             assert process.stdout is not None
             await asyncio.to_thread(process.stdout.readline)
-        for thread in os.listdir(f"/proc/{manager.pid}/task"):  # noqa: PTH208 - names are numbers
+        for thread in os.listdir(f"/proc/{manager.pid}/task"):
             os.sched_setaffinity(int(thread), {0})
         channel = await stack.enter_async_context(open_channel(config.listen, keys))
         stub = worker_pb2_grpc.WorkerStub(channel)

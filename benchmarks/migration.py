@@ -35,7 +35,7 @@ PROMPT_TOKENS: Final = 64
 class Batch:
     """The same samples, run from any of their tokens to any other."""
 
-    def __init__(self, engine: Any, *, samples: int, group: int, max_tokens: int) -> None:  # noqa: ANN401 - vLLM's
+    def __init__(self, engine: Any, *, samples: int, group: int, max_tokens: int) -> None:
         self.engine, self.samples, self.group = engine, samples, group
         self.max_tokens = max_tokens
         self.tokens: list[Sequence[int]] = [()] * samples
@@ -46,8 +46,8 @@ class Batch:
     async def run(self, start: int, end: int) -> float:
         """Generate tokens [start, end) of each sample; return the processor seconds it took."""
         await asyncio.wrap_future(
-            self.engine._executor.call(  # noqa: SLF001 - nobody else empties the cache
-                lambda: self.engine._core.reset_prefix_cache(reset_running_requests=True)  # noqa: SLF001
+            self.engine._executor.call(
+                lambda: self.engine._core.reset_prefix_cache(reset_running_requests=True)
             )
         )
         if start and self.group > 1:  # others of these prompts are there

@@ -117,8 +117,8 @@ def by_pool(settings: Mapping[str, Any]) -> Attempt:
     """Return what has each sample scored while others are being generated."""
 
     def attempt(
-        rollout: Any,  # noqa: ANN401
-        task: Any,  # noqa: ANN401
+        rollout: Any,
+        task: Any,
         problems: Sequence[Any],
         *,
         n: int,
@@ -148,7 +148,7 @@ def in_turn(settings: Mapping[str, Any]) -> Attempt:
     sandbox = open_sandbox()
     (stage,) = PROGRAMS["code_python"].stages
 
-    def score(sample: Any, problem: Any) -> float:  # noqa: ANN401 - the examples' own
+    def score(sample: Any, problem: Any) -> float:
         work = Work(
             text=sample.text,
             reference=problem.tests,
@@ -160,8 +160,8 @@ def in_turn(settings: Mapping[str, Any]) -> Attempt:
         return found.score if isinstance(found, Scored) else 0.0
 
     def attempt(
-        rollout: Any,  # noqa: ANN401
-        task: Any,  # noqa: ANN401
+        rollout: Any,
+        task: Any,
         problems: Sequence[Any],
         *,
         n: int,

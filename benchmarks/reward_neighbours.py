@@ -36,7 +36,7 @@ SECONDS: Final = 1.0
 """Time that a neighbour's program may take."""
 
 
-async def beside(stub: Any, code: str | None, *, checks: int) -> dict[str, float]:  # noqa: ANN401 - gRPC's
+async def beside(stub: Any, code: str | None, *, checks: int) -> dict[str, float]:
     """Return the median time of a check, and the time of all, beside programs of a neighbour."""
     neighbour = None
     if code is not None:

@@ -49,12 +49,12 @@ def request(program: str, text: str, reference: str, *, samples: int) -> pb.Scor
     )
 
 
-async def scored(stub: Any, asked: pb.ScoreRequest) -> list[float]:  # noqa: ANN401 - gRPC's
+async def scored(stub: Any, asked: pb.ScoreRequest) -> list[float]:
     """Return the time that each sample ran, once all are answered."""
     return [r.time_us / 1e3 async for r in stub.Score(asked, timeout=300)]
 
 
-async def added_ms(stub: Any, *, rate: float, lasts_s: float) -> list[float]:  # noqa: ANN401 - gRPC's
+async def added_ms(stub: Any, *, rate: float, lasts_s: float) -> list[float]:
     """Return what each sample took beside its run, in order, at so many samples a second.
 
     They come in requests of eight, as a rollout's do, whether earlier ones are answered or not.

@@ -35,13 +35,13 @@ WANTED: Final = 0.85
 class Prefills:
     """An engine whose cached tokens are counted."""
 
-    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - vLLM's
+    def __init__(self, engine: Any) -> None:
         self.cached = 0
         self._engine, self._runs = engine, 0
-        core = engine._core  # noqa: SLF001 - nobody else counts
+        core = engine._core
         step = core.step_fn
 
-        def counted() -> Any:  # noqa: ANN401 - vLLM's
+        def counted() -> Any:
             outputs, ran = step()
             for part in (outputs or {}).values():
                 stats = [one.prefill_stats for one in part.outputs if one.prefill_stats]
@@ -53,8 +53,8 @@ class Prefills:
     async def run(self, prompts: Sequence[Sequence[int]], *, n: int) -> tuple[float, int]:
         """Make one token of `n` samples of each; return processor seconds and cached tokens."""
         await asyncio.wrap_future(
-            self._engine._executor.call(  # noqa: SLF001 - nobody else empties the cache
-                lambda: self._engine._core.reset_prefix_cache(reset_running_requests=True)  # noqa: SLF001
+            self._engine._executor.call(
+                lambda: self._engine._core.reset_prefix_cache(reset_running_requests=True)
             )
         )
         self._runs += 1

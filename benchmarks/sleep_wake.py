@@ -40,7 +40,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-async def tokens_of(engine: Any, *, name: str) -> list[Sequence[int]]:  # noqa: ANN401 - vLLM's
+async def tokens_of(engine: Any, *, name: str) -> list[Sequence[int]]:
     """Return the tokens of 16 seeded samples."""
     asked = [
         request([2 + (7 * at + i) % 40 for i in range(64)], name=name, index=at, seed=at)

@@ -156,7 +156,7 @@ def switched(memory: str, *, nbytes: int, rounds: int = 3) -> dict[str, float]:
     return {"allocate": allocate, **best}
 
 
-def _member(**facts: Any) -> WorkerConfig:  # noqa: ANN401 - fields of the configuration
+def _member(**facts: Any) -> WorkerConfig:
     who: dict[str, Any] = {"wpg_id": "w", "rank": 0, "world_size": 1, "incarnation": 1}
     who["scheduler_epoch"] = 1
     what = {

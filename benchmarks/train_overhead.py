@@ -109,7 +109,7 @@ def direct_runner(model: Path) -> Iterator[Callable[[plex.Batch], float]]:
     process.join()
 
 
-def through_service(actor: Any, given: plex.Batch) -> float:  # noqa: ANN401 - a training deployment
+def through_service(actor: Any, given: plex.Batch) -> float:
     """Run one iteration through the service; return its seconds as the client sees them."""
     started = time.perf_counter()
     actor.forward_backward(given, loss="ppo", clip=0.2)

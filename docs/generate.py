@@ -106,12 +106,12 @@ def _tables(owner: type, *, name: str) -> Iterator[str]:
         yield from _tables(one, name=path)
 
 
-def _dataclasses_in(hint: Any) -> list[type]:  # noqa: ANN401 - a type of any form
+def _dataclasses_in(hint: Any) -> list[type]:
     options = (hint, *typing.get_args(hint))
     return [one for one in options if isinstance(one, type) and dataclasses.is_dataclass(one)]
 
 
-def _type(hint: Any) -> str:  # noqa: ANN401 - a type of any form
+def _type(hint: Any) -> str:
     arguments = [one for one in typing.get_args(hint) if one is not Ellipsis]
     if isinstance(hint, types.UnionType):
         return " or ".join(_type(one) for one in arguments if one is not types.NoneType)
@@ -205,7 +205,7 @@ def _module(member: object) -> str:
     return str(getattr(getattr(inner, "__func__", inner), "__module__", ""))
 
 
-def _signature(name: str, found: Any) -> str:  # noqa: ANN401 - a public name of any kind
+def _signature(name: str, found: Any) -> str:
     try:
         shown = name + str(inspect.signature(getattr(found, "__wrapped__", found))).replace("'", "")
     except (TypeError, ValueError):
@@ -214,7 +214,7 @@ def _signature(name: str, found: Any) -> str:  # noqa: ANN401 - a public name of
     return re.sub(r"\((self|cls)(, )?", "(", wire).replace(" = <factory>", "")
 
 
-def _text(found: Any) -> str:  # noqa: ANN401 - a public name of any kind
+def _text(found: Any) -> str:
     return inspect.getdoc(found) or ""
 
 

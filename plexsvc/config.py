@@ -60,7 +60,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and not has_factory
 
 
-def _value(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - TOML holds any type
+def _value(value: Any, hint: Any, *, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
         hint = next(option for option in arguments if option is not type(None))
@@ -72,7 +72,7 @@ def _value(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - TOML 
     return _scalar(value, hint, where=where)
 
 
-def _collection(value: Any, origin: Any, arguments: tuple[Any, ...], *, where: str) -> Any:  # noqa: ANN401 - TOML holds any type
+def _collection(value: Any, origin: Any, arguments: tuple[Any, ...], *, where: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple(
             _value(item, arguments[0], where=f"{where}[{i}]") for i, item in enumerate(value)
@@ -84,7 +84,7 @@ def _collection(value: Any, origin: Any, arguments: tuple[Any, ...], *, where: s
     raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {value!r} is not a {origin.__name__}")
 
 
-def _scalar(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - TOML holds any type
+def _scalar(value: Any, hint: Any, *, where: str) -> Any:
     is_bool = isinstance(value, bool)
     if hint is float and isinstance(value, int) and not is_bool:
         value = float(value)

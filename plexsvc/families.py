@@ -74,14 +74,14 @@ def listed(rule: Rule) -> Rule:
 def rope(*types: str) -> Rule:
     """Return the rule of rotary embeddings of some types, for all layers or by layer type."""
 
-    def is_one(value: Any) -> bool:  # noqa: ANN401 - from JSON
+    def is_one(value: Any) -> bool:
         if not isinstance(value, dict) or value.keys() - ROPE_NUMBERS - {"rope_type", "type"}:
             return False
         numbers = [value[name] for name in ROPE_NUMBERS if name in value]
         kind = value.get("rope_type", value.get("type", "default"))
         return kind in types and all(map(REAL.fits, numbers))
 
-    def fits(value: Any) -> bool:  # noqa: ANN401 - from JSON
+    def fits(value: Any) -> bool:
         by_layer = isinstance(value, dict) and value and value.keys() <= LAYER_TYPES
         return value is None or all(map(is_one, value.values() if by_layer else [value]))
 

@@ -113,7 +113,7 @@ def read_bounded(path: Path, *, most_bytes: int) -> bytes:
     return data
 
 
-def read_json(path: Path, *, most_bytes: int) -> Any:  # noqa: ANN401 - any JSON
+def read_json(path: Path, *, most_bytes: int) -> Any:
     """Return what a JSON file of at most so many bytes holds.
 
     Raises:

@@ -88,7 +88,7 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
-def _load(name: str) -> Any:  # noqa: ANN401 - any of the public names
+def _load(name: str) -> Any:
     """Import the module a public name lives in, at its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -178,7 +178,7 @@ class Generation:
 
 
 def _cancel_on_failure(
-    call: Any,  # noqa: ANN401 - gRPC's call object is untyped
+    call: Any,
     *,
     loop: asyncio.AbstractEventLoop,
 ) -> Callable[[Future[operations_pb2.OperationResult]], None]:

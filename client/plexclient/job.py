@@ -252,12 +252,12 @@ class Job:
                 f"{what} outside its job: use it inside `with cluster.job(...) as job:`",
             )
 
-    async def _deployed(self, method: str, request: Any) -> Any:  # noqa: ANN401 - as `_call`
+    async def _deployed(self, method: str, request: Any) -> Any:
         """Return what is deployed once it is ready; say now and then what it waits for."""
         session = self.session
         limit_s = min(WORD_S, session.options.attempt_timeout_s)
 
-        async def ask() -> Any:  # noqa: ANN401 - as `_call`
+        async def ask() -> Any:
             begun_s = session.clock.monotonic_s()
             try:
                 return await session.link.unary(method, request, timeout_s=limit_s)
@@ -323,7 +323,7 @@ class Job:
             if error is not None:
                 error.add_note(f"job {self.job_id} could not be ended: {refusal}")
 
-    async def _call(self, method: str, request: Any) -> Any:  # noqa: ANN401 - the method's messages
+    async def _call(self, method: str, request: Any) -> Any:
         options = self.session.options
         retry = self.session.retry(
             f"{method} of job {self.job_id}", give_up_after_s=options.operation_timeout_s

@@ -83,7 +83,7 @@ class Link:
         self.submit = self._operations.ask
         """Returns an operation's answer; raises a refusal that has not taken its number."""
 
-    async def unary(self, method: str, request: Message, *, timeout_s: float) -> Any:  # noqa: ANN401 - the method's reply
+    async def unary(self, method: str, request: Message, *, timeout_s: float) -> Any:
         """Return the reply of a unary method."""
         call = getattr(self._stub, method)
         try:
@@ -105,7 +105,7 @@ class Link:
             raise from_wire(reply.error)
         return reply
 
-    def open_stream(self, method: str, request: Message, *, timeout_s: float) -> Any:  # noqa: ANN401 - gRPC's call object is untyped
+    def open_stream(self, method: str, request: Message, *, timeout_s: float) -> Any:
         """Return the running call of a streaming method; read it with `messages`."""
         return getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
 
@@ -124,7 +124,7 @@ def _check_taken(result: operations_pb2.OperationResult) -> None:
             raise error
 
 
-async def messages(call: Any) -> AsyncGenerator[Any]:  # noqa: ANN401 - gRPC's call object is untyped
+async def messages(call: Any) -> AsyncGenerator[Any]:
     """Yield the messages of a streaming call; cancels it when left early."""
     try:
         while (message := await call.read()) is not grpc.aio.EOF:

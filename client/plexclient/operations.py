@@ -86,7 +86,7 @@ class Operations:
 class _OpenStream:
     """One stream: what waits to be written, and who waits for which answer."""
 
-    def __init__(self, call: Any, *, method: str) -> None:  # noqa: ANN401 - gRPC's call object is untyped
+    def __init__(self, call: Any, *, method: str) -> None:
         self._call = call
         self._method = method
         self._server = f"the {method.partition('.')[0].lower()}"

@@ -35,7 +35,7 @@ class Scoring:
         samples: Sequence[Scorable],
         *,
         references: Sequence[Any] | None = None,
-        **settings: Any,  # noqa: ANN401 - the program's
+        **settings: Any,
     ) -> Scores:
         """Return the scores, in the order of the samples, when all are there."""
         self._session.background.check_may_block()
@@ -47,7 +47,7 @@ class Scoring:
         samples: Sequence[Scorable],
         *,
         references: Sequence[Any] | None = None,
-        **settings: Any,  # noqa: ANN401 - the program's
+        **settings: Any,
     ) -> Future[Scores]:
         """Return a future of the scores at once; its `cancel` ends the scoring.
 
@@ -63,7 +63,7 @@ class Scoring:
         samples: Sequence[Scorable],
         *,
         references: Sequence[Any] | None = None,
-        **settings: Any,  # noqa: ANN401 - the program's
+        **settings: Any,
     ) -> Awaitable[Scores]:
         """Return an awaitable of the scores."""
         return unowned(self.submit(program, samples, references=references, **settings))
@@ -74,7 +74,7 @@ class Scoring:
         samples: Sequence[Scorable],
         *,
         references: Sequence[Any] | None = None,
-        **settings: Any,  # noqa: ANN401 - the program's
+        **settings: Any,
     ) -> Iterator[Score]:
         """Return an iterator of the scores as they are done. Left early, scoring ends."""
         self._session.background.check_may_block()
@@ -86,7 +86,7 @@ class Scoring:
         samples: Sequence[Scorable],
         *,
         references: Sequence[Any] | None = None,
-        **settings: Any,  # noqa: ANN401 - the program's
+        **settings: Any,
     ) -> AsyncGenerator[Score]:
         """Return an asynchronous iterator of the scores as they are done."""
         return self._pull_aio(self._begin(program, samples, references, settings))

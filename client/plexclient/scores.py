@@ -38,7 +38,7 @@ class Scores(Sequence[Score]):
     def __init__(self, scores: Sequence[Score]) -> None:
         self._scores = tuple(scores)
 
-    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - an index or a slice
+    def __getitem__(self, index: Any) -> Any:
         return self._scores[index]
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Scores(Sequence[Score]):
         verdicts = Counter(score.verdict for score in self._scores)
         return f"Scores({', '.join(f'{count} {verdict}' for verdict, count in verdicts.items())})"
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: ANN401 - NumPy's
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.asarray([score.value for score in self._scores], dtype=dtype or np.float64)
 
     @property

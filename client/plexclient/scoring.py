@@ -179,7 +179,7 @@ class ScoreBatch:
             self._calls.discard(call)
 
 
-def score_sample(index: int, sample: Scorable, reference: Any) -> reward_pb2.ScoreSample:  # noqa: ANN401 - whatever JSON can hold
+def score_sample(index: int, sample: Scorable, reference: Any) -> reward_pb2.ScoreSample:
     """Return a sample as it is sent.
 
     Raises:
@@ -202,7 +202,7 @@ def _text(sample: Scorable, index: int) -> str:
     return checks.text(f"sample {index}", text)
 
 
-def _json(what: str, value: Any) -> str:  # noqa: ANN401 - whatever JSON can hold
+def _json(what: str, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:

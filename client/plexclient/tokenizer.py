@@ -71,9 +71,9 @@ async def fetch_model_file(
     return path
 
 
-def _read(path: Path) -> Any:  # noqa: ANN401 - a class of the optional package
+def _read(path: Path) -> Any:
     try:
-        import tokenizers  # noqa: PLC0415 - an optional extra, needed for texts only
+        import tokenizers
     except ImportError as error:
         raise PlexError(
             ErrorCode.BAD_REQUEST,

@@ -82,7 +82,7 @@ def command(
     name: str | None = None,
     *,
     example: str,
-    **settings: Any,  # noqa: ANN401 - typer's own
+    **settings: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a command whose first parameter is an `At`; its options are added at the end."""
 
@@ -101,7 +101,7 @@ def command(
         ]
 
         @wraps(function)
-        def run(**given: Any) -> None:  # noqa: ANN401 - as the command declares
+        def run(**given: Any) -> None:
             at = At(**{field.name: given.pop(field.name) for field in fields(At)})
             function(at, **given)
 
@@ -117,7 +117,7 @@ def command(
 class Commands(typer.core.TyperGroup):
     """Turns a `PlexError` into its message on stderr, as JSON with --json, and an exit code."""
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as typer's own
+    def invoke(self, ctx: Any) -> Any:
         """Run a command."""
         as_json = "--json" in ctx.args
         try:

@@ -65,8 +65,8 @@ class _Caller(grpc.UnaryUnaryClientInterceptor):
         self,
         continuation: Callable[[grpc.ClientCallDetails, Any], Any],
         client_call_details: grpc.ClientCallDetails,
-        request: Any,  # noqa: ANN401 - whatever the method takes
-    ) -> Any:  # noqa: ANN401 - gRPC's call
+        request: Any,
+    ) -> Any:
         details = _Details(
             method=client_call_details.method,
             timeout=client_call_details.timeout or CALL_TIMEOUT_S,

@@ -479,7 +479,7 @@ async def _replace_agents(
         try:
             await launcher.spawn(configs[ended.node_id])
         except PlexError as error:
-            log.error("node given up: no new agent", error=error)  # noqa: TRY400 - it logs the cause
+            log.error("node given up: no new agent", error=error)
 
 
 def _run_beside(stack: AsyncExitStack, task: asyncio.Task[None]) -> None:

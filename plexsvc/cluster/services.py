@@ -65,7 +65,7 @@ class ServiceProcess:
             try:
                 await self.start()
             except PlexError as error:
-                log.error("no process", process=self._name, error=error)  # noqa: TRY400
+                log.error("no process", process=self._name, error=error)
 
     def kill(self) -> None:
         """Kill the process, which `replace` then starts again; one that starts has `START_S`."""

@@ -1,7 +1,5 @@
 """The `Node` service: the wire's view of the agent."""
 
-# ruff: noqa: N802, ARG002 - the wire names the methods and gives them their parameters
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator

@@ -90,7 +90,7 @@ def encode(message: Message) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def decode(body: bytes) -> Any:  # noqa: ANN401 - the peer's next message
+def decode(body: bytes) -> Any:
     """Return the message in a body.
 
     Raises:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec  # noqa: F401 - preloaded
+import msgspec
 
 ZYGOTE_ENV: Final = {"OMP_NUM_THREADS": "1"}

@@ -82,7 +82,7 @@ def run(task: Task, *, sandbox: Sandbox) -> Done:
         return Done("failed", detail=cut(text))
 
 
-def _parsed(what: str, text: str) -> Any:  # noqa: ANN401 - any JSON
+def _parsed(what: str, text: str) -> Any:
     try:
         return json.loads(text) if text else None
     except (ValueError, RecursionError) as error:

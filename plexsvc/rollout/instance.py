@@ -77,7 +77,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             is_shared=not config.deployment_id,
         )
 
-    async def Generate(  # noqa: N802 - named by the service
+    async def Generate(
         self, request: rollout_pb2.InstanceGenerateRequest, context: Context
     ) -> AsyncIterator[rollout_pb2.InstanceFrame]:
         """Stream deltas until every request has finished or was aborted."""
@@ -95,7 +95,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         except Exception as error:  # noqa: BLE001 - whoever called is told, whatever it is
             await abort_with(context, _typed(error))
 
-    async def Encode(  # noqa: N802 - named by the service
+    async def Encode(
         self, request: rollout_pb2.EncodeRequest, context: Context
     ) -> rollout_pb2.EncodeReply:
         """Return prompts as token ids, with the text of each where asked."""
@@ -105,7 +105,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             await abort_with(context, _typed(error))
         return rollout_pb2.EncodeReply(prompts=prompts)
 
-    async def Abort(  # noqa: N802 - named by the service
+    async def Abort(
         self, request: rollout_pb2.InstanceAbortRequest, context: Context
     ) -> rollout_pb2.InstanceAbortReply:
         """End requests; their streams get what they have so far and finish reason `abort`."""
@@ -113,14 +113,14 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         await self._engine.abort(request.request_ids)
         return rollout_pb2.InstanceAbortReply()
 
-    async def LoadVersion(  # noqa: N802 - named by the service
+    async def LoadVersion(
         self, request: rollout_pb2.LoadVersionRequest, context: Context
     ) -> rollout_pb2.LoadVersionReply:
         """Verify and load a version in place; the version in use is answered at once."""
         del context
         return await self._fenced(request, self._load)
 
-    async def Sleep(  # noqa: N802 - named by the service
+    async def Sleep(
         self, request: rollout_pb2.SleepRequest, context: Context
     ) -> rollout_pb2.SleepReply:
         """Give the memory of weights and KV cache back; what is under way waits."""
@@ -134,14 +134,14 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         log.info("instance asleep", nbytes=nbytes)
         return rollout_pb2.SleepReply(nbytes=nbytes)
 
-    async def Wake(  # noqa: N802 - named by the service
+    async def Wake(
         self, request: rollout_pb2.LoadVersionRequest, context: Context
     ) -> rollout_pb2.LoadVersionReply:
         """Verify and fill a version, and go on; one that is awake loads it if it serves another."""
         del context
         return await self._fenced(request, self._wake)
 
-    async def Stats(  # noqa: N802 - named by the service
+    async def Stats(
         self, request: rollout_pb2.InstanceStatsRequest, context: Context
     ) -> rollout_pb2.InstanceStats:
         """Return what the engine is doing."""
@@ -235,7 +235,7 @@ class DescribeServicer(worker_pb2_grpc.WorkerServicer):
     def __init__(self, engine: Engine, config: InstanceConfig) -> None:
         self._engine, self._config = engine, config
 
-    async def Describe(  # noqa: N802 - named by the service
+    async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Context
     ) -> worker_pb2.DescribeReply:
         """Return the engine's facts."""
@@ -278,8 +278,8 @@ async def run_vllm(
         PlexError: why vLLM cannot run the model.
         SystemExit: with `EXIT_BROKEN` after it broke.
     """
-    from plexsvc.rollout.engines import vllm  # noqa: PLC0415 - the engine is this process's own
-    from plexsvc.rollout.engines.executor import StepExecutor  # noqa: PLC0415
+    from plexsvc.rollout.engines import vllm
+    from plexsvc.rollout.engines.executor import StepExecutor
 
     clock = SystemClock()
     executor = StepExecutor(clock=clock)

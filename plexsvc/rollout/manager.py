@@ -417,7 +417,7 @@ class RolloutManager:
                 raise
             reply = _cancelled(operation)
         except Exception as error:  # noqa: BLE001 - the operation fails, not the manager
-            log.error("operation failed", operation=show(operation.operation_id))  # noqa: TRY400 - adds the traceback
+            log.error("operation failed", operation=show(operation.operation_id))
             broken = PlexError(ErrorCode.INTERNAL, f"the rollout manager failed: {error!r}")
             reply = failure(operation, broken)
         finally:

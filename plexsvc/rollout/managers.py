@@ -395,7 +395,7 @@ class Managers(Pools):
                         self._report_turns(news.turns.wpg_id, news.turns.device_us)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in GONE:
-                    log.error("manager cannot be followed", error=error)  # noqa: TRY400 - no bug
+                    log.error("manager cannot be followed", error=error)
             await self._clock.sleep(RETRY_US)
 
     def _begin(self, link: ManagerLink, *, incarnation: int) -> None:

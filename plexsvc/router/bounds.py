@@ -166,7 +166,7 @@ class _Rule:
     is_map: bool = False
     is_repeated: bool = False
 
-    def check(self, value: Any) -> None:  # noqa: ANN401 - a field may be of any type
+    def check(self, value: Any) -> None:
         many = value.values() if self.is_map else value if self.is_repeated else (value,)
         if self.bound is not None:
             _check_numbers(self.name, many, self.bound)

@@ -56,7 +56,7 @@ class Control:
         self._config = config
         self._operators = frozenset(config.operators)
 
-    async def forward(self, name: str, request: Any, *, tenant: TenantId) -> Message:  # noqa: ANN401 - the method's request
+    async def forward(self, name: str, request: Any, *, tenant: TenantId) -> Message:
         """Return the scheduler's reply to a request that says who asks, whatever it claimed.
 
         Raises:
@@ -75,7 +75,7 @@ class Control:
         reply = await self._scheduler.call(name, request, reply_type(method))
         return reply if is_operator else shown(reply)
 
-    def _forbidden(self, name: str, request: Any, *, tenant: TenantId) -> PlexError:  # noqa: ANN401 - the method's request
+    def _forbidden(self, name: str, request: Any, *, tenant: TenantId) -> PlexError:
         describe = ASKED.get(name)
         words = re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
         asked = words if describe is None else describe(request)

@@ -247,7 +247,7 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         return handle
 
     def streaming(method: Callable[..., AsyncGenerator[bytes]]) -> Streaming:
-        async def handle(request: Any, context: Context) -> AsyncGenerator[bytes]:  # noqa: ANN401 - the method's request
+        async def handle(request: Any, context: Context) -> AsyncGenerator[bytes]:
             tenant = router.tenants.caller(context)
             bounds.check(request)
             with router.calls.hold(tenant):

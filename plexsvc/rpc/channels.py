@@ -166,21 +166,21 @@ class _Keyed:
         self._channel: Any = channel
         self._metadata = keys.metadata
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the channel's
+    def __getattr__(self, name: str) -> Any:
         found = getattr(self._channel, name)
         return partial(self._made, found) if name in _KINDS else found
 
-    def _made(self, make: Any, *arguments: Any, **named: Any) -> _KeyedCall:  # noqa: ANN401 - gRPC's
+    def _made(self, make: Any, *arguments: Any, **named: Any) -> _KeyedCall:
         return _KeyedCall(make(*arguments, **named), self._metadata)
 
-    async def __aenter__(self) -> Any:  # noqa: ANN401 - the channel
+    async def __aenter__(self) -> Any:
         await cast("AbstractAsyncContextManager[object]", self._channel).__aenter__()
         return self
 
     async def __aexit__(self, *failure: object) -> None:
         await self._channel.__aexit__(*failure)
 
-    def __enter__(self) -> Any:  # noqa: ANN401 - the channel
+    def __enter__(self) -> Any:
         cast("AbstractContextManager[object]", self._channel).__enter__()
         return self
 
@@ -191,13 +191,13 @@ class _Keyed:
 class _KeyedCall:
     """A method of such a channel."""
 
-    def __init__(self, call: Any, metadata: tuple[tuple[str, str], ...]) -> None:  # noqa: ANN401
+    def __init__(self, call: Any, metadata: tuple[tuple[str, str], ...]) -> None:
         self._call, self._metadata = call, metadata
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - gRPC's
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._call(*arguments, metadata=self._metadata, **named)
 
-    def future(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - gRPC's
+    def future(self, *arguments: Any, **named: Any) -> Any:
         """Return at once; of a blocking channel."""
         return self._call.future(*arguments, metadata=self._metadata, **named)
 

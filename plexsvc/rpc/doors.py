@@ -64,7 +64,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         if decode is None or handler.request_streaming:
             return handler
 
-        async def decoded(data: bytes, context: Any) -> Any:  # noqa: ANN401 - the method's request
+        async def decoded(data: bytes, context: Any) -> Any:
             try:
                 return decode(data)
             except DecodeError as error:
@@ -72,10 +72,10 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
                 text = f"the {len(data)} bytes of the call are no request of {method}: {error}"
                 await abort_with(context, PlexError(ErrorCode.BAD_REQUEST, text))
 
-        async def answer(data: bytes, context: Any) -> Any:  # noqa: ANN401 - the method's reply
+        async def answer(data: bytes, context: Any) -> Any:
             return await handler.unary_unary(await decoded(data, context), context)
 
-        async def stream(data: bytes, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+        async def stream(data: bytes, context: Any) -> AsyncIterator[Any]:
             async with aclosing(
                 handler.unary_stream(await decoded(data, context), context)
             ) as replies:
@@ -94,7 +94,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
 
 
 def _refusing(error: PlexError) -> MethodHandler:
-    async def refuse(_: object, context: Any) -> None:  # noqa: ANN401 - gRPC's context
+    async def refuse(_: object, context: Any) -> None:
         await abort_with(context, error)
 
     # A stream each way: it is called before any message is read, whatever the method's kind.

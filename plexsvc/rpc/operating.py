@@ -147,7 +147,7 @@ class _Stream:
         try:
             result = await self._submit(operation)
         except Exception as error:  # noqa: BLE001 - the edge: a bug of ours ends only its operation
-            log.error("operation failed", operation_id=operation_id)  # noqa: TRY400 - it logs the cause
+            log.error("operation failed", operation_id=operation_id)
             failed = f"the {self._limit.server} failed: {type(error).__name__}: {error}"
             text = f"{failed}; its log says where"
             result = refused(operation_id, PlexError(ErrorCode.INTERNAL, text))

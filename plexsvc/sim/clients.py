@@ -126,15 +126,15 @@ class Client(ABC):
     def begin(self) -> Posts:
         """Return its first events."""
 
-    def happened(self, event: Event, *, tag: int) -> Posts:  # noqa: ARG002 - for those who care
+    def happened(self, event: Event, *, tag: int) -> Posts:
         """Return what it posts because one of its own events was decided."""
         return ()
 
-    def told(self, answer: Answer, *, now_us: int) -> Posts:  # noqa: ARG002 - for those who care
+    def told(self, answer: Answer, *, now_us: int) -> Posts:
         """Return what it posts because of an answer."""
         return ()
 
-    def woken(self, tag: int, *, now_us: int) -> Posts:  # noqa: ARG002 - for those who care
+    def woken(self, tag: int, *, now_us: int) -> Posts:
         """Return what it posts because an alarm rang."""
         return ()
 
@@ -156,7 +156,7 @@ class Outside(Client):
         self._left = len(self.events)
         return [Post(event.at_us, event) for event in self.events]
 
-    def happened(self, event: Event, *, tag: int) -> Posts:  # noqa: ARG002 - as every client
+    def happened(self, event: Event, *, tag: int) -> Posts:
         """Count it."""
         self._left -= 1
         return ()

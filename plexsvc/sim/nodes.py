@@ -97,7 +97,7 @@ class Nodes(Client):
             self._lost.add(event.node_id)
         return ()
 
-    def woken(self, tag: int, *, now_us: int) -> Posts:  # noqa: ARG002 - as every client
+    def woken(self, tag: int, *, now_us: int) -> Posts:
         """Lose a node, or bring one back.
 
         Whatever follows is counted from the time that was planned: events of jobs that happen in

@@ -55,7 +55,7 @@ def utilisation(
 
 def wait_cdf(path: Path, outcomes: Sequence[Outcome], *, title: str) -> None:
     """Draw which share of jobs waited how long, one curve for each run."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator  # noqa: PLC0415 - only for plots
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     figure, (axes,) = _rows(1, height=3.6)
     for outcome in outcomes:
@@ -82,7 +82,7 @@ def wait_cdf(path: Path, outcomes: Sequence[Outcome], *, title: str) -> None:
 
 def owners(path: Path, outcome: Outcome, *, title: str) -> None:
     """Draw who had each node when: pale while it is held, in full colour while it works."""
-    from matplotlib import colormaps  # noqa: PLC0415 - a second of imports, only for plots
+    from matplotlib import colormaps
 
     figure, (axes,) = _rows(1, height=4.5)
     first_us, end_us = _extent([outcome])
@@ -115,7 +115,7 @@ def owners(path: Path, outcome: Outcome, *, title: str) -> None:
         [at + 0.5 for at in range(0, len(nodes), step)], list(nodes)[::step], fontsize=6
     )
     if len(names) <= MAX_OWNERS:
-        from matplotlib.patches import Patch  # noqa: PLC0415 - only for plots
+        from matplotlib.patches import Patch
 
         patches = [Patch(color=palette[at], label=name) for at, name in enumerate(names)]
         axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7)
@@ -254,7 +254,7 @@ def _extent(outcomes: Sequence[Outcome]) -> tuple[int, int]:
 
 
 def _rows(count: int, *, height: float) -> tuple[Figure, list[Any]]:
-    from matplotlib.figure import Figure  # noqa: PLC0415 - a second of imports, only for plots
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, height * count + 0.5))
     return figure, list(np.atleast_1d(figure.subplots(count, 1, sharex=True)))

@@ -162,7 +162,7 @@ class TraceClient(Client):
         """Return its arrival."""
         return (self._submission(self.record.job.demand.arrived_us),)
 
-    def happened(self, event: Event, *, tag: int) -> Posts:  # noqa: ARG002 - as every client
+    def happened(self, event: Event, *, tag: int) -> Posts:
         """Ask for its devices once the job is known, or when it is its turn."""
         if not isinstance(event, JobSubmitted):
             return ()

@@ -46,7 +46,7 @@ PHASE_SHARES: Final = (("log_prob", 0.168), ("update", 0.662), (SYNC_PHASE, 0.17
 """How the paper's 7B job divides its device time over phases."""
 
 
-def cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
+def cluster_job(
     name: str,
     *,
     cluster: SimCluster,

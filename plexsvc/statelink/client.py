@@ -371,7 +371,7 @@ def _answer(step: Callable[[Message], Message], request: Message) -> Message:
     except PlexError as error:
         return dataplane.failure(error)
     except Exception as error:  # noqa: BLE001 - it fails the move, not the thread
-        log.error("move step failed", step=request.header["op"])  # noqa: TRY400 - adds the traceback
+        log.error("move step failed", step=request.header["op"])
         text = f"{request.header['op']} failed on the rank: {type(error).__name__}: {error}"
         return dataplane.failure(PlexError(ErrorCode.INTERNAL, text))
 

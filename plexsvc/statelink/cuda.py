@@ -41,7 +41,7 @@ class Gpu:
     nbytes: int
 
 
-def load_api() -> Any:  # noqa: ANN401 - the bindings are untyped
+def load_api() -> Any:
     """Return NVIDIA's bindings of the CUDA driver, not yet initialised.
 
     Raises:
@@ -66,7 +66,7 @@ def is_available() -> bool:
     return bool(gpus())
 
 
-def _describe(api: Any, index: int) -> Gpu:  # noqa: ANN401 - the bindings are untyped
+def _describe(api: Any, index: int) -> Gpu:
     where = f"GPU {index}"
     (device,) = _check(api, "cuDeviceGet", api.cuDeviceGet(index), where=where)
     (name,) = _check(api, "cuDeviceGetName", api.cuDeviceGetName(_NAME_BYTES, device), where=where)
@@ -218,7 +218,7 @@ class Driver:
         self.enter()
         self._call("cuMemHostUnregister", address)
 
-    def _at(self, address: int) -> Any:  # noqa: ANN401 - the bindings are untyped
+    def _at(self, address: int) -> Any:
         return self._api.CUdeviceptr(address)
 
     def _call(self, name: str, *arguments: object) -> Sequence[Any]:
@@ -226,7 +226,7 @@ class Driver:
         return _check(self._api, name, answer, where=f"GPU {self.gpu}")
 
 
-def _check(api: Any, name: str, answer: Sequence[Any], *, where: str) -> Sequence[Any]:  # noqa: ANN401 - untyped
+def _check(api: Any, name: str, answer: Sequence[Any], *, where: str) -> Sequence[Any]:
     """Return what a call of the bindings answered after its code."""
     code, *values = answer
     if int(code) == 0:
@@ -304,7 +304,7 @@ class CudaMemory:
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """Return a tensor over the memory; it does not own it."""
-        import torch  # noqa: PLC0415 - routers import this package and have no torch
+        import torch
 
         array = _DeviceArray(address=self._address, nbytes=nbytes)
         tensor = torch.as_tensor(array, device=f"cuda:{self._driver.gpu}")

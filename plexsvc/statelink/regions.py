@@ -63,7 +63,7 @@ class CpuMemory:
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """Return a tensor over the range; it does not own it."""
-        import torch  # noqa: PLC0415 - routers import this package and have no torch
+        import torch
 
         buffer = mapping.buffer_at(self._mapping.address, nbytes)
         return torch.frombuffer(buffer, dtype=torch.uint8)

@@ -160,7 +160,7 @@ class Mover:
                 try:
                     link.memory.leave_device()
                 except Exception:  # noqa: BLE001 - the move is done, and its state on the host
-                    log.error("device memory not given back", rank=link.name)  # noqa: TRY400 - it adds the trace
+                    log.error("device memory not given back", rank=link.name)
         return nbytes
 
     def _load(self, links: Sequence[RankLink], steps: Steps, *, commit: Commit, tell: Tell) -> int:

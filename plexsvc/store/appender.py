@@ -96,7 +96,7 @@ def _statement(count: int) -> str:
 
 def _compiled(
     engine: Engine,
-    upsert: Any,  # noqa: ANN401 - an Insert of SQLite's dialect
+    upsert: Any,
     *,
     kind: type,
     epoch: int,

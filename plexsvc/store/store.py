@@ -247,7 +247,7 @@ class Store:
             one = sa.delete(OPERATIONS).where(OPERATIONS.c.operation_id == sa.bindparam("gone"))
             self._connection.execute(one, gone)
 
-    def _read(self, query: Any, kind: type) -> list[dict[str, Any]]:  # noqa: ANN401 - a Select
+    def _read(self, query: Any, kind: type) -> list[dict[str, Any]]:
         names = [field.name for field in dataclasses.fields(kind)]
         with self._engine.connect() as connection:
             return [
@@ -323,7 +323,7 @@ def _take_epoch(connection: sa.Connection, *, now_us: int) -> int:
     return epoch
 
 
-def _upsert(engine: sa.Engine, table: sa.Table) -> Any:  # noqa: ANN401 - an Insert of either dialect
+def _upsert(engine: sa.Engine, table: sa.Table) -> Any:
     dialect = postgresql if engine.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(table)
     keys = [column.name for column in table.primary_key]

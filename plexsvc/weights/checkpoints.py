@@ -161,7 +161,7 @@ class Seal:
             raise _broken(self._directory / name, f"{SEAL} does not name it")
         return self._files[name]
 
-    def _open(self, name: str) -> Any:  # noqa: ANN401 - an open file
+    def _open(self, name: str) -> Any:
         try:
             return (self._directory / name).open("rb")
         except OSError as error:

@@ -109,7 +109,7 @@ def header_bytes(file: int, *, name: str) -> int:
     return nbytes
 
 
-def _tensor(entry: Any, what: str) -> StoredTensor:  # noqa: ANN401 - any JSON
+def _tensor(entry: Any, what: str) -> StoredTensor:
     try:
         dtype, shape, (low, high) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:

@@ -41,7 +41,7 @@ def check_owner(directory: Path, *, tenant: str, what: str) -> None:
         )
 
 
-def _owner(mark: bytes) -> Any:  # noqa: ANN401 - any JSON
+def _owner(mark: bytes) -> Any:
     if len(mark) <= QUICK_BYTES:
         found = json.loads(mark)
         return found.get("tenant", "") if isinstance(found, dict) else ""

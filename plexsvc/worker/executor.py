@@ -259,7 +259,7 @@ class Executor:
         try:
             self._built().start_over(self._peers.leave)
         except Exception:  # noqa: BLE001 - whatever it is, this rank cannot go on
-            log.error("a rank could not start over")  # noqa: TRY400 - Log.error adds the traceback
+            log.error("a rank could not start over")
             return False
         return True
 

@@ -63,7 +63,7 @@ async def _serve(
     ready: Callable[[str], None],
 ) -> bool:
     """Serve until SIGTERM or a poisoned operation; return whether it was the latter."""
-    from plexsvc.worker import servicer as service  # noqa: PLC0415 - gRPC starts after the fork
+    from plexsvc.worker import servicer as service
 
     servicer = service.WorkerServicer(config, executor, thread)
     servicer.open_orders(thread)

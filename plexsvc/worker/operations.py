@@ -100,7 +100,7 @@ class Operations:
         self.carried_seq = 0
         """Last number applied by the WPG whose state this rank started from."""
 
-    def prepare(  # noqa: C901, PLR0911 - one case a kind
+    def prepare(
         self, operation: Operation, published: PublishedVersion, *, held: ExitStack
     ) -> Prepared:
         """Check an operation completely and return what runs it; nothing has changed then.
@@ -396,7 +396,7 @@ class Operations:
     @contextmanager
     def _opened(self, published: PublishedVersion) -> Iterator[OpenedVersion]:
         """Open a version and verify what was opened; no view of it may outlive the block."""
-        from plexsvc.statelink.opening import VersionOpener  # noqa: PLC0415 - gRPC: after the fork
+        from plexsvc.statelink.opening import VersionOpener
 
         opener = VersionOpener(self._config, here=self._state_memory().open_version)
         with closing(opener):

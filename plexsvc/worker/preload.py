@@ -8,19 +8,19 @@ from plexsvc.worker.backends.megatron import shim
 
 shim.install()
 
-import numpy  # noqa: E402, F401, ICN001 - preloaded; the shim comes first
-import safetensors.torch  # noqa: E402, F401 - preloaded
-import torch  # noqa: E402 - preloaded
-import torch.distributed  # noqa: E402 - preloaded
-from transformers import AutoConfig  # noqa: E402, F401 - resolves a lazy import now
-from transformers.models.llama import LlamaConfig  # noqa: E402, F401 - as above
-from transformers.models.qwen2 import Qwen2Config  # noqa: E402, F401 - as above
-from transformers.models.qwen3 import Qwen3Config  # noqa: E402, F401 - as above
+import numpy
+import safetensors.torch
+import torch
+import torch.distributed
+from transformers import AutoConfig
+from transformers.models.llama import LlamaConfig
+from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen3 import Qwen3Config
 
-import plexsvc.statelink.client  # noqa: E402 - preloaded
-import plexsvc.worker.backends.megatron.backend  # noqa: E402
-import plexsvc.worker.backends.noop  # noqa: E402
-import plexsvc.worker.executor  # noqa: E402, F401
+import plexsvc.statelink.client
+import plexsvc.worker.backends.megatron.backend
+import plexsvc.worker.backends.noop
+import plexsvc.worker.executor
 
 ZYGOTE_ENV: Final = {
     "OMP_NUM_THREADS": "1",

@@ -61,7 +61,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         OrderPort(thread, partial(self._execute_now, must_exit)).open(path)
         self._orders_socket = str(path)
 
-    async def Execute(  # noqa: N802 - the wire's name
+    async def Execute(
         self, request: worker_pb2.ExecuteRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.ExecuteReply:
         """Run the operation, or answer it from the record; errors travel in the result."""
@@ -133,7 +133,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         applied = max(0, self._executor.ledger.applied_seq)
         return worker_pb2.ExecuteReply(result=result, applied_seq=applied)
 
-    async def Describe(  # noqa: N802 - the wire's name
+    async def Describe(
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.DescribeReply:
         """Return what this rank is and what it needs."""
@@ -153,7 +153,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             progress=progress.count(),
         )
 
-    async def Cancel(  # noqa: N802 - the wire's name
+    async def Cancel(
         self, request: worker_pb2.CancelRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.CancelReply:
         """Answer at once: what a rank has begun it ends, since its peers run the same operation."""

@@ -85,7 +85,7 @@ def has_masters(source: TensorSource) -> bool:
 
 def copy(planned: Iterable[Read]) -> None:
     """Fill the memory of all that was planned."""
-    import torch  # noqa: PLC0415 - keeps this module importable without it
+    import torch
 
     with torch.no_grad():
         for one in planned:
@@ -163,7 +163,7 @@ class SafetensorsSource:
         found: torch.Tensor = self._slice(wanted.name)[box]
         return found
 
-    def _slice(self, name: str) -> Any:  # noqa: ANN401 - safetensors is untyped
+    def _slice(self, name: str) -> Any:
         return self._handles[self._files[name]].get_slice(name)
 
 
@@ -177,7 +177,7 @@ def open_checkpoint(
         PlexError: `unknown_model` when there are none, or one cannot be read; `bad_request` for a
             path that cannot be looked at; `checkpoint_damaged` for one that is not whole.
     """
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - imported after the fork
+    from safetensors import SafetensorError, safe_open
 
     try:
         files = sorted(directory.glob(pattern))
@@ -271,7 +271,7 @@ class VersionTensors:
 
     def read(self, wanted: TensorBox) -> torch.Tensor:
         """Return one box, assembled from the pieces that cover it."""
-        import torch  # noqa: PLC0415 - keeps this module importable without it
+        import torch
 
         tensor = self._reader.find(wanted.name)
         assert tensor is not None, wanted

@@ -70,7 +70,7 @@ class RankThread(Executor):
                     try:
                         key.data()
                     except Exception:  # noqa: BLE001 - one line's trouble must not end the thread
-                        log.error("a socket's handler failed")  # noqa: TRY400 - Log.error adds the traceback
+                        log.error("a socket's handler failed")
             for key in list(self._selector.get_map().values()):
                 assert isinstance(key.fileobj, socket.socket), key
                 key.fileobj.close()

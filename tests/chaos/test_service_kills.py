@@ -114,7 +114,7 @@ def test_two_jobs_end_as_if_their_service_had_never_been_killed(
             stop.set()
         found = [job.result() for job in running]
         with capsys.disabled():
-            print(f"\nseed {SEED}, kills {dict(moments)}, steps {[job.steps for job in jobs]}")  # noqa: T201
+            print(f"\nseed {SEED}, kills {dict(moments)}, steps {[job.steps for job in jobs]}")  # noqa: T201 - to play it again
         assert {job.reason for job in service.live.jobs().values()} == {""}
         for job, digest in zip(jobs, found, strict=True):
             again = Training(job.name, tiny_model)

@@ -83,7 +83,7 @@ class FakeBackend(NoopBackend):
 class Rank:
     """An executor over a fake backend, initialised."""
 
-    def __init__(self, **changes: Any) -> None:  # noqa: ANN401 - configuration
+    def __init__(self, **changes: Any) -> None:
         table: Mapping[str, Any] = {
             "wpg_id": "wpg",
             "rank": 0,

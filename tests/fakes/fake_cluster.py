@@ -1,5 +1,4 @@
 """Fake nodes for driver tests: agents, state managers, ranks in one process, real gRPC."""
-# ruff: noqa: N802, ARG002, ANN401 - the wire names the methods and gives them their parameters
 
 from __future__ import annotations
 

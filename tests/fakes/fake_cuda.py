@@ -4,7 +4,7 @@ Physical memory is memory files, device addresses are reserved ranges of this pr
 work, descriptors pass between processes, and touching unmapped device memory ends the process.
 """
 
-# ruff: noqa: ANN401, N802, PT018 - the bindings' names, untyped; what CUDA refuses fails at once
+# ruff: noqa: PT018 - what CUDA refuses fails at once
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def with_child(config: dict[str, Any], ready: Ready) -> None:
 def report_inside(config: dict[str, Any], ready: Ready) -> None:
     """Report the facts a test asks about, then wait."""
     facts = {
-        "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),  # noqa: PTH208
+        "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),
         "own_group": os.getpgid(0) == os.getpid(),
         "config": config,
         "zygote_env": os.environ.get("FAKE_ZYGOTE_ENV", ""),  # noqa: TID251 - what the test looks at

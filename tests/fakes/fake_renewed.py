@@ -1,5 +1,4 @@
 """Fake node agent whose lease is renewed: it answers on threads of its own, as another process."""
-# ruff: noqa: N802, ANN401 - the wire names the method and gives it its parameters
 
 from __future__ import annotations
 

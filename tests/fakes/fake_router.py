@@ -142,7 +142,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     # ---- jobs
 
-    async def CreateJob(  # noqa: N802
+    async def CreateJob(
         self, request: service_pb2.CreateJobRequest, context: Context
     ) -> service_pb2.Job:
         fault = await self._meet("CreateJob", context)
@@ -157,37 +157,35 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         await self._lose(fault, context)
         return reply
 
-    async def KeepAlive(  # noqa: N802
+    async def KeepAlive(
         self, request: service_pb2.KeepAliveRequest, context: Context
     ) -> service_pb2.KeepAliveReply:
         await self._meet("KeepAlive", context)
         self.keepalives.append(request)
         return service_pb2.KeepAliveReply(state=self.job_state, reason="as the test says")
 
-    async def EndJob(  # noqa: N802
-        self, request: service_pb2.EndJobRequest, context: Context
-    ) -> service_pb2.Job:
+    async def EndJob(self, request: service_pb2.EndJobRequest, context: Context) -> service_pb2.Job:
         fault = await self._meet("EndJob", context)
         self.ended.append(request)
         await self._lose(fault, context)
         return service_pb2.Job(job_id=request.job_id, state=request.outcome)
 
-    async def GetStatus(  # noqa: N802
+    async def GetStatus(
         self,
-        request: service_pb2.GetStatusRequest,  # noqa: ARG002
+        request: service_pb2.GetStatusRequest,
         context: Context,
     ) -> service_pb2.ClusterStatus:
         await self._meet("GetStatus", context)
         return service_pb2.ClusterStatus(jobs=self.jobs.values())
 
-    async def ExplainOperation(  # noqa: N802
+    async def ExplainOperation(
         self, request: service_pb2.ExplainRequest, context: Context
     ) -> service_pb2.ExplainReply:
         await self._meet("ExplainOperation", context)
         told = request.operation_id.hex() or request.job_id
         return service_pb2.ExplainReply(text=f"{told} is done")
 
-    async def CancelOperation(  # noqa: N802
+    async def CancelOperation(
         self, request: service_pb2.CancelOperationRequest, context: Context
     ) -> service_pb2.CancelOperationReply:
         await self._meet("CancelOperation", context)
@@ -196,7 +194,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             self._changed.notify_all()
         return service_pb2.CancelOperationReply()
 
-    async def CreateDeployment(  # noqa: N802
+    async def CreateDeployment(
         self, request: service_pb2.CreateDeploymentRequest, context: Context
     ) -> service_pb2.Deployment:
         fault = await self._meet("CreateDeployment", context)
@@ -205,7 +203,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         await self._lose(fault, context)
         return reply
 
-    async def CreateDeployments(  # noqa: N802
+    async def CreateDeployments(
         self, request: service_pb2.CreateDeploymentsRequest, context: Context
     ) -> service_pb2.CreateDeploymentsReply:
         fault = await self._meet("CreateDeployments", context)
@@ -218,7 +216,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     # ---- operations
 
-    async def Operate(  # type: ignore[override] # noqa: N802 - it writes by itself
+    async def Operate(  # type: ignore[override]
         self, request_iterator: AsyncIterator[operations_pb2.Operation], context: Context
     ) -> None:
         del request_iterator
@@ -369,7 +367,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     # ---- bytes
 
-    async def StagePayload(  # noqa: N802
+    async def StagePayload(
         self, request_iterator: AsyncIterator[service_pb2.StageRequest], context: Context
     ) -> service_pb2.StageReply:
         fault = await self._meet("StagePayload", context)
@@ -395,7 +393,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         await self._lose(fault, context)
         return service_pb2.StageReply(nbytes=len(data))
 
-    async def FetchResult(  # noqa: N802
+    async def FetchResult(
         self, request: service_pb2.FetchResultRequest, context: Context
     ) -> AsyncIterator[common_pb2.Chunk]:
         fault = await self._meet("FetchResult", context)
@@ -407,7 +405,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         async for chunk in self._cut(chunks, fault, context):
             yield chunk
 
-    async def FetchModelFile(  # noqa: N802
+    async def FetchModelFile(
         self, request: service_pb2.FetchModelFileRequest, context: Context
     ) -> AsyncIterator[common_pb2.Chunk]:
         fault = await self._meet("FetchModelFile", context)
@@ -451,7 +449,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             delta.versions.add(version=version, start=0, end=max_tokens)
         return delta
 
-    async def StreamGenerate(  # noqa: N802
+    async def StreamGenerate(
         self, request: service_pb2.StreamGenerateRequest, context: Context
     ) -> AsyncIterator[operations_pb2.GenerateFrame]:
         fault = await self._meet("StreamGenerate", context)
@@ -463,7 +461,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         async for frame in self._cut(self._frames[request.operation_id][first:], fault, context):
             yield frame
 
-    async def Sample(  # noqa: N802
+    async def Sample(
         self, request: operations_pb2.Operation, context: Context
     ) -> AsyncIterator[operations_pb2.GenerateFrame]:
         fault = await self._meet("Sample", context)
@@ -477,7 +475,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         async for frame in self._cut(frames, fault, context):
             yield frame
 
-    async def Score(  # noqa: N802
+    async def Score(
         self, request: reward_pb2.ScoreRequest, context: Context
     ) -> AsyncIterator[reward_pb2.ScoreReply]:
         """Score each sample by its length; one that says "broken" is an error."""
@@ -496,7 +494,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         async for reply in self._cut(replies, fault, context):
             yield reply
 
-    async def AddProgram(  # noqa: N802
+    async def AddProgram(
         self, request: reward_pb2.AddProgramRequest, context: Context
     ) -> reward_pb2.RewardProgram:
         """Keep a program; its version is how many were kept."""

@@ -4,7 +4,6 @@ It is called like the embedded servicer, and `serve` puts it on a port. An opera
 when it is known and, if its payload is staged, when `PayloadStaged` has come; each id takes effect
 once, and a sequence number is used once.
 """
-# ruff: noqa: N802 - gRPC names its methods
 
 from __future__ import annotations
 

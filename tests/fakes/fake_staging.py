@@ -1,5 +1,4 @@
 """A state manager that only stages: it keeps uploads in dictionaries and can read slowly."""
-# ruff: noqa: N802 - gRPC names its methods
 
 from __future__ import annotations
 

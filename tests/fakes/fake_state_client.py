@@ -30,7 +30,7 @@ class FakeRegion:
         self.mapping = FixedMapping(spec.nbytes)
 
     def tensor(self) -> torch.Tensor:
-        import torch  # noqa: PLC0415 - routers' tests import this folder without it
+        import torch
 
         buffer = (ctypes.c_uint8 * self.nbytes).from_address(self.mapping.address)
         return torch.frombuffer(buffer, dtype=torch.uint8)
@@ -119,7 +119,7 @@ class FakeStateClient:
 
     def read(self, piece: statemanager_pb2.CanonicalPiece) -> torch.Tensor:
         """Return a copy of what a piece holds."""
-        import torch  # noqa: PLC0415 - routers' tests import this folder without it
+        import torch
 
         dtype = getattr(torch, DTYPES[piece.dtype].torch)
         flat = self.regions[piece.region].tensor()[piece.offset :]

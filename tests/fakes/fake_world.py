@@ -309,7 +309,7 @@ class FakeWorld:
         """Return how far relocations came, one after another."""
         return [a.stage for a in self.log if isinstance(a, RelocationChanged)]
 
-    def _outcome(self, order: Order, *, fault: Fault | None) -> Event:  # noqa: C901, PLR0911 - one an order
+    def _outcome(self, order: Order, *, fault: Fault | None) -> Event:  # noqa: PLR0911 - one an order
         at_us = self.tick()
         match order:
             case CarryState() if fault is not None:

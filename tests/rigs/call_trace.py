@@ -44,7 +44,7 @@ def start(directory: Path) -> None:
     out = os.open(directory / CALLS, os.O_WRONLY | os.O_APPEND)
     seen: set[tuple[int, CodeType, CodeType | None]] = set()
 
-    def look(frame: FrameType, event: str, _: Any) -> None:  # noqa: ANN401 - the hook's argument
+    def look(frame: FrameType, event: str, _: Any) -> None:
         phase = flag[0]
         if event != "call" or not phase or _place(frame.f_code) is None:
             return

@@ -37,7 +37,7 @@ class Faults:
         """Whether room was made and not told of: the state client itself gives that back."""
         return self.is_after and self.calls[self.at : self.at + 1] == ["create_staged"]
 
-    def around(self, name: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
+    def around(self, name: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         if not self.is_armed:
             return call(*args, **named)
         self.calls.append(name)
@@ -49,7 +49,7 @@ class Faults:
             raise self.error()
         return found
 
-    async def awaited(self, name: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
+    async def awaited(self, name: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         self.around(name, _nothing) if not self.is_after else None
         found = await call(*args, **named)
         self.around(name, _nothing) if self.is_after else None
@@ -73,7 +73,7 @@ class FaultyProxy:
         self._faults = faults
         self._parts = parts
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is
+    def __getattr__(self, name: str) -> Any:
         found = getattr(self._of, name)
         if name in self._parts:
             return FaultyProxy(found, self._faults)

@@ -28,7 +28,7 @@ class Reference:
 
         Its padding token is one like any other, as it is for every backend.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.set_num_threads(1)
         config = AutoConfig.from_pretrained(path)

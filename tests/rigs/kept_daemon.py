@@ -1,7 +1,5 @@
 """A state manager under the agent's real sidecar: killed at will, asked until one answers."""
 
-# ruff: noqa: ANN401 - stubs take and give any message
-
 from __future__ import annotations
 
 import asyncio

@@ -121,7 +121,7 @@ class LiveCluster:
         """Return what the devices did."""
         return list(self._call("Timeline", service_pb2.TimelineRequest()).spans)
 
-    def _call(self, method: str, request: object) -> Any:  # noqa: ANN401 - the method's reply
+    def _call(self, method: str, request: object) -> Any:
         with grpc.insecure_channel(self.address) as channel:
             stub = service_pb2_grpc.RouterStub(channel)
             metadata = [("authorization", f"Bearer {self.token}")]
@@ -227,7 +227,7 @@ class Service:
 
 
 @contextlib.contextmanager
-def start_cluster(directory: Path, **options: Any) -> Iterator[LiveCluster]:  # noqa: ANN401
+def start_cluster(directory: Path, **options: Any) -> Iterator[LiveCluster]:
     """Start `plexctl up`, with the options of `Service`. Stop it with SIGTERM at the end."""
     with Service(directory, **options) as service:
         yield service.live

@@ -108,8 +108,8 @@ def config_of(case: dict[str, Any]) -> dict[str, Any]:
 
 def make_model(path: Path, case: dict[str, Any], *, seed: int = 0) -> Path:
     """Write a random fp32 model of `case`; return its directory."""
-    import torch  # noqa: PLC0415 - seconds to import
-    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - as above
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config_of(case)))

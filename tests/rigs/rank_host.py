@@ -56,7 +56,7 @@ class RankHost:
         found = self._ask(("serve", list(configs)))
         return [Served(self, pid=pid, address=address) for pid, address in found]
 
-    def _ask(self, command: tuple[Any, ...]) -> Any:  # noqa: ANN401 - what the host answers
+    def _ask(self, command: tuple[Any, ...]) -> Any:
         self.connection.send(command)
         if not self.connection.poll(ANSWER_S + 10):
             raise TimeoutError(f"the rank host did not answer {command[0]!r}")
@@ -155,7 +155,7 @@ def _host(fd: int, preload: str) -> None:
         os._exit(0)
 
 
-def _serve(command: tuple[Any, ...], groups: Ranks) -> Any:  # noqa: ANN401 - by command
+def _serve(command: tuple[Any, ...], groups: Ranks) -> Any:
     match command:
         case ("start", configs):
             number = len(groups)
@@ -209,7 +209,7 @@ def _reap(pid: int, groups: Ranks) -> int:
 
 
 def _serve_rank(config: Mapping[str, Any], pipe: Connection) -> None:
-    from plexsvc.worker import main  # noqa: PLC0415 - after the fork
+    from plexsvc.worker import main
 
     main.main(config, lambda address: pipe.send((True, address)))
 
@@ -332,7 +332,7 @@ class _Rank:
 
     def reduce_grads(self) -> None:
         """Sum gradients over ranks as `step` does, for tests that look at them (megatron)."""
-        from megatron.core.distributed import (  # noqa: PLC0415 - after the shim
+        from megatron.core.distributed import (
             finalize_model_grads,
         )
 

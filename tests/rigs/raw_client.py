@@ -32,7 +32,7 @@ class RawClient:
     def operation(
         self,
         payload: Arrays | None = None,
-        **body: Any,  # noqa: ANN401 - fields of a message
+        **body: Any,
     ) -> tuple[operations_pb2.Operation, bytes]:
         """Return the next operation and the bytes to stage (empty when its payload is inline)."""
         operation = operations_pb2.Operation(

@@ -74,7 +74,7 @@ class Bench:
         self,
         *,
         operation_id: bytes | None = None,
-        **body: Any,  # noqa: ANN401 - fields of a message
+        **body: Any,
     ) -> operations_pb2.Operation:
         self.seq += 1
         return operations_pb2.Operation(
@@ -88,7 +88,7 @@ class Bench:
     def generate(
         self,
         prompts: Sequence[Sequence[int]] = PROMPTS,
-        **sampling: Any,  # noqa: ANN401 - fields of a message
+        **sampling: Any,
     ) -> operations_pb2.Operation:
         options = {"n": 2, "max_tokens": 12, "temperature": 1.0} | sampling
         expected_lengths = options.pop("expected_lengths", ())
@@ -103,7 +103,7 @@ class Bench:
     async def execute(
         self,
         operation: operations_pb2.Operation,
-        **more: Any,  # noqa: ANN401 - fields of a message
+        **more: Any,
     ) -> operations_pb2.OperationResult:
         request = worker_pb2.ExecuteRequest(
             fence=self.fence, wpg_id=self.wpg_id, operation=operation, **more
@@ -156,12 +156,12 @@ class Bench:
         )
         return (await self.managers.execute(request)).result
 
-    def _reserved(self, **body: Any) -> operations_pb2.Operation:  # noqa: ANN401 - fields of a message
+    def _reserved(self, **body: Any) -> operations_pb2.Operation:
         operation = self.operation(**body)
         operation.deployment_id = "reserved"
         return operation
 
-    async def pull(self, version: int, **manifest: Any) -> operations_pb2.OperationResult:  # noqa: ANN401 - fields of a message
+    async def pull(self, version: int, **manifest: Any) -> operations_pb2.OperationResult:
         body = operations_pb2.Pull(source_deployment_id="actor", version=version)
         return await self.execute(self.operation(pull=body), published=publish(version, **manifest))
 

@@ -57,7 +57,7 @@ def request(
     temperature: float = 1.0,
     generated: Sequence[int] = (),
     draws_used: int | None = None,
-    **sampling: Any,  # noqa: ANN401 - fields of a message
+    **sampling: Any,
 ) -> rollout_pb2.InstanceRequest:
     """Return one request as the manager would send it."""
     return rollout_pb2.InstanceRequest(

@@ -60,7 +60,7 @@ def batch(lengths: list[int], *, seed: int = 0) -> dict[str, npt.NDArray[np.gene
     }
 
 
-def actor(**changes: Any) -> pb.Deployment:  # noqa: ANN401 - fields of a message
+def actor(**changes: Any) -> pb.Deployment:
     """Return a ready actor deployment of job-1."""
     deployment = pb.Deployment(
         deployment_id=ACTOR,
@@ -99,7 +99,7 @@ class RawClient:
     def stub(self) -> service_pb2_grpc.RouterAsyncStub:
         return service_pb2_grpc.RouterStub(self.channel)
 
-    def operation(self, arrays: Arrays | None = None, **body: Any) -> ops.Operation:  # noqa: ANN401 - fields of a message
+    def operation(self, arrays: Arrays | None = None, **body: Any) -> ops.Operation:
         """Return the next operation; a large payload is only announced."""
         operation = ops.Operation(
             operation_id=new_operation_id(),
@@ -172,13 +172,11 @@ class Rig:
 class Frames(Protocol):
     """A rollout manager, as far as the router calls it."""
 
-    def StreamFrames(  # noqa: N802 - named by the wire
+    def StreamFrames(
         self, request: worker_pb2.StreamFramesRequest, _: object
     ) -> AsyncGenerator[ops.GenerateFrame]: ...
 
-    def Sample(  # noqa: N802 - named by the wire
-        self, request: ops.Operation, _: object
-    ) -> AsyncGenerator[ops.GenerateFrame]: ...
+    def Sample(self, request: ops.Operation, _: object) -> AsyncGenerator[ops.GenerateFrame]: ...
 
 
 @asynccontextmanager

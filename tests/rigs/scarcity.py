@@ -25,11 +25,11 @@ class Allocations(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped 
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401 - any operation
+        func: Any,
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - what it returns
+    ) -> Any:
         del types
         given = kwargs or {}
         inputs = _memories((args, given))

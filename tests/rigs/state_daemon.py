@@ -1,7 +1,5 @@
 """Starts and drives a real state manager daemon and real client processes for tests."""
 
-# ruff: noqa: ANN401 - commands and answers are JSON
-
 from __future__ import annotations
 
 import itertools

@@ -1,6 +1,6 @@
 """A real client process of the state manager for tests: obeys JSON commands on stdin."""
 
-# ruff: noqa: ANN401, T201 - commands and answers are JSON, and stdout is where they go
+# ruff: noqa: T201 - answers go to stdout
 
 from __future__ import annotations
 

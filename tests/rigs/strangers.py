@@ -43,7 +43,7 @@ def members_secrets(keys: ClusterKeys) -> dict[str, Metadata]:
 
 
 async def call(
-    channel: Any,  # noqa: ANN401 - untyped methods are made on it
+    channel: Any,
     service: ServiceDescriptor,
     method: MethodDescriptor,
     metadata: Metadata,

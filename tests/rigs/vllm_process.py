@@ -143,13 +143,13 @@ def _map_file(path: Path) -> memoryview:
 
 def _sabotage(file: Path) -> None:
     """Let vLLM fail from when `file` is there."""
-    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - a zygote has it already
+    from vllm.v1.engine.core import EngineCore
 
     is_load = file.name == "load"
     name = "reset_prefix_cache" if is_load else "post_step"
     original = getattr(EngineCore, name)
 
-    def fail(self: EngineCore, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - pass-through
+    def fail(self: EngineCore, *args: Any, **kwargs: Any) -> Any:
         if file.exists() and (kwargs or not is_load):
             raise RuntimeError("sabotaged")
         return original(self, *args, **kwargs)
@@ -158,8 +158,8 @@ def _sabotage(file: Path) -> None:
 
 
 def _child(config: dict[str, Any], *, sabotage: str) -> None:
-    from plexsvc.rollout.config import InstanceConfig  # noqa: PLC0415 - gRPC only after the fork
-    from plexsvc.rollout.instance import run_vllm  # noqa: PLC0415
+    from plexsvc.rollout.config import InstanceConfig
+    from plexsvc.rollout.instance import run_vllm
 
     def ready(address: str) -> None:
         sys.stdout.write(address + "\n")

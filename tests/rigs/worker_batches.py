@@ -53,7 +53,7 @@ def operation(
     arrays: Arrays | None = None,
     *,
     split: operations_pb2.DispatchPlan | None = None,
-    **fields: Any,  # noqa: ANN401 - fields of a message
+    **fields: Any,
 ) -> operations_pb2.Operation:
     """Return operation `kind` with number `seq`; its id says both."""
     body: dict[str, Any] = {kind: fields}

@@ -243,7 +243,7 @@ def test_what_users_of_vllms_server_ask_for_is_done_or_refused_by_name(served: S
     tool: Any = {"type": "function", "function": {"name": "add", "parameters": schema}}
     with served.client() as api:
 
-        def chat(**asked: Any) -> Any:  # noqa: ANN401 - fields of a request, and the answer
+        def chat(**asked: Any) -> Any:
             given: dict[str, Any] = {"logit_bias": few_spaces, "max_tokens": 120} | asked
             create: Any = api.chat.completions.create
             return create(model=model, messages=MESSAGES, **given)

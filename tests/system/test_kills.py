@@ -148,7 +148,7 @@ def test_nothing_remains_after_kill_9(tmp_path: Path, tiny_model: Path, victim: 
             actor.step()
         assert caught.value.code in _ENDS[victim]
     wait_until(lambda: not any(is_alive(p) for p in family), what="the whole family is gone")
-    assert not [name for name in os.listdir("/dev/shm") if "plex" in name]  # noqa: PTH208
+    assert not [name for name in os.listdir("/dev/shm") if "plex" in name]
 
 
 _ENDS = {

@@ -235,7 +235,7 @@ def _known(ports: Ports, service: str, field: str) -> str:
     )
 
 
-def _answer(ports: Ports, service: str, method: Any, request: Message) -> str:  # noqa: ANN401 - a descriptor
+def _answer(ports: Ports, service: str, method: Any, request: Message) -> str:
     """Return the code of the error that a member's call ends with, in its reply or its status."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     reply_type = GetMessageClass(method.output_type)

@@ -95,7 +95,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "plexsvc.cli.main", *arguments],
-        env=os.environ | {"PLEX_ADDRESS": cluster.address, "PLEX_TOKEN": token},  # noqa: TID251
+        env=os.environ | {"PLEX_ADDRESS": cluster.address, "PLEX_TOKEN": token},  # noqa: TID251 - what plexctl inherits
         capture_output=True,
         text=True,
         check=False,
@@ -103,7 +103,7 @@ def run(
     )
 
 
-def plexctl(cluster: LiveCluster, *arguments: str, token: str = "token-of-ops") -> Any:  # noqa: ANN401
+def plexctl(cluster: LiveCluster, *arguments: str, token: str = "token-of-ops") -> Any:
     done = run(cluster, *arguments, "--json", token=token)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)

@@ -148,14 +148,14 @@ def test_an_instance_takes_a_version_whose_state_manager_died(
     wait_until(lambda: not sampling.kept_files(), what="no state is kept")
 
 
-def idle(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:  # noqa: ANN401
+def idle(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:
     """Kill the state manager before the operation."""
     del pids
     victims.kill()
     return start().result(60)
 
 
-def unanswered(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:  # noqa: ANN401
+def unanswered(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:
     """Kill the state manager while it is asked and does not answer."""
     del pids
     os.kill(victims.state_manager, signal.SIGSTOP)
@@ -165,7 +165,7 @@ def unanswered(victims: Victims, pids: Mapping[str, int], start: Start) -> Any: 
     return going_on.result(60)
 
 
-def hanging(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:  # noqa: ANN401
+def hanging(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:
     """Stop the state manager while it is asked, and leave the rest to the node agent."""
     del pids
     os.kill(victims.state_manager, signal.SIGSTOP)
@@ -175,7 +175,7 @@ def hanging(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:  # 
 def waiting_for(name: str) -> Drill:
     """Kill the state manager while it waits for a rank that does not answer."""
 
-    def drill(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:  # noqa: ANN401
+    def drill(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:
         os.kill(pids[name], signal.SIGSTOP)
         try:
             going_on = start()
@@ -220,7 +220,7 @@ def run(victims: Victims, model: Path, *, disturbed: str = "") -> dict[str, Any]
         ids = [deployment.deployment_id for deployment in (a, b, reference)]
         pids = dict(zip(("a", "b", "reference"), rank_processes(victims.live, ids), strict=True))
 
-        def at(moment: str, start: Start) -> Any:  # noqa: ANN401 - what the operation answers
+        def at(moment: str, start: Start) -> Any:
             if moment == disturbed:
                 return DRILLS[moment](victims, pids, start)
             return start().result(60)

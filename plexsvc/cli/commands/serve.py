@@ -21,7 +21,7 @@ HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|24:0
 class _Serve(Commands):
     """Takes `plexctl serve MODEL` for `plexctl serve start MODEL`."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - as click's own
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is meant."""
         known = args and (args[0] in self.commands or args[0].startswith("-"))
         return super().resolve_command(ctx, args if known else ["start", *args])

@@ -220,7 +220,7 @@ class Agent(talking.Line):
     def do_load(self, path: str, name: str, environ: dict[str, str]) -> list[str]:
         """Run the sample's file as a module; return the names that it defines."""
         os.environ.clear()  # noqa: TID251 - the sample's own
-        os.environ.update(environ)  # noqa: TID251
+        os.environ.update(environ)  # noqa: TID251 - the sample's own
         file = pathlib.Path(path).resolve()
         top = file.parents[name.count(".")]
         sys.path.insert(0, str(top))
@@ -303,7 +303,7 @@ class Agent(talking.Line):
 
     def do_run(self, coroutine: Any) -> object:
         """Await what an asynchronous function of the sample returned."""
-        import asyncio  # noqa: PLC0415 - few samples need it, and it takes long
+        import asyncio
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -335,7 +335,7 @@ class Agent(talking.Line):
     def do_environ(self, environ: dict[str, str], cwd: str) -> None:
         """Have the environment and the directory be those of the test."""
         os.environ.clear()  # noqa: TID251 - the sample's own
-        os.environ.update(environ)  # noqa: TID251
+        os.environ.update(environ)  # noqa: TID251 - the sample's own
         if cwd:
             pathlib.Path(cwd).mkdir(parents=True, exist_ok=True)
             os.chdir(cwd)

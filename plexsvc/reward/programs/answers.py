@@ -68,7 +68,7 @@ def _numeric(work: Work) -> Scored:
     return Scored(score=float(is_right), detail=f"the last number is {_shown(found)}")
 
 
-def _number_of(reference: Any) -> Number:  # noqa: ANN401 - any JSON
+def _number_of(reference: Any) -> Number:
     is_number = isinstance(reference, str | int | float) and not isinstance(reference, bool)
     # What a float has beyond 15 digits is not what somebody wrote.
     text = f"{reference:.15g}" if isinstance(reference, float) else str(reference)
@@ -142,7 +142,7 @@ def _json_schema(work: Work) -> Outcome:
     return Scored(score=float(verdict["score"]), detail=str(verdict["detail"]))
 
 
-def _library(program: str, module: str) -> Any:  # noqa: ANN401 - the module
+def _library(program: str, module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -169,7 +169,7 @@ class Library:
         try:
             program = own.program_of(place.read_bytes())
         except (OSError, ValueError) as error:
-            log.error("program cannot be read", place=str(place), error=repr(error))  # noqa: TRY400 - it logs the cause
+            log.error("program cannot be read", place=str(place), error=repr(error))
             return
         if (program.name, program.version) != (name, found[2]):
             log.error("program is not what its name says", place=str(place))

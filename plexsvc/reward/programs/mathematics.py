@@ -180,7 +180,7 @@ class _Expression:
         equations = () if is_compared else one.atoms(sympy.Eq)
         return all(self._may_equal(side) for equation in equations for side in equation.args)
 
-    def _may_equal(self, side: Any) -> bool:  # noqa: ANN401 - sympy is untyped
+    def _may_equal(self, side: Any) -> bool:
 
         symbols: set[Any] = getattr(side, "free_symbols", set())
         if getattr(side, "is_Symbol", True) or side.atoms(AppliedUndef):
@@ -223,7 +223,7 @@ def _without_styles(text: str) -> str:
     ).rstrip(". ")
 
 
-def _tasks_of(expression: Any) -> set[str]:  # noqa: ANN401 - sympy is untyped
+def _tasks_of(expression: Any) -> set[str]:
     """Return the names of the operations in an expression that are left to the reader."""
     found: set[str] = set()
     todo = list(expression.flat()) if isinstance(expression, sympy.MatrixBase) else [expression]
@@ -239,7 +239,7 @@ def _tasks_of(expression: Any) -> set[str]:  # noqa: ANN401 - sympy is untyped
     return found
 
 
-def _is_work(node: Any) -> bool:  # noqa: ANN401 - sympy is untyped
+def _is_work(node: Any) -> bool:
     """Whether a calculation with numbers is more than the way to write one of them."""
     match node:
         case sympy.Pow(args=(base, power)):

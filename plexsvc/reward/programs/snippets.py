@@ -139,7 +139,7 @@ def _told(ran: Ran) -> dict[str, Any]:
     }
 
 
-def _runs(found: Any) -> Sequence[Mapping[str, Any]]:  # noqa: ANN401 - any JSON
+def _runs(found: Any) -> Sequence[Mapping[str, Any]]:
     is_list = isinstance(found, list) and all(isinstance(run, Mapping) for run in found)
     if not is_list or not 1 <= len(found) <= MAX_TESTS:
         raise RefusedError(f"runs: they are 1 to {MAX_TESTS} objects with stdin and stdout")

@@ -223,7 +223,7 @@ class Line:
                 return self.take(kind, parts)
 
     def _unpack_numpy(self, kind: str, parts: list[Packed]) -> Any:
-        import numpy as np  # noqa: PLC0415 - where the other end has it
+        import numpy as np
 
         if kind == "array":
             made = np.empty(len(parts) - 2, dtype=object)

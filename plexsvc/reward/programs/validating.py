@@ -50,7 +50,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _unknown_keywords(schema: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON
+def _unknown_keywords(schema: Any) -> Iterator[str]:
     """Yield keywords of a schema that would be passed over in silence."""
     if isinstance(schema, list):
         for one in schema:
@@ -70,7 +70,7 @@ def main(packages: str) -> dict[str, Any]:
     sys.set_int_max_str_digits(0)  # a number may have any length; the stage has a limit
     asked = json.load(sys.stdin)
     sys.path.append(packages)
-    import fastjsonschema  # noqa: PLC0415 - found there
+    import fastjsonschema
 
     try:
         unknown = next(_unknown_keywords(asked["schema"]), "")

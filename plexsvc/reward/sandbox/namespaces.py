@@ -55,7 +55,7 @@ class NamespaceSandbox:
             self._bounds = f"no cgroups, because {error.strerror or error}: memory is looked at"
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [*PYTHON, zygote.__file__, str(theirs.fileno()), str(os.getpid())]
-        seen = {zygote.GPUS: os.environ.get(zygote.GPUS, "")}  # noqa: TID251 - the worker's own
+        seen = {zygote.GPUS: os.environ.get(zygote.GPUS, "")}
         with theirs:
             self._zygote = subprocess.Popen(
                 argv,
@@ -367,7 +367,7 @@ def _tree(process: int) -> tuple[list[int], int]:
         with suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/{current}/statm").read_text().split()
             nbytes += (int(fields[1]) - int(fields[2])) * _PAGE_BYTES
-            for task in os.listdir(f"/proc/{current}/task"):  # noqa: PTH208
+            for task in os.listdir(f"/proc/{current}/task"):
                 found.append(int(task))
                 children = Path(f"/proc/{current}/task/{task}/children").read_text()
                 todo += [int(child) for child in children.split()]

@@ -30,11 +30,11 @@ class NoSandbox:
         self,
         argv: Sequence[str],
         *,
-        files: Mapping[str, bytes],  # noqa: ARG002 - the protocol's
-        stdin: bytes = b"",  # noqa: ARG002
-        limits: Limits,  # noqa: ARG002
-        keeps_files: bool = False,  # noqa: ARG002
-        beside: Beside | None = None,  # noqa: ARG002
+        files: Mapping[str, bytes],
+        stdin: bytes = b"",
+        limits: Limits,
+        keeps_files: bool = False,
+        beside: Beside | None = None,
     ) -> Ran:
         """Refuse.
 

@@ -69,7 +69,7 @@ ENVIRONMENT: Final = {
 }
 GPUS: Final = "CUDA_VISIBLE_DEVICES"
 """The GPUs that the worker holds of the node's, by their numbers: commands see them alone."""
-if _gpus := os.environ.get(GPUS):  # noqa: TID251 - of the zygote's own process
+if _gpus := os.environ.get(GPUS):
     ENVIRONMENT[GPUS] = _gpus
 READY: Final = b"ready"
 _WARM: Final = (
@@ -244,7 +244,7 @@ def _make_devices() -> None:
 def _gpu_devices() -> list[str]:
     """Return the names of the device files of the GPUs that this Python's worker holds."""
     asked = [int(name) for name in ENVIRONMENT.get(GPUS, "").split(",") if name.isdigit()]
-    there = os.listdir(f"{_OLD}/dev")  # noqa: PTH208
+    there = os.listdir(f"{_OLD}/dev")
     files = [name.removeprefix("nvidia") for name in there if name.startswith("nvidia")]
     numbers = sorted(int(number) for number in files if number.isdigit())
     held = [f"nvidia{numbers[gpu]}" for gpu in asked if gpu < len(numbers)]
@@ -328,7 +328,7 @@ def _become(
             kernel.load_filter(inside.filter)
             os.closerange(_STDERR + 1, _MAX_DESCRIPTORS)
             return
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        for name in os.listdir("/proc/self/fd"):
             if int(name) > _STDERR:
                 with contextlib.suppress(OSError):  # the listing's own
                     os.set_inheritable(int(name), False)
@@ -392,7 +392,7 @@ def _left_files(top: str, limits: Limits) -> Iterator[tuple[str, bytes]]:
                         continue
                     data = file.read(room)
                 room -= len(data)
-                yield os.path.relpath(os.path.join(directory, name), top), data  # noqa: PTH118
+                yield os.path.relpath(os.path.join(directory, name), top), data  # noqa: PTH118 - of strings, thousands of times
 
 
 def _fail(descriptor: int, error: BaseException) -> None:
@@ -409,8 +409,8 @@ def _interpret(argv: list[str]) -> NoReturn:
     for name in [name for name in sys.modules if name.partition(".")[0] == "plexsvc"]:
         del sys.modules[name]
     del sys.path[0]
-    os.environ.clear()  # noqa: TID251 - what the script sees
-    os.environ.update(ENVIRONMENT)  # noqa: TID251
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT)
     sys.argv[:] = argv
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as where packages are
     sys.set_int_max_str_digits(0)  # a right program may print more digits than Python allows
@@ -425,7 +425,7 @@ def _interpret(argv: list[str]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - as the interpreter does
         sys.excepthook(type(error), error.with_traceback(_inner(error)), _inner(error))
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for its threads, as the interpreter does
-    atexit._run_exitfuncs()  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001 - a fork ends without them
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

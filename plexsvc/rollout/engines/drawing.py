@@ -18,7 +18,7 @@ GENERATED: Final = "plex_generated"
 """Key of a request's extra arguments: the tokens of the answer that it came with."""
 
 
-def draw_by_position(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
+def draw_by_position(runner: Any) -> None:
     """Make the draws of a model runner depend on nothing but seed and position.
 
     Raises:
@@ -37,19 +37,19 @@ def draw_by_position(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
     _reseed_each_step(runner)
 
 
-def _reseed_each_step(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
+def _reseed_each_step(runner: Any) -> None:
     """Reseed each request's generator before each step from (seed, position of its next token)."""
-    update_states, bookkeep = runner._update_states, runner._bookkeeping_sync  # noqa: SLF001
+    update_states, bookkeep = runner._update_states, runner._bookkeeping_sync
     add_request = runner.input_batch.add_request
 
-    def add_with_answer(state: Any) -> Any:  # noqa: ANN401 - vLLM's own types
+    def add_with_answer(state: Any) -> Any:
         # As a preempted request has them: penalties count them as the answer's, not the prompt's.
         extra = getattr(state.sampling_params, "extra_args", None) or {}
         if not state.output_token_ids:
             state.output_token_ids.extend(extra.get(GENERATED, ()))
         return add_request(state)
 
-    def update_and_seed(scheduled: Any) -> Any:  # noqa: ANN401 - vLLM's own types
+    def update_and_seed(scheduled: Any) -> Any:
         result = update_states(scheduled)
         for request_id, count in scheduled.num_scheduled_tokens.items():
             state = runner.requests[request_id]
@@ -60,7 +60,7 @@ def _reseed_each_step(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runne
                 state.generator.manual_seed(seed)
         return result
 
-    def bookkeep_without_rewind(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - pass-through
+    def bookkeep_without_rewind(*args: Any, **kwargs: Any) -> Any:
         # A draw for an unfinished prefill is normally taken back, which CPU generators cannot do.
         batch = runner.input_batch
         generators, batch.generators = batch.generators, {}
@@ -70,5 +70,5 @@ def _reseed_each_step(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runne
             batch.generators = generators
 
     runner.input_batch.add_request = add_with_answer
-    runner._update_states = update_and_seed  # noqa: SLF001 - the hook vLLM has not
-    runner._bookkeeping_sync = bookkeep_without_rewind  # noqa: SLF001
+    runner._update_states = update_and_seed
+    runner._bookkeeping_sync = bookkeep_without_rewind

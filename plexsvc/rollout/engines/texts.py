@@ -120,7 +120,7 @@ class Texts:
         return made
 
     @cached_property
-    def template(self) -> Any:  # noqa: ANN401 - a class of transformers
+    def template(self) -> Any:
         """Return the tokenizer that has the chat template."""
         from transformers import PreTrainedTokenizerFast
 

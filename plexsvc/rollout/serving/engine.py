@@ -46,7 +46,7 @@ class ServingEngine:
         Raises:
             PlexError: `unknown_model`, or `bad_request` for what vLLM cannot run.
         """
-        from plexsvc.rollout.engines.vllm import front  # noqa: PLC0415 - this process's own
+        from plexsvc.rollout.engines.vllm import front
 
         made = cls(config, clock=clock)
         try:
@@ -62,7 +62,7 @@ class ServingEngine:
 
     async def app(self) -> FastAPI:
         """Return vLLM's OpenAI application."""
-        from plexsvc.rollout.engines.vllm import front  # noqa: PLC0415
+        from plexsvc.rollout.engines.vllm import front
 
         config = self.config
         return await front.openai_app(self.front, model=str(config.model), name=config.name)
@@ -147,7 +147,7 @@ class ServingEngine:
 
     async def _invite(self) -> None:
         """Build the guests and let the policy of lending choose who steps."""
-        from plexsvc.rollout.engines import vllm  # noqa: PLC0415
+        from plexsvc.rollout.engines import vllm
 
         for model in self.config.guests:
             guest = await vllm.VllmEngine.start(
@@ -173,7 +173,7 @@ class ServingEngine:
         await asyncio.to_thread(self.executor.follow, self.coserving)
 
     def _config_of(self, model: Path) -> VllmConfig:
-        from plexsvc.rollout.engines import vllm  # noqa: PLC0415
+        from plexsvc.rollout.engines import vllm
 
         config = self.config
         return vllm.VllmConfig(

@@ -82,7 +82,7 @@ async def serve(
     Raises:
         PlexError: what vLLM cannot run.
     """
-    import uvicorn  # noqa: PLC0415 - comes with vLLM, so only where that is
+    import uvicorn
 
     engine = await ServingEngine.start(config, clock=clock)
     offered = {"lend": engine.lend, "reclaim": engine.reclaim, "report": engine.report}

@@ -244,7 +244,7 @@ def _penalty(asked: Asked, name: str) -> float:
     return _real(name, asked.get(name), default=0, low=-2, high=2)
 
 
-def _biases(found: Any) -> dict[int, float]:  # noqa: ANN401 - what came
+def _biases(found: Any) -> dict[int, float]:
     if not isinstance(found, dict) or len(found) > MAX_BIASED:
         raise _bad("logit_bias", found, f"an object of up to {MAX_BIASED} token ids and biases")
     biases = {}
@@ -264,7 +264,7 @@ def _top_logprobs(asked: Asked, *, is_chat: bool) -> int:
     return top
 
 
-def _template_kwargs(found: Any) -> dict[str, Any]:  # noqa: ANN401 - what came
+def _template_kwargs(found: Any) -> dict[str, Any]:
     """Return variables of a chat template; the deployment refuses those that are no such."""
     is_named = isinstance(found, dict) and all(map(str.isidentifier, found))
     if not is_named or len(found) > MAX_TEMPLATE_KWARGS:
@@ -311,7 +311,7 @@ def _calls_read(message: Asked) -> dict[str, Any]:
     return {**message, "tool_calls": read} if read else dict(message)
 
 
-def _text_of(content: Any) -> str | None:  # noqa: ANN401 - what came
+def _text_of(content: Any) -> str | None:
     """Return a message's text; parts become lines: a template may print a list as Python."""
     if content is None or isinstance(content, str):
         return content
@@ -326,7 +326,7 @@ def _text_of(content: Any) -> str | None:  # noqa: ANN401 - what came
     return "\n".join(texts)
 
 
-def _prompts(given: Any) -> list[operations_pb2.Prompt]:  # noqa: ANN401 - what came
+def _prompts(given: Any) -> list[operations_pb2.Prompt]:
     """Return prompts from a text, token ids, or a list of either."""
     is_one = isinstance(given, list) and given and not isinstance(given[0], str | list)
     if isinstance(given, str) or is_one:
@@ -341,13 +341,13 @@ def _prompts(given: Any) -> list[operations_pb2.Prompt]:  # noqa: ANN401 - what 
     ]
 
 
-def _token_ids(name: str, given: Any) -> list[int]:  # noqa: ANN401 - what came
+def _token_ids(name: str, given: Any) -> list[int]:
     if not isinstance(given, list):
         raise _bad(name, given, "a list of token ids")
     return [_whole(name, one) for one in given]
 
 
-def _stops(given: Any) -> list[str]:  # noqa: ANN401 - what came
+def _stops(given: Any) -> list[str]:
     stops = [given] if isinstance(given, str) else [] if given is None else given
     is_list = isinstance(stops, list) and len(stops) <= MAX_STOPS
     if not is_list or not all(isinstance(x, str) and 0 < len(x) <= MAX_STOP_CHARS for x in stops):
@@ -357,7 +357,7 @@ def _stops(given: Any) -> list[str]:  # noqa: ANN401 - what came
 
 def _whole(
     name: str,
-    found: Any,  # noqa: ANN401 - what came
+    found: Any,
     *,
     default: int = 0,
     low: int = 0,
@@ -372,7 +372,7 @@ def _whole(
 
 def _real(
     name: str,
-    found: Any,  # noqa: ANN401 - what came
+    found: Any,
     *,
     default: float,
     low: float = 0,

@@ -84,7 +84,7 @@ class Calls:
         else:
             self.content = text
 
-    def _call(self, found: Any) -> dict[str, Any] | None:  # noqa: ANN401 - what a model wrote
+    def _call(self, found: Any) -> dict[str, Any] | None:
         """Return a call in OpenAI's form, None if it is none of a tool that was offered."""
         if not isinstance(found, dict):
             return None
@@ -115,7 +115,7 @@ def _objects(text: str) -> Iterator[Any]:
             at += 1
 
 
-def _json(text: str) -> Any:  # noqa: ANN401 - any JSON
+def _json(text: str) -> Any:
     found = list(_objects(text.strip()))
     return found[0] if len(found) == 1 else None
 

@@ -178,7 +178,7 @@ class _Guard:
                 status=error.status,
             )
         except Exception as error:  # noqa: BLE001 - the edge: a bug of ours is told, not swallowed
-            log.error("call failed", path=request.path)  # noqa: TRY400 - adds the traceback
+            log.error("call failed", path=request.path)
             text = f"the router failed in {request.path}: {error!r}; its log says where"
             return _answer(PlexError(ErrorCode.INTERNAL, text))
 

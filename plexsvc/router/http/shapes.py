@@ -93,7 +93,7 @@ def tools_of(asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {} if choice == "none" else found
 
 
-def _of_format(found: Any) -> dict[str, Any] | None:  # noqa: ANN401 - what came
+def _of_format(found: Any) -> dict[str, Any] | None:
     name = "response_format"
     if found is None or found == {"type": "text"}:
         return None
@@ -112,7 +112,7 @@ def _of_format(found: Any) -> dict[str, Any] | None:  # noqa: ANN401 - what came
     return {"json": inner["schema"]}
 
 
-def _of_structured(found: Any) -> dict[str, Any] | None:  # noqa: ANN401 - what came
+def _of_structured(found: Any) -> dict[str, Any] | None:
     name = "structured_outputs"
     if found is None:
         return None

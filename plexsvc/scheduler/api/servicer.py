@@ -53,7 +53,7 @@ class SchedulerServicer:
         )
         pace = Pace(scheduler.clock)
 
-        async def in_turn(method: Handled, request: Any) -> Message:  # noqa: ANN401 - the method's
+        async def in_turn(method: Handled, request: Any) -> Message:
             return await pace.answer(request.tenant, lambda: method(scheduler, request))
 
         self.methods: Methods = {

@@ -129,7 +129,7 @@ def _due(cluster: Cluster, event: events.TimerFired) -> None:
         _fire(cluster, timer)
 
 
-def _fire(cluster: Cluster, timer: timers.Timer) -> None:  # noqa: C901 - one case each
+def _fire(cluster: Cluster, timer: timers.Timer) -> None:
     match timer:
         case timers.GapTimer():
             lanes.close_gap(cluster.queues, timer.deployment_id)

@@ -83,7 +83,7 @@ class _Freezer:
             nodes.append(self._node(self._met[len(nodes)]))
         return nodes
 
-    def _value(self, value: Any) -> Plain:  # noqa: ANN401 - whatever a record holds
+    def _value(self, value: Any) -> Plain:
         kind: Any = type(value)
         if kind in ATOMS:
             return value
@@ -101,7 +101,7 @@ class _Freezer:
             self._met.append(value)
         return [number]
 
-    def _node(self, value: Any) -> Plain:  # noqa: ANN401
+    def _node(self, value: Any) -> Plain:
         kind = type(value)
         if kind is list:
             return ["list", [self._value(item) for item in value]]
@@ -119,7 +119,7 @@ class _Freezer:
             raise TypeError(f"a record of the core holds {value!r}, of {kind}")
         return [kind.__name__, self._fields(value), *([] if items is None else [items])]
 
-    def _fields(self, value: Any) -> dict[str, Plain]:  # noqa: ANN401
+    def _fields(self, value: Any) -> dict[str, Plain]:
         kind: Any = type(value)
         names = _names(kind) or vars(value)
         return {name: self._value(getattr(value, name)) for name in names if name != SKIPPED}
@@ -144,12 +144,12 @@ class _Thawer:
             "tuple": lambda items: tuple(map(self._value, items)),
         }
 
-    def run(self) -> Any:  # noqa: ANN401 - what was frozen
+    def run(self) -> Any:
         for node, made in zip(self._nodes, self._made, strict=True):
             self._fill(made, node)
         return self._made[0]
 
-    def _value(self, value: Plain) -> Any:  # noqa: ANN401
+    def _value(self, value: Plain) -> Any:
         if type(value) is not list:
             return value
         if len(value) == 1:
@@ -165,7 +165,7 @@ class _Thawer:
         self._set_fields(made, told)
         return made
 
-    def _fill(self, made: Any, node: Plain) -> None:  # noqa: ANN401
+    def _fill(self, made: Any, node: Plain) -> None:
         kind, told, *rest = node
         match kind:
             case "list" | "deque":
@@ -204,7 +204,7 @@ class _Thawer:
             put(made, key, next(values))
 
 
-def _empty(node: Plain) -> Any:  # noqa: ANN401
+def _empty(node: Plain) -> Any:
     kind, told, *rest = node
     match kind:
         case "list":
@@ -248,7 +248,7 @@ def _defaults(kind: type) -> dict[str, Callable[[], Any]]:
         if field.default is not MISSING:
             return lambda: field.default
 
-        def refuse() -> Any:  # noqa: ANN401
+        def refuse() -> Any:
             raise LookupError(f"{kind.__name__} has no {field.name} there")
 
         return refuse

@@ -270,7 +270,7 @@ async def _insist(
             what=f"teardown on {node_id}",
         )
     except (grpc.aio.AioRpcError, PlexError) as error:
-        log.error("teardown call gave up", node=node_id, error=error)  # noqa: TRY400 - no bug
+        log.error("teardown call gave up", node=node_id, error=error)
 
 
 async def _spawn_rank(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: str) -> Rank:

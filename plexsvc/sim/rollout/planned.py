@@ -186,7 +186,7 @@ class PlannedRun(Floor):
     def served(self) -> None:
         """Nothing waits for an instance."""
 
-    def released(self, unit: Unit) -> None:  # noqa: ARG002 - all cost the same
+    def released(self, unit: Unit) -> None:
         """Pay for an instance."""
         self.paid_us += self.now_us - self._began_us
 

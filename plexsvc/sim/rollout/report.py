@@ -145,7 +145,7 @@ def _round(value: object) -> object:
 
 def draw(path: Path, outcomes: Mapping[str, RolloutOutcome], *, title: str) -> None:
     """Draw spot instances over time, and the throughput of each step under each policy."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - a second of imports, only for plots
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     counts, speeds = figure.subplots(2, 1, sharex=True)

@@ -250,7 +250,7 @@ def draw_lending(
     path: Path, found: Mapping[str, LentSummary], *, objectives: Objectives, title: str
 ) -> None:
     """Draw throughput and 99th percentiles under each policy, with the objectives."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - a second of imports, only for plots
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3), layout="constrained")
     panels = figure.subplots(1, 3)

@@ -330,7 +330,7 @@ def packed_attention(  # noqa: PLR0913 - the signature of transformers
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **options: Any,  # noqa: ANN401 - transformers passes its own options
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend causally inside each packed sequence; tensors are [1, heads, T, D].
 
@@ -411,14 +411,14 @@ class ValueModel(torch.nn.Module):
         self.model = trunk
         self.value_head = torch.nn.Linear(hidden, 1, bias=False)
 
-    def forward(self, **inputs: Any) -> Tensor:  # noqa: ANN401 - the trunk's inputs
+    def forward(self, **inputs: Any) -> Tensor:
         """Return values [1, T]."""
         hidden_1TH = self.model(**inputs).last_hidden_state
         values_1T: Tensor = self.value_head(hidden_1TH)[..., 0]
         return values_1T
 
 
-def _build_model(hf: Any, *, is_critic: bool) -> Any:  # noqa: ANN401 - transformers is untyped
+def _build_model(hf: Any, *, is_critic: bool) -> Any:
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, packed_attention)
@@ -427,7 +427,7 @@ def _build_model(hf: Any, *, is_critic: bool) -> Any:  # noqa: ANN401 - transfor
     return ValueModel(model.model, hidden=hf.hidden_size) if is_critic else model
 
 
-def _materialize(model: Any, hf: Any) -> None:  # noqa: ANN401 - transformers is untyped
+def _materialize(model: Any, hf: Any) -> None:
     """Give the meta model memory; its buffers, in no checkpoint, are computed anew.
 
     Raises:

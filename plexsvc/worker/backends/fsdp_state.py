@@ -104,8 +104,8 @@ def adopt_params(held: Held, memory: torch.Tensor) -> torch.Tensor:
     """Make FSDP2 keep this shard in `memory` (the `params` region); return the shard's view."""
     padded = view(memory, held.padded, dtype=held.sharded.sharded_param.dtype)
     local = padded.narrow(0, 0, held.local_shape[0])
-    held.sharded._sharded_param_data = padded.view(-1)  # noqa: SLF001 - see the module's docstring
-    held.sharded.sharded_param._local_tensor = local  # noqa: SLF001
+    held.sharded._sharded_param_data = padded.view(-1)
+    held.sharded.sharded_param._local_tensor = local
     return local
 
 
@@ -126,16 +126,16 @@ def moment_views(held: Held, memory: torch.Tensor, *, shard_bytes: int) -> list[
     return [view(half, held.place, dtype=torch.float32) for half in halves]
 
 
-def _params_of(module: Any) -> Iterator[Any]:  # noqa: ANN401 - an FSDPModule, untyped here
-    state = module._get_fsdp_state()  # noqa: SLF001 - FSDP2 has no public list of its parameters
+def _params_of(module: Any) -> Iterator[Any]:
+    state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.13; one group before
     if groups is None:
-        groups = [state._fsdp_param_group] if state._fsdp_param_group else []  # noqa: SLF001
+        groups = [state._fsdp_param_group] if state._fsdp_param_group else []
     for group in groups:
         yield from group.fsdp_params
 
 
-def _own_rows(sharded: Any) -> tuple[tuple[int, ...], int]:  # noqa: ANN401 - an FSDPParam
+def _own_rows(sharded: Any) -> tuple[tuple[int, ...], int]:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     param = sharded.sharded_param

@@ -15,7 +15,7 @@ HEAD: Final = "lm_head.weight"
 EMBEDDINGS: Final = "model.embed_tokens.weight"
 
 
-def read_config(directory: str, *, backend: str) -> Any:  # noqa: ANN401 - transformers is untyped
+def read_config(directory: str, *, backend: str) -> Any:
     """Return transformers' configuration of `directory`, checked for `backend`.
 
     It names no padding token: transformers would freeze that token's embedding, and no backend
@@ -41,7 +41,7 @@ def check_leftovers(
     weights: TensorSource,
     known: Collection[str],
     *,
-    hf: Any,  # noqa: ANN401 - as above
+    hf: Any,
     is_critic: bool,
 ) -> None:
     """Refuse weights with tensors that the model leaves out: it would compute something else.
@@ -67,7 +67,7 @@ def check_leftovers(
         )
 
 
-def _has_tied(weights: TensorSource, hf: Any) -> bool:  # noqa: ANN401 - as above
+def _has_tied(weights: TensorSource, hf: Any) -> bool:
     shape = (hf.vocab_size, hf.hidden_size)
     wanted = [
         TensorBox(name=name, shape=shape, box=Box.whole(shape)) for name in (HEAD, EMBEDDINGS)

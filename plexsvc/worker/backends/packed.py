@@ -145,7 +145,7 @@ class Totals:
             more, so_far = value.detach().double(), self._maxima.get(name)
             self._maxima[name] = more if so_far is None else torch.maximum(so_far, more)
 
-    def over(self, group: Any) -> tuple[dict[str, float], dict[str, float]]:  # noqa: ANN401 - a process group
+    def over(self, group: Any) -> tuple[dict[str, float], dict[str, float]]:
         """Return sums and maxima over the ranks of `group`; waits for the device once."""
         found, num_sums = [*self._sums.values(), *self._maxima.values()], len(self._sums)
         if not found:

@@ -26,7 +26,7 @@ class FakeJobsRouter(service_pb2_grpc.RouterServicer):
         """Whether someone cancels a job just before its controller's end is told."""
         self.is_full = False
 
-    def CreateJob(  # noqa: N802
+    def CreateJob(
         self, request: service_pb2.CreateJobRequest, context: grpc.ServicerContext
     ) -> service_pb2.Job:
         _authenticate(context)
@@ -40,7 +40,7 @@ class FakeJobsRouter(service_pb2_grpc.RouterServicer):
         )
         return self.jobs.setdefault(request.job_id, job)
 
-    def EndJob(  # noqa: N802
+    def EndJob(
         self, request: service_pb2.EndJobRequest, context: grpc.ServicerContext
     ) -> service_pb2.Job:
         _authenticate(context)
@@ -57,7 +57,7 @@ class FakeJobsRouter(service_pb2_grpc.RouterServicer):
             job.exit_code = request.exit_code
         return job
 
-    def ListJobs(  # noqa: N802
+    def ListJobs(
         self, request: service_pb2.ListJobsRequest, context: grpc.ServicerContext
     ) -> service_pb2.ListJobsReply:
         _authenticate(context)
@@ -69,15 +69,15 @@ class FakeJobsRouter(service_pb2_grpc.RouterServicer):
         jobs = [j for j in self.jobs.values() if request.include_ended or j.state not in ended]
         return service_pb2.ListJobsReply(jobs=jobs)
 
-    def GetStatus(  # noqa: N802
+    def GetStatus(
         self,
-        request: service_pb2.GetStatusRequest,  # noqa: ARG002
+        request: service_pb2.GetStatusRequest,
         context: grpc.ServicerContext,
     ) -> service_pb2.ClusterStatus:
         _authenticate(context)
         return service_pb2.ClusterStatus(now_us=1, jobs=list(self.jobs.values()))
 
-    def ExplainOperation(  # noqa: N802
+    def ExplainOperation(
         self, request: service_pb2.ExplainRequest, context: grpc.ServicerContext
     ) -> service_pb2.ExplainReply:
         _authenticate(context)

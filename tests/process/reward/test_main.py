@@ -50,7 +50,7 @@ class Served:
 @asynccontextmanager
 async def served(
     directory: Path,
-    **limits: Any,  # noqa: ANN401 - keys of a configuration
+    **limits: Any,
 ) -> AsyncIterator[Served]:
     keys_file = directory / "keys.json"
     write_keys(keys_file, KEYS)

@@ -46,7 +46,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield found
 
 
-def stage(command: str = "", *, name: str = "run", **changed: Any) -> OwnStage:  # noqa: ANN401 - of any field
+def stage(command: str = "", *, name: str = "run", **changed: Any) -> OwnStage:
     given = {
         "resource": "cpu",
         "count": 1,

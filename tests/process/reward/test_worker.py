@@ -22,7 +22,7 @@ from plexsvc.reward.zygote import MAX_MESSAGE_BYTES, Ended, Start, Started, Stop
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
 
-def read(line: socket.socket) -> Any:  # noqa: ANN401 - the next message
+def read(line: socket.socket) -> Any:
     head = line.recv(messages.LENGTH.size, socket.MSG_WAITALL)
     return messages.decode(line.recv(messages.LENGTH.unpack(head)[0], socket.MSG_WAITALL))
 

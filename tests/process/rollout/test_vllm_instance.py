@@ -111,7 +111,7 @@ async def test_what_shapes_the_distribution_does_and_goes_on_exactly_elsewhere(
     def asked(
         name: str,
         generated: list[int],
-        **sampling: Any,  # noqa: ANN401 - fields of a message
+        **sampling: Any,
     ) -> rollout_pb2.InstanceRequest:
         given: dict[str, Any] = {"max_tokens": 40, "temperature": temperature, "ignore_eos": True}
         return request(PROMPTS[3], name=name, generated=generated, **given | sampling)
@@ -469,8 +469,8 @@ def reference(
     """Return transformers' log-softmax of `tokens` after `prompt`, in fp32."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import torch  # noqa: PLC0415 - seconds, and only here
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415
+        import torch
+        from transformers import AutoModelForCausalLM
 
         network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         with torch.no_grad():

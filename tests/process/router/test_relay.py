@@ -276,20 +276,18 @@ async def test_a_result_is_fetched_from_where_it_lies(rig: Rig, offset: int) -> 
 class TwoFrames:
     """A rollout manager with two frames for everybody."""
 
-    async def StreamFrames(  # noqa: N802 - gRPC names it
+    async def StreamFrames(
         self, request: worker_pb2.StreamFramesRequest, _: object
     ) -> AsyncGenerator[ops.GenerateFrame]:
         for cursor in (1, 2):
             if cursor > request.after_cursor:
                 yield ops.GenerateFrame(cursor=cursor)
 
-    async def Sample(  # noqa: N802 - gRPC names it
-        self, request: ops.Operation, _: object
-    ) -> AsyncGenerator[ops.GenerateFrame]:
+    async def Sample(self, request: ops.Operation, _: object) -> AsyncGenerator[ops.GenerateFrame]:
         yield ops.GenerateFrame(result=ops.OperationResult(texts={"tenant": request.tenant}))
 
 
-def sampled(rig: Rig, **changes: Any) -> AsyncIterable[ops.GenerateFrame]:  # noqa: ANN401 - fields of a message
+def sampled(rig: Rig, **changes: Any) -> AsyncIterable[ops.GenerateFrame]:
     rig.scheduler.deployments[ACTOR].spec.role = "rollout"
     prompts = [ops.Prompt(token_ids=[3])]
     operation = rig.client.operation(generate=ops.Generate(prompts=prompts))

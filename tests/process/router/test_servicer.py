@@ -230,7 +230,7 @@ async def test_an_odd_model_is_refused_before_the_scheduler_hears_and_costs_no_d
             request.spec.model = model.name
             call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=60)
             with pytest.raises(grpc.aio.AioRpcError) as failure:
-                print(name, await call)  # what is not refused is seen  # noqa: T201
+                print(name, await call)  # noqa: T201 - what is not refused is seen
             error = error_from(failure.value)
             assert error.code in {ErrorCode.UNKNOWN_MODEL, ErrorCode.BAD_REQUEST}, (name, error)
             assert model.name in error.message, (name, error)

@@ -63,7 +63,7 @@ def stage(
     return daemon.stub.Stage(sent, timeout=30)
 
 
-def drop(daemon: Daemon, **fields: Any) -> int:  # noqa: ANN401 - fields of a message
+def drop(daemon: Daemon, **fields: Any) -> int:
     request = statemanager_pb2.DropStagedRequest(**{"job_id": "job"} | fields)
     return daemon.stub.DropStaged(request, timeout=30).freed_bytes
 

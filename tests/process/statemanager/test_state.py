@@ -47,7 +47,7 @@ def piece(array: np.ndarray, *, rows: slice, offset: int, **fields: object) -> d
     }
 
 
-def build(daemon: Daemon, wpg_id: str, shards: list[slice], **identity: Any) -> list[Client]:  # noqa: ANN401 - passed on
+def build(daemon: Daemon, wpg_id: str, shards: list[slice], **identity: Any) -> list[Client]:
     """Ranks holding WEIGHT by rows as param and, tenfold, exp_avg, 64 bytes into their regions."""
     ranks = []
     for i, rows in enumerate(shards):
@@ -177,13 +177,13 @@ class Altering(statemanager_pb2_grpc.StateManagerServicer):
     def __init__(self, daemon: Daemon) -> None:
         self._stub = daemon.stub
 
-    def GetManifest(  # noqa: N802 - named by the service
+    def GetManifest(
         self, request: statemanager_pb2.GetManifestRequest, context: object
     ) -> statemanager_pb2.VersionManifest:
         del context
         return self._stub.GetManifest(request, timeout=30)
 
-    def ReadVersion(  # noqa: N802 - named by the service
+    def ReadVersion(
         self, request: statemanager_pb2.ReadVersionRequest, context: object
     ) -> Iterator[common_pb2.Chunk]:
         del context
@@ -293,7 +293,7 @@ def test_a_checkpoint_is_plain_safetensors_with_optimizer_and_scalars(
     assert sorted(p.name for p in tmp_path.iterdir() if "tmp-" in p.name) == []
 
 
-def materialize(daemon: Daemon, path: Path, **fields: Any) -> statemanager_pb2.MaterializeReply:  # noqa: ANN401 - fields of a message
+def materialize(daemon: Daemon, path: Path, **fields: Any) -> statemanager_pb2.MaterializeReply:
     return daemon.materialize("a", path, **fields)
 
 

@@ -43,7 +43,7 @@ def start_group(rank_host: RankHost, tmp_path: Path, odd_model: Path) -> Iterato
     """Return a function that forks a group and initialises it; every group ends with the test."""
     started: list[Group] = []
 
-    def start(*, initialize: bool = True, **changes: Any) -> Group:  # noqa: ANN401 - configuration
+    def start(*, initialize: bool = True, **changes: Any) -> Group:
         parallel = changes.get("parallel", {})
         world = parallel.get("tp", 1) * parallel.get("pp", 1) * parallel.get("dp", 1)
         table = {

@@ -110,8 +110,8 @@ def manager(tmp_path: Path, stack: ExitStack) -> StateManager:
 @pytest.fixture
 def start_wpg(
     rank_host: RankHost, manager: StateManager, odd_model: Path, tmp_path: Path, stack: ExitStack
-) -> Any:  # noqa: ANN401 - a function
-    def start(wpg_id: str, **changes: Any) -> Wpg:  # noqa: ANN401 - configuration
+) -> Any:
+    def start(wpg_id: str, **changes: Any) -> Wpg:
         parallel = changes.get("parallel", {})
         world = parallel.get("tp", 1) * parallel.get("pp", 1) * parallel.get("dp", 1)
         table = {
@@ -164,7 +164,7 @@ def codes(replies: list[worker_pb2.ExecuteReply]) -> set[str]:
     return {reply.result.error.code for reply in replies}
 
 
-def test_a_rank_describes_itself_runs_once_and_fences(start_wpg: Any) -> None:  # noqa: ANN401 - a function
+def test_a_rank_describes_itself_runs_once_and_fences(start_wpg: Any) -> None:
     wpg = start_wpg("wpg")
     (stub,) = wpg.stubs
     described = stub.Describe(worker_pb2.DescribeRequest(wpg_id="wpg"), timeout=DEADLINE_S)
@@ -195,7 +195,7 @@ def test_a_rank_describes_itself_runs_once_and_fences(start_wpg: Any) -> None:  
     assert answer.result.error.code == "bad_request"
 
 
-async def test_calls_and_orders_of_one_operation_run_it_once(start_wpg: Any) -> None:  # noqa: ANN401 - a function
+async def test_calls_and_orders_of_one_operation_run_it_once(start_wpg: Any) -> None:
     wpg = start_wpg("wpg")
     (stub,) = wpg.stubs
     assert codes(wpg.run(operation(0, "initialize"))) == {""}
@@ -222,7 +222,7 @@ async def test_calls_and_orders_of_one_operation_run_it_once(start_wpg: Any) -> 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_switch_between_backward_and_step_changes_no_bit(
-    start_wpg: Any,  # noqa: ANN401 - a function
+    start_wpg: Any,
     manager: StateManager,
     name: str,
 ) -> None:
@@ -246,7 +246,7 @@ def test_a_switch_between_backward_and_step_changes_no_bit(
 
 
 def test_a_published_version_is_pulled_through_the_state_manager(
-    start_wpg: Any,  # noqa: ANN401 - a function
+    start_wpg: Any,
     manager: StateManager,
 ) -> None:
     actor = start_wpg("actor")
@@ -278,7 +278,7 @@ def test_a_published_version_is_pulled_through_the_state_manager(
     assert np.abs(found - wanted).max() <= 1e-5
 
 
-def test_a_rank_whose_peer_died_answers_and_exits_with_its_cause(start_wpg: Any) -> None:  # noqa: ANN401 - a function
+def test_a_rank_whose_peer_died_answers_and_exits_with_its_cause(start_wpg: Any) -> None:
     wpg = start_wpg("pair", parallel={"tp": 2})
     assert codes(wpg.run(operation(0, "initialize"))) == {""}
     wpg.ranks[1].signal(signal.SIGKILL)
@@ -291,7 +291,7 @@ def test_a_rank_whose_peer_died_answers_and_exits_with_its_cause(start_wpg: Any)
     assert wpg.ranks[0].wait() == 70
 
 
-def test_a_terminated_rank_ends_in_order(start_wpg: Any) -> None:  # noqa: ANN401 - a function
+def test_a_terminated_rank_ends_in_order(start_wpg: Any) -> None:
     wpg = start_wpg("ended", backend="noop")
     wpg.ranks[0].signal(signal.SIGTERM)
     assert wpg.ranks[0].wait() == 0

@@ -27,7 +27,7 @@ def sample(prompt: list[int], tokens: list[int], logprobs: list[float]) -> FakeS
     return FakeSample(prompt, tokens, np.array(logprobs, np.float32))
 
 
-def refused(code: str, **arrays: Any) -> plex.PlexError:  # noqa: ANN401 - wrong on purpose
+def refused(code: str, **arrays: Any) -> plex.PlexError:
     with pytest.raises(plex.PlexError) as caught:
         plex.Batch(**arrays)
     assert caught.value.code == code
@@ -46,7 +46,7 @@ def test_samples_become_shifted_sequences_with_numbers_on_the_generated_targets(
     assert batch.advantages.tolist() == [0, 0, 2.0, 2.0, -1.0]
 
 
-def drawn(**how: Any) -> FakeSample:  # noqa: ANN401 - what it was drawn with
+def drawn(**how: Any) -> FakeSample:
     return FakeSample([1, 2], [3], np.array([-0.5], np.float32), **how)
 
 
@@ -195,7 +195,7 @@ def test_a_sequence_too_short_to_predict_anything_is_refused() -> None:
     "advantages", [[1.0], [[1.0], [1.0, 2.0]], ["a", "b"], [None, {}], 5, None, "ab"]
 )
 def test_advantages_that_do_not_fit_the_samples_are_refused(
-    advantages: Any,  # noqa: ANN401 - also what is no list
+    advantages: Any,
 ) -> None:
     samples = [sample([1, 2], [3, 4], [0, 0]), sample([1], [5, 6], [0, 0])]
     with pytest.raises(plex.PlexError) as caught:

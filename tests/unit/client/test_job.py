@@ -329,7 +329,7 @@ def test_a_deployment_of_an_unknown_role_or_with_instances_that_cannot_be_is_ref
 def test_a_number_that_no_deployment_can_have_is_refused_by_name(
     loop: Loop,
     name: str,
-    value: Any,  # noqa: ANN401 - wrong on purpose
+    value: Any,
 ) -> None:
     with pytest.raises(PlexError, match=f"{name}=.* must be an integer in"):
         loop.job.deploy("actor", model="/m", backend="megatron", **{name: value})
@@ -348,7 +348,7 @@ def test_a_number_that_no_deployment_can_have_is_refused_by_name(
 def test_terms_that_no_job_can_have_are_refused_by_name(
     cluster: plex.Cluster,
     name: str,
-    value: Any,  # noqa: ANN401 - wrong on purpose
+    value: Any,
 ) -> None:
     with pytest.raises(PlexError, match=f"{name}=.* must be"):
         cluster.job("odd", **{name: value})

@@ -200,7 +200,7 @@ def arm(
     real = getattr(home, name)
     failed: list[str] = []
 
-    async def later(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
+    async def later(*args: Any, **named: Any) -> Any:
         is_first = not failed
         failed.append(name)
         if is_first and not is_after:
@@ -210,7 +210,7 @@ def arm(
             raise error()
         return found
 
-    def now(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
+    def now(*args: Any, **named: Any) -> Any:
         is_first = not failed
         failed.append(name)
         if is_first and not is_after:

@@ -72,7 +72,7 @@ def test_texts_and_token_ids_may_be_mixed() -> None:
         ([[1], 2], "prompt 1 is neither"),
     ],
 )
-def test_prompts_no_model_could_read_are_refused(prompts: Any, found: str) -> None:  # noqa: ANN401 - wrong on purpose
+def test_prompts_no_model_could_read_are_refused(prompts: Any, found: str) -> None:
     with pytest.raises(PlexError, match=found):
         sampling.encode_prompts(prompts, encode=encode, vocab_size=50)
 

@@ -171,7 +171,7 @@ def test_samples_are_scored_as_they_are_generated(loop: Loop, router: FakeRouter
     ],
 )
 def test_a_scored_generate_of_the_wrong_types_is_refused_before_anything_is_sent(
-    prompts: Any,  # noqa: ANN401 - what is none
+    prompts: Any,
     options: dict[str, Any],
     text: str,
     loop: Loop,

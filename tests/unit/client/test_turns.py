@@ -87,7 +87,7 @@ def test_one_turn_of_a_session_at_a_time(router: FakeRouter, rollout: plex.Rollo
 
 @pytest.mark.parametrize("prompt", [None, 7, [None], ["a"]])
 def test_what_is_no_prompt_is_refused_before_anything_is_sent(
-    prompt: Any,  # noqa: ANN401 - what is none
+    prompt: Any,
     router: FakeRouter,
     rollout: plex.Rollout,
 ) -> None:

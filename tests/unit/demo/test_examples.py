@@ -18,7 +18,7 @@ TASK_NAMES = ["chain_sum", "count_bits", "spell_backward", *CODE_NAMES]
 def test_only_the_whole_answer_scores_and_every_character_has_a_token(
     examples: Path, name: str
 ) -> None:
-    from verifiable_tasks import TASKS  # noqa: PLC0415 - see the fixture
+    from verifiable_tasks import TASKS
 
     for problem in islice(TASKS[name].problems(3), 50):
         if problem.score is not None:
@@ -33,7 +33,7 @@ def test_only_the_whole_answer_scores_and_every_character_has_a_token(
 @pytest.mark.usefixtures("examples")
 @pytest.mark.parametrize("name", CODE_NAMES)
 def test_of_a_function_to_write_only_the_right_one_passes_its_tests(name: str) -> None:
-    from verifiable_tasks import TASKS  # noqa: PLC0415 - see the fixture
+    from verifiable_tasks import TASKS
 
     for problem in islice(TASKS[name].problems(3), 50):
         for answer, is_right in ((problem.answer, True), ("f=lambda x:1000", False)):
@@ -47,7 +47,7 @@ def test_of_a_function_to_write_only_the_right_one_passes_its_tests(name: str) -
 @pytest.mark.usefixtures("examples")
 @pytest.mark.parametrize("name", TASK_NAMES)
 def test_training_prompts_never_repeat_a_held_out_one(name: str) -> None:
-    from verifiable_tasks import HELD_OUT, TASKS  # noqa: PLC0415 - see the fixture
+    from verifiable_tasks import HELD_OUT, TASKS
 
     held_out = {problem.prompt for problem in TASKS[name].held_out()}
     trained = {problem.prompt for problem in islice(TASKS[name].problems(0), 3000)}
@@ -57,7 +57,7 @@ def test_training_prompts_never_repeat_a_held_out_one(name: str) -> None:
 
 @pytest.mark.usefixtures("examples")
 def test_an_imperfect_teacher_is_wrong_about_as_often_as_asked() -> None:
-    from verifiable_tasks import TASKS, demonstrations  # noqa: PLC0415 - see the fixture
+    from verifiable_tasks import TASKS, demonstrations
 
     task = TASKS["spell_backward"]
     pairs = list(islice(demonstrations(task, seed=0, wrong_share=0.3), 500))
@@ -67,7 +67,7 @@ def test_an_imperfect_teacher_is_wrong_about_as_often_as_asked() -> None:
 
 @pytest.mark.usefixtures("examples")
 def test_the_warm_up_gives_most_of_a_batch_to_tasks_behind() -> None:
-    from warm_up import shares  # noqa: PLC0415 - see the fixture
+    from warm_up import shares
 
     assert shares({"a": 0.1, "b": 0.2}, goal=0.3) == {"a": 0.5, "b": 0.5}
     mixed = shares({"a": 0.1, "b": 0.5, "c": 0.6}, goal=0.3)
@@ -76,9 +76,9 @@ def test_the_warm_up_gives_most_of_a_batch_to_tasks_behind() -> None:
 
 @pytest.mark.usefixtures("examples")
 def test_a_supervised_batch_weighs_answers_and_their_end_and_nothing_else(tmp_path: Path) -> None:
-    from warm_up import next_batch  # noqa: PLC0415 - see the fixture
+    from warm_up import next_batch
 
-    from plexclient.tokenizer import Tokenizer  # noqa: PLC0415 - beside the next
+    from plexclient.tokenizer import Tokenizer
 
     make_model(tmp_path / "m", seed=0)
     batch = next_batch(

@@ -23,7 +23,7 @@ STEP = {
 
 
 def write(path: Path, *, is_whole: bool) -> None:
-    from recorder import Recorder  # noqa: PLC0415 - found through the fixture `examples`
+    from recorder import Recorder
 
     recorder = Recorder(path)
     recorder.write("held_out", when="before", accuracy=0.25)

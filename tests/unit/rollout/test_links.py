@@ -24,7 +24,7 @@ class FakeManager:
         self.refuses = False
         self.told: list[str] = []
 
-    async def ChangeInstance(  # noqa: N802 - the wire's name
+    async def ChangeInstance(
         self,
         request: rollout_pb2.ChangeInstanceRequest,
         timeout: float,  # noqa: ASYNC109 - the stub's
@@ -96,7 +96,7 @@ async def test_what_a_manager_refuses_is_not_ordered_for_ever(link: FakeLink) ->
     assert not deployment.has_untold
 
 
-def starting(kills: list[int]) -> Any:  # noqa: ANN401 - a link without a channel
+def starting(kills: list[int]) -> Any:
     return ManagerLink("unix:m", cast("Any", None), lambda: kills.append(1))
 
 

@@ -106,7 +106,7 @@ async def test_a_tenant_looks_as_itself_whatever_it_claims(request_: Message) ->
     assert [(r.tenant, r.is_operator) for r in scheduler.seen] == [("lab", False)]  # type: ignore[attr-defined]
 
 
-def shape(*segments: tuple[int, int], **more: Any) -> pb.JobShape:  # noqa: ANN401 - fields of a message
+def shape(*segments: tuple[int, int], **more: Any) -> pb.JobShape:
     cycle = [pb.CycleSegment(offset_us=o, duration_us=d) for o, d in segments]
     return pb.JobShape(**{"num_devices": 1, "period_us": 10} | more, segments=cycle)
 

@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def spec(**changes: Any) -> pb.DeploymentSpec:  # noqa: ANN401 - fields of a message
+def spec(**changes: Any) -> pb.DeploymentSpec:
     base: dict[str, Any] = {"role": "actor", "backend": "megatron", "model": "/m"}
     return pb.DeploymentSpec(**(base | changes))
 

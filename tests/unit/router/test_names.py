@@ -14,11 +14,11 @@ from plexsvc.router.config import RouterConfig
 CONFIG = RouterConfig(max_name_chars=16, max_labels=1, max_metrics=1)
 
 
-def job(**changes: Any) -> pb.CreateJobRequest:  # noqa: ANN401 - fields of a message
+def job(**changes: Any) -> pb.CreateJobRequest:
     return pb.CreateJobRequest(**{"job_id": "job-1", "name": "grpo-math_1.5b", **changes})
 
 
-def deployment(**changes: Any) -> pb.CreateDeploymentRequest:  # noqa: ANN401 - fields of a message
+def deployment(**changes: Any) -> pb.CreateDeploymentRequest:
     asked = {"job_id": "job-1", "name": "a.b", "deployment_id": "job-1/a.b", **changes}
     return pb.CreateDeploymentRequest(**asked)
 

@@ -55,14 +55,14 @@ def make_faulty(rig: Rig, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> No
             monkeypatch.setattr(home, name, _method(faults, name, getattr(home, name)))
 
 
-def _method(faults: Faults, name: str, function: Any) -> Any:  # noqa: ANN401 - any method
-    def bound(self: object) -> Any:  # noqa: ANN401 - as above
+def _method(faults: Faults, name: str, function: Any) -> Any:
+    def bound(self: object) -> Any:
         return faults.over(name, function.__get__(self))
 
     return property(bound)
 
 
-async def run(rig: Rig, operation: ops.Operation, arrays: Any) -> ops.OperationResult | None:  # noqa: ANN401 - arrays
+async def run(rig: Rig, operation: ops.Operation, arrays: Any) -> ops.OperationResult | None:
     """Upload an operation's payload and submit it; None if a call ended without an answer."""
     try:
         if operation.payload.HasField("staged"):
@@ -103,7 +103,7 @@ async def test_a_fault_at_any_call_of_an_operation_applies_it_once_or_never(
     assert total > 2
 
 
-async def attempt(rig: Rig, operation: ops.Operation, arrays: Any) -> ops.OperationResult | None:  # noqa: ANN401 - arrays
+async def attempt(rig: Rig, operation: ops.Operation, arrays: Any) -> ops.OperationResult | None:
     """Send an operation as it is: what the router adds to it stays there."""
     copy = ops.Operation()
     copy.CopyFrom(operation)
@@ -159,7 +159,7 @@ class FakeFrames:
         self.open = 0
         self._frame = faults.over("frame", lambda cursor: ops.GenerateFrame(cursor=cursor))
 
-    async def StreamFrames(  # noqa: N802 - named by the wire
+    async def StreamFrames(
         self, request: worker_pb2.StreamFramesRequest, _: object
     ) -> AsyncGenerator[ops.GenerateFrame]:
         assert request.tenant == TENANT
@@ -170,9 +170,7 @@ class FakeFrames:
         finally:
             self.open -= 1
 
-    async def Sample(  # noqa: N802 - named by the wire
-        self, request: ops.Operation, _: object
-    ) -> AsyncGenerator[ops.GenerateFrame]:
+    async def Sample(self, request: ops.Operation, _: object) -> AsyncGenerator[ops.GenerateFrame]:
         assert request.tenant == TENANT
         self.open += 1
         try:

@@ -29,7 +29,7 @@ PPO = ops.ForwardBackward(loss="ppo")
 RULES = OperationRules(RouterConfig(max_batch_tokens=4096, max_batch_sequences=16, max_prompts=2))
 
 
-def operation(arrays: Arrays | None = None, **body: Any) -> ops.Operation:  # noqa: ANN401 - fields of a message
+def operation(arrays: Arrays | None = None, **body: Any) -> ops.Operation:
     made = ops.Operation(
         operation_id=new_operation_id(), job_id="job-1", deployment_id="job-1/actor", seq=1, **body
     )
@@ -38,7 +38,7 @@ def operation(arrays: Arrays | None = None, **body: Any) -> ops.Operation:  # no
     return made
 
 
-def announced(arrays: Arrays, **body: Any) -> ops.Operation:  # noqa: ANN401 - fields of a message
+def announced(arrays: Arrays, **body: Any) -> ops.Operation:
     made = operation(**body)
     specs, nbytes = tensors.layout(arrays)
     made.payload.staged.tensors.extend(specs)

@@ -49,7 +49,7 @@ async def served(door: Door, reached: list[str]) -> AsyncIterator[grpc.aio.Chann
     await server.stop(0)
 
 
-def _noting(method: MethodDescriptor, reached: list[str]) -> Any:  # noqa: ANN401 - gRPC's
+def _noting(method: MethodDescriptor, reached: list[str]) -> Any:
     def decode(data: bytes) -> bytes:
         reached.append(f"decoded {method.full_name}")
         return data

@@ -60,7 +60,7 @@ class FakeCosts:
 
     def spawn(
         self,
-        deployment_id: DeploymentId,  # noqa: ARG002 - as `Costs`
+        deployment_id: DeploymentId,
         *,
         places: Sequence[Place],
         now_us: int,
@@ -75,7 +75,7 @@ class FakeCosts:
             elapsed_us=elapsed_us, run_us=elapsed_us, fault=self.faults.get(work.operation_id)
         )
 
-    def move(self, deployment_id: DeploymentId, *, to: Residency | None) -> Moved:  # noqa: ARG002 - as the base
+    def move(self, deployment_id: DeploymentId, *, to: Residency | None) -> Moved:
         took_us = {None: 12 * MS, Residency.DEVICE: 8 * MS, Residency.HOST: 5 * MS}
         return Moved(elapsed_us=took_us[to], nbytes=60)
 
@@ -110,7 +110,7 @@ class FakeLoop(Client):
         job_id = JobId(self.name)
         return (Post(self.start_us, JobSubmitted(job_id=job_id, tenant=TenantId("t"))),)
 
-    def happened(self, event: Event, *, tag: int) -> Posts:  # noqa: ARG002 - as the base
+    def happened(self, event: Event, *, tag: int) -> Posts:
         if isinstance(event, OperationSubmitted) and not event.is_staged:
             staged = PayloadStaged(operation_id=event.operation_id)
             return (Post(event.at_us + 3 * MS, staged),)
@@ -141,7 +141,7 @@ class FakeLoop(Client):
                 pass
         return ()
 
-    def woken(self, tag: int, *, now_us: int) -> Posts:  # noqa: ARG002 - as the base
+    def woken(self, tag: int, *, now_us: int) -> Posts:
         return self._next(now_us)
 
     def _next(self, now_us: int) -> Posts:

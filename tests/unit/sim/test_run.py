@@ -673,7 +673,7 @@ def test_no_job_is_placed_above_the_duty_cap_while_others_move_out(
     """Without `Search.being_left`, 34 of the units here are filled up to 1.38."""
     commit, sums = Board.commit, []
 
-    def summing(self: Board, group: Group, demand: Demand, **kwargs: Any) -> None:  # noqa: ANN401 - passed on
+    def summing(self: Board, group: Group, demand: Demand, **kwargs: Any) -> None:
         commit(self, group, demand, **kwargs)
         for unit_id in () if demand.lost_place else group.residents[demand.resident_id].units:
             others = [

@@ -46,7 +46,7 @@ class Clock(Client):
     def begin(self) -> Posts:
         return (Alarm(1_000_000),)
 
-    def woken(self, tag: int, *, now_us: int) -> Posts:  # noqa: ARG002 - as the base
+    def woken(self, tag: int, *, now_us: int) -> Posts:
         self.rings += 1
         return (Alarm(now_us + 1_000_000),)
 

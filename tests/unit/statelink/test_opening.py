@@ -34,7 +34,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     def __init__(self, *, extra: bytes = b"", breaks: int = 0) -> None:
         self.extra, self.breaks = extra, breaks
 
-    async def GetManifest(  # noqa: N802 - named by the service
+    async def GetManifest(
         self, request: statemanager_pb2.GetManifestRequest, context: Context
     ) -> statemanager_pb2.VersionManifest:
         if self.breaks:
@@ -42,7 +42,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
         return SHELF[VersionId.of(request)].manifest
 
-    async def ReadVersion(  # noqa: N802 - named by the service
+    async def ReadVersion(
         self, request: statemanager_pb2.ReadVersionRequest, context: Context
     ) -> AsyncIterator[common_pb2.Chunk]:
         del context

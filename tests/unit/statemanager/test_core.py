@@ -1,7 +1,5 @@
 """The ledger: budgets, transitions, fences; raced against random histories."""
 
-# ruff: noqa: ANN401 - helpers pass any call and its arguments through
-
 from __future__ import annotations
 
 from typing import Any

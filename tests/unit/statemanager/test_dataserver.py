@@ -82,7 +82,7 @@ class Exhausted:
             raise OSError(self._codes.pop(), "cannot accept")
         return self._listener.accept()
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a socket has
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._listener, name)
 
 

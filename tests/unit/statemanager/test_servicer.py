@@ -171,7 +171,7 @@ class Disk:
         self.is_asked = threading.Event()
         write = checkpoints._write_steadily
 
-        def write_late(*given: Any) -> None:  # noqa: ANN401 - passed on
+        def write_late(*given: Any) -> None:
             self.is_asked.set()
             assert self.goes_on.wait(30)
             write(*given)
@@ -211,7 +211,7 @@ async def test_a_save_is_on_record_while_it_is_written(
     found: list[Facts] = []
     write = checkpoints.materialize
 
-    def look(*args: Any, **kwargs: Any) -> checkpoints.Written:  # noqa: ANN401 - passed on
+    def look(*args: Any, **kwargs: Any) -> checkpoints.Written:
         found.extend(known.values())
         return write(*args, **kwargs)
 
@@ -396,62 +396,62 @@ async def staging_stream() -> AsyncIterator[bytes]:
     yield service_pb2.StageRequest(chunk=chunk).SerializeToString()
 
 
-async def do_move(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - the method's reply
+async def do_move(d: Daemon, _: Path) -> Any:
     request = statemanager_pb2.MoveRequest(wpg_id="w", to=common_pb2.RESIDENCY_HOST, move_id=b"m")
     return await d.servicer.move(request)
 
 
-async def do_publish(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+async def do_publish(d: Daemon, _: Path) -> Any:
     return await d.publish(2)
 
 
-async def do_release(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+async def do_release(d: Daemon, _: Path) -> Any:
     request = statemanager_pb2.ReleaseVersionRequest(deployment_id="d", version=1)
     return await d.servicer.release_version(request)
 
 
-async def do_save(d: Daemon, place: Path) -> Any:  # noqa: ANN401 - as above
+async def do_save(d: Daemon, place: Path) -> Any:
     holder = statemanager_pb2.VersionHolder(node_id="n")
     copies = statemanager_pb2.PublishedVersion(deployment_id="d", version=1, holders=[holder])
     return await d.save(place / "out", copies)
 
 
-async def do_stage(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+async def do_stage(d: Daemon, _: Path) -> Any:
     return await d.servicer.stage(staging_stream())
 
 
-async def do_digest(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+async def do_digest(d: Daemon, _: Path) -> Any:
     holder = statemanager_pb2.VersionHolder(node_id="n")
     copies = statemanager_pb2.PublishedVersion(deployment_id="d", version=1, holders=[holder])
     request = statemanager_pb2.DigestRequest(wpg_id="w", copies=copies)
     return await d.servicer.digest(request)
 
 
-async def do_manifest(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+async def do_manifest(d: Daemon, _: Path) -> Any:
     request = statemanager_pb2.GetManifestRequest(deployment_id="d", version=1)
     return await d.servicer.get_manifest(request)
 
 
-async def do_read_version(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+async def do_read_version(d: Daemon, _: Path) -> Any:
     request = statemanager_pb2.ReadVersionRequest(deployment_id="d", version=1)
     chunks = d.servicer.read_version(request)
     assert sum([len(chunk.data) async for chunk in chunks]) == STATE_BYTES
     return common_pb2.Chunk()
 
 
-async def do_read_staged(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+async def do_read_staged(d: Daemon, _: Path) -> Any:
     request = statemanager_pb2.ReadStagedRequest(staging_id=RESULT, job_id="j", offset=1)
     chunks = d.servicer.read_staged(request)
     assert b"".join([chunk.data async for chunk in chunks]) == bytes(7)
     return common_pb2.Chunk()
 
 
-async def do_drop_staged(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+async def do_drop_staged(d: Daemon, _: Path) -> Any:
     request = statemanager_pb2.DropStagedRequest(staging_ids=[RESULT], job_id="j")
     return await d.servicer.drop_staged(request)
 
 
-async def do_forget(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+async def do_forget(d: Daemon, _: Path) -> Any:
     request = statemanager_pb2.ForgetRequest(wpg_id="w")
     return await d.servicer.forget(request)
 

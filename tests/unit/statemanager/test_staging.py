@@ -100,7 +100,7 @@ def test_a_fault_at_any_call_leaves_nothing_behind_and_it_may_come_again(
     calls: list[str] = []
 
     def around(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
+        def run(*args: Any, **named: Any) -> Any:
             calls.append(name)
             if len(calls) - 1 == fails_at:
                 is_ours = error is PlexError

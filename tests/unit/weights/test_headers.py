@@ -31,7 +31,7 @@ def layer(number: int, name: str = "self_attn.q_proj") -> str:
     return f"model.layers.{number}.{name}.weight"
 
 
-def tensors(**more: Any) -> dict[str, Any]:  # noqa: ANN401 - arrays
+def tensors(**more: Any) -> dict[str, Any]:
     whole = {EMBED: (16, 8), NORM: (8,), layer(0): (8, 8), layer(1): (8, 8)}
     return {name: np.zeros(shape, "float32") for name, shape in whole.items()} | more
 
@@ -163,7 +163,7 @@ def test_what_is_large_is_parsed_in_another_process_and_within_its_memory(
     calls: list[list[str]] = []
     run = subprocess.run
 
-    def counted(argv: list[str], **more: Any) -> Any:  # noqa: ANN401 - as it is
+    def counted(argv: list[str], **more: Any) -> Any:
         calls.append(argv)
         return run(argv, **more)
 

@@ -21,7 +21,7 @@ from tests.rigs.worker_batches import operation
 class Served:
     """A servicer whose executor runs on a thread of its own."""
 
-    def __init__(self, pool: ThreadPoolExecutor, **changes: Any) -> None:  # noqa: ANN401 - configuration
+    def __init__(self, pool: ThreadPoolExecutor, **changes: Any) -> None:
         self.rank = Rank(**changes)
         self.servicer = WorkerServicer(self.rank.config, self.rank.executor, pool)
 
@@ -34,7 +34,7 @@ class Served:
 
 
 @pytest.fixture
-def pool() -> Any:  # noqa: ANN401 - a generator
+def pool() -> Any:
     with ThreadPoolExecutor(max_workers=1) as made:
         yield made
 

@@ -74,7 +74,7 @@ class PreparedWeights:
 def build_core(config: VllmConfig, model: ModelDir) -> vllm_core.EngineCore:
     """Build the core with live, unpacked weights. Runs on the executor's thread."""
     prepare_process(model.architectures)
-    vllm_ops._supports_onednn = False  # noqa: SLF001 - its only switch: keeps CPU weights in place
+    vllm_ops._supports_onednn = False
     arguments = AsyncEngineArgs(
         skip_tokenizer_init=True,
         generation_config="vllm",
@@ -131,7 +131,7 @@ def _be_alone() -> None:
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=1)
     new_group = dist.new_group
 
-    def new_group_of_one(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - torch's own
+    def new_group_of_one(*arguments: Any, **named: Any) -> Any:
         return new_group(*arguments, **{**named, "backend": "fake"})
 
     dist.new_group = new_group_of_one
@@ -145,7 +145,7 @@ def _register_loaded(architectures: Sequence[str]) -> None:
             ModelRegistry.register_model(name, entry.load_model_cls())
 
 
-def prepare_worker(worker: Any, model: ModelDir) -> PreparedWeights:  # noqa: ANN401 - vLLM's wrapper
+def prepare_worker(worker: Any, model: ModelDir) -> PreparedWeights:
     """Make sampling a function of position, and learn what fills each weight."""
     draw_by_position(worker.model_runner)
     module = worker.get_model()
@@ -186,10 +186,10 @@ class _Sink:
         self._model = model
         self.targets: list[Target] = []
 
-    def accept_copy(self, live: torch.Tensor, fake: Any) -> torch.Tensor:  # noqa: ANN401 - a fake
+    def accept_copy(self, live: torch.Tensor, fake: Any) -> torch.Tensor:
         if live.numel() != fake.numel():
-            raise NotImplementedError(f"{fake._name} is broadcast into its weight")  # noqa: SLF001
-        name, ops = fake._key()  # noqa: SLF001 - the recorder has no public reader
+            raise NotImplementedError(f"{fake._name} is broadcast into its weight")
+        name, ops = fake._key()
         shape = self._model.tensors[name].shape
         self.targets.append(Target(live=live.detach(), name=name, shape=shape, ops=ops))
         return live

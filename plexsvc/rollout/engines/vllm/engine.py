@@ -370,7 +370,7 @@ class VllmEngine:
             outputs, ran = self._core.step_fn()
             self._core.post_step(ran)
         except Exception as error:  # noqa: BLE001 - whatever broke ends the engine with a cause
-            log.error("engine step failed")  # noqa: TRY400 - our log adds the traceback
+            log.error("engine step failed")
             failure = PlexError(ErrorCode.INTERNAL, f"vLLM failed in a step: {error!r}")
             self._broken = failure
             self._post(lambda: self._fail(failure))
@@ -411,7 +411,7 @@ class VllmEngine:
                 request.num_prompt_tokens = request.num_tokens  # it asserts what may be cached
                 self._core.add_request(request, wave)
 
-        def added(future: Any) -> None:  # noqa: ANN401 - concurrent.futures gives Future[T]
+        def added(future: Any) -> None:
             if future.exception() is not None:
                 error = PlexError(ErrorCode.INTERNAL, f"vLLM refused: {future.exception()!r}")
                 self._post(lambda: box.fail(error))
@@ -471,7 +471,7 @@ class VllmEngine:
 
 
 def _likely(
-    found: Any,  # noqa: ANN401 - vLLM's own
+    found: Any,
     flight: _Flight,
     *,
     top: int,

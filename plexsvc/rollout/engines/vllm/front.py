@@ -88,7 +88,7 @@ class InProcessClient(EngineCoreClient):
             outputs, ran = self.core.step_fn()
             self.core.post_step(ran)
         except Exception as error:  # noqa: BLE001 - whatever broke ends the engine with a cause
-            log.error("serving step failed")  # noqa: TRY400 - our log adds the traceback
+            log.error("serving step failed")
             self.resources.engine_dead = True
             self._put(error)
             return
@@ -134,7 +134,7 @@ class InProcessClient(EngineCoreClient):
         """Return whether scheduling was stopped."""
         return await self._run(self.core.is_scheduler_paused)
 
-    async def collective_rpc_async(self, *args: Any, **named: Any) -> Any:  # noqa: ANN401 - vLLM's own
+    async def collective_rpc_async(self, *args: Any, **named: Any) -> Any:
         """Call the worker."""
         return await self._run(lambda: self.core.collective_rpc(*args, **named))
 
@@ -152,7 +152,7 @@ class InProcessClient(EngineCoreClient):
         self._executor.call(self.core.shutdown).result()
 
     def _on_executor(self, method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
-        async def call(*args: Any, **named: Any) -> T:  # noqa: ANN401 - as the core's method
+        async def call(*args: Any, **named: Any) -> T:
             return await self._run(lambda: method(*args, **named))
 
         return call
@@ -173,9 +173,9 @@ class _Recorder(StatLoggerBase):
 
     def record(
         self,
-        scheduler_stats: Any,  # noqa: ANN401 - vLLM's own
-        iteration_stats: Any,  # noqa: ANN401
-        mm_cache_stats: Any = None,  # noqa: ANN401
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
         """Take the figures of a step."""
@@ -207,7 +207,7 @@ async def start_front(
     )
     original = EngineCoreClient.make_async_mp_client
 
-    def make(vllm_config: Any, executor_class: Any, log_stats: bool, **_: Any) -> InProcessClient:  # noqa: ANN401 - vLLM's
+    def make(vllm_config: Any, executor_class: Any, log_stats: bool, **_: Any) -> InProcessClient:
         core = executor.call(
             lambda: vllm_core.EngineCore(vllm_config, executor_class, log_stats)
         ).result()

@@ -31,7 +31,7 @@ class _Grammar(GuidanceGrammar):
 class _Backend(GuidanceBackend):
     """Compiles grammars."""
 
-    def compile_grammar(self, *args: Any, **named: Any) -> _Grammar:  # noqa: ANN401 - vLLM's own
+    def compile_grammar(self, *args: Any, **named: Any) -> _Grammar:
         """Return a grammar."""
         made = super().compile_grammar(*args, **named)
         if made.ll_matcher.is_error():
@@ -65,12 +65,12 @@ class Guide:
                     raise refused(request, f"structured_outputs: {problem}")
                 if self._manager.backend is None:
                     self._manager.backend = await asyncio.to_thread(self._backend, request)
-                    self._create, self._manager._create_grammar = (  # noqa: SLF001 - no hook
-                        self._manager._create_grammar,  # noqa: SLF001
+                    self._create, self._manager._create_grammar = (
+                        self._manager._create_grammar,
                         self._advanced,
                     )
                     # What is checked compiles in no time, and there is no thread for it.
-                    self._manager._use_async_grammar_compilation = False  # noqa: SLF001
+                    self._manager._use_async_grammar_compilation = False
 
     def _backend(self, request: rollout_pb2.InstanceRequest) -> _Backend:
         tokenizer = self._texts.template
@@ -85,7 +85,7 @@ class Guide:
             problem = f"structured_outputs do not work with this model's tokenizer: {error}"
             raise refused(request, problem) from error
 
-    def _advanced(self, request: Any) -> Any:  # noqa: ANN401 - vLLM's own
+    def _advanced(self, request: Any) -> Any:
         grammar = self._create(request)
         had = request.sampling_params.extra_args[GENERATED]
         if had and not grammar.accept_tokens(request.request_id, had):

@@ -106,7 +106,7 @@ class KvMemory:
             yield from _spans_of(tensor, 0, self._pool.num_gpu_blocks)
 
 
-def _spans_of(tensor: Any, first: int, count: int) -> Iterator[tuple[int, int]]:  # noqa: ANN401 - a tensor
+def _spans_of(tensor: Any, first: int, count: int) -> Iterator[tuple[int, int]]:
     """Yield address and length of what `count` blocks take in a tensor of shape [blocks, ...]."""
     each = tensor.stride(0) * tensor.element_size()
     yield tensor.data_ptr() + first * each, count * each

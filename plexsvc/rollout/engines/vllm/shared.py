@@ -35,7 +35,7 @@ class SharedCore:
         self._known: set[str] = set()
         schedule = core.scheduler.schedule
 
-        def observed(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - vLLM's own
+        def observed(*arguments: Any, **named: Any) -> Any:
             started_us = clock.monotonic_us()
             output = schedule(*arguments, **named)
             counts = output.num_scheduled_tokens

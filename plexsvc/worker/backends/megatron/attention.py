@@ -27,7 +27,7 @@ class PackedAttention(MegatronModule):
 
     def __init__(
         self,
-        config: Any,  # noqa: ANN401 - Megatron passes its own types
+        config: Any,
         *,
         layer_number: int,
         attn_mask_type: AttnMaskType,
@@ -59,7 +59,7 @@ class PackedAttention(MegatronModule):
         *,
         attn_mask_type: AttnMaskType,
         attention_bias: Tensor | None = None,
-        packed_seq_params: Any,  # noqa: ANN401 - Megatron's type
+        packed_seq_params: Any,
     ) -> Tensor:
         """Return attended values [T, N * D].
 
@@ -106,7 +106,7 @@ class PackedParams(PackedSeqParams):
 class PackedRotary(torch.nn.Module):
     """Megatron's rotary embedding, whose angles come in the order of the packed tokens."""
 
-    def __init__(self, rope: Any) -> None:  # noqa: ANN401 - Megatron's type
+    def __init__(self, rope: Any) -> None:
         super().__init__()
         self.rope = rope
 
@@ -134,7 +134,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def __init__(
         self,
-        config: Any,  # noqa: ANN401 - Megatron's type
+        config: Any,
         hidden_size: int,
         eps: float = 1e-5,
     ) -> None:

@@ -259,7 +259,7 @@ class MegatronBackend:
         if self._trained is not None and STEP_SCALAR in scalars:
             self._trained.steps = int(scalars[STEP_SCALAR])
 
-    def _training(self) -> Any:  # noqa: ANN401 - Trained, whose parts are Megatron's
+    def _training(self) -> Any:
         if self._trained is None:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,

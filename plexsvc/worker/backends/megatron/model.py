@@ -32,7 +32,7 @@ _SPLIT_DIM: Final = {
 }
 
 
-def check_layout(hf: Any, parallel: Parallel) -> None:  # noqa: ANN401 - as above
+def check_layout(hf: Any, parallel: Parallel) -> None:
     """Refuse a layout that does not divide the model.
 
     Raises:
@@ -56,12 +56,12 @@ def check_layout(hf: Any, parallel: Parallel) -> None:  # noqa: ANN401 - as abov
         )
 
 
-def head_dim(hf: Any) -> int:  # noqa: ANN401 - as above
+def head_dim(hf: Any) -> int:
     """Return the size of one attention head."""
     return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
 
 
-def megatron_config(hf: Any, parallel: Parallel, *, dtype: Any) -> Any:  # noqa: ANN401 - foreign types
+def megatron_config(hf: Any, parallel: Parallel, *, dtype: Any) -> Any:
     """Return Megatron's configuration: sums over tokens, packed batches, no dropout."""
     on_gpu = torch.cuda.is_available()
     return TransformerConfig(
@@ -103,7 +103,7 @@ def megatron_config(hf: Any, parallel: Parallel, *, dtype: Any) -> Any:  # noqa:
     )
 
 
-def build_model(hf: Any, config: Any, *, is_critic: bool) -> Any:  # noqa: ANN401 - foreign types
+def build_model(hf: Any, config: Any, *, is_critic: bool) -> Any:
     """Return this rank's part of the model, uninitialised, in host memory."""
     is_last = parallel_state.is_pipeline_last_stage()
     rope = _rope(hf)
@@ -127,12 +127,12 @@ def build_model(hf: Any, config: Any, *, is_critic: bool) -> Any:  # noqa: ANN40
     return model
 
 
-def padded_vocab(hf: Any, tp: int) -> int:  # noqa: ANN401 - as above
+def padded_vocab(hf: Any, tp: int) -> int:
     """Return the vocabulary rounded up to a multiple of `tp`."""
     return math.ceil(hf.vocab_size / tp) * tp
 
 
-def geometry(hf: Any, *, is_critic: bool) -> Geometry:  # noqa: ANN401 - as above
+def geometry(hf: Any, *, is_critic: bool) -> Geometry:
     """Return what the canonical mapping needs of this rank."""
     return Geometry(
         hidden=hf.hidden_size,
@@ -150,7 +150,7 @@ def geometry(hf: Any, *, is_critic: bool) -> Geometry:  # noqa: ANN401 - as abov
 class ValueHead(torch.nn.Module):
     """A critic's head in place of the output layer: a value a token, whole on every rank."""
 
-    def __init__(self, config: Any) -> None:  # noqa: ANN401 - Megatron's type
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.sequence_parallel = config.sequence_parallel
         empty = torch.empty(1, config.hidden_size, dtype=config.params_dtype)
@@ -169,7 +169,7 @@ class ValueHead(torch.nn.Module):
         return torch.nn.functional.linear(hidden, self.value_head), None
 
 
-def _layers(config: Any) -> Any:  # noqa: ANN401 - foreign types
+def _layers(config: Any) -> Any:
     spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
     layer = spec.submodules
     attention = layer.self_attention.submodules
@@ -181,7 +181,7 @@ def _layers(config: Any) -> Any:  # noqa: ANN401 - foreign types
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
 
 
-def _mark_split_parameters(model: Any) -> None:  # noqa: ANN401 - foreign types
+def _mark_split_parameters(model: Any) -> None:
     """Say which parameters are split over tensor ranks.
 
     Without `perform_initialization` Megatron's own layers do not, and the gradient norm then counts
@@ -194,12 +194,12 @@ def _mark_split_parameters(model: Any) -> None:  # noqa: ANN401 - foreign types
                 param.partition_stride = 2 if suffix == "linear_fc1.weight" else 1
 
 
-def _rope(hf: Any) -> dict[str, Any]:  # noqa: ANN401 - as above
+def _rope(hf: Any) -> dict[str, Any]:
     found = getattr(hf, "rope_parameters", None)
     return dict(found) if found else {"rope_theta": getattr(hf, "rope_theta", 1e4)}
 
 
-def _set_scaled_frequencies(model: Any, hf: Any, rope_type: str) -> None:  # noqa: ANN401 - foreign types
+def _set_scaled_frequencies(model: Any, hf: Any, rope_type: str) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     frequencies, attention_factor = ROPE_INIT_FUNCTIONS[rope_type](hf, torch.device("cpu"))

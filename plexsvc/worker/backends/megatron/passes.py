@@ -31,7 +31,7 @@ class Pass:
     vocab_size: int
 
 
-def run(model: Any, batch: Sequence[MicroBatch], what: Pass, *, device: Any) -> PassResult:  # noqa: ANN401 - foreign types
+def run(model: Any, batch: Sequence[MicroBatch], what: Pass, *, device: Any) -> PassResult:
     """Run one pass over `batch`; gradients accumulate when `what.loss` is set."""
     step = _forward_step(what, device=device)
     longest = max(int(mb.tokens.shape[0]) for mb in batch)
@@ -58,8 +58,8 @@ def run(model: Any, batch: Sequence[MicroBatch], what: Pass, *, device: Any) -> 
     return PassResult(outputs=outputs, sums=sums, maxima=maxima)
 
 
-def _forward_step(what: Pass, *, device: Any) -> Callable[..., Any]:  # noqa: ANN401 - a torch device
-    def step(batch: Iterator[MicroBatch], model: Any) -> tuple[Any, Callable[[Tensor], Any]]:  # noqa: ANN401 - foreign types
+def _forward_step(what: Pass, *, device: Any) -> Callable[..., Any]:
+    def step(batch: Iterator[MicroBatch], model: Any) -> tuple[Any, Callable[[Tensor], Any]]:
         progress.advance()
         micro = next(batch)
         packing = packing_of(micro.cu_seqlens, device=device)

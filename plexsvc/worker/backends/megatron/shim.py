@@ -104,7 +104,7 @@ def _make_torch() -> types.ModuleType:
 
 def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(factory)
-    def make(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - stands for any torch factory
+    def make(*args: Any, **kwargs: Any) -> Any:
         if "cuda" in str(kwargs.get("device")):
             kwargs["device"] = _CPU
         kwargs.pop("pin_memory", None)
@@ -114,7 +114,7 @@ def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _called_by_megatron() -> bool:
-    caller = sys._getframe(2)  # noqa: SLF001 - the only way to know who calls a Tensor method
+    caller = sys._getframe(2)
     return str(caller.f_globals.get("__name__", "")).startswith(_PREFIX)
 
 
@@ -122,10 +122,10 @@ def _teach_tensors() -> None:
     """Answer `.cuda()` and compare `.type()` as Megatron expects, for calls from Megatron only."""
     real_cuda, real_type = torch.Tensor.cuda, torch.Tensor.type
 
-    def cuda(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a Tensor method
+    def cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self if _called_by_megatron() else real_cuda(self, *args, **kwargs)
 
-    def type_(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a Tensor method
+    def type_(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is not None:
             return real_type(self, dtype, *args, **kwargs)
         name = real_type(self)
@@ -154,7 +154,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             self._adapt(spec.loader)
         return spec
 
-    def _adapt(self, loader: Any) -> None:  # noqa: ANN401 - loaders share no writable type
+    def _adapt(self, loader: Any) -> None:
         execute = loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:
@@ -168,23 +168,23 @@ class _Finder(importlib.abc.MetaPathFinder):
         loader.exec_module = exec_module
 
 
-def _fix_jit(module: Any) -> None:  # noqa: ANN401 - a foreign module
+def _fix_jit(module: Any) -> None:
     module.disable_jit_fuser()  # jit_fuser is torch.compile
 
 
-def _fix_random(module: Any) -> None:  # noqa: ANN401 - a foreign module
-    module._get_cuda_rng_state = lambda *_a, **_k: torch.get_rng_state()  # noqa: SLF001 - the tracker's own hooks
-    module._set_cuda_rng_state = lambda state, *_a, **_k: torch.set_rng_state(state)  # noqa: SLF001 - as above
+def _fix_random(module: Any) -> None:
+    module._get_cuda_rng_state = lambda *_a, **_k: torch.get_rng_state()
+    module._set_cuda_rng_state = lambda state, *_a, **_k: torch.set_rng_state(state)
     logging.getLogger(module.__name__).setLevel(logging.ERROR)  # it warns of CPU generator changes
 
 
-def _fix_moe(module: Any) -> None:  # noqa: ANN401 - a foreign module
+def _fix_moe(module: Any) -> None:
     if not hasattr(module, "te_general_gemm"):  # 0.16.1 names it without Transformer Engine
         module.te_general_gemm = None
     module.maybe_move_tensor_to_cpu = _move_to_cpu
 
 
-def _move_to_cpu(value: Any, *, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ANN401 - mirrors Megatron's
+def _move_to_cpu(value: Any, *, as_numpy: bool = False, record_stream: bool = False) -> Any:
     del record_stream
     return value.numpy() if as_numpy and torch.is_tensor(value) else value
 

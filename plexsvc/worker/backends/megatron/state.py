@@ -73,8 +73,8 @@ class Trained:
 
     def __init__(
         self,
-        model: Any,  # noqa: ANN401 - a foreign type
-        config: Any,  # noqa: ANN401 - a foreign type
+        model: Any,
+        config: Any,
         *,
         params: list[Param],
         memory: Memory,
@@ -99,7 +99,7 @@ class Trained:
             views = (view(memory[MOMENTS], place, dtype=torch.float32) for place in places)
             self._moments.append(dict(zip(MOMENT_KINDS, views, strict=True)))
 
-    def _main_of(self, param: Param) -> Any:  # noqa: ANN401 - a Parameter
+    def _main_of(self, param: Param) -> Any:
         main = getattr(param.tensor, "main_param", None)
         return param.tensor if main is None else main
 
@@ -165,7 +165,7 @@ def _nbytes(params: list[Param], *, itemsize: int) -> int:
     return layout.nbytes
 
 
-def _wrap(config: Any, model: Any) -> Any:  # noqa: ANN401 - foreign types
+def _wrap(config: Any, model: Any) -> Any:
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,  # gradients accumulate over calls; they are reduced in step
@@ -189,11 +189,11 @@ class _AllocatingIn(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Any,  # noqa: ANN401 - any function of torch
-        types: Any,  # noqa: ANN401 - torch's
+        func: Any,
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - what `func` returns
+    ) -> Any:
         """Answer what makes the gradient buffer or a master; let all else be."""
         del types
         given = dict(kwargs or {})
@@ -210,7 +210,7 @@ class _AllocatingIn(TorchFunctionMode):
         return master.copy_(param) if self._is_new else master
 
 
-def _check_grads(ddp: Any, memory: Tensor) -> None:  # noqa: ANN401 - foreign types
+def _check_grads(ddp: Any, memory: Tensor) -> None:
     """Assert that Megatron's only gradient buffer is the region."""
     assert len(ddp.buffers) <= 1, f"{len(ddp.buffers)} gradient buffers; one dtype was expected"
     for buffer in ddp.buffers:
@@ -221,7 +221,7 @@ def _lies_in(tensor: Tensor, memory: Tensor) -> bool:
     return 0 <= tensor.data_ptr() - memory.data_ptr() < memory.numel()
 
 
-def _make_optimizer(ddp: Any, *, is_bf16: bool) -> Any:  # noqa: ANN401 - foreign types
+def _make_optimizer(ddp: Any, *, is_bf16: bool) -> Any:
     settings = OptimizerConfig(
         optimizer="adam",
         lr=0.0,  # every step brings its own

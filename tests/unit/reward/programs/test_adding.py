@@ -13,7 +13,7 @@ from plexsvc.reward.programs.adding import MAX_STAGES, from_wire
 MAX_BYTES = 1 << 30
 
 
-def stage(name: str = "run", **changed: Any) -> pb.ProgramStage:  # noqa: ANN401 - of any field
+def stage(name: str = "run", **changed: Any) -> pb.ProgramStage:
     given = {
         "name": name,
         "resource": "cpu",

@@ -18,7 +18,7 @@ ARRAY = np.arange(24, dtype=np.float32).reshape(6, 4)
 
 
 def fill(tmp_path: Path, *, ops: tuple[Any, ...], live: object, shards: int = 1) -> int:
-    from plexsvc.rollout.engines.weights import Target, fill  # noqa: PLC0415 - imports torch
+    from plexsvc.rollout.engines.weights import Target, fill
 
     manifest = publish_arrays(tmp_path / "v", {"w": ARRAY}, version=1, shards=shards)
     data = memoryview((tmp_path / "v").read_bytes())
@@ -40,7 +40,7 @@ def fill(tmp_path: Path, *, ops: tuple[Any, ...], live: object, shards: int = 1)
 def test_a_weight_gets_exactly_what_its_loader_would_take(
     tmp_path: Path, shards: int, ops: tuple[Any, ...], expected: np.ndarray
 ) -> None:
-    import torch  # noqa: PLC0415 - seconds, and only here
+    import torch
 
     live = torch.full(expected.shape, -1.0)
     assert fill(tmp_path, ops=ops, live=live, shards=shards) == 4 * expected.size
@@ -48,10 +48,10 @@ def test_a_weight_gets_exactly_what_its_loader_would_take(
 
 
 def test_nothing_is_touched_when_something_is_missing(tmp_path: Path) -> None:
-    import torch  # noqa: PLC0415 - seconds, and only here
+    import torch
 
-    from plexsvc.rollout.engines.weights import Target  # noqa: PLC0415 - imports torch
-    from plexsvc.rollout.engines.weights import fill as fill_all  # noqa: PLC0415
+    from plexsvc.rollout.engines.weights import Target
+    from plexsvc.rollout.engines.weights import fill as fill_all
 
     manifest = publish_arrays(tmp_path / "v", {"w": ARRAY}, version=1)
     data = memoryview((tmp_path / "v").read_bytes())

@@ -115,7 +115,7 @@ class FakeSamples:
         return delta
 
 
-def deployment(name: str, **changes: Any) -> pb.Deployment:  # noqa: ANN401 - fields of a message
+def deployment(name: str, **changes: Any) -> pb.Deployment:
     made = pb.Deployment(
         deployment_id=name,
         job_id="job-1",
@@ -609,7 +609,7 @@ async def test_prompts_are_encoded_and_tokens_decoded_as_vllms_server_does(
     async with served(samples) as url, aiohttp.ClientSession(url.removesuffix("v1")) as session:
         session.headers["Authorization"] = "Bearer secret"
 
-        async def post(path: str, **body: Any) -> Any:  # noqa: ANN401 - JSON
+        async def post(path: str, **body: Any) -> Any:
             async with session.post(path, json={"model": MODEL} | body) as answer:
                 return await answer.json()
 

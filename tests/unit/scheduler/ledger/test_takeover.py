@@ -43,7 +43,7 @@ class FakeStore:
 async def test_history_is_kept_for_as_many_days_as_configured() -> None:
     store = FakeStore()
 
-    async def run(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the driver's
+    async def run(call: Callable[[], Any]) -> Any:
         await asyncio.sleep(0)
         return call()
 

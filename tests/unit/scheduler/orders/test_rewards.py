@@ -31,7 +31,7 @@ class Told:
         self.hosts: list[pb.HostFacts] = []
         self.epochs: set[int] = set()
 
-    async def use_hosts(self, request: pb.UseHostsRequest, _: Any) -> pb.UseHostsReply:  # noqa: ANN401
+    async def use_hosts(self, request: pb.UseHostsRequest, _: Any) -> pb.UseHostsReply:
         self.hosts = list(request.hosts)
         self.epochs.add(request.fence.scheduler_epoch)
         return pb.UseHostsReply()

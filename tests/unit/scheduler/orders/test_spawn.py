@@ -120,7 +120,7 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Rank], asyncio.Event]
     may_go_on = asyncio.Event()
     real = spawn._spawn_rank
 
-    async def held_back(*args: Any, **kwargs: Any) -> Rank:  # noqa: ANN401 - passed on
+    async def held_back(*args: Any, **kwargs: Any) -> Rank:
         rank = await real(*args, **kwargs)
         ranks.append(rank)
         await may_go_on.wait()

@@ -16,7 +16,7 @@ HEADS = torch.zeros(1, 2, 3, 4)
 PACKING = packing_of(torch.tensor([0, 3], dtype=torch.int32), device=torch.device("cpu"))
 
 
-def attend(**options: Any) -> torch.Tensor:  # noqa: ANN401 - as transformers passes them
+def attend(**options: Any) -> torch.Tensor:
     options = {"attention_mask": None, "packing": PACKING, "scaling": 1.0, **options}
     out, _ = fsdp.packed_attention(torch.nn.Module(), HEADS, HEADS, HEADS, **options)
     return out

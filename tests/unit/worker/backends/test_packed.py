@@ -51,7 +51,7 @@ def test_half_precision_is_one_call_of_variable_lengths(monkeypatch: pytest.Monk
     calls: list[dict[str, Any]] = []
 
     def kernel(
-        *qkv_and_lengths: Any,  # noqa: ANN401 - torch's
+        *qkv_and_lengths: Any,
         scale: float,
         window_size: tuple[int, int],
         enable_gqa: bool,
@@ -76,7 +76,7 @@ def test_a_kernel_that_knows_no_option_of_groups_is_asked_for_none(
     query, key, value = tensors(torch.bfloat16)
 
     def kernel(
-        *qkv_and_lengths: Any,  # noqa: ANN401 - torch's, of 2.11
+        *qkv_and_lengths: Any,
         scale: float,
         window_size: tuple[int, int],
     ) -> Tensor:

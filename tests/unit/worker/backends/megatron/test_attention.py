@@ -29,14 +29,14 @@ def causal() -> dict[str, Any]:
     }
 
 
-def build(arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - Megatron's type
-    from plexsvc.worker.backends.megatron.attention import PackedAttention  # noqa: PLC0415 - warns
+def build(arguments: dict[str, Any]) -> Any:
+    from plexsvc.worker.backends.megatron.attention import PackedAttention
 
     return PackedAttention(**arguments)
 
 
-def call(attention: Any, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
-    from plexsvc.worker.backends.megatron.attention import PackedParams  # noqa: PLC0415 - warns
+def call(attention: Any, arguments: dict[str, Any]) -> Any:
+    from plexsvc.worker.backends.megatron.attention import PackedParams
 
     params, query = PackedParams(), torch.randn(3, 2, 4)
     params.packing = packing_of(torch.tensor([0, 3]), device=torch.device("cpu"))
