@@ -61,6 +61,11 @@ class SampleLike(Protocol):
         """The number of tokens it drew from: 0 is all."""
         ...
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing else shaped the distribution it drew from."""
+        ...
+
 
 class Encoder(Protocol):
     """What turns text into token ids: `deployment.tokenizer` is one."""
@@ -249,6 +254,14 @@ def locate(position: int, *, cu_seqlens: IntArray) -> tuple[int, int]:
 def _common_temperature(samples: Sequence[SampleLike]) -> float:
     """Return the temperature of all samples, each drawn from the whole distribution."""
     for i, item in enumerate(samples):
+        if not item.is_plain:
+            raise PlexError(
+                ErrorCode.BAD_BATCH,
+                f"sample {i} was drawn with min_p, a penalty, a bias or a grammar, which is not "
+                "the policy's distribution: its logprobs would give wrong ratios. Sample without, "
+                "or train on it with from_sequences",
+                sequence=i,
+            )
         if item.temperature == 0 or item.top_p < 1 or item.top_k > 0:
             raise PlexError(
                 ErrorCode.BAD_BATCH,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from plexclient.batch import FloatArray
 from plexclient.errors import ErrorCode, PlexError
+from plexclient.sampling import is_plain
 from plexclient.scores import Scores
 from plexclient.wire.v1 import operations_pb2
 
@@ -31,6 +32,7 @@ class Sample:
     ("" for the weights of the model directory). `text` is there when text was asked. `temperature`,
     `top_p` (1 is all) and `top_k` (0 is all) are what it was drawn with, and `logprobs` are of that
     distribution: divided by the temperature, renormalised over the tokens that were kept.
+    `is_plain` is whether nothing else shaped it: `min_p`, a penalty, a bias, or a grammar.
     """
 
     prompt_index: int
@@ -47,6 +49,7 @@ class Sample:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    is_plain: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,7 @@ class TokenRecord:
             "temperature": float(f"{sampling.temperature:.7g}"),  # float32 on the wire
             "top_p": float(f"{sampling.top_p:.7g}") or 1.0,
             "top_k": max(0, sampling.top_k),
+            "is_plain": is_plain(sampling),
         }
         self._growing: dict[tuple[int, int], _Growing] = {}
 

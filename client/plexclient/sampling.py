@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast
@@ -31,6 +32,19 @@ class SamplingOptions(TypedDict, total=False):
     """Smallest set of likeliest tokens whose probabilities reach it; 1.0."""
     top_k: int
     """Number of likeliest tokens to draw from; 0, off."""
+    min_p: float
+    """Least probability of a token, as a share of the likeliest one's; 0, off."""
+    repetition_penalty: float
+    """Divides the logits of tokens that prompt or answer have; 1, off. From 0.01 to 100."""
+    presence_penalty: float
+    """Taken from the logits of tokens that the answer has; 0. From -2 to 2."""
+    frequency_penalty: float
+    """Taken from the logits of tokens of the answer for each time that it has them; 0."""
+    logit_bias: Mapping[int, float]
+    """Added to the logits of these tokens; none. From -100 to 100."""
+    structured_outputs: Mapping[str, Any] | None
+    """What a text matches, as in vLLM: one of `json`, `json_object`, `regex`, `choice` and
+    `grammar`; none. Needs the model's tokenizer."""
     stop: str | Sequence[str]
     """Texts that end a sample; none. They stay in the returned tokens."""
     stop_token_ids: Sequence[int]
@@ -85,6 +99,21 @@ def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams
         temperature=real("temperature", options.get("temperature", 1.0), least=0),
         top_p=real("top_p", options.get("top_p", 1.0), least=0, most=1),
         top_k=whole("top_k", _off(options.get("top_k", 0))),
+        min_p=real("min_p", options.get("min_p", 0.0), least=0, most=1),
+        repetition_penalty=real(
+            "repetition_penalty", options.get("repetition_penalty", 1.0), least=0.01, most=100
+        ),
+        presence_penalty=real(
+            "presence_penalty", options.get("presence_penalty", 0.0), least=-2, most=2
+        ),
+        frequency_penalty=real(
+            "frequency_penalty", options.get("frequency_penalty", 0.0), least=-2, most=2
+        ),
+        logit_bias={
+            whole("logit_bias", token, least=0): real("logit_bias", bias, least=-100, most=100)
+            for token, bias in options.get("logit_bias", {}).items()
+        },
+        structured=_structured(options.get("structured_outputs")),
         stop_token_ids=[
             whole("stop_token_ids", token, least=0) for token in options.get("stop_token_ids", ())
         ],
@@ -195,6 +224,27 @@ def _check_prompt(prompt: Sequence[int], *, index: int, vocab_size: int) -> None
 def _off(top_k: int) -> int:
     """Return 0 for the -1 by which other libraries say that `top_k` is off."""
     return 0 if top_k == -1 else top_k
+
+
+def _structured(found: Mapping[str, Any] | None) -> str:
+    try:
+        return "" if found is None else json.dumps(dict(found))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"structured_outputs={found!r:.80} is no JSON: {error}"
+        ) from error
+
+
+def is_plain(params: operations_pb2.SamplingParams) -> bool:
+    """Return whether only temperature, `top_p` and `top_k` shape the distribution."""
+    return not (
+        params.min_p
+        or params.repetition_penalty not in {0, 1}
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.logit_bias
+        or params.structured
+    )
 
 
 def _check_together(params: operations_pb2.SamplingParams) -> None:

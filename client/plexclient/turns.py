@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Unpack
 
 from plexclient import sampling
 from plexclient.background import Background
-from plexclient.calls import call
+from plexclient.calls import Cancellable, call
 from plexclient.checks import of_type
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
@@ -54,7 +55,8 @@ class TurnSession:
         """Return the answer to all so far with `prompt` behind it, and keep both.
 
         `prompt` is a text or token ids, of which there may be none. Options are those of
-        `rollout.generate`, without `n`. A turn that fails leaves the session as it was.
+        `rollout.generate`, without `n`. A turn that fails leaves the session as it was, and so does
+        one that the `cancel` of its future ends.
 
         Raises:
             PlexError: `bad_request`, also while another turn runs; `not_found` before the first
@@ -77,26 +79,47 @@ class TurnSession:
         is_text = isinstance(prompt, str) if text is None else text
         decode = rollout.tokenizer.decode if is_text else None
         self._is_busy = True
-        session = rollout.job_session
+        patience = asyncio.Timeout(None)
 
         async def turn() -> Sample:
-            retry = session.retry(f"a turn on {rollout.deployment_id}")
             try:
-                while True:
-                    record = TokenRecord([tokens], sampling=params, decode=decode)
-                    try:
-                        await self._sample(record, tokens, params, retry=retry)
-                    except PlexError as error:
-                        await retry.pause(error)
-                        continue
-                    (sample,) = record.samples()
-                    self.tokens = [*tokens, *sample.tokens]
-                    self.turns.append(sample)
-                    return sample
+                async with patience:
+                    sample = await self._answer(tokens, params, decode=decode)
+            except TimeoutError:
+                raise PlexError(ErrorCode.CANCELLED, "the turn was cancelled") from None
+            else:
+                self.tokens = [*tokens, *sample.tokens]
+                self.turns.append(sample)
+                return sample
             finally:
                 self._is_busy = False
 
-        return session.background.start(turn)
+        async def end() -> None:
+            patience.reschedule(0)
+
+        def cancel() -> None:
+            self.background.start(end)
+
+        return self.background.start(turn, future=Cancellable(cancel))
+
+    async def _answer(
+        self,
+        tokens: list[int],
+        params: operations_pb2.SamplingParams,
+        *,
+        decode: Callable[[list[int]], str] | None,
+    ) -> Sample:
+        session = self._rollout.job_session
+        retry = session.retry(f"a turn on {self._rollout.deployment_id}")
+        while True:
+            record = TokenRecord([tokens], sampling=params, decode=decode)
+            try:
+                await self._sample(record, tokens, params, retry=retry)
+            except PlexError as error:
+                await retry.pause(error)
+                continue
+            (sample,) = record.samples()
+            return sample
 
     def _encode(self, text: str) -> list[int]:
         return self._rollout.tokenizer.encode(text)

@@ -21,6 +21,7 @@ class FakeSample:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    is_plain: bool = True
 
 
 def sample(prompt: list[int], tokens: list[int], logprobs: list[float]) -> FakeSample:
@@ -65,6 +66,7 @@ def test_a_batch_takes_its_samples_temperature_along() -> None:
         ({"temperature": 0.0}, "temperature=0,"),
         ({"top_p": 0.9}, "top_p=0.9"),
         ({"top_k": 5}, "top_k=5"),
+        ({"is_plain": False}, "a penalty"),
         ({"temperature": 0.7}, "temperatures 0.7, 1;"),
     ],
 )

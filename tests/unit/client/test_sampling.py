@@ -26,6 +26,23 @@ def test_stop_may_be_one_text_or_many_in_any_script() -> None:
     assert list(sampling.to_wire(stop=["終", "é"]).stop) == ["終", "é"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_p": 0.5},
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": -1.0},
+        {"frequency_penalty": 1.0},
+        {"logit_bias": {3: 1.0}},
+        {"structured_outputs": {"regex": "a"}},
+    ],
+)
+def test_what_shapes_the_distribution_is_sent_and_remembered(options: dict[str, Any]) -> None:
+    plain, shaped = sampling.to_wire(), sampling.to_wire(**options)
+    assert shaped != plain
+    assert (sampling.is_plain(plain), sampling.is_plain(shaped)) == (True, False)
+
+
 def test_a_seed_of_zero_is_a_seed() -> None:
     assert sampling.to_wire(seed=0).HasField("seed")
 
@@ -46,6 +63,13 @@ def test_a_seed_of_zero_is_a_seed() -> None:
         {"seed": -1},
         {"stop_token_ids": [-2]},
         {"best_of": 3},
+        {"min_p": 2.0},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": -3.0},
+        {"frequency_penalty": float("inf")},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {1: 101.0}},
+        {"structured_outputs": {"json": {1, 2}}},
     ],
 )
 def test_options_out_of_range_are_refused_by_name(options: dict[str, Any]) -> None:

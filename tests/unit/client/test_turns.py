@@ -11,6 +11,7 @@ import pytest
 import plexclient as plex
 from plexclient.errors import ErrorCode, PlexError
 from tests.fakes.fake_router import TOKEN, FakeRouter, Fault, fake_tokens
+from tests.rigs.waiting import wait_until
 
 
 @pytest.fixture
@@ -83,6 +84,25 @@ def test_one_turn_of_a_session_at_a_time(router: FakeRouter, rollout: plex.Rollo
     router.hold.set()
     assert len(first.result().tokens) == 100
     assert len(session.generate([4], max_tokens=1).tokens) == 1
+
+
+def test_a_turn_that_is_cancelled_leaves_the_session_as_it_was(
+    router: FakeRouter, rollout: plex.Rollout
+) -> None:
+    session = rollout.session()
+    session.generate([3], max_tokens=1)
+    before = list(session.tokens)
+    router.hold = threading.Event()
+    turn = session.generate.submit([4], max_tokens=100)
+    wait_until(lambda: len(router.sampled) == 2, what="the turn is under way")
+    assert turn.cancel()
+    with pytest.raises(PlexError) as ended:
+        turn.result(timeout=30)
+    assert ended.value.code is ErrorCode.CANCELLED
+    assert not turn.cancel()
+    assert (session.tokens, len(session.turns)) == (before, 1)
+    router.hold.set()
+    assert session.generate([], max_tokens=1).prompt_tokens == before
 
 
 @pytest.mark.parametrize("prompt", [None, 7, [None], ["a"]])
