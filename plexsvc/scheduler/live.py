@@ -13,14 +13,7 @@ from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.events import (
-    DeploymentRequested,
-    DeploymentsDeclared,
-    Event,
-    InstanceLost,
-    JobSubmitted,
-    TurnsTaken,
-)
+from plexsvc.scheduler.core.events import Event, InstanceLost, TurnsTaken
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.driver.cutting import keep_short
@@ -55,12 +48,6 @@ log = Log(__name__)
 
 ROWS_FLUSH_US: Final = 200_000
 """Longest time the tables of jobs and operations lag behind the journal."""
-
-
-OPENINGS: Final = frozenset(
-    kind.__name__ for kind in (JobSubmitted, DeploymentRequested, DeploymentsDeclared)
-)
-"""Events about what a scheduler that takes over finds in the tables alone."""
 
 
 class LiveScheduler:
@@ -197,6 +184,8 @@ class LiveScheduler:
         kept = restore(
             self.registry, self.recorder, self.cluster, jobs=jobs, deployments=deployments
         )
+        for record in self.registry.deployments.values():
+            self.reach.versions.restore(record.deployment_id, record.versions)
         self._store.keep_snapshot(former.first_snapshot(self._made))
         self._store.append(self._journal.notes(at_us=former.at_us), kept)
 
@@ -257,7 +246,7 @@ class LiveScheduler:
 
 
 class _WithRecords:
-    """Writes a journal, and before what it says of new jobs and deployments their records."""
+    """Writes a journal, and before it what only the tables tell a scheduler that takes over."""
 
     def __init__(self, storing: Storing, recorder: Recorder) -> None:
         self._storing = storing
@@ -265,7 +254,7 @@ class _WithRecords:
 
     async def append(self, rows: Sequence[JournalRow], *, is_synced: bool = True) -> None:
         """Write a batch of rows, as `JournalWriter` promises."""
-        if any(row.kind in OPENINGS for row in rows):
+        if self._recorder.is_owed:
             await self._storing.write(self._recorder.take_rows())
         await self._storing.append(rows, is_synced=is_synced)
 

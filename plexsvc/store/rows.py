@@ -60,6 +60,8 @@ class DeploymentRow:
     error: str
     record: bytes = b""
     """The deployment as its client and its ranks know it (a `Deployment` of the wire)."""
+    versions: bytes = b""
+    """Its published versions, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

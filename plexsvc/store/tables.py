@@ -74,6 +74,7 @@ DEPLOYMENTS: Final = sa.Table(
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("error", sa.Text, nullable=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
+    sa.Column("versions", sa.LargeBinary, nullable=False),
     sa.Index("deployments_by_job", "job_id"),
 )
 

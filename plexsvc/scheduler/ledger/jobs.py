@@ -78,6 +78,8 @@ class DeploymentRecord:
     acked_seq: int = 0
     former_nodes: tuple[NodeId, ...] = ()
     """Where it ran before: results and published versions may still lie there."""
+    versions: bytes = b""
+    """Its published versions, as the store keeps them (`orders/versions.py`)."""
 
     @property
     def nodes(self) -> list[NodeId]:

@@ -65,6 +65,8 @@ class Recorder:
         self._let_go = Newest[OperationId, DeploymentId](MAX_LET_GO)
         """The deployments of operations that were held last."""
         self.dirty = asyncio.Event()
+        self.is_owed = False
+        """Whether some rows must be written before the journal goes on: it has not all of them."""
 
     def handlers(self) -> list[Handler[Any]]:
         """Return the handlers of what is only recorded and announced."""
@@ -81,12 +83,14 @@ class Recorder:
         """Return the rows changed since the last call."""
         taken = [*self._rows, *self._operations.values()]
         self._rows, self._operations = [], {}
+        self.is_owed = False
         return taken
 
     def job_opened(self, record: JobRecord) -> None:
         """Keep a new job."""
         self._registry.jobs[record.job_id] = record
         self._add(rows.job(record))
+        self.is_owed = True
 
     async def until_ended(self, record: JobRecord) -> None:
         """Return when nothing of a job is left but its record."""
@@ -113,7 +117,12 @@ class Recorder:
         self._registry.jobs[record.job_id].deployment_ids.append(record.deployment_id)
         initialize = messages.initialize(record, record.initialize_id)
         self.hold(initialize, OperationKind.INITIALIZE)
+        self.deployment_kept(record)
+
+    def deployment_kept(self, record: DeploymentRecord) -> None:
+        """Have the store know a deployment as it is before the journal goes on."""
         self._add(rows.deployment(record))
+        self.is_owed = True
 
     def acknowledged(self, record: DeploymentRecord, *, seq: int) -> bool:
         """Note that a client has every answer up to `seq`; return whether that is new."""

@@ -121,6 +121,7 @@ def _deployment(row: DeploymentRow, found: Deployment) -> DeploymentRecord:
         state=found.state,
         fault=found.fault,
         applied_seq=row.applied_seq,
+        versions=row.versions,
     )
 
 

@@ -40,6 +40,7 @@ def deployment(record: DeploymentRecord) -> DeploymentRow:
         state=record.state,
         error="" if record.fault is None else record.fault.message,
         record=messages.deployment(record).SerializeToString(),
+        versions=record.versions,
     )
 
 

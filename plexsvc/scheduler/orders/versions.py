@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, VersionId
@@ -27,6 +30,17 @@ class _Shelf:
     current: Published | None = None
     """The version that is the deployment's state now."""
     is_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A shelf as the store has it."""
+
+    published: tuple[Published, ...]
+    handed_out: dict[int, int]
+
+
+_KEPT: Final = msgspec.json.Decoder(_Kept)
 
 
 class Versions:
@@ -88,6 +102,19 @@ class Versions:
                 sizes.setdefault(node_id, []).append(nbytes)
         next_one = int(with_next and not shelf.is_gone)
         return Counter({node: sum(each) + next_one * max(each) for node, each in sizes.items()})
+
+    def kept(self, deployment_id: DeploymentId) -> bytes:
+        """Return what another scheduler needs to find a deployment's versions."""
+        shelf = self._shelf(deployment_id)
+        kept = _Kept(published=tuple(shelf.published.values()), handed_out=shelf.handed_out)
+        return msgspec.json.encode(kept)
+
+    def restore(self, deployment_id: DeploymentId, kept: bytes) -> None:
+        """Take over what `kept` returned; none of these is taken for the state as it is now."""
+        if kept:
+            found = _KEPT.decode(kept)
+            published = {one.version.version: one for one in found.published}
+            self._shelves[deployment_id] = _Shelf(published, dict(found.handed_out))
 
     def forget(self, deployment_id: DeploymentId) -> None:
         """Note that a deployment is gone: its versions stay only while they are used."""

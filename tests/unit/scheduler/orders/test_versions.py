@@ -134,3 +134,19 @@ async def test_a_version_is_kept_while_it_is_served_and_goes_with_its_last_user(
         assert rig.behaviour.released == [("job-1/actor", 3)]
         await sync(rig, "rollout")
         assert rig.behaviour.released == [("job-1/actor", 3), ("job-1/actor", 1)]
+
+
+def test_another_scheduler_finds_the_versions_but_takes_none_for_the_state_of_now() -> None:
+    before, after = Versions(keep=2), Versions(keep=2)
+    published = Published(
+        version=VersionId("job/actor", 1, 4), nodes=(NodeId("n"),), nbytes=(7,), parts=("p",)
+    )
+    before.add(published)
+    before.hand_out(DeploymentId("job/actor"), incarnation=1, number=6)
+    after.restore(DeploymentId("job/actor"), before.kept(DeploymentId("job/actor")))
+    assert after.find(DeploymentId("job/actor"), 4) == published
+    assert after.find(DeploymentId("job/actor"), 6) == published
+    assert after.hand_out(DeploymentId("job/actor"), incarnation=1, number=8) is None
+    after.restore(DeploymentId("job/critic"), b"")
+    with pytest.raises(PlexError, match="known: none"):
+        after.find(DeploymentId("job/critic"), 1)
