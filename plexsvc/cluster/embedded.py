@@ -45,6 +45,7 @@ from plexsvc.node.launcher import LocalLauncher
 from plexsvc.node.restarts import restart_rate
 from plexsvc.reward.config import RewardConfig
 from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.links import KEPT
 from plexsvc.rollout.managers import Managers
 from plexsvc.rollout.spot import changes_of
 from plexsvc.router.config import RouterConfig
@@ -238,7 +239,7 @@ class EmbeddedCluster:
         keys = keep_keys(keys_file(state_dir))
         agents = await self._start_agents(stack, adopts=former is not None)
         rewards = await self._start_rewards(stack)
-        rollout = await self._start_managers(stack, keys)
+        rollout = await self._start_managers(stack, keys, adopts=former is not None)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         _run_beside(stack, tasks.create_task(rollout.run()))
         inner = _open_inner(self._config, keys)
@@ -328,16 +329,21 @@ class EmbeddedCluster:
             _run_beside(stack, tasks.create_task(process.replace(self._clock)))
         return config.listen
 
-    async def _start_managers(self, stack: AsyncExitStack, keys: ClusterKeys) -> Managers:
+    async def _start_managers(
+        self, stack: AsyncExitStack, keys: ClusterKeys, *, adopts: bool
+    ) -> Managers:
         """Start the rollout managers and keep them running; return who leads them."""
         place, given = self._config.state_dir / "rollout", self._config.rollout
         directory = _runtime_dir(place, stack)
+        if not adopts:
+            shutil.rmtree(place / KEPT, ignore_errors=True)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         led: list[tuple[str, Callable[[], None]]] = []
         for number in range(given.managers):
             name, records = f"manager-{number}", place.absolute() / f"records-{number}"
-            shutil.rmtree(records, ignore_errors=True)  # of jobs that ended with their cluster
-            records.mkdir(mode=0o700, parents=True)
+            if not adopts:
+                shutil.rmtree(records, ignore_errors=True)  # of jobs that ended with their cluster
+            records.mkdir(mode=0o700, parents=True, exist_ok=True)
             config = replace(
                 given,
                 listen=f"{given.address}:0" if given.address else f"unix:{directory / name}.sock",

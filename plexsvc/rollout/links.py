@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import grpc
 import grpc.aio
+import msgspec
+import xxhash
 
 from plexclient.wire.v1 import (
     common_pb2,
@@ -27,6 +30,9 @@ log = Log(__name__)
 
 AWAY: Final = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.OPERATION_TIMEOUT, ErrorCode.INTERNAL})
 """What a call to a manager that is away, or starts, ends with: it is made again."""
+
+KEPT: Final = "led"
+"""Directory of the files about deployments, in that of the managers."""
 
 CALL_S: Final = 30.0
 """Deadline of calls that do no work on tokens or weights."""
@@ -58,6 +64,16 @@ class ManagerLink:
     def manager(self) -> rollout_pb2_grpc.RolloutManagerAsyncStub:
         """Return the calls for instances."""
         return rollout_pb2_grpc.RolloutManagerStub(self.channel)
+
+
+class KeptDeployment(msgspec.Struct, frozen=True):
+    """A deployment as the next service finds it."""
+
+    job_id: str
+    link: int
+    initialized: bytes
+    pulled: bytes | None
+    addresses: list[str]
 
 
 @dataclass(eq=False, slots=True)
@@ -198,3 +214,26 @@ def wanted_of(given: service_pb2.Deployment, deployment: LedDeployment, *, kind:
         model=spec.model,
         tenant=given.tenant,
     )
+
+
+def keep(deployment: LedDeployment, directory: Path, *, link: int) -> None:
+    """Write down what the next service needs to lead a deployment of manager number `link`."""
+    assert deployment.initialized is not None, deployment
+    pulled = deployment.pulled
+    kept = KeptDeployment(
+        job_id=deployment.job_id,
+        link=link,
+        initialized=deployment.initialized.SerializeToString(),
+        pulled=None if pulled is None else pulled.SerializeToString(),
+        addresses=deployment.addresses,
+    )
+    path = kept_at(directory, deployment.deployment_id)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_bytes(msgspec.json.encode(kept))
+    unfinished.replace(path)
+
+
+def kept_at(directory: Path, deployment_id: str) -> Path:
+    """Return the file of a deployment that `keep` writes."""
+    return directory / KEPT / xxhash.xxh3_128_hexdigest(deployment_id.encode())

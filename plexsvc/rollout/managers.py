@@ -20,6 +20,7 @@ from typing import Final
 
 import grpc
 import grpc.aio
+import msgspec
 
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import (
@@ -38,9 +39,12 @@ from plexsvc.rollout.core.pool import Generating, Wanted
 from plexsvc.rollout.links import (
     AWAY,
     CALL_S,
+    KeptDeployment,
     LedDeployment,
     ManagerLink,
     cancel,
+    keep,
+    kept_at,
     restoring,
     wanted_of,
 )
@@ -157,6 +161,29 @@ class Managers(Pools):
             self._note(deployment, request, reply, body)
         return reply
 
+    def adopt(self, deployment_id: str, *, fence: common_pb2.Fence) -> bool:
+        """Lead a deployment of an earlier service, if that wrote down how it is initialised.
+
+        The managers died with that service. Theirs are told of it as a successor is.
+        """
+        path = kept_at(self._directory, deployment_id)
+        if not path.exists():
+            return False
+        kept = msgspec.json.decode(path.read_bytes(), type=KeptDeployment)
+        link = self._links[kept.link % len(self._links)]
+        link.jobs.setdefault(kept.job_id, set()).add(deployment_id)
+        deployment = LedDeployment(deployment_id, kept.job_id, link, fence=fence)
+        deployment.initialized = worker_pb2.ExecuteRequest.FromString(kept.initialized)
+        deployment.addresses = kept.addresses
+        if kept.pulled is not None:
+            deployment.pulled = worker_pb2.ExecuteRequest.FromString(kept.pulled)
+            deployment.versions = {VersionId.of(deployment.pulled.published)}
+        self._deployments[deployment_id] = deployment
+        self._want(deployment, deployment.initialized)
+        if link.incarnation and self._group is not None:  # else its first beat has it told
+            self._group.create_task(self._restore(deployment, incarnation=link.incarnation))
+        return True
+
     async def cancel(self, request: worker_pb2.CancelRequest) -> None:
         """End a generate early; where its manager is away, at the successor.
 
@@ -197,6 +224,7 @@ class Managers(Pools):
         if deployment is None:
             raise _gone(deployment_id)
         deployment.addresses[index] = address
+        self._keep(deployment)
         await self._change(deployment, address, replaces=index)
 
     async def move(
@@ -225,6 +253,7 @@ class Managers(Pools):
 
     async def forget(self, deployment_id: str) -> None:
         """End a deployment: drop its records and connections. Safe to repeat."""
+        kept_at(self._directory, deployment_id).unlink(missing_ok=True)
         deployment = self._deployments.pop(deployment_id, None)
         if deployment is None:
             return
@@ -357,13 +386,23 @@ class Managers(Pools):
         if body == "initialize":
             deployment.initialized = request
             deployment.addresses = list(request.instance_addresses)
-            for pool in self._pools:
-                pool.post(wanted_of(request.deployment, deployment, kind=pool.kind.name))
+            self._keep(deployment)
+            self._want(deployment, request)
         elif body == "seed" and "most_instances" in reply.result.metrics:
             self._bound(deployment, most=int(reply.result.metrics["most_instances"]))
         elif body == "pull":
             deployment.pulled = request
             deployment.versions = {VersionId.of(request.published)}
+            self._keep(deployment)
+
+    def _want(self, deployment: LedDeployment, initialized: worker_pb2.ExecuteRequest) -> None:
+        """Ask the pools for the instances that a deployment wants of each kind."""
+        for pool in self._pools:
+            pool.post(wanted_of(initialized.deployment, deployment, kind=pool.kind.name))
+
+    def _keep(self, deployment: LedDeployment) -> None:
+        if deployment.initialized is not None:
+            keep(deployment, self._directory, link=self._links.index(deployment.link))
 
     def _bound(self, seeding: LedDeployment, *, most: int) -> None:
         """Ask for no more instances than fit into the time of training, by the seeding window.

@@ -353,6 +353,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
                     wpg_id=proc_id.rpartition("/")[0],
                     rank=int(proc_id.rpartition("/")[2]),
                     address=self.addresses[proc_id],
+                    incarnation=self.incarnations[proc_id],
                 )
                 for proc_id in self.ranks
             ],
@@ -380,6 +381,10 @@ class FakeRolloutManager:
         """Instances that do not answer when they are told to sleep."""
         self.used: set[VersionId] = set()
         """Versions that instances serve."""
+
+    def adopt(self, deployment_id: str, *, fence: common_pb2.Fence) -> bool:
+        del deployment_id, fence
+        return False
 
     async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         self.addresses.extend(request.instance_addresses)

@@ -32,6 +32,8 @@ class Rig:
     agents: list[FakeAgent]
     rollout: FakeRolloutManager
     store: Store
+    running: asyncio.Task[None]
+    """The driver's work: cancelling it ends it."""
     seqs: dict[str, int] = field(default_factory=dict)
 
     async def job(self, job_id: str, *, ttl_us: int = 0) -> service_pb2.Job:
@@ -159,6 +161,7 @@ async def start_rig(
                 agents=agents,
                 rollout=rollout,
                 store=store,
+                running=running,
             )
             running.cancel()
     finally:

@@ -73,18 +73,44 @@ def test_a_rank_that_died_meanwhile_ends_its_deployment_with_that_cause_and_no_o
         living.zero_grad()
 
 
-def test_a_job_that_generates_ends_with_the_restart_as_its_cause(
-    tmp_path: Path, tiny_model: Path
+@pytest.fixture
+def sampling(tmp_path: Path) -> Iterator[Service]:
+    with Service(tmp_path, nodes={"only": [TRAIN, ROLLOUT]}) as running:
+        yield running
+
+
+def test_a_job_goes_on_to_train_publish_and_generate(sampling: Service, tiny_model: Path) -> None:
+    with sampling.live.connect() as connection, connection.job("loop") as job:
+        actor = deploy(job, tiny_model, seed=4)
+        rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=128)
+        rollout.sync(actor)
+        before = rollout.generate(["2+2="], n=2, max_tokens=8, temperature=0.0)
+        sampling.kill()
+        sampling.start()
+        again = rollout.generate(["2+2="], n=2, max_tokens=8, temperature=0.0)
+        assert [sample.tokens for sample in again] == [sample.tokens for sample in before]
+        for _ in Program(actor, 4, steps=1).operations():
+            pass
+        long = rollout.generate.submit(["2+2="], n=4, max_tokens=100, temperature=1.0)
+        sampling.kill()
+        sampling.start()
+        assert len(long.result()) == 4
+        rollout.sync(actor)
+        after = rollout.generate(["2+2="], n=1, max_tokens=8)
+        assert after[0].versions != before[0].versions
+    assert {job.reason for job in sampling.live.jobs().values()} == {""}
+
+
+def test_a_job_whose_instance_died_meanwhile_ends_with_that_cause(
+    sampling: Service, tiny_model: Path
 ) -> None:
-    with (
-        Service(tmp_path, nodes={"only": [TRAIN, ROLLOUT]}) as service,
-        service.live.connect() as connection,
-        connection.job("samples") as job,
-    ):
-        job.deploy("rollout", model=str(tiny_model), backend="vllm", role="rollout")
-        service.kill()
-        service.start()
+    with sampling.live.connect() as connection, connection.job("samples") as job:
+        rollout = job.deploy("rollout", model=str(tiny_model), backend="vllm", role="rollout")
+        (instance,) = rank_processes(sampling.live, [rollout.deployment_id])
+        sampling.kill()
+        os.kill(instance, signal.SIGKILL)
+        sampling.start()
         with pytest.raises(plex.PlexError) as ended:
-            job.deploy("other", model=str(tiny_model), backend="noop", role="actor")
+            rollout.generate(["2+2="], n=1, max_tokens=4)
         assert ended.value.code is ErrorCode.JOB_ENDED
-        assert "started again" in service.live.jobs()[job.job_id].reason
+        assert "not all instances" in sampling.live.jobs()[job.job_id].reason

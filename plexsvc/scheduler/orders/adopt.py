@@ -7,26 +7,30 @@ order whose outcome the core awaits is given once more, under its own number: ag
 and ranks answer what they have done from their records. An operation runs, or is answered, when its
 client has sent it again (`run`).
 
-What nobody can adopt yet ends, alone and with its cause: jobs that generate, and relocations.
+Rollout managers die with their service. New ones are told of each deployment as the successor of
+one is, and go on from its token records.
+
+What nobody can adopt ends, alone and with its cause: relocations, and jobs of which an instance was
+lost or being started again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterator
 from typing import Final
 
 import grpc.aio
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import WpgId
+from plexsvc.ids import JobId, WpgId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event, JobEndRequested, NodeLost, ProcExited, SpawnFailed
-from plexsvc.scheduler.core.state import Job, Wpg
+from plexsvc.scheduler.core.state import Wpg
 from plexsvc.scheduler.core.view import ClusterView
-from plexsvc.scheduler.core.vocabulary import Fault, JobState, WpgState
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState, WpgState
 from plexsvc.scheduler.handler import Handlers
 from plexsvc.scheduler.orders import spawn
 from plexsvc.scheduler.orders.nodes import SIGKILL, NodeLink, Nodes
@@ -38,7 +42,9 @@ log = Log(__name__)
 RESTARTED: Final = Fault(
     code=ErrorCode.UNAVAILABLE, message="the service was started again meanwhile; try again"
 )
-NOT_ADOPTED: Final = "the service was started again, which jobs that generate do not survive yet"
+NOT_ADOPTED: Final = (
+    "the service was started again, and not all instances of the job's rollout were there to go on"
+)
 
 
 def remember(nodes: Nodes, view: ClusterView) -> None:
@@ -47,7 +53,7 @@ def remember(nodes: Nodes, view: ClusterView) -> None:
     nodes.remembered.procs.update(
         (f"{wpg.wpg_id}/{rank}", wpg.incarnation_of(rank))
         for wpg in view.wpgs.values()
-        if not wpg.is_rollout and wpg.state in {WpgState.SPAWNING, WpgState.READY}
+        if wpg.state in {WpgState.SPAWNING, WpgState.READY}
         for rank in range(len(wpg.places))
     )
 
@@ -71,16 +77,22 @@ async def adopt(
         for node_id in view.nodes
         if not reach.nodes.is_up(node_id)
     ]
-    facts += [
-        JobEndRequested(job_id=job.job_id, outcome=JobState.FAILED, reason=NOT_ADOPTED)
-        for job in view.jobs.values()
-        if job.ending is None and _generates(view, job)
-    ]
-    facts += [failure for order in orders if (failure := _failure(view, handlers, order))]
     facts += _relocations(view)
+    left: dict[JobId, None] = {}
     for wpg in view.wpgs.values():
-        if wpg.state is WpgState.READY and not wpg.is_rollout:
-            facts += await _attach(reach, wpg)
+        if wpg.state is not WpgState.READY:
+            continue
+        gone = await _attach(reach, wpg)
+        if not wpg.is_rollout:
+            facts += gone
+        elif gone or not _leads(reach, view, wpg):
+            left[wpg.job_id] = None
+    facts += [
+        JobEndRequested(job_id=job_id, outcome=JobState.FAILED, reason=NOT_ADOPTED)
+        for job_id in left
+        if view.jobs[job_id].ending is None
+    ]
+    facts += [failure for order in orders if (failure := _failure(view, handlers, order, of=left))]
     for fact in facts:
         log.warning("not adopted", fact=repr(fact))
         await tell(fact)
@@ -92,14 +104,22 @@ async def adopt(
     log.info("adopted", jobs=len(view.jobs), wpgs=len(view.wpgs), orders=len(orders))
 
 
-def _generates(view: ClusterView, job: Job) -> bool:
-    return any(view.deployments[name].is_rollout for name in job.deployments)
+def _leads(reach: Reach, view: ClusterView, wpg: Wpg) -> bool:
+    """Have the rollout managers go on with instances that are all there; return whether they do."""
+    deployment = view.deployments[wpg.deployment_id]
+    if deployment.state is DeploymentState.STARTING:
+        return True  # its `Initialize` is on its way
+    fence = reach.fence(lease_no=wpg.lease_no, incarnation=wpg.incarnation)
+    is_whole = not (wpg.absent or wpg.left)
+    return is_whole and reach.rollout.adopt(wpg.deployment_id, fence=fence)
 
 
-def _failure(view: ClusterView, handlers: Handlers, order: Action) -> Event | None:
-    """Return the outcome of an order to instances, which are gone; None for what is repeated."""
+def _failure(
+    view: ClusterView, handlers: Handlers, order: Action, *, of: Container[JobId]
+) -> Event | None:
+    """Return the outcome of an order to instances of jobs that end; None for what is repeated."""
     wpg = view.wpgs.get(WpgId(getattr(order, "wpg_id", "")))
-    if wpg is None or not wpg.is_rollout:
+    if wpg is None or not wpg.is_rollout or wpg.job_id not in of:
         return None
     return handlers[type(order)].failed(order, RESTARTED)
 

@@ -55,6 +55,10 @@ class RolloutPort(Protocol):
         """End a generate early."""
         ...
 
+    def adopt(self, deployment_id: str, *, fence: common_pb2.Fence) -> bool:
+        """Lead a deployment of an earlier service; return whether it is known there."""
+        ...
+
     async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
         """Let a new instance take the place of one that was lost."""
         ...

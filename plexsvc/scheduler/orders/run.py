@@ -117,28 +117,34 @@ async def _came_again(reach: Reach, action: StartOperation, record: WpgRecord) -
 async def recall(
     reach: Reach, operation: operations_pb2.Operation, *, lease_no: int
 ) -> operations_pb2.OperationResult:
-    """Return the answer that the ranks recorded of an operation that they applied.
+    """Return the answer of an operation that was applied, from whoever applied it.
+
+    Ranks and rollout managers have it in their records, and the store knows published versions.
 
     Raises:
-        PlexError: `result_gone` when they have none.
+        PlexError: `result_gone` when nobody has it; `not_found` for a version that was released.
     """
     operation_id = OperationId(operation.operation_id)
     record = reach.registry.deployments[DeploymentId(operation.deployment_id)]
     kind, wpg = OperationKind(operation.WhichOneof("body") or ""), record.wpg
-    ranks = () if wpg is None else reach.ranks.of(wpg.wpg_id)
-    gone = PlexError(
+    answered = operations_pb2.OPERATION_STATE_ANSWERED
+    if kind is OperationKind.PUBLISH:
+        version = reach.versions.find(record.deployment_id, operation.seq).version.version
+        return operations_pb2.OperationResult(
+            operation_id=operation_id, state=answered, weight_version=version
+        )
+    is_recorded = kind is OperationKind.GENERATE if record.is_rollout else kind not in MANAGED_KINDS
+    if wpg is not None and is_recorded and reach.ranks.of(wpg.wpg_id):
+        held = Held(operation=operation, kind=kind, nbytes=0, submitted_us=reach.clock.wall_us())
+        action = StartOperation(operation_id=operation_id, wpg_id=wpg.wpg_id, lease_no=lease_no)
+        result = results.merge(operation_id, await _execute(reach, action, held=held, record=wpg))
+        if not result.HasField("error"):
+            result.state = answered
+            return result
+    raise PlexError(
         ErrorCode.RESULT_GONE,
         f"{show(operation_id)} was applied, and its answer went with the service that had it",
     )
-    if wpg is None or not ranks or kind in MANAGED_KINDS or record.is_rollout:
-        raise gone
-    held = Held(operation=operation, kind=kind, nbytes=0, submitted_us=reach.clock.wall_us())
-    action = StartOperation(operation_id=operation_id, wpg_id=wpg.wpg_id, lease_no=lease_no)
-    result = results.merge(operation_id, await _execute(reach, action, held=held, record=wpg))
-    if result.HasField("error"):
-        raise gone
-    result.state = operations_pb2.OPERATION_STATE_ANSWERED
-    return result
 
 
 def _count(reach: Reach, held: Held, record: WpgRecord) -> None:

@@ -1,0 +1,121 @@
+"""A second scheduler goes on where the first one stopped: nothing is spawned or applied twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexsvc.clock import SystemClock
+from plexsvc.errors import ErrorCode
+from plexsvc.scheduler.api.servicer import SchedulerServicer
+from plexsvc.scheduler.driver.former import read_former
+from plexsvc.scheduler.live import LiveScheduler
+from plexsvc.store.store import open_store
+from tests.rigs.keys import KEYS
+from tests.rigs.scheduler_rig import Rig, held_open, start_rig, until
+
+ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
+
+
+@asynccontextmanager
+async def second(rig: Rig, directory: Path) -> AsyncIterator[Rig]:
+    """Run a scheduler that takes over from a rig's, over the same nodes."""
+    rig.running.cancel()
+    await asyncio.wait({rig.running})
+    url = f"sqlite:///{directory}/plex.db"
+    former = read_former(url)
+    store = open_store(url, now_us=2)
+    targets = [f"127.0.0.1:{agent.port}" for agent in rig.agents]
+    config = rig.driver.config
+    driver = LiveScheduler(config, store, SystemClock(), targets, rig.rollout, KEYS, former)
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(driver.run())
+            await driver.ready()
+            servicer = SchedulerServicer(driver)
+            yield replace(rig, driver=driver, scheduler=servicer, store=store, running=running)
+            running.cancel()
+    finally:
+        store.close()
+
+
+async def test_what_ran_is_sent_again_and_what_was_answered_is_recalled(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job")
+        answered = rig.operation("job")
+        assert (await rig.scheduler.submit(answered)).state == ANSWERED
+        begun, go = held_open(rig, "zero_grad")
+        async with asyncio.TaskGroup() as group:
+            runs = rig.operation("job", "zero_grad")
+            running = group.create_task(rig.scheduler.submit(runs))
+            await begun.wait()
+            waits = rig.operation("job")
+            waiting = group.create_task(rig.scheduler.submit(waits))
+            await until(lambda: len(rig.driver.cluster.operations) >= 3)
+            async with second(rig, tmp_path) as after:
+                spawned = len(rig.agents[0].specs)
+                go.set()
+                again = [after.scheduler.submit(one) for one in (answered, waits, runs)]
+                results = await asyncio.gather(*again)
+                assert [result.state for result in results] == [ANSWERED] * 3
+                assert (await after.run("job")).state == ANSWERED
+                assert len(rig.agents[0].specs) == spawned
+                assert (await after.end("job")).state == service_pb2.JOB_STATE_COMPLETED
+            running.cancel()
+            waiting.cancel()
+
+
+async def test_an_operation_whose_client_stays_away_fails_and_holds_nobody(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job", ttl_us=500_000)
+        await rig.deploy("job")
+        begun, _ = held_open(rig, "zero_grad")
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(rig.run("job", "zero_grad"))
+            await begun.wait()
+            async with second(rig, tmp_path) as after:
+                record = after.driver.registry.jobs["job"]  # type: ignore[index]  # a plain name
+                await after.driver.recorder.until_ended(record)
+                assert "session expired" in record.reason
+            running.cancel()
+
+
+async def test_a_rank_that_is_gone_fails_its_deployment_alone(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 2}]) as rig:
+        for job in ("dies", "lives"):
+            await rig.job(job)
+            await rig.deploy(job)
+        dying = rig.driver.registry.deployments["dies/actor"].wpg  # type: ignore[index]  # the same
+        assert dying is not None
+        server = rig.agents[0].ranks.pop(f"{dying.wpg_id}/0")
+        async with second(rig, tmp_path) as after:
+            refused = await after.run("dies")
+            assert refused.error.code == ErrorCode.DEPLOYMENT_FAILED
+            assert "it ended while no service ran" in refused.error.message
+            assert (await after.run("lives")).state == ANSWERED
+        await server.stop(None)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_an_id_of_another_job_is_no_operation_of_this_one(
+    tmp_path: Path, is_known: bool
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 2}]) as rig:
+        for job in ("mine", "other"):
+            await rig.job(job)
+            await rig.deploy(job)
+        operation = rig.operation("mine")
+        if is_known:
+            await rig.scheduler.submit(operation)
+        async with second(rig, tmp_path) as after:
+            stolen = after.operation("other")
+            stolen.operation_id = operation.operation_id
+            found = await after.scheduler.submit(stolen)
+            assert found.error.code == (ErrorCode.BAD_REQUEST if is_known else "")
