@@ -33,14 +33,14 @@ class _Shelf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _KeptShelf:
     """A shelf as the store has it."""
 
     published: tuple[Published, ...]
     handed_out: dict[int, int]
 
 
-_KEPT: Final = msgspec.json.Decoder(_Kept)
+_KEPT_SHELF: Final = msgspec.json.Decoder(_KeptShelf)
 
 
 class Versions:
@@ -106,13 +106,13 @@ class Versions:
     def kept(self, deployment_id: DeploymentId) -> bytes:
         """Return what another scheduler needs to find a deployment's versions."""
         shelf = self._shelf(deployment_id)
-        kept = _Kept(published=tuple(shelf.published.values()), handed_out=shelf.handed_out)
+        kept = _KeptShelf(published=tuple(shelf.published.values()), handed_out=shelf.handed_out)
         return msgspec.json.encode(kept)
 
     def restore(self, deployment_id: DeploymentId, kept: bytes) -> None:
         """Take over what `kept` returned; none of these is taken for the state as it is now."""
         if kept:
-            found = _KEPT.decode(kept)
+            found = _KEPT_SHELF.decode(kept)
             published = {one.version.version: one for one in found.published}
             self._shelves[deployment_id] = _Shelf(published, dict(found.handed_out))
 
