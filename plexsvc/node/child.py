@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from plexsvc.errors import PlexError
 from plexsvc.node.messages import ForkOrder
 from plexsvc.tether import (
     ORPHANED,
@@ -78,11 +79,17 @@ def _reset_signals() -> None:
 
 
 def _call(order: ForkOrder, *, ready_fd: int) -> int:
-    """Run the entrypoint; return the exit code, with the traceback of a failure in the log."""
+    """Run the entrypoint; return the exit code, with the cause of a failure in the log.
+
+    A refusal is no bug: it is told by its message, without a traceback.
+    """
     try:
         _entrypoint(order.entrypoint)(dict(order.config), _ready_caller(ready_fd))
     except SystemExit as leaving:
         return _exit_code(leaving)
+    except PlexError as refusal:
+        sys.stderr.write(f"{refusal}\n")
+        return 1
     except BaseException:  # noqa: BLE001 - this is the process's outermost frame
         traceback.print_exc()
         return 1
