@@ -7,6 +7,7 @@ from it, so that many layouts are tested for one start-up.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -138,6 +139,7 @@ Ranks = dict[int, list[tuple[int, Connection]]]
 
 def _host(fd: int, preload: str) -> None:
     importlib.import_module(preload)
+    gc.freeze()  # ranks that start over collect garbage, and frameworks are none
     connection = Connection(fd)
     groups: Ranks = {}
     try:

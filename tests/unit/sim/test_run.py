@@ -24,6 +24,7 @@ from plexsvc.ids import NodeId, ResidentId
 from plexsvc.scheduler.core import invariants
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.planning import forecast
 from plexsvc.scheduler.core.planning.board import Board
@@ -37,7 +38,7 @@ from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.odd_presets import giant_gang, steady, tenants
 from plexsvc.sim.presets import PRESETS, cluster_256, preset_named
 from plexsvc.sim.records import Outcome
-from plexsvc.sim.run import compare, play
+from plexsvc.sim.run import compare, limits_of, play
 from plexsvc.sim.summary import drain_us, gpu_hours, slowdown
 from plexsvc.sim.workloads import Workload
 from tests.rigs.traces import job
@@ -649,6 +650,11 @@ def test_rollout_nodes_are_not_charged_while_their_job_has_no_place() -> None:
     missing_s = 1000 * len(record.restarts)
     held_h = (2 * record.finish_us / SECOND_US - missing_s) / 3600
     assert gpu_hours(outcome) <= 8 * held_h
+
+
+def test_a_simulated_cluster_has_the_limits_of_a_live_one() -> None:
+    assert limits_of(PLEX) == Limits()
+    assert (Limits().max_jobs, Limits().placement_timeout_us) == (4096, 0)
 
 
 def test_a_job_behind_a_stream_of_higher_priorities_starts_within_two_days() -> None:

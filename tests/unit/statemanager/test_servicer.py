@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -362,6 +362,25 @@ async def test_a_move_shows_its_bytes_while_it_goes_on(
             await asyncio.sleep(0)
     assert seen[:4] == [part * SlowMemory.PART for part in range(4)]
     assert await daemon.worked() == STATE_BYTES
+
+
+async def test_bytes_of_a_version_are_copied_beside_the_event_loop(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await daemon.publish(1)
+    read, threads = daemon.node.publisher.read, set[int]()
+
+    def noting(*args: Any) -> Iterator[Any]:  # noqa: ANN401 - as what it stands for
+        for array in read(*args):
+            threads.add(threading.get_ident())
+            yield array
+
+    monkeypatch.setattr(daemon.node.publisher, "read", noting)
+    request = statemanager_pb2.ReadVersionRequest(deployment_id="d", version=1)
+    chunks = [chunk.data async for chunk in daemon.servicer.read_version(request)]
+    assert len(b"".join(chunks)) == STATE_BYTES
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_copies_and_digests_show_their_bytes_too(daemon: Daemon) -> None:
