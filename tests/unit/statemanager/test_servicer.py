@@ -370,7 +370,7 @@ async def test_bytes_of_a_version_are_copied_beside_the_event_loop(
     await daemon.publish(1)
     read, threads = daemon.node.publisher.read, set[int]()
 
-    def noting(*args: Any) -> Iterator[Any]:  # noqa: ANN401 - as what it stands for
+    def noting(*args: Any) -> Iterator[Any]:
         for array in read(*args):
             threads.add(threading.get_ident())
             yield array
