@@ -118,10 +118,12 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.C
 
 
 def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None:
+    heads = table.get("num_attention_heads", 0)
     for degree, value, what, count in (
-        ("tp", parallel.tp, "attention heads", table.get("num_attention_heads", 0)),
+        ("tp", parallel.tp, "attention heads", heads),
+        ("tp", parallel.tp, "key-value heads", table.get("num_key_value_heads") or heads),
+        ("tp", parallel.tp, "intermediate units", table.get("intermediate_size", parallel.tp)),
         ("pp", parallel.pp, "layers", table.get("num_hidden_layers", 0)),
-        ("ep", parallel.ep, "experts", 0),
     ):
         if value > 1 and (count == 0 or count % value):
             raise bad_request(

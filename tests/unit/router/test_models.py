@@ -28,7 +28,13 @@ from plexsvc.router.models import (
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "models" / "tiny"
     path.mkdir(parents=True)
-    table = {"model_type": "qwen3", "num_attention_heads": 12, "num_hidden_layers": 6}
+    table = {
+        "model_type": "qwen3",
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "intermediate_size": 102,
+        "num_hidden_layers": 6,
+    }
     (path / "config.json").write_text(json.dumps(table))
     (path / "model.safetensors").write_bytes(b"")
     return path
@@ -137,7 +143,8 @@ def test_a_spec_that_contradicts_itself_is_refused_by_name(
     [
         (common_pb2.Parallel(tp=5), "12 attention heads"),
         (common_pb2.Parallel(pp=4), "6 layers"),
-        (common_pb2.Parallel(ep=2), "0 experts"),
+        (common_pb2.Parallel(tp=3), "4 key-value heads"),
+        (common_pb2.Parallel(tp=4), "102 intermediate units"),
     ],
 )
 def test_degrees_must_divide_the_model(
@@ -150,7 +157,7 @@ def test_degrees_must_divide_the_model(
 
 
 def test_degrees_that_divide_are_taken(model: Path) -> None:
-    check_model(spec(parallel=common_pb2.Parallel(tp=4, pp=3, dp=7)), model)
+    check_model(spec(parallel=common_pb2.Parallel(tp=2, pp=3, dp=7)), model)
 
 
 @pytest.mark.parametrize(
