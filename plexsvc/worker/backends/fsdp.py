@@ -96,19 +96,9 @@ class FsdpBackend:
 
     def build(self) -> None:
         """Join the ranks and shard the model on the meta device."""
-        parallel = self._config.parallel
-        if self._config.dtype not in {"", "float32"}:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"dtype {self._config.dtype!r}: the fsdp backend computes in float32; deploy with "
-                "that, or use the megatron backend",
-            )
-        if parallel.dp != self._config.world_size:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"fsdp splits over data-parallel ranks only; {parallel} asks for another layout. "
-                "Use Parallel(dp=N), or the megatron backend",
-            )
+        config = self._config  # the router refused what follows
+        assert config.dtype in {"", "float32"}, config
+        assert config.parallel.dp == config.world_size, config
         process_group.join(self._config)
         self._hf = read_config(self._config.model, backend="fsdp")
         mesh = init_device_mesh(_device().type, (self._config.world_size,))

@@ -251,8 +251,3 @@ def test_a_qwen3_that_says_it_is_a_llama_is_refused(
     (reply,) = group.execute(operation(0, "initialize"))
     assert reply.result.error.code == "unknown_model"
     assert "self_attn.k_norm.weight" in reply.result.error.message
-
-
-def test_fsdp_refuses_a_precision_that_it_would_not_keep(start_group: StartGroup) -> None:
-    with pytest.raises(RuntimeError, match="computes in float32"):
-        start_group(backend="fsdp", dtype="bfloat16")

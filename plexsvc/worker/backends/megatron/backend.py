@@ -81,9 +81,8 @@ class MegatronBackend:
     def build(self) -> None:
         """Join the process group and build this rank's part of the model in host memory."""
         config = self._config
-        self._dtype = _dtype(config)
+        self._dtype = DTYPES[config.dtype]
         self._hf = hf.read_config(config.model, backend="megatron")
-        model.check_layout(self._hf, config.parallel)
         process_group.join(config)
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.parallel.tp,
@@ -273,12 +272,3 @@ def _wanted(held: Iterable[Slice], weights: TensorSource) -> Iterator[Slice]:
     for item in held:
         if item.key.name != mapping.VALUE_HEAD or weights.has(mapping.VALUE_HEAD):
             yield item
-
-
-def _dtype(config: WorkerConfig) -> torch.dtype:
-    if config.dtype not in DTYPES:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"dtype {config.dtype!r} is not known; use float32 or bfloat16",
-        )
-    return DTYPES[config.dtype]

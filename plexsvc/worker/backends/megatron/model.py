@@ -17,7 +17,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from plexclient.specs import Parallel
-from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker.backends.megatron.attention import PackedAttention, PackedRotary, RMSNorm
 from plexsvc.worker.backends.megatron.mapping import Geometry
 
@@ -30,30 +29,6 @@ _SPLIT_DIM: Final = {
     "linear_proj.weight": 1,
     "linear_fc2.weight": 1,
 }
-
-
-def check_layout(hf: Any, parallel: Parallel) -> None:
-    """Refuse a layout that does not divide the model.
-
-    Raises:
-        PlexError: `bad_request`, naming the degree.
-    """
-    facts = {
-        "tp": (parallel.tp, hf.num_attention_heads, "attention heads"),
-        "pp": (parallel.pp, hf.num_hidden_layers, "layers"),
-    }
-    for name, (degree, total, what) in facts.items():
-        if total % degree:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"{name}={degree} does not divide the model's {total} {what}",
-            )
-    if parallel.cp > 1 or parallel.ep > 1:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"cp={parallel.cp}, ep={parallel.ep}: the megatron backend takes packed batches at "
-            "cp=1 and dense models at ep=1; use tp, pp and dp",
-        )
 
 
 def head_dim(hf: Any) -> int:
