@@ -32,10 +32,23 @@ def pids(cluster: LiveCluster, rollout: plex.Rollout) -> list[int]:
     return rank_processes(cluster, [rollout.deployment_id])
 
 
-@pytest.mark.parametrize("instances", [1, 2])
+SHAPED = plex.SamplingOptions(
+    repetition_penalty=1.3,
+    presence_penalty=0.2,
+    frequency_penalty=0.1,
+    min_p=0.01,
+    logit_bias={5: 1.0},
+)
+MATCHED = plex.SamplingOptions(structured_outputs={"regex": "([a-z] ?){380}"}, ignore_eos=False)
+
+
+@pytest.mark.parametrize(
+    ("instances", "more"), [(1, {}), (2, SHAPED), (2, MATCHED)], ids=["one", "shaped", "matched"]
+)
 def test_a_generate_outlives_kill_9_of_an_instance(
-    cluster: LiveCluster, tiny_model: Path, instances: int
+    cluster: LiveCluster, tiny_model: Path, instances: int, more: plex.SamplingOptions
 ) -> None:
+    options = plex.SamplingOptions(**{**OPTIONS, **more})
     with cluster.connect() as connection, connection.job("kept") as job:
         actor = job.deploy(
             "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
@@ -46,10 +59,10 @@ def test_a_generate_outlives_kill_9_of_an_instance(
         actor.forward_backward(fixed_batch(1), loss="ppo")
         actor.step()
         version = rollout.sync(actor)
-        undisturbed = tokens(rollout.generate(PROMPTS, **OPTIONS))
+        undisturbed = tokens(rollout.generate(PROMPTS, **options))
         killed: list[int] = []
         samples: list[plex.Sample] = []
-        for delta in rollout.generate.deltas(PROMPTS, **OPTIONS):
+        for delta in rollout.generate.deltas(PROMPTS, **options):
             if not killed:
                 assert len(delta.tokens) < 200, "it is under way"
                 killed = pids(cluster, rollout)[:1]
@@ -65,9 +78,10 @@ def test_a_generate_outlives_kill_9_of_an_instance(
             return len(found) == instances and killed[0] not in found
 
         wait_until(is_back, what="the instance is started again", timeout_s=60)
-        again = rollout.generate(PROMPTS, **OPTIONS)
+        again = rollout.generate(PROMPTS, **options)
         assert tokens(again) == undisturbed
         assert again.metrics["instances_lost"] == 0
+        assert all(one.is_plain == (not more) for one in again)
 
 
 def test_a_cancelled_generate_answers_so_and_leaves_its_place_to_the_next(

@@ -52,25 +52,25 @@ class Guide:
         Raises:
             PlexError: `bad_request`, with what a grammar lacks.
         """
-        for request in requests:
-            sampling = request.sampling
-            if not sampling.structured:
-                continue
-            if sampling.ignore_eos or sampling.min_tokens:
-                problem = "structured_outputs end by themselves: without ignore_eos and min_tokens"
-                raise refused(request, problem)
-            async with self._ready:
-                problem = await asyncio.to_thread(grammars.problem, sampling.structured)
-                if problem:
-                    raise refused(request, f"structured_outputs: {problem}")
-                if self._manager.backend is None:
-                    self._manager.backend = await asyncio.to_thread(self._backend, request)
-                    self._create, self._manager._create_grammar = (
-                        self._manager._create_grammar,
-                        self._advanced,
-                    )
-                    # What is checked compiles in no time, and there is no thread for it.
-                    self._manager._use_async_grammar_compilation = False
+        for structured, request in {one.sampling.structured: one for one in requests}.items():
+            if structured:
+                async with self._ready:
+                    await self._check(request)
+
+    async def _check(self, request: rollout_pb2.InstanceRequest) -> None:
+        sampling = request.sampling
+        if sampling.ignore_eos or sampling.min_tokens:
+            problem = "structured_outputs end by themselves: without ignore_eos and min_tokens"
+            raise refused(request, problem)
+        if problem := await asyncio.to_thread(grammars.problem, sampling.structured):
+            raise refused(request, f"structured_outputs: {problem}")
+        if self._manager.backend is not None:
+            return
+        self._manager.backend = await asyncio.to_thread(self._backend, request)
+        self._create = self._manager._create_grammar
+        self._manager._create_grammar = self._advanced
+        # What was checked compiles in no time, and there is no thread for it.
+        self._manager._use_async_grammar_compilation = False
 
     def _backend(self, request: rollout_pb2.InstanceRequest) -> _Backend:
         tokenizer = self._texts.template
