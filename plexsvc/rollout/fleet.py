@@ -60,9 +60,9 @@ class Fleet:
         keys: ClusterKeys,
         gone: Callable[[Gone | orders.LeaveDevice], None],
     ) -> None:
-        """Tell `gone` of each instance that does not come back, or was drained.
+        """Tell `gone` of each instance that does not come back or was drained.
 
-        So of each that sleeps because a generate does without it.
+        `gone` also hears of each instance that sleeps because a generate no longer uses it.
         """
         self.core = RolloutCore(
             deployment_id,

@@ -135,7 +135,7 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
 
 
 def node_lines(outcome: Outcome) -> list[dict[str, object]]:
-    """Return what befell nodes, in seconds: losses and drains, None for an end that never came."""
+    """Return the losses and drains of nodes, in seconds; None for one that never ended."""
     lost: list[dict[str, object]] = [
         {"node": one.node_id, "lost_s": _s(one.at_us), "back_s": _s(one.back_us)}
         for one in outcome.losses

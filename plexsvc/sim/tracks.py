@@ -1,4 +1,4 @@
-"""Perfetto tracks of a run: what each job did in each of its groups, and what befell the nodes.
+"""Perfetto tracks of a run: each job in each of its groups, and the losses and drains of nodes.
 
 A node group is a process of the trace. A job has a track in every group that it lived in, so one
 that moved is followed. Waiting for a place is a process of its own, and so are the nodes.

@@ -1,4 +1,4 @@
-"""A simulated engine that is asked for each of its steps, as one that shares its device is.
+"""A simulated engine that steps only when it is told to, for engines that share a device.
 
 A step computes the next token of samples whose prompts are computed and, with what is left of its
 tokens, prompts in the order in which they came. It takes `fixed + each * samples + context *

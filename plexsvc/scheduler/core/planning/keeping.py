@@ -117,7 +117,10 @@ class Keeping(Search):
             self._has_reopened = True
 
     def _reserve(self, demand: Demand, *, now_us: int) -> None:
-        """Keep units for a blocked job that has a right to it, be it instead of a lesser one's."""
+        """Keep units for a blocked job that has a right to a reservation.
+
+        It takes the place of a reservation of lower priority.
+        """
         kept, resident_id = self.reservations, demand.resident_id
         if resident_id in kept or not may_reserve(demand, policy=self.policy, now_us=now_us):
             return

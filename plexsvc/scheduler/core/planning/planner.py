@@ -304,8 +304,8 @@ class Planner(Keeping):
     def _concerned(self, changed: Iterable[Group], *, now_us: int) -> Iterable[Demand]:
         """Return who of those that wait may find a place now, or keeps others from one.
 
-        Whom nothing changed for would be refused again: its groups are as they were, and idle units
-        do not make its gang.
+        The others would be refused again: none of their groups has changed, and the idle units are
+        too few for their gang.
         """
         policy, waiting = self.policy, self.waiting.values()
         if not policy.backfill:

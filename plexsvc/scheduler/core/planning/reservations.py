@@ -2,9 +2,9 @@
 
 The target is the gang whose residents are expected to have left first. From then on its units take
 only jobs that are expected to be gone when the reservation is due (EASY backfill). Who is still
-there when it is due is moved elsewhere (`relocate/packing.py`). The due time stays as it was made,
-so whoever overstays keeps no door open for others: after it nobody comes, and the job waits at most
-until the last of those that were there has left.
+there when it is due is moved elsewhere (`relocate/packing.py`). The due time never moves, even if a
+resident stays longer than expected. After it no further job is placed on these units, so the job
+waits at most until those that were there have left.
 
 A job that lost its place has a reservation that is due at once: a node is missing, not time. Units
 of jobs that lived with it count as free, jobs of one lost group may have the same ones, and they

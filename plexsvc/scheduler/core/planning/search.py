@@ -54,8 +54,8 @@ class Search:
         """Return the place the policy gives a job now, in `groups` of its size or elsewhere.
 
         It takes a part of a larger group, or has several made one, only where there is no group of
-        its size and no idle gang, or where it `must_leave`: jobs that overlap in parts of groups
-        hold each other up by what keeps each of them waiting elsewhere. Changes nothing.
+        its size and no idle gang, or where it `must_leave`. When two jobs overlap only in part, one
+        that waits outside the overlap makes the other wait for it inside. Changes nothing.
         """
         policy, board = self.policy, self.board
         gang = self._gang(demand, barred)
