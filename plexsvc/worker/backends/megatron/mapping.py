@@ -45,7 +45,6 @@ class Geometry:
     vocab: int
     is_tied: bool
     tp_rank: int
-    tp_size: int
 
 
 def runs_of(

@@ -118,7 +118,6 @@ def geometry(hf: Any, *, is_critic: bool) -> Geometry:
         vocab=hf.vocab_size,
         is_tied=hf.tie_word_embeddings and not is_critic,
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),
-        tp_size=parallel_state.get_tensor_model_parallel_world_size(),
     )
 
 

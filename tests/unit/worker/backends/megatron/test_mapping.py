@@ -23,7 +23,6 @@ def geometry(
         vocab=vocab,
         is_tied=tied,
         tp_rank=rank,
-        tp_size=size,
     )
 
 
