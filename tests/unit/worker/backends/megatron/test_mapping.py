@@ -11,9 +11,7 @@ from plexsvc.worker.canonical import Run
 LAYERS = {0: 4}
 
 
-def geometry(
-    rank: int, size: int, *, kv_heads: int, vocab: int = 51, tied: bool = False
-) -> Geometry:
+def geometry(rank: int, *, kv_heads: int, vocab: int = 51, tied: bool = False) -> Geometry:
     return Geometry(
         hidden=16,
         head_dim=4,
@@ -68,7 +66,7 @@ def test_ranks_together_hold_each_element_once(
     parts: list[tuple[Run, int]] = []
     for rank in range(size):
         shape = tuple(n // size if d == dim else n for d, n in enumerate(full))
-        held = runs(name, shape, geometry(rank, size, kv_heads=kv_heads))
+        held = runs(name, shape, geometry(rank, kv_heads=kv_heads))
         columns = shape[1] if len(shape) == 2 else 1
         parts += [(run, columns) for run in held]
         local = np.zeros(shape[0], int)
@@ -80,25 +78,25 @@ def test_ranks_together_hold_each_element_once(
 
 
 def test_names_use_the_layer_number_of_the_whole_model() -> None:
-    (run,) = runs("decoder.layers.0.input_layernorm.weight", (16,), geometry(0, 1, kv_heads=2))
+    (run,) = runs("decoder.layers.0.input_layernorm.weight", (16,), geometry(0, kv_heads=2))
     assert run.name == "model.layers.4.input_layernorm.weight"
 
 
 def test_a_tied_output_layer_is_the_embedding() -> None:
     shape = (51, 16)
-    (tied,) = runs("output_layer.weight", shape, geometry(0, 1, kv_heads=2, tied=True))
-    (untied,) = runs("output_layer.weight", shape, geometry(0, 1, kv_heads=2))
+    (tied,) = runs("output_layer.weight", shape, geometry(0, kv_heads=2, tied=True))
+    (untied,) = runs("output_layer.weight", shape, geometry(0, kv_heads=2))
     assert tied.name == "model.embed_tokens.weight"
     assert untied.name == "lm_head.weight"
 
 
 def test_a_rank_of_padding_only_holds_no_box() -> None:
-    assert runs("embedding.word_embeddings.weight", (13, 16), geometry(4, 5, kv_heads=2)) == []
+    assert runs("embedding.word_embeddings.weight", (13, 16), geometry(4, kv_heads=2)) == []
 
 
 def test_an_unknown_parameter_is_our_contradiction() -> None:
     with pytest.raises(AssertionError, match="no mapping"):
-        runs("decoder.layers.0.mlp.other.weight", (4, 4), geometry(0, 1, kv_heads=2))
+        runs("decoder.layers.0.mlp.other.weight", (4, 4), geometry(0, kv_heads=2))
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -108,7 +106,7 @@ def test_every_rank_knows_the_names_of_the_whole_model(rank: int) -> None:
     held = runs(
         "decoder.layers.0.self_attention.linear_qkv.weight",
         (rows // 4, 16),
-        geometry(rank, 4, kv_heads=2),
+        geometry(rank, kv_heads=2),
     )
     names = names_of(held, num_layers=2, is_tied=False, is_critic=False)
     assert names == {
