@@ -32,9 +32,9 @@ def run(
     """
     code = 1
     try:
-        os.setsid()
         if not os.read(go_fd, 1):
-            os._exit(ORPHANED)
+            os._exit(ORPHANED)  # in the group of its zygote, which the agent buries
+        os.setsid()
         die_with_parent(agent_pid)
         die_before_parent()  # the state manager keeps every job's state, a rank one job's
         set_process_name(order.name)

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
@@ -16,9 +17,13 @@ from plexsvc.node import messages
 from plexsvc.node.config import ImageConfig
 from plexsvc.node.logs import tail
 from plexsvc.node.messages import ForkOrder, Preloaded, Report
+from plexsvc.node.ranks import bury_group
 from plexsvc.node.restarts import RestartRate
 
 log = Log(__name__)
+
+BURY_AFTER_S: Final = 1.0
+"""Pause before what a dead zygote had begun to fork is reaped; what it told of is known by then."""
 
 
 class WarmImage:
@@ -148,6 +153,7 @@ class WarmImage:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
             await process.wait()
+            asyncio.get_running_loop().call_later(BURY_AFTER_S, bury_group, process.pid)
             await self._on_lost(self._image.name)
 
     async def _start(self, control: socket.socket) -> asyncio.subprocess.Process:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import os
 import signal
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -13,7 +16,7 @@ import pytest
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.node.logs import tail
-from tests.process.node.conftest import RunningAgent, agent_config, started
+from tests.process.node.conftest import IMAGE, RunningAgent, agent_config, started
 from tests.rigs.processes import descendants, is_alive, name_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
@@ -217,6 +220,31 @@ async def test_a_dead_zygote_takes_nobody_with_it_and_is_replaced(agent: Running
     exited = (await agent.next_event("exited")).exited
     assert (exited.proc_id, exited.signal) == ("wpg_1/0", signal.SIGTERM)
     assert len((await agent.describe()).procs) == 2
+
+
+async def test_a_zygote_that_dies_as_it_forks_leaves_no_zombie(tmp_path: Path) -> None:
+    image = replace(IMAGE, preload="tests.fakes.fake_dying_preload")
+    async with started(agent_config(tmp_path, images=(image,))) as agent:
+        assert (await agent.spawn("serve")).error.code == ""
+        forget_death(agent)
+        async with asyncio.timeout(10):
+            while zombies_of(agent.process.pid):  # noqa: ASYNC110 - other processes tell nobody
+                await asyncio.sleep(0.01)
+
+
+def forget_death(agent: RunningAgent) -> None:
+    """Remove the mark of a zygote that died, which is there."""
+    Path(tempfile.gettempdir(), f"died-{agent.process.pid}").unlink()
+
+
+def zombies_of(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended
+            state, ppid = stat.read_text().rsplit(")", 1)[1].split()[:2]
+            if (state, ppid) == ("Z", str(parent)):
+                found.append(int(stat.parent.name))
+    return found
 
 
 async def test_a_process_whose_zygote_died_dies_with_the_agent(agent: RunningAgent) -> None:
