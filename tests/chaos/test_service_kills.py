@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import TRAIN, Service
+from tests.rigs.live_cluster import ROLLOUT, TRAIN, Service
 from tests.rigs.workloads import Program
 
 KILLS: Final = int(os.environ.get("PLEX_CHAOS_KILLS", "3"))  # noqa: TID251 - of `make chaos`
@@ -73,14 +74,37 @@ class Training:
         assert self.has_stepped.wait(60), f"{self.name} stands still"
 
 
-def kill_again_and_again(service: Service, jobs: Sequence[Training]) -> Counter[str]:
-    """Kill the service at random moments, and start it; return at which."""
+@dataclass(slots=True)
+class Sampling:
+    """A job that generates and publishes nothing; its answers are not promised to the bit."""
+
+    model: Path
+    batches: int = 0
+
+    def run(self, connection: plex.Cluster, *, stop: threading.Event) -> None:
+        """Generate until `stop`."""
+        with connection.job("samples") as job:
+            rollout = job.deploy("rollout", model=str(self.model), backend="vllm")
+            while not stop.is_set():
+                samples = rollout.generate(["1+1="], n=4, max_tokens=64, temperature=1.0)
+                assert sorted(sample.sample_index for sample in samples) == [0, 1, 2, 3]
+                self.batches += 1
+
+
+def kill_again_and_again(
+    service: Service, jobs: Sequence[Training], away_s: list[float]
+) -> Counter[str]:
+    """Kill the service at random moments, and start it; return at which.
+
+    `away_s` gets the time from each kill to the next step of some job.
+    """
     dice, moments = random.Random(SEED), Counter[str]()
     while moments.total() < KILLS:
         for job in dice.sample(jobs, k=dice.randint(0, len(jobs))):
             job.steps_again()
         time.sleep(dice.uniform(0, LONGEST_PAUSE_S))  # noqa: TID251 - a random moment
         service.kill()
+        killed_s = time.monotonic()
         moments["up"] += 1
         if moments.total() < KILLS and dice.random() < 1 / 3:
             service.launch()
@@ -88,6 +112,8 @@ def kill_again_and_again(service: Service, jobs: Sequence[Training]) -> Counter[
             service.kill()
             moments["taking over"] += 1
         service.start()
+        dice.choice(jobs).steps_again()
+        away_s.append(time.monotonic() - killed_s)
     return moments
 
 
@@ -97,24 +123,28 @@ def test_two_jobs_end_as_if_their_service_had_never_been_killed(
     stop = threading.Event()
     jobs = [Training(name, tiny_model) for name in SIZES]
     with (
-        Service(tmp_path, nodes={"only": [TRAIN]}) as service,
+        Service(tmp_path, nodes={"only": [TRAIN, ROLLOUT]}) as service,
         service.live.connect() as connection,
-        ThreadPoolExecutor(2) as threads,
+        ThreadPoolExecutor(3) as threads,
     ):
         running = [
             threads.submit(job.run, connection, until=lambda _: stop.is_set()) for job in jobs
         ]
+        sampling, away_s = Sampling(tiny_model), list[float]()
+        generating = threads.submit(sampling.run, connection, stop=stop)
         try:
             for job in jobs:
                 job.steps_again()
-            moments = kill_again_and_again(service, jobs)
+            moments = kill_again_and_again(service, jobs, away_s)
             for job in jobs:
                 job.steps_again()
         finally:
             stop.set()
         found = [job.result() for job in running]
+        generating.result()
         with capsys.disabled():
-            print(f"\nseed {SEED}, kills {dict(moments)}, steps {[job.steps for job in jobs]}")  # noqa: T201 - to play it again
+            counts = f"steps {[job.steps for job in jobs]}, generates {sampling.batches}"
+            print(f"\nseed {SEED}, kills {dict(moments)}, {counts}; away {median(away_s):.1f} s")  # noqa: T201
         assert {job.reason for job in service.live.jobs().values()} == {""}
         for job, digest in zip(jobs, found, strict=True):
             again = Training(job.name, tiny_model)
