@@ -109,7 +109,7 @@ class LiveScheduler:
             inbox.last_us = former.at_us
             adopt.remember(self.nodes, core.view)
         self._made = made
-        self._adopted = asyncio.Event()
+        self._adopted, self._made_us = asyncio.Event(), clock.monotonic_us()
         self._journal = Journal(made, keeps_actions=config.journal_actions)
         self.cluster: ClusterView = core.view
         self.spot_hosts = SpotHosts(
@@ -176,6 +176,12 @@ class LiveScheduler:
     async def ready(self) -> None:
         """Return once every node has joined, and what a former scheduler left is adopted."""
         await self._adopted.wait()
+
+    @property
+    def took_over_lately(self) -> bool:
+        """Whether clients of a former scheduler may not have come back yet."""
+        is_lately = self.clock.monotonic_us() - self._made_us < self.config.session_ttl_us
+        return self._former is not None and is_lately
 
     def _begin(self, former: Former) -> None:
         """Have the new epoch's journal begin with the former's core; restore the ledger."""

@@ -150,13 +150,19 @@ class Operations:
         """Return when the job's operation has come: who asks may be a little ahead of it.
 
         Raises:
-            PlexError: `not_found`.
+            PlexError: `not_found`; `unavailable` while clients come back after a takeover.
         """
         for _ in range(ARRIVAL_LOOKS):
             found = self._scheduler.recorder.deployment_of(operation_id)
             if found is not None and found.job_id == job_id:
                 return
             await self._scheduler.clock.sleep(ARRIVAL_LOOK_US)
+        if self._scheduler.took_over_lately:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"the service was started again, and {show(operation_id)} has not been sent again; "
+                "ask again",
+            )
         raise PlexError(
             ErrorCode.NOT_FOUND,
             f"job {job_id!r} has no operation {show(operation_id)}: submit it, then ask again",

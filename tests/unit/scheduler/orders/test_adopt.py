@@ -12,13 +12,13 @@ import pytest
 
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import SystemClock
-from plexsvc.errors import ErrorCode
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.store import open_store
 from tests.rigs.keys import KEYS
-from tests.rigs.scheduler_rig import Rig, held_open, start_rig, until
+from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig, until
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 
@@ -119,3 +119,18 @@ async def test_an_id_of_another_job_is_no_operation_of_this_one(
             stolen.operation_id = operation.operation_id
             found = await after.scheduler.submit(stolen)
             assert found.error.code == (ErrorCode.BAD_REQUEST if is_known else "")
+
+
+async def test_who_asks_for_what_was_not_sent_again_yet_is_told_to_ask_again(
+    tmp_path: Path,
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job")
+        async with second(rig, tmp_path) as after:
+            request = service_pb2.GetResultRequest(
+                job_id="job", tenant=TENANT, operation_id=rig.operation("job").operation_id
+            )
+            request.no_wait = True
+            with pytest.raises(PlexError, match="has not been sent again") as refused:
+                await after.scheduler.call("GetResult", request, operations_pb2.OperationResult)
+            assert refused.value.retryable
