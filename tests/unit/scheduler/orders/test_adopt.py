@@ -126,6 +126,9 @@ async def test_who_asks_for_what_was_not_sent_again_yet_is_told_to_ask_again(
 ) -> None:
     async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
         await rig.job("job")
+        await rig.deploy("job")
+        answered = rig.operation("job")
+        await rig.scheduler.submit(answered)
         async with second(rig, tmp_path) as after:
             request = service_pb2.GetResultRequest(
                 job_id="job", tenant=TENANT, operation_id=rig.operation("job").operation_id
@@ -134,3 +137,5 @@ async def test_who_asks_for_what_was_not_sent_again_yet_is_told_to_ask_again(
             with pytest.raises(PlexError, match="has not been sent again") as refused:
                 await after.scheduler.call("GetResult", request, operations_pb2.OperationResult)
             assert refused.value.retryable
+            request.operation_id = answered.operation_id
+            await after.scheduler.call("GetResult", request, operations_pb2.OperationResult)
