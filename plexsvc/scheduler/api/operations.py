@@ -156,10 +156,10 @@ class Operations:
             found = self._scheduler.recorder.deployment_of(operation_id)
             if found is not None and found.job_id == job_id:
                 return
-            if operation_id in self._scheduler.registry.answered_before:
-                former = self._scheduler.cluster.operations[operation_id]
-                if former.job_id == job_id:
-                    return
+            former = self._scheduler.cluster.operations.get(operation_id)
+            is_answered = operation_id in self._scheduler.registry.answered_before
+            if is_answered and former is not None and former.job_id == job_id:
+                return
             await self._scheduler.clock.sleep(ARRIVAL_LOOK_US)
         if self._scheduler.took_over_lately:
             raise PlexError(
