@@ -106,8 +106,8 @@ def _link_bomb(directory: Path) -> None:
 
 
 def _many_tensors(nbytes: int) -> str:
-    one = '"{}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
-    return "{" + ",".join(one.format(n) for n in range(nbytes // 58)) + "}"
+    one = '"model.layers.{}.w":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    return "{" + ",".join(one.format(n) for n in range(nbytes // 75)) + "}"
 
 
 def _hard_link(directory: Path) -> None:
