@@ -6,10 +6,12 @@ the tenant's model: one that hangs or crashes hurts nobody else.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NoReturn
@@ -25,6 +27,9 @@ from plexsvc.rollout.engines.stopping import SpecialTokens, special_tokens
 
 MAX_TOKENIZER_BYTES: Final = 256 << 20
 """Largest `tokenizer.json` that is read; those of large vocabularies have some 30 MiB."""
+
+RENDER_S: Final = 10.0
+"""How long a chat template may take to write one chat."""
 
 CONTEXT_TOKENS: Final = 8
 """Tokens of a prompt that decide how the text after it begins."""
@@ -133,13 +138,14 @@ class Texts:
             write, kwargs = self.template.apply_chat_template, asked.get("kwargs", {})
             if reserved := kwargs.keys() & inspect.signature(write).parameters.keys():
                 _refuse_variable(min(reserved))
-            written = write(
-                asked["messages"],
-                tools=asked.get("tools"),
-                add_generation_prompt=True,
-                tokenize=False,
-                **kwargs,
-            )
+            with _interrupted_after(RENDER_S):
+                written = write(
+                    asked["messages"],
+                    tools=asked.get("tools"),
+                    add_generation_prompt=True,
+                    tokenize=False,
+                    **kwargs,
+                )
             return str(written)
         except PlexError:
             raise
@@ -148,6 +154,33 @@ class Texts:
                 ErrorCode.BAD_REQUEST,
                 f"the model's chat template cannot read these messages: {error}",
             ) from error
+
+
+@contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in the block, between two steps of Python, if it takes longer.
+
+    A template is compiled to Python, so its loops end that way; one long step of it does not.
+    """
+    thread, lock = ctypes.c_ulong(threading.get_ident()), threading.Lock()
+    is_over = False
+
+    def interrupt() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeoutError))
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except TimeoutError as error:
+        raise TimeoutError(f"it takes more than {seconds:g} s") from error
+    finally:
+        timer.cancel()
+        with lock:
+            is_over = True
 
 
 def _refuse_variable(name: str) -> NoReturn:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.engines import texts
 from plexsvc.rollout.engines.model_dir import read_model_dir
 from plexsvc.rollout.engines.texts import Pieces, Texts
 from tests.rigs.tiny_models import ALPHABET, SPECIALS, make_qwen3
@@ -62,6 +63,25 @@ def test_a_chat_that_the_template_cannot_read_is_refused(model: Path, chat: str)
     with pytest.raises(PlexError) as refused:
         encoded(model, chat=chat)
     assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_a_template_that_loops_is_ended_and_others_are_written_then(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "RENDER_S", 0.1)
+    again = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+    (model / "chat_template.jinja").write_text("{% if loops %}" + again + "{% endif %}1")
+    made = Texts(read_model_dir(model))
+
+    def encode(*, loops: bool) -> list[int]:
+        chat = json.dumps({"messages": [HI], "kwargs": {"loops": loops}})
+        return list(made.encode(operations_pb2.Prompt(chat=chat), texts=False).token_ids)
+
+    with pytest.raises(PlexError, match=r"takes more than 0\.1 s") as refused:
+        encode(loops=True)
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+    monkeypatch.undo()
+    assert encode(loops=False) == ids("1")
 
 
 def test_a_model_without_tokenizer_or_template_says_so(model: Path) -> None:
