@@ -40,7 +40,7 @@ from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Handler, Streaming, add_service
 from plexsvc.slots import Limit, Slots
-from plexsvc.weights.owner import COMPLETE, check_owner
+from plexsvc.weights.owner import SEAL, check_owner
 
 
 class RouterServicer:
@@ -201,7 +201,7 @@ class RouterServicer:
         with paths.opened_directory(place) as directory:
             if spec.backend != "noop":
                 models.check_files(directory)
-        with paths.view(place, only={"config.json", COMPLETE}.__contains__) as directory:
+        with paths.view(place, only={"config.json", SEAL}.__contains__) as directory:
             check_owner(directory, tenant=tenant, what="model")
             if spec.backend == "noop":  # which reads nothing of it
                 return

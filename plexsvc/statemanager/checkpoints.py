@@ -40,17 +40,15 @@ import numpy as np
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.snapshot import Snapshot
-from plexsvc.weights import checkpoints, pieces
+from plexsvc.weights import checkpoints, headers, pieces
 from plexsvc.weights.checkpoints import (
-    HEADER_SIZE_BYTES,
     MODEL_FILE,
     OPTIMIZER_FILE,
-    SEAL,
     STATE_FILE,
     BlockHasher,
     Sealed,
 )
-from plexsvc.weights.owner import check_owner
+from plexsvc.weights.owner import SEAL, check_owner
 from plexsvc.weights.pieces import RegionBytes, Tensor
 
 SAVE: Final = "save"
@@ -256,7 +254,7 @@ def write_safetensors(
 def _contents(
     header: bytes, named: Sequence[tuple[str, Tensor]], *, region: RegionBytes
 ) -> Iterator[memoryview]:
-    yield memoryview(len(header).to_bytes(HEADER_SIZE_BYTES, "little") + header)
+    yield memoryview(len(header).to_bytes(headers.SIZE_BYTES, "little") + header)
     for _, tensor in named:
         whole = np.ascontiguousarray(pieces.whole(tensor, region))
         yield whole.reshape(-1).view(np.uint8).data

@@ -23,16 +23,12 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights import headers
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.checksums import BLOCK_BYTES
-from plexsvc.weights.owner import MAX_MARK_BYTES
+from plexsvc.weights.owner import MAX_MARK_BYTES, SEAL
 from plexsvc.weights.pieces import packed_strides
 
-SEAL: Final = ".complete"
 MODEL_FILE: Final = "model.safetensors"
 OPTIMIZER_FILE: Final = "optimizer.safetensors"
 STATE_FILE: Final = "plex_state.json"
-
-HEADER_SIZE_BYTES: Final = 8
-"""A safetensors file begins with the size of its header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +142,11 @@ class Seal:
 
     def _spans_of(self, name: str) -> Mapping[str, tuple[int, int]]:
         """Return where each tensor of a safetensors file lies in it, once its header is checked."""
-        self.check(name, 0, HEADER_SIZE_BYTES)
+        self.check(name, 0, headers.SIZE_BYTES)
         with self._open(name) as file:
             try:
                 size = headers.header_bytes(file.fileno(), name=name)
-                self.check(name, 0, HEADER_SIZE_BYTES + size)
+                self.check(name, 0, headers.SIZE_BYTES + size)
                 start, found = headers.read_header(file.fileno(), name=name)
             except ValueError as error:
                 raise _broken(self._directory / name, str(error)) from error

@@ -10,7 +10,7 @@ from typing import Any, Final
 from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError
 
-COMPLETE: Final = ".complete"
+SEAL: Final = ".complete"
 """Written last into a checkpoint: JSON with its files, and the tenant whose it is."""
 
 MAX_MARK_BYTES: Final = 64 << 20
@@ -27,12 +27,12 @@ def check_owner(directory: Path, *, tenant: str, what: str) -> None:
         PlexError: `forbidden`; `bad_request` for a mark that cannot be read.
     """
     try:
-        owner = _owner(paths.read_bounded(directory / COMPLETE, most_bytes=MAX_MARK_BYTES))
+        owner = _owner(paths.read_bounded(directory / SEAL, most_bytes=MAX_MARK_BYTES))
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError) as error:
         raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{what} {directory}: its {COMPLETE} cannot be read ({error})"
+            ErrorCode.BAD_REQUEST, f"{what} {directory}: its {SEAL} cannot be read ({error})"
         ) from error
     if owner not in {"", tenant}:
         raise PlexError(

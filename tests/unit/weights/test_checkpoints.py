@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights import checkpoints
 from plexsvc.weights.boxes import Box, TensorBox
-from plexsvc.weights.checkpoints import MODEL_FILE, SEAL, BlockHasher, read_seal
+from plexsvc.weights.checkpoints import MODEL_FILE, BlockHasher, read_seal
+from plexsvc.weights.owner import SEAL
 
 BLOCK = 64
 ROWS, COLUMNS = 64, 8
