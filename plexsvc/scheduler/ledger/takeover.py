@@ -1,4 +1,4 @@
-"""Takeover of the store from earlier schedulers: their jobs end, their measured cycles stay."""
+"""Takeover of the store from earlier schedulers: jobs that nobody adopted end, cycles stay."""
 
 from __future__ import annotations
 
