@@ -30,18 +30,6 @@ MAX_RANKS: Final = 1 << 16
 DTYPES: Final = ("", "float32", "bfloat16")
 
 
-def check_files(directory: Path) -> None:
-    """Refuse a directory that lacks what makes it a model.
-
-    Raises:
-        PlexError: `unknown_model`.
-    """
-    if not (directory / "config.json").is_file():
-        raise unknown_model(directory, "the directory has no config.json")
-    if not any(directory.glob("*.safetensors")):
-        raise unknown_model(directory, "the directory has no *.safetensors")
-
-
 def check_weights(place: Place, table: families.Config, *, backend: str) -> None:
     """Refuse weights that no backend could open: headers are read, tensors are not.
 

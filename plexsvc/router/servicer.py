@@ -198,9 +198,6 @@ class RouterServicer:
     def _check_model(self, spec: pb.DeploymentSpec, *, tenant: TenantId) -> None:
         place = self._roots.place_model(spec, tenant=tenant)
         paths.check_files(place)
-        with paths.opened_directory(place) as directory:
-            if spec.backend != "noop":
-                models.check_files(directory)
         with paths.view(place, only={"config.json", SEAL}.__contains__) as directory:
             check_owner(directory, tenant=tenant, what="model")
             if spec.backend == "noop":  # which reads nothing of it

@@ -16,7 +16,6 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.paths import Place
 from plexsvc.router.models import (
-    check_files,
     check_model,
     check_seeds,
     check_spec,
@@ -52,8 +51,9 @@ def code_of(found: pytest.ExceptionInfo[PlexError]) -> ErrorCode:
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
 def test_a_directory_that_is_no_model_says_what_it_lacks(model: Path, missing: str) -> None:
     (model / missing).unlink()
+    place = Place(path=model, root=model.parent)
     with pytest.raises(PlexError) as caught:
-        check_files(model)
+        check_weights(place, check_model(spec(backend="vllm"), model), backend="fsdp")
     assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
     assert missing.removeprefix("model") in caught.value.message
 
