@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plexsvc.scheduler.core.device import contest
-from plexsvc.scheduler.core.planning import bounds, forecast, planner, planners, policies
+from plexsvc.scheduler.core.planning import bounds, planner, planners, policies, profile
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, QueueOrder
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS
@@ -71,7 +71,7 @@ def _policy(**parts: object) -> Callable[[Policy], Policy]:
 
 MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "none": lambda policy: policy,
-    "rounds played": _off(forecast, "is_sharp", lambda _: False),
+    "rounds played": _off(profile, "is_sharp", lambda _: False),
     "bounds": _policy(is_bounded=False),
     "duty cap": _policy(duty_cap_ppm=PPM),
     "repacking": _policy(repack_every_us=0),

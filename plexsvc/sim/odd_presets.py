@@ -9,14 +9,7 @@ from typing import Final
 import numpy as np
 
 from plexsvc.ids import ResidentId, TenantId
-from plexsvc.scheduler.core.planning.profile import (
-    PPM,
-    SECOND_US,
-    Demand,
-    Mode,
-    Profile,
-    SyncAt,
-)
+from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Mode, Profile, SyncAt
 from plexsvc.sim.cluster import NodeGroup, SimCluster
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.workloads import PHASE_SHARES, Workload, burst, cluster_job

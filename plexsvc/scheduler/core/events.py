@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
-from plexsvc.scheduler.core.planning.plans import Goal
+from plexsvc.scheduler.core.planning.plans import Goal, Relief
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
-from plexsvc.scheduler.core.planning.repack import Relief
 from plexsvc.scheduler.core.vocabulary import (
     DeviceFacts,
     Fault,

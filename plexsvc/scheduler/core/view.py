@@ -16,9 +16,8 @@ from plexsvc.scheduler.core.device import space
 from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import reasons
-from plexsvc.scheduler.core.planning.copies import copy_of
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.plans import Goal, Question
+from plexsvc.scheduler.core.planning.plans import Goal, Question, copy_of
 from plexsvc.scheduler.core.relocate import packing
 from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
 from plexsvc.scheduler.core.story import Story

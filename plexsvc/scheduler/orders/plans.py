@@ -20,8 +20,7 @@ from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import Action, ComputePlan
 from plexsvc.scheduler.core.events import PlanComputed
 from plexsvc.scheduler.core.planning import plans
-from plexsvc.scheduler.core.planning.plans import Goal, Question
-from plexsvc.scheduler.core.planning.repack import Relief
+from plexsvc.scheduler.core.planning.plans import Goal, Question, Relief
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.handler import Handler, Work
 

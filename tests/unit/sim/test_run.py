@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.planning import forecast
+from plexsvc.scheduler.core.planning import profile
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
@@ -603,7 +603,7 @@ def test_sharp_jobs_lose_less_by_the_rounds_played_and_drain_as_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ring = play(steady(seed=1), policy=PLEX, seed=1).outcome
-    monkeypatch.setattr(forecast, "is_sharp", lambda _: False)
+    monkeypatch.setattr(profile, "is_sharp", lambda _: False)
     formula = play(steady(seed=1), policy=PLEX, seed=1).outcome
     lost, lost_by_formula = (
         sum(slowdown(record) - 1 for record in one.records) for one in (ring, formula)

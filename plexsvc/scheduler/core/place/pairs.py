@@ -19,10 +19,10 @@ from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.planning.bounds import Spot
 from plexsvc.scheduler.core.planning.forecast import ROOM_PPM, Turns, keeps_bounds, turns_of
 from plexsvc.scheduler.core.planning.groups import Group
+from plexsvc.scheduler.core.planning.places import joining, whole_groups
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.planning.spots import joining, whole_groups
 from plexsvc.scheduler.core.state import Deployment
 from plexsvc.scheduler.core.vocabulary import Place
 
@@ -99,7 +99,7 @@ def relieved(
         close = _past(planner, group, CLOSE_PPM) if len(group.residents) > 1 else ()
         for demand in close:
             one = placement.deployments[DeploymentId(demand.resident_id)]
-            gang = planner.idle_gang(demand, planner.kept_units())
+            gang = planner.search.idle_gang(demand, planner.kept.units())
             if gang is not None and may_leave(one):
                 return one, gang
     return None
@@ -211,14 +211,14 @@ def _spots(
 
 def _options(planner: Planner, demand: Demand, *, may_join: bool) -> list[Spot]:
     """Return the groups that have room for a part of a job, and idle units."""
-    kept = planner.kept_units()
+    kept = planner.kept.units()
     groups = whole_groups(planner.board, demand) if may_join else []
     found = [
         spot
         for spot in joining(planner.board, demand, groups, barred=kept)
         if _takes(planner, spot, demand)
     ]
-    gang = planner.idle_gang(demand, kept)
+    gang = planner.search.idle_gang(demand, kept)
     return found if gang is None else [*found, Spot(units=gang)]
 
 

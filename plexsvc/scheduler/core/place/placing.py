@@ -111,7 +111,7 @@ def follow(placement: Placement, placed: Deployment) -> bool:
 def _enqueue(placement: Placement, deployment: Deployment) -> None:
     planner = placement.planning.planner(deployment.device_kind)
     planner.submit(demand(placement, deployment))
-    for until_us in {until_us for until_us, _ in planner.left.values()}:
+    for until_us in {until_us for until_us, _ in planner.kept.left.values()}:
         placement.set_timer(DrainTimer(deployment.deployment_id), at_us=until_us)
 
 
@@ -137,12 +137,12 @@ def admit(placement: Placement) -> list[Placed]:
     claims = _Claims(placement)
     for planner in placement.planning.planners.values():
         if planner.has_news:
-            kept = set(planner.reservations.values())
+            kept = set(planner.kept.reservations.values())
             for placed in planner.admit(placement.now_us, claim=claims.take):
                 deployment = placement.deployments[DeploymentId(placed.resident_id)]
                 placement.planning.lost.pop(profile_key(placement, deployment), None)
                 done.append((deployment, tuple(map(Place.of, placed.units))))
-            for made in planner.reservations.values():
+            for made in planner.kept.reservations.values():
                 if made in kept:
                     continue
                 timer = DrainTimer(DeploymentId(made.resident_id))
@@ -166,7 +166,7 @@ class _Claims:
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self.placed: list[Placed] = []
-        self.kept: dict[str, _Kept] = {}
+        self.kept: dict[str, _IdleKept] = {}
         """For which set that has a right to them the idle devices of a kind are kept."""
 
         for name in placement.planning.short:
@@ -196,7 +196,7 @@ class _Claims:
             if may_reserve(lead, policy=policy, now_us=placement.now_us):
                 for kind, those in needed.items():
                     if kind not in self.kept:
-                        self.kept[kind] = _Kept.of(placement, lead, those)
+                        self.kept[kind] = _IdleKept.of(placement, lead, those)
             return False
         for kind, units in found.items():
             self.placed.extend(_hold_all(placement, needed[kind], units or ()))
@@ -204,7 +204,7 @@ class _Claims:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _IdleKept:
     """Idle devices of a kind are kept for instances of a job, which are too many for now."""
 
     wanted: Demand
@@ -264,7 +264,7 @@ def _beside(
     return [(one, places) for one, places in found if places is not None]
 
 
-def _instances(placement: Placement, *, kept: Mapping[str, _Kept]) -> list[Placed]:
+def _instances(placement: Placement, *, kept: Mapping[str, _IdleKept]) -> list[Placed]:
     """Place rollout deployments: of each job and kind all that wait, or none.
 
     They get idle devices, or in time share those of others that share, too.
@@ -272,10 +272,10 @@ def _instances(placement: Placement, *, kept: Mapping[str, _Kept]) -> list[Place
     A job's training comes first, so that nobody holds instances while it waits for that. Devices
     that come free are kept for a job that has a right to them (`may_reserve`). A job that holds
     devices of the kind may pass it, since it may be waiting for those, and a set, whose devices are
-    in `kept`, any job that holds something (`_Kept.passed_by`).
+    in `kept`, any job that holds something (`_IdleKept.passed_by`).
     """
     done: list[Placed] = []
-    for_sets, kept = kept, dict[str, _Kept]()
+    for_sets, kept = kept, dict[str, _IdleKept]()
     for together in _in_turn(placement):
         job_id, kind = together[0].job_id, together[0].device_kind
         wanted = demand(placement, together[0])
@@ -295,7 +295,7 @@ def _instances(placement: Placement, *, kept: Mapping[str, _Kept]) -> list[Place
                 wanted, policy=placement.planning.policy, now_us=placement.now_us
             )
             if may_keep and kind not in kept:
-                kept[kind] = _Kept.of(placement, wanted, together)
+                kept[kind] = _IdleKept.of(placement, wanted, together)
             continue
         done.extend(_hold_all(placement, together, held))
     return done
@@ -335,7 +335,7 @@ def _for_instances(placement: Placement, together: list[Deployment]) -> Gang | N
     if not all(one.is_shared for one in together):
         return held
     planner = placement.planning.planner(kind)
-    barred = _left_behind(placement) | planner.kept_units()
+    barred = _left_behind(placement) | planner.kept.units()
     idle = [u for u in planner.board.rooms.in_order(planner.board.idle) if u not in barred]
     return sharing.place(placement, together, held=held, idle=idle)
 
@@ -358,7 +358,7 @@ def _idle(
 ) -> Gang | None:
     planner = placement.planning.planner(kind)
     board = planner.board
-    barred = _left_behind(placement) | planner.kept_units()
+    barred = _left_behind(placement) | planner.kept.units()
     found = board.first_idle(num_devices, barred=barred) if among is None else among
     is_free = found is not None and all(u in board.idle and u not in barred for u in found)
     return found if is_free else None

@@ -15,13 +15,7 @@ from typing import Final
 from plexsvc.ids import DeploymentId, JobId, UnitId, WpgId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place.demands import demand
-from plexsvc.scheduler.core.planning.forecast import (
-    Turns,
-    keeps_bounds,
-    play,
-    together,
-    turns_of,
-)
+from plexsvc.scheduler.core.planning.forecast import Turns, keeps_bounds, play, together, turns_of
 from plexsvc.scheduler.core.planning.profile import Demand, Mode
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.state import Deployment, Wpg

@@ -13,18 +13,22 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.bounds import (
     NO_ROOM,
     NOBODY,
+    Endings,
     predicted,
     predicted_with,
     refusal,
 )
-from plexsvc.scheduler.core.planning.fit import least_overlap
-from plexsvc.scheduler.core.planning.forecast import Load
 from plexsvc.scheduler.core.planning.memory import size
-from plexsvc.scheduler.core.planning.paces import Endings
+from plexsvc.scheduler.core.planning.places import (
+    Barred,
+    has_whole,
+    joining,
+    least_overlap,
+    whole_groups,
+)
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Load
 from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.planning.spots import Barred, has_whole, joining, whole_groups
 
 TOLD_HOSTS: Final = 3
 """Hosts without room of which an answer says what is booked."""
@@ -67,13 +71,13 @@ class WhatIf:
 def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     """Say where a job would go now and what that costs whom; changes nothing."""
     groups = whole_groups(planner.board, demand)
-    barred = planner.kept_from(demand, now_us=now_us) | planner.being_left(demand)
-    spot = planner.spot_for(demand, groups, barred=barred, now_us=now_us)
+    barred = planner.kept.barred(demand, now_us=now_us) | planner.search.being_left(demand)
+    spot = planner.search.spot_for(demand, groups, barred=barred, now_us=now_us)
     if spot is None:
         return WhatIf(refusals=tuple(_reasons(planner, demand, now_us=now_us)))
     fit = least_overlap(
         planner.board,
-        [planner.paces.cells_now(resident) for resident in spot.met()],
+        [planner.search.cells_now(resident) for resident in spot.met()],
         demand.profile,
         anchor_slot=now_us // planner.board.slot_us,
     )
@@ -101,7 +105,7 @@ def why(planner: Planner, resident_id: ResidentId, *, now_us: int) -> str:
     demand = planner.waiting[resident_id]
     asked = f"{demand.num_units} {planner.noun}(s)"
     facts = _reasons(planner, demand, now_us=now_us)
-    kept = planner.reservations.get(resident_id)
+    kept = planner.kept.reservations.get(resident_id)
     if kept is not None:
         due_s = max(0, kept.due_us - now_us) // SECOND_US
         facts.append(f"{', '.join(kept.units)} are kept for it, due in {due_s} s")
@@ -127,8 +131,8 @@ def _reasons(
 ) -> list[str]:
     policy, load = planner.policy, Load.of(demand)
     endings = Endings(planner.paces, demand, now_us=now_us)
-    kept = planner.kept_from(demand, now_us=now_us)
-    left = planner.being_left(demand)
+    kept = planner.kept.barred(demand, now_us=now_us)
+    left = planner.search.being_left(demand)
     barred = {*barred, *kept, *left}
     board, num_units = planner.board, demand.num_units
     is_whole = not policy.takes_parts or has_whole(board, demand, barred=barred)
@@ -139,7 +143,7 @@ def _reasons(
     ]
     facts = [f"{len(planner.board.idle)} of {len(planner.board.rooms)} {planner.noun}s are idle"]
     if kept:
-        jobs = ", ".join(planner.reservations)
+        jobs = ", ".join(planner.kept.reservations)
         facts.append(f"{len(kept)} are kept for {jobs}, which goes before it")
     if left:
         facts.append(f"{len(left)} are being left by jobs that move")

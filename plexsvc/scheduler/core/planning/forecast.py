@@ -36,11 +36,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.profile import PPM, Demand, Mode, Profile, SyncAt
+from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Lodger
 from plexsvc.scheduler.core.planning.rooms import Gang
-
-SHARP_PPM: Final = 50_000
-"""Jitter up to which a synchronous job is sharp."""
 
 MAX_LOAD_PPM: Final = 990_000
 """The highest duty of others for which the closed form gives a wait."""
@@ -54,11 +51,6 @@ SETTLED: Final = 2
 ROOM_PPM: Final = 750_000
 """The share of its bound that a job on two pools may be predicted to use: the rest is for what
 varies. One that has used more meets nobody new."""
-
-
-def is_sharp(profile: Profile) -> bool:
-    """Return whether a job's bursts come when expected. A jitter of zero was never measured."""
-    return profile.mode is Mode.SYNC and 0 < profile.jitter_ppm <= SHARP_PPM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,87 +78,12 @@ class Turns:
         return (unit_id for stage in self.stages for unit_id in stage.units)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What of a cycle the forecast needs, worked out once a job."""
-
-    period_us: int
-    held_us: int
-    """How long it can keep the devices from another: its longest operation and a switch."""
-
-    switch_us: int
-    slack_us: int
-    """How late each of a cycle's bursts may be."""
-
-    bound_ppm: int
-    """The slowdown the job accepts."""
-
-    entries: int
-    """Times a cycle the job enters the queue with no slack."""
-
-    duty_ppm: int
-    rest_us: int
-    """Expected rest of whatever operation an arrival at random finds running."""
-
-    total_ppm: int
-    """Device time with its switch, over the period."""
-
-    run_us: int = 0
-    """All its cycles, of a job with slack that says how many they are; else 0."""
-
-    bursts: tuple[tuple[int, int], ...] = ()
-    """Of a sharp job: how long each burst is, and the pause behind it. Empty: it is flat."""
-
-    @classmethod
-    def of(cls, demand: Demand) -> Load:
-        """Return the load of a job's cycle. `O(segments)`."""
-        profile = demand.profile
-        squares = sum(s.duration_us * s.duration_us for s in profile.segments)
-        busy_us = profile.busy_us
-        return cls(
-            period_us=profile.period_us,
-            held_us=profile.longest_us + profile.switch_us,
-            switch_us=profile.switch_us,
-            slack_us=profile.slack_us // max(1, profile.num_bursts),
-            bound_ppm=demand.max_slowdown_ppm,
-            entries=_critical_entries(profile),
-            duty_ppm=profile.duty_ppm,
-            rest_us=squares // (2 * profile.period_us),
-            total_ppm=(busy_us + profile.switch_us) * PPM // profile.period_us,
-            run_us=demand.expected_steps * profile.period_us if profile.slack_us else 0,
-            bursts=_bursts(profile) if is_sharp(profile) else (),
-        )
-
-    def last_ppm(self, other: Load) -> int:
-        """Return by how much another may delay the end of the run, over the run, in ppm."""
-        return other.held_us * PPM // self.run_us if self.run_us else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lodger:
-    """A job and the units that it shares, or would share."""
-
-    resident_id: ResidentId
-    load: Load
-    units: Gang
-
-    @property
-    def turns(self) -> Turns:
-        """Return its cycle as it is played; of a sharp job."""
-        load = self.load
-        stages = tuple(
-            Stage(units=self.units, busy_us=busy_us, switch_us=load.switch_us, pause_us=pause_us)
-            for busy_us, pause_us in load.bursts
-        )
-        return Turns(period_us=load.period_us, stages=stages, most_ppm=load.bound_ppm)
-
-
 def forecast(lodgers: Sequence[Lodger]) -> dict[ResidentId, int]:
     """Return each job's cycle shared over alone, in ppm. `O(lodgers^2)`, and the rounds played."""
     sharp = [one for one in lodgers if one.load.bursts]
     played = dict.fromkeys((one.resident_id for one in lodgers), PPM)
     if len(sharp) > 1:
-        paces = play([one.turns for one in sharp])
+        paces = play([_alone(one) for one in sharp])
         played.update((one.resident_id, ppm) for one, ppm in zip(sharp, paces, strict=True))
     is_uniform = all(one.units == lodgers[0].units for one in lodgers)
     mean = _mean_alike if is_uniform else _mean
@@ -254,38 +171,14 @@ def keeps_bounds(job: Turns, players: Iterable[Turns]) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastBurst:
-    """When a run of one cycle is expected to train, its switch included.
-
-    No slack hides a wait of a run's last burst, and such a run has no other. Both ends are known
-    from the start: it begins with its rollout and ends with its burst.
-    """
-
-    start_us: int
-    end_us: int
-
-    @classmethod
-    def of(cls, demand: Demand, *, began_us: int) -> LastBurst | None:
-        """Return the burst of a run that began then; None of one without slack or of more cycles.
-
-        >>> from plexsvc.scheduler.core.planning.profile import Segment
-        >>> burst = Segment(phase="step", offset_us=0, duration_us=30)
-        >>> profile = Profile(period_us=100, segments=(burst,), mode=Mode.ASYNC1, switch_us=5)
-        >>> job = ResidentId("a")
-        >>> run = Demand(resident_id=job, num_units=1, profile=profile, expected_steps=1)
-        >>> LastBurst.of(run, began_us=1000)
-        LastBurst(start_us=1065, end_us=1100)
-        """
-        profile = demand.profile
-        if demand.expected_steps != 1 or not profile.slack_us:
-            return None
-        end_us = began_us + profile.period_us
-        return cls(start_us=end_us - profile.busy_us - profile.switch_us, end_us=end_us)
-
-    def meets(self, other: LastBurst) -> bool:
-        """Return whether two bursts are expected to overlap."""
-        return self.start_us < other.end_us and other.start_us < self.end_us
+def _alone(one: Lodger) -> Turns:
+    """Return the cycle of a sharp job as it is played."""
+    load = one.load
+    stages = tuple(
+        Stage(units=one.units, busy_us=busy_us, switch_us=load.switch_us, pause_us=pause_us)
+        for busy_us, pause_us in load.bursts
+    )
+    return Turns(period_us=load.period_us, stages=stages, most_ppm=load.bound_ppm)
 
 
 def _mean_alike(one: Lodger, lodgers: Sequence[Lodger], *, played_ppm: int) -> int:
@@ -353,28 +246,6 @@ def _slowdown_ppm(job: Load, others: Sequence[Load], *, played_ppm: int, total_p
             if over_us > 0:
                 cost_ppm += over_us * PPM // other.period_us
     return max(PPM + cost_ppm, total_ppm)
-
-
-def _critical_entries(job: Profile) -> int:
-    """Return how many times a cycle the job enters the queue with no slack."""
-    if job.mode is Mode.ASYNC1:
-        return 1 if job.sync_at is SyncAt.BOUNDARY else 0
-    return job.num_bursts
-
-
-def _bursts(profile: Profile) -> tuple[tuple[int, int], ...]:
-    """Return how long each burst of a cycle is, and the pause behind it."""
-    spans: list[tuple[int, int]] = []
-    for segment in profile.segments:
-        if spans and spans[-1][1] >= segment.offset_us:
-            spans[-1] = (spans[-1][0], segment.end_us)
-        else:
-            spans.append((segment.offset_us, segment.end_us))
-    nexts = [start_us for start_us, _ in spans[1:]] + [spans[0][0] + profile.period_us]
-    return tuple(
-        (end_us - start_us, max(0, next_us - end_us))
-        for (start_us, end_us), next_us in zip(spans, nexts, strict=True)
-    )
 
 
 def _pace_ppm(job: Turns, begun: Sequence[int]) -> int:

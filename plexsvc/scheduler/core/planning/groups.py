@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.forecast import Load, Lodger
-from plexsvc.scheduler.core.planning.profile import Demand, Profile
+from plexsvc.scheduler.core.planning.profile import Demand, Load, Lodger, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.structures.footprint import Footprint
 from plexsvc.scheduler.core.structures.interval_set import IntervalSet, gang_windows

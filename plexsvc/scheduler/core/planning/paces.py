@@ -6,17 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from plexsvc.ids import ResidentId
-from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.forecast import LastBurst
-from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.profile import PPM, Demand
-from plexsvc.scheduler.core.structures.footprint import Footprint
 
 SMOOTHING: Final = 8
 """A measured cycle weighs one over this in a job's pace."""
-
-DRIFT_SHARE: Final = 20
-"""A resident is re-anchored when it drifted by more than one over this of its period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +23,7 @@ class Spent:
 class Paces:
     """What was measured of the residents of one board."""
 
-    def __init__(self, board: Board) -> None:
-        self.board = board
+    def __init__(self) -> None:
         self._phases: dict[ResidentId, int] = {}
         self._spent: dict[ResidentId, Spent] = {}
         self._started: dict[ResidentId, int] = {}
@@ -99,9 +91,9 @@ class Paces:
         allowed_us = spent.alone_us * (demand.max_slowdown_ppm - PPM) // PPM
         return (took_us - spent.alone_us) * PPM // max(1, allowed_us)
 
-    def phase_us(self, resident_id: ResidentId, *, default_us: int) -> int:
+    def phase_us(self, resident_id: ResidentId) -> int | None:
         """Return when a job's cycle was last seen to start."""
-        return self._phases.get(resident_id, default_us)
+        return self._phases.get(resident_id)
 
     def began_us(self, resident_id: ResidentId, *, default_us: int) -> int:
         """Return when a job was placed."""
@@ -111,49 +103,3 @@ class Paces:
         """Return how long a placed job is still expected to run, at least one period."""
         since_us = self.began_us(demand.resident_id, default_us=now_us)
         return max(demand.profile.period_us, demand.expected_us - (now_us - since_us))
-
-    def cells_now(self, resident: Resident) -> Footprint:
-        """Return a resident's cells as they will be once its drift is followed."""
-        slot = self._drifted_to(resident)
-        if slot is None:
-            return resident.cells
-        return self.board.cells(resident.demand.profile, anchor_slot=slot)
-
-    def follow_drift(self, group: Group) -> None:
-        """Move residents' cells to the phases they were last measured at."""
-        for resident in group.residents.values():
-            self.follow(resident)
-
-    def follow(self, resident: Resident) -> None:
-        """Move a resident's cells to the phase it was last measured at, if that is far off."""
-        slot = self._drifted_to(resident)
-        if slot is not None:
-            self.board.reanchor(resident.demand.resident_id, anchor_slot=slot)
-
-    def _drifted_to(self, resident: Resident) -> int | None:
-        """Return the slot of the last measured start if it is far from the planned ones."""
-        at_us = self._phases.get(resident.demand.resident_id)
-        if at_us is None:
-            return None
-        slot, period = at_us // self.board.slot_us, resident.cells.period
-        drift = (slot - resident.anchor_slot - resident.shift_slots) % period
-        return slot if min(drift, period - drift) * DRIFT_SHARE > period else None
-
-
-class Endings:
-    """Whether one job's last burst meets those of residents."""
-
-    def __init__(self, paces: Paces, demand: Demand, *, now_us: int) -> None:
-        """Ask for a job that began when it was placed, or begins now."""
-        self._paces = paces
-        self._now_us = now_us
-        self._own = self._burst(demand)
-
-    def meets(self, resident: Resident) -> bool | None:
-        """Return whether it meets a resident's; None where one of the two has other bursts too."""
-        other = self._own and self._burst(resident.demand)
-        return None if self._own is None or other is None else self._own.meets(other)
-
-    def _burst(self, demand: Demand) -> LastBurst | None:
-        began_us = self._paces.began_us(demand.resident_id, default_us=self._now_us)
-        return LastBurst.of(demand, began_us=began_us)

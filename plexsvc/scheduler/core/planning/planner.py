@@ -13,21 +13,23 @@ from typing import Final
 
 from plexsvc.ids import ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.bounds import (
-    Spot,
-    is_over,
-)
-from plexsvc.scheduler.core.planning.fit import least_overlap
-from plexsvc.scheduler.core.planning.forecast import is_sharp
+from plexsvc.scheduler.core.planning.bounds import Spot, is_over, lived_with, predicted
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.keeping import Keeping
-from plexsvc.scheduler.core.planning.policies import Policy
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
-from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
-from plexsvc.scheduler.core.planning.spots import (
+from plexsvc.scheduler.core.planning.kept import Kept
+from plexsvc.scheduler.core.planning.paces import Paces
+from plexsvc.scheduler.core.planning.places import (
+    Barred,
+    Search,
     best,
+    joining,
+    larger_groups,
+    least_overlap,
+    merging,
     whole_groups,
 )
+from plexsvc.scheduler.core.planning.policies import Policy
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, is_sharp
+from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.planning.waiting import Aged, in_order, may_reserve
 
 NEVER_US: Final = -(1 << 62)
@@ -61,12 +63,17 @@ class Placed:
     """Groups that became part of `group_id` for it."""
 
 
-class Planner(Keeping):
+class Planner:
     """Admission and placement on one board under one policy."""
 
     def __init__(self, board: Board, *, policy: Policy, noun: str = "node") -> None:
         """Plan on `board`; `noun` is what its units are called in reasons."""
-        super().__init__(board, policy=policy)
+        self.board = board
+        self.policy = policy
+        self.paces = Paces()
+        self.waiting: dict[ResidentId, Demand] = {}
+        self.search = Search(board, policy=policy, paces=self.paces, waiting=self.waiting)
+        self.kept = Kept(board, policy=policy, paces=self.paces, waiting=self.waiting)
         self.noun = noun
         self.relieved_us = self.repacked_us = NEVER_US
         """When relief and repacking were last considered."""
@@ -92,7 +99,7 @@ class Planner(Keeping):
         resident_id = demand.resident_id
         needed_us = self.waiting[resident_id].profile.busy_us
         self.waiting[resident_id] = demand
-        self._loads.pop(resident_id, None)
+        self.search.loads.pop(resident_id, None)
         if demand.profile.busy_us < needed_us:
             self._unseen.add(resident_id)
             self._queue_news = True
@@ -107,22 +114,22 @@ class Planner(Keeping):
 
         One with a granted priority does not wait until it is due.
         """
-        for resident_id, kept in self.reservations.items():
+        for resident_id, kept in self.kept.reservations.items():
             demand = self.waiting[resident_id]
             since_us = min(kept.due_us, demand.arrived_us) if demand.priority > 0 else kept.due_us
             is_due = now_us - since_us >= PRESS_US and not kept.lost_place
-            if is_due and resident_id not in self.pressed:
-                self.pressed[resident_id] = None
+            if is_due and resident_id not in self.kept.pressed:
+                self.kept.pressed[resident_id] = None
                 self.ask_again(resident_id)
 
     def withdraw(self, resident_id: ResidentId) -> None:
         """Take a waiting job out of the queue."""
         self.board.shares.leave(self.waiting.pop(resident_id).tenant, self.board.kind)
-        self._loads.pop(resident_id, None)
+        self.search.loads.pop(resident_id, None)
         self._unseen.discard(resident_id)
         self._queue_news = True
-        if resident_id in self.reservations:
-            self._end_reservation(resident_id)
+        if resident_id in self.kept.reservations:
+            self.kept.end(resident_id)
 
     def remove(self, resident_id: ResidentId) -> None:
         """Take a placed job off; what it held is offered to those who wait at the next `admit`."""
@@ -141,8 +148,8 @@ class Planner(Keeping):
         group = self.group_of(resident_id)
         there = group.residents[resident_id].units
         units = [unit_id for unit_id in there if unit_id not in self.board.cordoned]
-        self.left = {u: kept for u, kept in self.left.items() if u not in there}
-        self.left.update(dict.fromkeys(units, (now_us + RETURN_US, group.group_id)))
+        self.kept.left = {u: kept for u, kept in self.kept.left.items() if u not in there}
+        self.kept.left.update(dict.fromkeys(units, (now_us + RETURN_US, group.group_id)))
         return group.group_id
 
     def release(self, key: ResidentId) -> None:
@@ -170,7 +177,7 @@ class Planner(Keeping):
         demand = group.residents[resident_id].demand
         pace = self.paces.note(demand, at_us, alone_us=alone_us)
         if is_sharp(demand.profile):
-            self.paces.follow(group.residents[resident_id])
+            self.search.follow(group.residents[resident_id])
         if pace is None:
             return
         if pace > demand.max_slowdown_ppm:
@@ -206,7 +213,7 @@ class Planner(Keeping):
 
     def look_again(self) -> None:
         """Have waiting jobs look at every place again."""
-        self._has_reopened = True
+        self.kept.has_reopened = True
 
     def _touch_hosts(self, units: Iterable[UnitId]) -> None:
         """Have waiting jobs look again at all groups that share a host with some units."""
@@ -246,22 +253,22 @@ class Planner(Keeping):
         if self._late_news or not self.waiting:
             return self._late_news
         has_room = bool(self._changed) or self.board.num_freed > self._freed_seen
-        return self._queue_news or has_room or self._has_reopened or bool(self.left)
+        return self._queue_news or has_room or self.kept.has_reopened or bool(self.kept.left)
 
     def admit(self, now_us: int, *, claim: Claim = lambda _: True) -> list[Placed]:
         """Place what can be placed now, in queue order.
 
         `claim` is asked for each demand that found a place: with False it does not get it.
         """
-        self._keep_on(now_us)
+        self.kept.keep_on(now_us)
         changed = [self.board.groups[g] for g in self._changed if g in self.board.groups]
-        has_changed = self._queue_news or bool(self._changed) or self._has_reopened
+        has_changed = self._queue_news or bool(self._changed) or self.kept.has_reopened
         if self.board.num_freed > self._freed_seen:
             has_changed = True
-        if self._has_reopened:
+        if self.kept.has_reopened:
             self._unseen.update(self.waiting)
         self._changed.clear()
-        self._late_news = self._has_reopened = False
+        self._late_news = self.kept.has_reopened = False
         self._freed_seen = self.board.num_freed
         placed: list[Placed] = []
         if has_changed:
@@ -270,12 +277,12 @@ class Planner(Keeping):
             blocked: list[Demand] = []
             for demand in self._in_turn(waiting, now_us=now_us):
                 if self._has_new_units and demand.lost_place:
-                    self._choose_anew(demand, now_us=now_us)
-                had_kept = demand.resident_id in self.reservations
+                    self.kept.choose_anew(demand, now_us=now_us)
+                had_kept = demand.resident_id in self.kept.reservations
                 done = self._offer(demand, changed, hopes, now_us=now_us, claim=claim)
                 if done is not None:
                     if had_kept:  # those before it were refused while units were kept for it
-                        self._reserve_first(blocked, now_us=now_us)
+                        self.kept.reserve_first(blocked, now_us=now_us)
                     hopes.clear()
                     placed.append(done)
                     changed = [g for g in changed if g.group_id not in done.merged]
@@ -286,7 +293,7 @@ class Planner(Keeping):
                     break
                 else:
                     blocked.append(demand)
-                    self._reserve(demand, now_us=now_us)
+                    self.kept.reserve_for(demand, now_us=now_us)
         self._queue_news = self._has_new_units = False
         return placed
 
@@ -336,7 +343,7 @@ class Planner(Keeping):
             self.withdraw(demand.resident_id)
         if demand.resident_id in self.board.group_of:
             return self._rebook(demand.resident_id, tuple(units), now_us=now_us)
-        spot = Spot(units=tuple(units), groups=self._groups_at(units))
+        spot = Spot(units=tuple(units), groups=self.search.groups_at(units))
         placed = self._commit(demand, spot, now_us=now_us)
         self.touch(placed.group_id)
         return placed
@@ -358,10 +365,10 @@ class Planner(Keeping):
         resident = self.group_of(resident_id).residents[resident_id]
         demand, barred = resident.demand, {*avoid, *resident.units}
         if onto is None:
-            barred |= self.kept_units() | self.being_left(demand)
+            barred |= self.kept.units() | self.search.being_left(demand)
         else:
             barred.update(unit_id for unit_id in self.board.rooms if unit_id not in onto)
-        spot = self.spot_for(
+        spot = self.search.spot_for(
             demand,
             whole_groups(self.board, demand),
             barred=barred,
@@ -397,8 +404,8 @@ class Planner(Keeping):
             for group in whole_groups(self.board, demand)
             if group.group_id != other_than and group.group_id not in taken
         ]
-        kept = self.kept_units() | self.being_left(demand)
-        spots = self._that_take(
+        kept = self.kept.units() | self.search.being_left(demand)
+        spots = self.search.that_take(
             demand,
             groups,
             barred=kept,
@@ -406,7 +413,7 @@ class Planner(Keeping):
         )
         spot = best(self.board, demand, spots, policy=self.policy)
         if spot is None and onto_idle is not None:
-            gang = self.idle_gang(demand, kept.union(onto_idle))
+            gang = self.search.idle_gang(demand, kept.union(onto_idle))
             spot = None if gang is None else Spot(units=gang)
         return spot
 
@@ -423,21 +430,66 @@ class Planner(Keeping):
         is_new, num_units = demand.resident_id in self._unseen, demand.num_units
         if num_units not in hopes:
             hopes[num_units] = self._has_hope(num_units, changed)
-        if not (is_new or hopes[num_units] or self.reservations):
+        if not (is_new or hopes[num_units] or self.kept.reservations):
             return None
         self._unseen.discard(demand.resident_id)
         if is_new:
             pool = whole_groups(self.board, demand)
         else:
             pool = [group for group in changed if group.size == demand.num_units]
-        left = self.being_left(demand)
-        barred = self.kept_from(demand, now_us=now_us) | left
-        spot = self.spot_for(demand, pool, barred=barred, now_us=now_us)
+        left = self.search.being_left(demand)
+        barred = self.kept.barred(demand, now_us=now_us) | left
+        spot = self.search.spot_for(demand, pool, barred=barred, now_us=now_us)
         spot = spot or self._kept_spot(demand, now_us=now_us)
         spot = spot or self._pressed_spot(demand, barred, now_us=now_us)
         if spot is None or not left.isdisjoint(spot.units) or not claim(demand):
             return None
         return self._commit(demand, spot, now_us=now_us)
+
+    def in_the_way(self, *, now_us: int) -> list[ResidentId]:
+        """Return who lives where a reservation is due whose job does not fit in beside them."""
+        return [
+            resident.demand.resident_id
+            for resident_id, kept in self.kept.reservations.items()
+            if kept.due_us <= now_us
+            and self._kept_spot(self.waiting[resident_id], now_us=now_us) is None
+            for group in self.search.groups_at(kept.units)
+            for resident in group.on(kept.units)
+            if not lived_with(self.waiting[resident_id], resident, group)
+        ]
+
+    def _kept_spot(self, demand: Demand, *, now_us: int) -> Spot | None:
+        """Return the place that is kept for a job, if it can have it by now."""
+        kept = self.kept.reservations.get(demand.resident_id)
+        if kept is None:
+            return None
+        groups = self.search.groups_at(kept.units)
+        is_whole = [set(group.units) for group in groups] == [set(kept.units)]
+        spot = Spot(units=kept.units, groups=groups)
+        if groups and not (is_whole or self.policy.merges):
+            return None
+        return (
+            spot if not groups or self.search.within_bounds(demand, [spot], now_us=now_us) else None
+        )
+
+    def _pressed_spot(self, demand: Demand, barred: Barred, *, now_us: int) -> Spot | None:
+        """Return a place beside jobs of no higher priority, near everybody's own bound.
+
+        Others are placed within targets that are well below it (`Policy.target_slowdown_ppm`). Who
+        is late there has others of no higher priority paused (`repack.relieve`).
+        """
+        if demand.resident_id not in self.kept.pressed:
+            return None
+        board, policy = self.board, self.policy.within_bounds()
+        pool = whole_groups(board, demand)
+        if policy.takes_parts:
+            pool += larger_groups(board, demand)
+        spots = joining(board, demand, pool, barred=barred)
+        if policy.merges:
+            spots += merging(board, demand, barred=barred)
+        spots = [s for s in spots if all(r.demand.priority <= demand.priority for r in s.met())]
+        found = self.search.within_bounds(demand, spots, policy=policy, now_us=now_us)
+        return best(board, demand, found, policy=policy)
 
     def _commit(self, demand: Demand, spot: Spot, *, now_us: int) -> Placed:
         anchor = now_us // self.board.slot_us
@@ -463,8 +515,9 @@ class Planner(Keeping):
 
     def _rebook(self, resident_id: ResidentId, units: Gang, *, now_us: int) -> Placed:
         """Move a resident on the board, at the phase it was last measured at."""
-        at_us = self.paces.phase_us(resident_id, default_us=now_us)
-        met = {g.group_id for g in self._groups_at(units)}
+        seen_us = self.paces.phase_us(resident_id)
+        at_us = now_us if seen_us is None else seen_us
+        met = {g.group_id for g in self.search.groups_at(units)}
         self.paces.restart(resident_id)
         before = self.group_of(resident_id).residents[resident_id]
         left = self.board.move(resident_id, units, anchor_slot=at_us // self.board.slot_us)
@@ -484,7 +537,15 @@ class Planner(Keeping):
     def _shift(self, demand: Demand, spot: Spot, *, anchor_slot: int) -> tuple[int, int]:
         """Return how far a job's cycle slides in a place, and the share of it that overlaps."""
         for group in spot.groups:
-            self.paces.follow_drift(group)
+            self.search.follow_drift(group)
         cells = [resident.cells for resident in spot.met()]
         fit = least_overlap(self.board, cells, demand.profile, anchor_slot=anchor_slot)
         return fit.shift_slots, fit.overlap_ppm
+
+    def group_of(self, resident_id: ResidentId) -> Group:
+        """Return the group a placed job lives in."""
+        return self.board.groups[self.board.group_of[resident_id]]
+
+    def predicted(self, group: Group) -> dict[ResidentId, int]:
+        """Return the predicted slowdown of each job of a group, in ppm."""
+        return predicted(list(group.residents.values()))

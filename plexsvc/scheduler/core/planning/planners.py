@@ -11,12 +11,7 @@ from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.policies import (
-    Policy,
-    Preference,
-    in_service,
-    policy_named,
-)
+from plexsvc.scheduler.core.planning.policies import Policy, Preference, in_service, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import ProfileBook, ProfileKey
 from plexsvc.scheduler.core.planning.shares import Shares

@@ -3,16 +3,285 @@
 The core orders a plan with the version of the board it is for (`ComputePlan`), goes on, and gets it
 back as a fact (`PlanComputed`). Computing it may take seconds on a large cluster; an idle device is
 never left waiting for it, since admission does not come this way.
+
+A group is emptied whole or not at all: only then do units become free. Each move is charged with
+the job's state over the link between units, for all units of the gang; the gain is the group's
+units for the longest time one of its jobs is still expected to run.
+
+A copy answers whatever changes nothing. It costs the event loop one pass over the names of groups
+and units, and a copy of each group that changed since the copy before; the others are shared with
+that. The tenants' shares are not copied.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final, TypeVar
 
-from plexsvc.ids import ResidentId
+from plexsvc.ids import ResidentId, UnitId
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.forecast import forecast
+from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.repack import Relief, Repacking, propose, relieve
+from plexsvc.scheduler.core.planning.policies import ROOM_PPM
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
+from plexsvc.scheduler.core.planning.rooms import Gang
+
+T = TypeVar("T")
+
+NEW_GROUP: Final = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A job that goes to another group; its operations wait for `charge_us`."""
+
+    resident_id: ResidentId
+    to_group: int
+    """`NEW_GROUP`: to idle units."""
+
+    units: Gang
+    """The units of that group it will use."""
+
+    charge_us: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A job that runs only while no other of its group waits."""
+
+    resident_id: ResidentId
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relief:
+    """What is done for late jobs."""
+
+    moves: tuple[Move, ...] = ()
+    paused: tuple[Pause, ...] = ()
+
+    resumed: tuple[ResidentId, ...] = ()
+    """Jobs whose pause is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repacking:
+    """When moves pay."""
+
+    link_bytes_s: int
+    """Unit to unit, bytes a second and unit."""
+
+    gain_over_cost: int = 3
+    """How many times its charge a repacking must gain."""
+
+    max_moves: int = 16
+    """Moves of one repacking."""
+
+
+def propose(
+    planner: Planner,
+    *,
+    busy: AbstractSet[ResidentId],
+    rules: Repacking,
+    now_us: int,
+    wanted: int | None = None,
+) -> list[Move]:
+    """Return moves that empty groups for those who wait; jobs in `busy` stay where they are.
+
+    `wanted` says how many units to free; by default as many as some waiting job lacks.
+    `O(groups^2)` within one size at worst; the least busy groups are tried first.
+    """
+    wanted = _wanted_units(planner) if wanted is None else wanted
+    moves: list[Move] = []
+    if wanted == 0:
+        return moves
+    taken: dict[int, list[Demand]] = {}
+    groups = sorted(planner.board.groups.values(), key=lambda g: (g.duty_ppm, g.group_id))
+    for group in groups:
+        if wanted <= 0 or len(moves) + len(group.residents) > rules.max_moves:
+            break
+        is_busy = bool(group.probing) or any(j in busy for j in group.residents)
+        if group.group_id in taken or is_busy:
+            continue
+        found = _empty(planner, group, taken, rules=rules, now_us=now_us)
+        if found:
+            moves.extend(found)
+            taken[group.group_id] = []
+            wanted -= group.size
+    return moves
+
+
+def relieve(
+    planner: Planner,
+    *,
+    busy: AbstractSet[ResidentId],
+    rules: Repacking,
+    now_us: int,
+    max_moves: int = 8,
+) -> Relief:
+    """Return what helps the groups that are over their bounds; `book` books the pauses.
+
+    The job that grew most since it was placed goes elsewhere; else the worst-fitting one: the one
+    without which the others' predicted slowdowns sum to least, of equals the busiest. Where no job
+    has another place and one is late, another of no higher priority is paused that is further from
+    its own bound: one that grew, else any, the lowest priority first. It goes on when it is as near
+    to its bound as they are, and the next may have its turn. Such a group stays closed to further
+    jobs.
+    """
+    moves: list[Move] = []
+    paused: list[Pause] = []
+    taken: dict[int, list[Demand]] = {}
+    claimed: set[UnitId] = set()
+    resumed = _resumed(planner, now_us=now_us)
+    for group in planner.in_trouble():
+        if group.group_id in taken or len(moves) == max_moves:
+            continue
+        move = _relieving_move(planner, group, taken, claimed, busy=busy, rules=rules)
+        if move is not None:
+            moves.append(move)
+            claimed.update(move.units)
+            taken[move.to_group] = [group.residents[move.resident_id].demand]
+        elif group.late and not group.paused.keys() - resumed.keys():
+            paused.extend(_pause(planner, group, now_us=now_us))
+    return Relief(moves=tuple(moves), paused=tuple(paused), resumed=tuple(resumed))
+
+
+def book(planner: Planner, relief: Relief) -> None:
+    """Begin and end the pauses."""
+    for resident_id in relief.resumed:
+        group = planner.group_of(resident_id)
+        group.paused.pop(resident_id, None)
+        planner.board.mark(group)
+    for pause in relief.paused:
+        group = planner.group_of(pause.resident_id)
+        group.paused[pause.resident_id] = pause.why
+        planner.board.mark(group)
+
+
+def _relieving_move(
+    planner: Planner,
+    group: Group,
+    taken: dict[int, list[Demand]],
+    claimed: set[UnitId],
+    *,
+    busy: AbstractSet[ResidentId],
+    rules: Repacking,
+) -> Move | None:
+    for resident_id in _worst_first(group):
+        if resident_id not in busy:
+            demand = group.residents[resident_id].demand
+            move = _move(planner, demand, group, taken, rules=rules, onto_idle=claimed)
+            if move is not None:
+                return move
+    return None
+
+
+def _pause(planner: Planner, group: Group, *, now_us: int) -> list[Pause]:
+    """Return the pause of the job that is to make room; none when all are as late."""
+    used = _used(planner, group, now_us=now_us)
+    worst = max(used[j] for j in group.late)
+    first = max(group.residents[j].demand.priority for j in group.late)
+    able = [
+        r
+        for j, r in group.residents.items()
+        if used[j] < min(worst, ROOM_PPM) and r.demand.priority <= first
+    ]
+    grown = [r for r in able if r.grew_ppm]
+    late = ", ".join(group.late)
+    why = f"{late} waits past its bound (max_slowdown) and no group takes a job of theirs"
+    in_turn = sorted(grown or able, key=lambda r: (r.demand.priority, used[r.demand.resident_id]))
+    return [Pause(resident_id=r.demand.resident_id, why=why) for r in in_turn[:1]]
+
+
+def _resumed(planner: Planner, *, now_us: int) -> dict[ResidentId, None]:
+    """Return the pauses for which nobody is late any more, and those that cost as much by now."""
+    resumed: dict[ResidentId, None] = {}
+    for group in planner.board.groups.values():
+        if group.paused:
+            used = _used(planner, group, now_us=now_us)
+            worst = max((used[j] for j in group.late if j not in group.paused), default=0)
+            over = (j for j in group.paused if used[j] >= min(worst, ROOM_PPM))
+            resumed.update(dict.fromkeys(over))
+    return resumed
+
+
+def _used(planner: Planner, group: Group, *, now_us: int) -> dict[ResidentId, int]:
+    """Return how much of its bound each job of a group has used."""
+    residents = group.residents.items()
+    return {j: planner.paces.used_ppm(r.demand, now_us=now_us) for j, r in residents}
+
+
+def _worst_first(group: Group) -> list[ResidentId]:
+    def cost(resident_id: ResidentId) -> tuple[int, int, int, ResidentId]:
+        resident = group.residents[resident_id]
+        others = [r.lodger for j, r in group.residents.items() if j != resident_id]
+        sum_ppm = sum(forecast(others).values())
+        return -resident.grew_ppm, sum_ppm, -resident.load.duty_ppm, resident_id
+
+    return sorted(group.residents, key=cost)
+
+
+def _wanted_units(planner: Planner) -> int:
+    """Return how many more idle units some waiting job could use."""
+    idle = len(planner.board.idle)
+    return max((d.num_units - idle for d in planner.waiting.values()), default=0)
+
+
+def _empty(
+    planner: Planner,
+    group: Group,
+    taken: dict[int, list[Demand]],
+    *,
+    rules: Repacking,
+    now_us: int,
+) -> list[Move]:
+    moves, added, cost = [], [], 0
+    for resident in group.residents.values():
+        move = _move(planner, resident.demand, group, taken, rules=rules)
+        if move is None:
+            break
+        moves.append(move)
+        taken.setdefault(move.to_group, []).append(resident.demand)
+        added.append(move.to_group)
+        cost += move.charge_us * len(move.units)
+    demands = [resident.demand for resident in group.residents.values()]
+    stays_us = (planner.paces.remaining_us(demand, now_us=now_us) for demand in demands)
+    lasts_us = max(stays_us, default=0)
+    pays = lasts_us * group.size >= rules.gain_over_cost * cost
+    if len(moves) == len(group.residents) and pays:
+        return moves
+    for target in reversed(added):
+        taken[target].pop()
+        if not taken[target]:
+            del taken[target]
+    return []
+
+
+def _move(
+    planner: Planner,
+    demand: Demand,
+    group: Group,
+    taken: dict[int, list[Demand]],
+    *,
+    rules: Repacking,
+    onto_idle: AbstractSet[UnitId] | None = None,
+) -> Move | None:
+    """Return the move of a job out of a group, to one nobody moves to yet; None without such."""
+    spot = planner.best_spot(demand, other_than=group.group_id, taken=taken, onto_idle=onto_idle)
+    if spot is None:
+        return None
+    return Move(
+        resident_id=demand.resident_id,
+        to_group=spot.groups[0].group_id if spot.groups else NEW_GROUP,
+        units=spot.units,
+        charge_us=demand.state_bytes * SECOND_US // max(1, rules.link_bytes_s),
+        nbytes=demand.state_bytes * len(spot.units),
+    )
 
 
 class Goal(StrEnum):
@@ -49,3 +318,49 @@ def compute(question: Question) -> Relief:
     wanted = len(planner.board.rooms) if question.goal is Goal.EMPTY else None
     moves = propose(planner, busy=busy, rules=rules, now_us=question.now_us, wanted=wanted)
     return Relief(moves=tuple(moves))
+
+
+def copy_of(planner: Planner, *, before: Planner | None = None) -> Planner:
+    """Return a planner that stays as `planner` is now; `before` is the copy made before this."""
+    made = _apart(planner)
+    made.board = board = _copy_of_board(
+        planner.board, before=None if before is None else before.board
+    )
+    made.paces = _apart(planner.paces)
+    made.search = _apart(planner.search)
+    made.kept = _apart(planner.kept)
+    for part in (made.search, made.kept):
+        part.board, part.paces, part.waiting = board, made.paces, made.waiting
+    return made
+
+
+def _copy_of_board(board: Board, *, before: Board | None) -> Board:
+    made = _apart(board)
+    if before is not None and before.rooms.version == board.rooms.version:
+        made.rooms = before.rooms
+    else:
+        made.rooms = board.rooms.copy()
+        made.rooms.version = board.rooms.version
+    made.memory = board.memory.copy()
+    made.free_units = copy.deepcopy(board.free_units)
+    known = {} if before is None else before.groups
+    groups = {name: _copy_of_group(group, known.get(name)) for name, group in board.groups.items()}
+    made.groups = groups
+    made.by_size = {
+        size: {name: groups[name] for name in same} for size, same in board.by_size.items()
+    }
+    return made
+
+
+def _copy_of_group(group: Group, before: Group | None) -> Group:
+    is_same = before is not None and before.version == group.version
+    return before if is_same and before is not None else group.copy()
+
+
+def _apart(one: T) -> T:
+    """Return a copy with dictionaries, lists and sets of its own."""
+    made = copy.copy(one)
+    for name, value in vars(made).items():
+        if isinstance(value, dict | list | set):
+            setattr(made, name, value.copy())
+    return made

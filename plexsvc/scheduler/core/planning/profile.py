@@ -1,4 +1,4 @@
-"""A job's cycle as planning knows it, and what a waiting job asks for."""
+"""A job's cycle as planning knows it, its load on devices, and what a waiting job asks for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from plexsvc.ids import ResidentId, TenantId
+from plexsvc.ids import ResidentId, TenantId, UnitId
 
 PPM: Final = 1_000_000
 """Shares and ratios are integers in parts per million."""
 
 SECOND_US: Final = 1_000_000
 
+
+SHARP_PPM: Final = 50_000
+"""Jitter up to which a synchronous job is sharp."""
 
 NOBODY: Final = TenantId("")
 
@@ -152,3 +155,95 @@ class Demand:
     def host_bytes(self) -> int:
         """Return what it takes of host memory for each of its units."""
         return self.state_bytes + self.version_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What of a cycle the forecast needs, worked out once a job."""
+
+    period_us: int
+    held_us: int
+    """How long it can keep the devices from another: its longest operation and a switch."""
+
+    switch_us: int
+    slack_us: int
+    """How late each of a cycle's bursts may be."""
+
+    bound_ppm: int
+    """The slowdown the job accepts."""
+
+    entries: int
+    """Times a cycle the job enters the queue with no slack."""
+
+    duty_ppm: int
+    rest_us: int
+    """Expected rest of whatever operation an arrival at random finds running."""
+
+    total_ppm: int
+    """Device time with its switch, over the period."""
+
+    run_us: int = 0
+    """All its cycles, of a job with slack that says how many they are; else 0."""
+
+    bursts: tuple[tuple[int, int], ...] = ()
+    """Of a sharp job: how long each burst is, and the pause behind it. Empty: it is flat."""
+
+    @classmethod
+    def of(cls, demand: Demand) -> Load:
+        """Return the load of a job's cycle. `O(segments)`."""
+        profile = demand.profile
+        squares = sum(s.duration_us * s.duration_us for s in profile.segments)
+        busy_us = profile.busy_us
+        return cls(
+            period_us=profile.period_us,
+            held_us=profile.longest_us + profile.switch_us,
+            switch_us=profile.switch_us,
+            slack_us=profile.slack_us // max(1, profile.num_bursts),
+            bound_ppm=demand.max_slowdown_ppm,
+            entries=_critical_entries(profile),
+            duty_ppm=profile.duty_ppm,
+            rest_us=squares // (2 * profile.period_us),
+            total_ppm=(busy_us + profile.switch_us) * PPM // profile.period_us,
+            run_us=demand.expected_steps * profile.period_us if profile.slack_us else 0,
+            bursts=_bursts(profile) if is_sharp(profile) else (),
+        )
+
+    def last_ppm(self, other: Load) -> int:
+        """Return by how much another may delay the end of the run, over the run, in ppm."""
+        return other.held_us * PPM // self.run_us if self.run_us else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lodger:
+    """A job and the units that it shares, or would share."""
+
+    resident_id: ResidentId
+    load: Load
+    units: tuple[UnitId, ...]
+
+
+def is_sharp(profile: Profile) -> bool:
+    """Return whether a job's bursts come when expected. A jitter of zero was never measured."""
+    return profile.mode is Mode.SYNC and 0 < profile.jitter_ppm <= SHARP_PPM
+
+
+def _critical_entries(job: Profile) -> int:
+    """Return how many times a cycle the job enters the queue with no slack."""
+    if job.mode is Mode.ASYNC1:
+        return 1 if job.sync_at is SyncAt.BOUNDARY else 0
+    return job.num_bursts
+
+
+def _bursts(profile: Profile) -> tuple[tuple[int, int], ...]:
+    """Return how long each burst of a cycle is, and the pause behind it."""
+    spans: list[tuple[int, int]] = []
+    for segment in profile.segments:
+        if spans and spans[-1][1] >= segment.offset_us:
+            spans[-1] = (spans[-1][0], segment.end_us)
+        else:
+            spans.append((segment.offset_us, segment.end_us))
+    nexts = [start_us for start_us, _ in spans[1:]] + [spans[0][0] + profile.period_us]
+    return tuple(
+        (end_us - start_us, max(0, next_us - end_us))
+        for (start_us, end_us), next_us in zip(spans, nexts, strict=True)
+    )

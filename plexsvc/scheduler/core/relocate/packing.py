@@ -19,8 +19,7 @@ from plexsvc.scheduler.core.events import PlanComputed, RepackRequested
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import pairs, placing, sharing
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.plans import Goal, Question
-from plexsvc.scheduler.core.planning.repack import NEW_GROUP, Repacking, book
+from plexsvc.scheduler.core.planning.plans import NEW_GROUP, Goal, Question, Repacking, book
 from plexsvc.scheduler.core.relocate import departures
 from plexsvc.scheduler.core.state import Deployment
 
@@ -202,7 +201,7 @@ def _stands(devices: Devices, planner: Planner, event: PlanComputed) -> bool:
         return False
     if any(_is_busy(devices, move.resident_id) for move in plan.moves):
         return False
-    kept = {unit_id for made in planner.reservations.values() for unit_id in made.units}
+    kept = {unit_id for made in planner.kept.reservations.values() for unit_id in made.units}
     groups = {board.group_of[key] for key in concerned}
     groups.update(move.to_group for move in plan.moves if move.to_group != NEW_GROUP)
     new = [unit for move in plan.moves if move.to_group == NEW_GROUP for unit in move.units]

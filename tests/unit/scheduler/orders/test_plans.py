@@ -16,8 +16,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeLost, OperationFinished, PlanComputed
 from plexsvc.scheduler.core.planning import answers, plans
-from plexsvc.scheduler.core.planning.plans import Question
-from plexsvc.scheduler.core.planning.repack import Relief
+from plexsvc.scheduler.core.planning.plans import Question, Relief
 from plexsvc.scheduler.driver import journal
 from tests.rigs import stored
 from tests.rigs.router_rig import until

@@ -194,7 +194,7 @@ def assert_nothing_is_left(world: FakeWorld, *, but: str = "") -> None:
     assert {wpg.job_id for wpg in world.core.cluster.wpgs.values()} <= {but}
     for planner in placement.planning.planners.values():
         assert not planner.waiting
-        assert not planner.reservations
+        assert not planner.kept.reservations
         assert all(str(key).startswith(f"{but}/") for key in planner.board.group_of)
 
 

@@ -8,20 +8,20 @@ import pytest
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if
-from plexsvc.scheduler.core.planning.forecast import (
+from plexsvc.scheduler.core.planning.bounds import Endings, LastBurst
+from plexsvc.scheduler.core.planning.forecast import Stage, Turns, forecast, play, together
+from plexsvc.scheduler.core.planning.profile import (
+    PPM,
+    SECOND_US,
     SHARP_PPM,
-    LastBurst,
+    Demand,
     Load,
     Lodger,
-    Stage,
-    Turns,
-    forecast,
+    Mode,
+    Profile,
+    Segment,
     is_sharp,
-    play,
-    together,
 )
-from plexsvc.scheduler.core.planning.paces import Endings
-from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Mode, Profile, Segment
 from tests.unit.scheduler.core.planning.test_live_planning import admit, live
 
 HERE = (UnitId("n0"),)

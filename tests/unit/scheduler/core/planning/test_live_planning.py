@@ -14,14 +14,12 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import is_full
-from plexsvc.scheduler.core.planning.copies import copy_of
-from plexsvc.scheduler.core.planning.forecast import Load
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
+from plexsvc.scheduler.core.planning.plans import Repacking, copy_of, relieve
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
-from plexsvc.scheduler.core.planning.repack import Repacking, relieve
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Load, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
@@ -248,7 +246,7 @@ def test_a_full_group_is_asked_once_for_a_waiting_cold_job(
         asked.append(demand.resident_id)
         return is_full(group, demand, load, policy=policy)
 
-    monkeypatch.setattr("plexsvc.scheduler.core.planning.search.is_full", asking)
+    monkeypatch.setattr("plexsvc.scheduler.core.planning.places.is_full", asking)
     planner.touch(planner.board.group_of[ResidentId("in-3")])
     assert admit(planner) == {}
     assert asked == [f"out-{at}" for at in range(9)]

@@ -64,7 +64,7 @@ def test_kept_units_take_who_is_expected_to_be_gone_when_the_reservation_is_due(
     assert admit(one, gang(2), small("long", hours=3), small("short", hours=1)) == {
         "short": ("n1",)
     }
-    kept = one.reservations[ResidentId("gang")]
+    kept = one.kept.reservations[ResidentId("gang")]
     assert (kept.units, kept.due_us) == (("n0", "n1"), 2 * HOUR_US)
     assert "2 are kept for gang, which goes before it" in why(one, ResidentId("long"), now_us=0)
     told = why(one, ResidentId("gang"), now_us=HOUR_US)
@@ -76,7 +76,7 @@ def test_the_gang_whose_residents_are_gone_first_is_kept() -> None:
     one = planner(ALONE, units=3)
     admit(one, small("a", hours=3), small("b", hours=2), small("c", hours=1))
     assert admit(one, gang(2)) == {}
-    assert one.reservations[ResidentId("gang")].units == ("n1", "n2")
+    assert one.kept.reservations[ResidentId("gang")].units == ("n1", "n2")
 
 
 def test_the_due_time_stays_and_then_nobody_comes_any_more() -> None:
@@ -87,7 +87,7 @@ def test_the_due_time_stays_and_then_nobody_comes_any_more() -> None:
     assert admit(one, replace(small("tiny", hours=0.5), arrived_us=HOUR_US)) == {}
     one.remove(ResidentId("a"))
     assert [p.resident_id for p in one.admit(HOUR_US)] == ["gang"]
-    assert not one.reservations
+    assert not one.kept.reservations
 
 
 def test_who_waits_is_offered_kept_units_when_their_job_gives_up() -> None:
@@ -105,9 +105,9 @@ def test_a_higher_priority_takes_a_reservation_over_and_an_equal_one_does_not() 
     admit(one, small("a", hours=1))
     admit(one, gang(2))
     admit(one, replace(gang(2), resident_id=ResidentId("equal")))
-    assert list(one.reservations) == ["gang"]
+    assert list(one.kept.reservations) == ["gang"]
     admit(one, replace(gang(2, priority=2), resident_id=ResidentId("first")))
-    assert list(one.reservations) == ["first"]
+    assert list(one.kept.reservations) == ["first"]
 
 
 def test_a_job_that_holds_devices_passes_a_reservation() -> None:
@@ -121,18 +121,18 @@ def test_a_reservation_ends_with_a_unit_of_it_and_others_are_kept() -> None:
     one = planner(ALONE, units=3)
     admit(one, small("a", hours=1), small("b", hours=1), small("c", hours=2))
     admit(one, gang(2))
-    assert one.reservations[ResidentId("gang")].units == ("n1", "n2")
+    assert one.kept.reservations[ResidentId("gang")].units == ("n1", "n2")
     one.board.cordon(UnitId("n1"))
     one.submit(small("d", hours=3))
     one.admit(1)
-    assert one.reservations[ResidentId("gang")].units == ("n0", "n2")
+    assert one.kept.reservations[ResidentId("gang")].units == ("n0", "n2")
 
 
 def test_nobody_moves_to_kept_units() -> None:
     one = planner(SERVICE, units=3)
     admit(one, small("a", busy=30), small("b", hours=2, busy=85), small("c", hours=2, busy=85))
     admit(one, gang(2))
-    kept = one.reservations[ResidentId("gang")].units
+    kept = one.kept.reservations[ResidentId("gang")].units
     for resident_id in list(one.board.group_of):
         moved = one.rehome(resident_id, now_us=1)
         assert moved is None or not set(moved.units) & set(kept)
@@ -176,7 +176,7 @@ def test_what_a_lost_place_leaves_is_kept_for_those_that_lived_there() -> None:
     other = replace(small("other"), lost_place=group_id + 1)
     assert admit(one, small("a"), other) == {"other": ("n2",)}
     assert admit(one, replace(demand("wide", units=2), lost_place=group_id)) == {}
-    assert one.reservations[ResidentId("wide")].units == ("n1", "n2")
+    assert one.kept.reservations[ResidentId("wide")].units == ("n1", "n2")
     one.board.uncordon(UnitId("n0"))
     assert [p.units for p in one.admit(1)] == [("n0", "n1")]
 
@@ -195,7 +195,7 @@ def test_jobs_of_a_group_that_lost_a_node_have_its_units_and_other_groups_have_o
     admit(one, *(small(name) for name in "abcd"))
     for name, group_id in (("x", 7), ("y", 7), ("z", 8)):
         admit(one, replace(demand(name, units=2), lost_place=group_id))
-    kept = {name: set(each.units) for name, each in one.reservations.items()}
+    kept = {name: set(each.units) for name, each in one.kept.reservations.items()}
     assert kept["x"] == kept["y"]  # type: ignore[index]  # ids are strings
     assert not kept["x"] & kept["z"]  # type: ignore[index]
 
@@ -221,7 +221,7 @@ def test_units_stay_kept_for_those_whose_companion_finds_a_place_elsewhere() -> 
     assert admit(one, second, small("stranger")) == {}
     one.learned(other.resident_id, demand("o", busy=25).profile, at_us=0)
     assert [(p.resident_id, p.units) for p in one.admit(1)] == [("first", ("n0", "n1"))]
-    assert one.reservations[second.resident_id].units == ("n0", "n2")
+    assert one.kept.reservations[second.resident_id].units == ("n0", "n2")
 
 
 def test_jobs_may_live_together_again_though_their_cycles_were_measured_anew() -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.fit import least_overlap
 from plexsvc.scheduler.core.planning.groups import Group
+from plexsvc.scheduler.core.planning.places import least_overlap
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.structures.ring import Ring, divisors_of

@@ -1,0 +1,315 @@
+"""Places that a job could take, which of them is best, and how far its cycle slides there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import nsmallest
+from typing import Final
+
+import numpy as np
+
+from plexsvc.ids import ResidentId, UnitId
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.bounds import (
+    NOBODY,
+    Endings,
+    Spot,
+    is_full,
+    refusal,
+)
+from plexsvc.scheduler.core.planning.groups import Group, Resident
+from plexsvc.scheduler.core.planning.paces import Paces
+from plexsvc.scheduler.core.planning.policies import Policy, Preference
+from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Profile
+from plexsvc.scheduler.core.planning.rooms import Gang
+from plexsvc.scheduler.core.structures.footprint import Footprint
+from plexsvc.scheduler.core.structures.interval_set import IntervalSet, overlap_by_shift
+
+DRIFT_SHARE: Final = 20
+"""A resident is re-anchored when it drifted by more than one over this of its period."""
+
+MAX_CANDIDATES: Final = 64
+"""Groups, or blocks to be merged, that a job is checked against."""
+
+COST_GRAIN_PPM: Final = 10_000
+"""Predicted slowdowns closer than this count as equal; commensurate periods decide."""
+
+Barred = Collection[UnitId]
+
+
+def has_whole(board: Board, demand: Demand, *, barred: Barred = ()) -> bool:
+    """Return whether there is a group as large as a job's gang, outside of `barred`."""
+    same = board.by_size.get(demand.num_units, {}).values()
+    if not barred:
+        return bool(same)
+    return any(not any(unit_id in barred for unit_id in group.units) for group in same)
+
+
+def whole_groups(board: Board, demand: Demand) -> list[Group]:
+    """Return the groups as large as a job's gang: the least busy, a bounded number."""
+    return _least_busy_groups(list(board.by_size.get(demand.num_units, {}).values()))
+
+
+def larger_groups(board: Board, demand: Demand) -> list[Group]:
+    """Return the groups of which a job would use a part: the least busy, a bounded number."""
+    every = sorted(board.groups.values(), key=lambda g: (g.size, g.group_id))
+    return _least_busy_groups([g for g in every if g.size > demand.num_units])
+
+
+def _least_busy_groups(groups: list[Group]) -> list[Group]:
+    if len(groups) <= MAX_CANDIDATES:
+        return groups
+    return nsmallest(MAX_CANDIDATES, groups, key=lambda g: (g.duty_ppm, g.group_id))
+
+
+def joining(
+    board: Board, demand: Demand, groups: Iterable[Group], *, barred: Barred = ()
+) -> list[Spot]:
+    """Return the place each group has for a job: all of it, or its least busy block."""
+    spots = []
+    for group in groups:
+        if group.is_uniform and group.size == demand.num_units:
+            if not barred or not any(unit_id in barred for unit_id in group.units):
+                spots.append(Spot(units=group.units, groups=(group,), is_whole=True))
+            continue
+        units = _least_busy(board, demand, [n for n in group.units if n not in barred])
+        if units is not None:
+            spots.append(Spot(units=units, groups=(group,)))
+    return spots
+
+
+def merging(board: Board, demand: Demand, *, barred: Barred = ()) -> list[Spot]:
+    """Return the places that groups, or groups and idle units, would make as one."""
+    usable = dict.fromkeys(n for n in [*board.idle, *board.group_at] if n not in barred)
+    spots = []
+    for units in board.rooms.gangs(demand.num_units, among=usable, burden=board.duty_on):
+        met = sorted({board.group_at[n] for n in units if n in board.group_at})
+        is_inside = len(met) == 1 and set(units) <= set(board.groups[met[0]].units)
+        if met and not is_inside:
+            spots.append(Spot(units=units, groups=[board.groups[group_id] for group_id in met]))
+    if len(spots) <= MAX_CANDIDATES:
+        return spots
+    return nsmallest(MAX_CANDIDATES, spots, key=lambda spot: spot.crowd().duty_ppm)
+
+
+def best(board: Board, demand: Demand, spots: Sequence[Spot], *, policy: Policy) -> Spot | None:
+    """Return the place the policy prefers among those that take the job; None without any.
+
+    A cold job goes where the fewest live, away from others that are being profiled. `plex` takes
+    the smallest group, of those the least predicted interference, then commensurate periods, then
+    the busiest.
+    """
+    if not spots:
+        return None
+    if demand.is_cold:
+        return min(spots, key=_by_crowd)
+    if policy.preference is Preference.PLEX:
+        return _least_interference(board, demand, spots)
+    sign = -1 if policy.preference is Preference.PACK else 1
+    return min(spots, key=lambda spot: _by_number(spot, sign))
+
+
+def _least_interference(board: Board, demand: Demand, spots: Sequence[Spot]) -> Spot:
+    grains = [(spot.size, spot.cost_ppm // COST_GRAIN_PPM) for spot in spots]
+    least = min(grains)
+    equal = [spot for spot, grain in zip(spots, grains, strict=True) if grain == least]
+    if len(equal) == 1:
+        return equal[0]
+    period = board.period_slots(demand.profile)
+
+    def cost(spot: Spot) -> tuple[int, int, int]:
+        odd = sum(not _is_commensurate(period, r.cells.period) for r in spot.met())
+        return odd, -spot.crowd().duty_ppm, spot.groups[0].group_id
+
+    return min(equal, key=cost)
+
+
+def _by_crowd(spot: Spot) -> tuple[int, ...]:
+    crowd = spot.crowd()
+    met = (crowd.num_jobs, crowd.duty_ppm, spot.size, spot.groups[0].group_id)
+    return (spot.is_probing, *met)
+
+
+def _by_number(spot: Spot, sign: int) -> tuple[int, int, int]:
+    crowd = spot.crowd()
+    return sign * crowd.num_jobs, sign * crowd.duty_ppm, spot.groups[0].group_id
+
+
+def _least_busy(board: Board, demand: Demand, among: list[UnitId]) -> Gang | None:
+    gangs = board.rooms.gangs(demand.num_units, among=among, burden=board.duty_on)
+    return min(gangs, key=lambda units: max(map(board.duty_on, units)), default=None)
+
+
+def _is_commensurate(period: int, other: int) -> bool:
+    """Return whether one period is a multiple of the other."""
+    return period % other == 0 or other % period == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """How far a cycle slides, and the share of its own busy slots that meet a resident's."""
+
+    shift_slots: int
+    overlap_ppm: int
+
+
+def least_overlap(
+    board: Board, cells: Sequence[Footprint], profile: Profile, *, anchor_slot: int
+) -> Shift:
+    """Return the shift of least overlap with some jobs' cells, the least shift on a tie. `O(n)`."""
+    size, period = board.ring.size, board.period_slots(profile)
+    free = IntervalSet.complement(size, [(one.starts, one.ends) for one in cells])
+    load, segments = free.busy_by_phase(size, period=period), board.segments(profile)
+    overlaps = np.roll(overlap_by_shift(load, segments), -(anchor_slot % period))
+    shift = int(overlaps.argmin())
+    own = sum(duration for _, duration in segments) * (size // period)
+    overlap_ppm = min(PPM, int(overlaps[shift]) * PPM // max(1, own))
+    return Shift(shift_slots=shift, overlap_ppm=overlap_ppm)
+
+
+class Search:
+    """The search for a place: who takes a job within everyone's bounds."""
+
+    def __init__(
+        self, board: Board, *, policy: Policy, paces: Paces, waiting: dict[ResidentId, Demand]
+    ) -> None:
+        """Search `board` by `policy`."""
+        self.board = board
+        self.policy = policy
+        self.paces = paces
+        self.waiting = waiting
+        self.loads: dict[ResidentId, Load] = {}
+        """Loads of those that wait, worked out once."""
+
+    def spot_for(
+        self,
+        demand: Demand,
+        groups: Iterable[Group],
+        *,
+        barred: Barred = (),
+        without: ResidentId = NOBODY,
+        must_leave: bool = False,
+        now_us: int,
+    ) -> Spot | None:
+        """Return the place the policy gives a job now, in `groups` of its size or elsewhere.
+
+        It takes a part of a larger group, or has several made one, only where there is no group of
+        its size and no idle gang, or where it `must_leave`. When two jobs overlap only in part, one
+        that waits outside the overlap makes the other wait for it inside. Changes nothing.
+        """
+        policy, board = self.policy, self.board
+        gang = self._gang(demand, barred)
+        if gang and (demand.is_cold or policy.preference is Preference.SPREAD):
+            return Spot(units=gang)
+        if demand.is_cold and not policy.cold_shares:
+            return None
+        find = partial(self.that_take, demand, barred=barred, without=without, now_us=now_us)
+        spots = find(groups)
+        if not spots and gang:
+            return Spot(units=gang)
+        may_part = must_leave or not has_whole(board, demand, barred=barred)
+        if not spots and policy.takes_parts and may_part:
+            spots = find(larger_groups(board, demand))
+            if not spots and policy.merges:
+                there = merging(board, demand, barred=barred)
+                spots = self.within_bounds(demand, there, without=without, now_us=now_us)
+        return best(board, demand, spots, policy=policy)
+
+    def that_take(
+        self,
+        demand: Demand,
+        groups: Iterable[Group],
+        *,
+        barred: Barred = (),
+        without: ResidentId = NOBODY,
+        now_us: int,
+    ) -> list[Spot]:
+        """Return the places in some groups that take a job."""
+        load = self._load_of(demand)
+        open_ones = [g for g in groups if not is_full(g, demand, load, policy=self.policy)]
+        if not open_ones:
+            return []
+        there = joining(self.board, demand, open_ones, barred=barred)
+        return self.within_bounds(demand, there, without=without, now_us=now_us)
+
+    def within_bounds(
+        self,
+        demand: Demand,
+        spots: Iterable[Spot],
+        *,
+        without: ResidentId = NOBODY,
+        policy: Policy | None = None,
+        now_us: int,
+    ) -> list[Spot]:
+        """Return those of some places that take a job within everyone's bounds."""
+        ask = partial(
+            refusal,
+            demand=demand,
+            load=self._load_of(demand),
+            policy=policy or self.policy,
+            memory=self.board.memory,
+            endings=Endings(self.paces, demand, now_us=now_us),
+        )
+        return [spot for spot in spots if ask(spot, without=without) is None]
+
+    def being_left(self, demand: Demand) -> set[UnitId]:
+        """Return the units where a job would pass the duty cap while others move out of them."""
+        cap_ppm = PPM if demand.lost_place else self.policy.duty_cap_ppm
+        return self.board.being_left(demand, cap_ppm=cap_ppm)
+
+    def _load_of(self, demand: Demand) -> Load:
+        """Return the load of a job's cycle, worked out once while it waits."""
+        if self.waiting.get(demand.resident_id) is not demand:
+            return Load.of(demand)
+        load = self.loads.get(demand.resident_id)
+        if load is None:
+            load = self.loads[demand.resident_id] = Load.of(demand)
+        return load
+
+    def _gang(self, demand: Demand, barred: Barred) -> Gang | None:
+        if len(self.board.idle) < demand.num_units:
+            return None
+        return self.idle_gang(demand, barred)
+
+    def idle_gang(self, demand: Demand, barred: Barred) -> Gang | None:
+        """Return idle units whose hosts have room for a job's state; None without such."""
+        board, nbytes = self.board, demand.host_bytes
+        gang = board.idle_gang(demand.num_units, barred=barred)
+        while gang is not None and (full := board.memory.without_room(gang, nbytes)):
+            barred = {*barred, *full}
+            gang = board.idle_gang(demand.num_units, barred=barred)
+        return gang
+
+    def groups_at(self, units: Iterable[UnitId]) -> list[Group]:
+        """Return the groups that some units are in."""
+        met = sorted({self.board.group_at[n] for n in units if n in self.board.group_at})
+        return [self.board.groups[group_id] for group_id in met]
+
+    def cells_now(self, resident: Resident) -> Footprint:
+        """Return a resident's cells as they will be once its drift is followed."""
+        slot = self._drifted_to(resident)
+        if slot is None:
+            return resident.cells
+        return self.board.cells(resident.demand.profile, anchor_slot=slot)
+
+    def follow_drift(self, group: Group) -> None:
+        """Move residents' cells to the phases they were last measured at."""
+        for resident in group.residents.values():
+            self.follow(resident)
+
+    def follow(self, resident: Resident) -> None:
+        """Move a resident's cells to the phase it was last measured at, if that is far off."""
+        slot = self._drifted_to(resident)
+        if slot is not None:
+            self.board.reanchor(resident.demand.resident_id, anchor_slot=slot)
+
+    def _drifted_to(self, resident: Resident) -> int | None:
+        """Return the slot of the last measured start if it is far from the planned ones."""
+        at_us = self.paces.phase_us(resident.demand.resident_id)
+        if at_us is None:
+            return None
+        slot, period = at_us // self.board.slot_us, resident.cells.period
+        drift = (slot - resident.anchor_slot - resident.shift_slots) % period
+        return slot if min(drift, period - drift) * DRIFT_SHARE > period else None
