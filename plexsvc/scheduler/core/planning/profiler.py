@@ -290,6 +290,7 @@ class CycleProfiler:
             mode=self._mode,
             sync_at=self._sync_at,
             switch_us=self.profile.switch_us if self.profile else 0,
+            jitter_ppm=self.profile.jitter_ppm if self.profile else 0,
         )
 
 

@@ -324,3 +324,13 @@ def test_training_beside_rollout_is_one_step_behind() -> None:
         profiler.observe("step", start_us=at + 10, end_us=at + 20, is_beside_rollout=False)
     assert profiler.profile is not None
     assert profiler.profile.mode is Mode.ASYNC1
+
+
+def test_a_cycle_that_is_taken_anew_keeps_what_is_known_of_its_jitter() -> None:
+    cycles, at = CycleProfiler(), 0
+    for period_us in (100, 104, 100, 104, 100, 300, 300, 300, 300):
+        cycles.observe("fwd", start_us=at, end_us=at + 10)
+        at += period_us
+    assert cycles.profile is not None
+    assert cycles.profile.period_us > 200
+    assert cycles.profile.jitter_ppm > 0
