@@ -456,12 +456,6 @@ def test_what_publishes_between_two_rollouts_goes_first() -> None:
     assert summary.gpu_hours_reduction > 0.494, "0.492 where a sync was expected after its training"
 
 
-def test_training_with_slack_makes_way_for_what_publishes_between_two_rollouts() -> None:
-    summary, _ = compare(preset_named("two-job-235b-boundary", seed=2), policy=PLEX, seed=2)
-    assert summary.inflation < 1.008, "1.013 where training began just before another's sync"
-    assert summary.gpu_hours_reduction > 0.368, "0.362 likewise"
-
-
 def test_jobs_that_fill_a_pool_with_their_switches_tear_no_bursts() -> None:
     summary, _ = compare(preset_named("k-job-30b-boundary", seed=2), policy=PLEX, seed=2)
     assert summary.inflation <= 1.20, "1.256 where a burst was torn whatever switches cost others"
