@@ -125,7 +125,7 @@ def lying_in(
     )
 
 
-def _open_files(version: statemanager_pb2.PublishedVersion) -> OpenedVersion:
+def open_files(version: statemanager_pb2.PublishedVersion) -> OpenedVersion:
     opened = OpenedVersion()
     for holder in version.holders:
         file = Path(holder.data_socket)
@@ -168,7 +168,7 @@ def _child(config: dict[str, Any], *, sabotage: str) -> None:
     if sabotage:
         _sabotage(Path(sabotage))
     parsed = config_files.parse(config, InstanceConfig, where="test")
-    asyncio.run(run_vllm(parsed, ready, open_version=_open_files))
+    asyncio.run(run_vllm(parsed, ready, open_version=open_files))
 
 
 def _main() -> int:

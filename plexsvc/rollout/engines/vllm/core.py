@@ -108,8 +108,8 @@ def arguments_of(config: VllmConfig) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "max_num_seqs": chosen.max_num_seqs,
         "kv_cache_memory_bytes": chosen.kv_cache_bytes,
-        # With two batches in flight, as vLLM runs GPUs unless it is told, a step's tokens would be
-        # credited to the batch after it, and weights swapped under a batch that runs.
+        # GPUs run as CPUs do: batches in flight were tried on a CPU alone, where they are forced
+        # (`tests/process/rollout/test_batches_in_flight.py`).
         "async_scheduling": False,
     }
     if is_cpu:

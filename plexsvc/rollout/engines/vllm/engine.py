@@ -19,10 +19,11 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import vllm.v1.engine.core as vllm_core
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.clock import Clock
@@ -45,7 +46,7 @@ from plexsvc.rollout.engines.model_dir import ModelDir, opened, read_model_dir
 from plexsvc.rollout.engines.sleeping import Span, give_back, spans
 from plexsvc.rollout.engines.stopping import StopWatcher
 from plexsvc.rollout.engines.texts import Pieces, Texts
-from plexsvc.rollout.engines.vllm import admission
+from plexsvc.rollout.engines.vllm import admission, stepping
 from plexsvc.rollout.engines.vllm.core import (
     PreparedWeights,
     VllmConfig,
@@ -321,6 +322,7 @@ class VllmEngine:
 
         def advance() -> None:
             try:
+                self._read_in_flight()  # before the first tensor: later there is none
                 if (nbytes := next(filling, None)) is not None:
                     written.append(nbytes)
                     self._post(lambda: self._executor.call(advance))
@@ -353,22 +355,27 @@ class VllmEngine:
     def has_work(self) -> bool:
         """Return whether the core has requests."""
         is_held = self._is_loading or self._is_asleep or self._broken is not None
-        return not is_held and self._core.scheduler.has_requests()
+        return not is_held and stepping.has_work(self._core)
 
     def _lie_down(self, memory: Sequence[Span]) -> int:
         """Have every request wait, with its tokens and without KV blocks; free the memory."""
         if self._is_asleep:
             return 0
+        self._read_in_flight()
         self._is_asleep = True
         is_unused = self._core.reset_prefix_cache(reset_running_requests=True)
         assert is_unused, "a request holds KV blocks and is not running"
         return give_back(memory)
 
+    def _read_in_flight(self) -> None:
+        """Take the tokens of batches in flight: they were made of what is changed next."""
+        for outputs in stepping.drain(self._core):
+            self._post(partial(self._deliver, outputs))
+
     def step(self) -> None:
         """Run one step and hand its outputs to the event loop."""
         try:
-            outputs, ran = self._core.step_fn()
-            self._core.post_step(ran)
+            outputs = stepping.step(self._core)
         except Exception as error:  # noqa: BLE001 - whatever broke ends the engine with a cause
             log.error("engine step failed")
             failure = PlexError(ErrorCode.INTERNAL, f"vLLM failed in a step: {error!r}")
@@ -418,7 +425,7 @@ class VllmEngine:
 
         self._executor.call(add).add_done_callback(added)
 
-    def _deliver(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+    def _deliver(self, outputs: stepping.Outputs) -> None:
         for step in outputs.values():
             version = _version(step.weight_version)
             for output in step.outputs:

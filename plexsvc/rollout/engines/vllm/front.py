@@ -30,6 +30,7 @@ from plexsvc.clock import Clock
 from plexsvc.log import Log
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.engines.model_dir import read_model_dir
+from plexsvc.rollout.engines.vllm import stepping
 from plexsvc.rollout.engines.vllm.core import VllmConfig, arguments_of, prepare_process
 from plexsvc.rollout.engines.vllm.shared import SharedCore
 
@@ -79,20 +80,19 @@ class InProcessClient(EngineCoreClient):
         return SharedCore(self.core, self, clock=clock)
 
     def has_work(self) -> bool:
-        """Return whether the core has requests."""
-        return not self.resources.engine_dead and self.core.scheduler.has_requests()
+        """Return whether a step would do anything."""
+        return not self.resources.engine_dead and stepping.has_work(self.core)
 
     def step(self) -> None:
         """Run one step and hand its outputs to the event loop."""
         try:
-            outputs, ran = self.core.step_fn()
-            self.core.post_step(ran)
+            outputs = stepping.step(self.core)
         except Exception as error:  # noqa: BLE001 - whatever broke ends the engine with a cause
             log.error("serving step failed")
             self.resources.engine_dead = True
             self._put(error)
             return
-        for one in (outputs or {}).values():
+        for one in outputs.values():
             self._put(one)
 
     def _put(self, output: EngineCoreOutputs | Exception) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import vllm.v1.engine.core as vllm_core
@@ -30,22 +31,22 @@ class SharedCore:
         self._core = core
         self._scheduler, self._clock, self._hand_back = core.scheduler, clock, hand_back
         self._stepped: Stepped | None = None
-        self._scheduled: Sequence[str] = ()
+        self._begun_us: deque[int] = deque()
+        """When each batch in flight was scheduled; they end in that order."""
+        self._ended_us = 0
         self._newest_us: dict[str, int] = {}
         self._known: set[str] = set()
-        schedule = core.scheduler.schedule
+        schedule, update = core.scheduler.schedule, core.scheduler.update_from_output
 
-        def observed(*arguments: Any, **named: Any) -> Any:
-            started_us = clock.monotonic_us()
-            output = schedule(*arguments, **named)
-            counts = output.num_scheduled_tokens
-            singles = sum(count == 1 for count in counts.values())
-            step = Step(prompt_tokens=sum(counts.values()) - singles, samples=singles)
-            self._stepped = Stepped(step, started_us) if counts else None
-            self._scheduled = tuple(counts)
-            return output
+        def scheduled(*arguments: Any, **named: Any) -> Any:
+            self._begun_us.append(clock.monotonic_us())
+            return schedule(*arguments, **named)
 
-        core.scheduler.schedule = observed
+        def updated(batch: Any, *arguments: Any, **named: Any) -> Any:
+            self._end(batch.num_scheduled_tokens)
+            return update(batch, *arguments, **named)
+
+        core.scheduler.schedule, core.scheduler.update_from_output = scheduled, updated
 
     @property
     def version(self) -> str:
@@ -55,10 +56,18 @@ class SharedCore:
     def take_step(self) -> Stepped | None:
         """Return the step that ended since the last call, if any did."""
         stepped, self._stepped = self._stepped, None
-        if stepped is not None:
-            now_us = self._clock.monotonic_us()
-            self._newest_us.update(dict.fromkeys(self._scheduled, now_us))
         return stepped
+
+    def _end(self, counts: Mapping[str, int]) -> None:
+        """Note that the oldest batch in flight has ended, which had so many tokens of each."""
+        now_us, begun_us = self._clock.monotonic_us(), self._begun_us.popleft()
+        began_us = max(begun_us, self._ended_us)  # the device had the batch before until then
+        self._ended_us = now_us
+        if counts:
+            singles = sum(count == 1 for count in counts.values())
+            step = Step(prompt_tokens=sum(counts.values()) - singles, samples=singles)
+            self._stepped = Stepped(step, began_us)
+            self._newest_us.update(dict.fromkeys(counts, now_us))
 
     def new_prompts(self) -> list[int]:
         """Return the lengths of prompts that came since the last call."""
