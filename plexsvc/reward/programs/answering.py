@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copy
+import functools
 import importlib
+import inspect
 import io
 import operator
 import os
 import pathlib
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -32,6 +36,10 @@ _STDERR: Final = 2
 MAX_PRINTED: Final = 1 << 20
 """Characters of what a call prints that go to the grader."""
 MAX_FILE_BYTES: Final = 8 << 20
+MAX_FOLLOWED: Final = 2000
+"""Elements of containers that the grader follows after a call."""
+TOLD: Final = ("__init__", "__str__", "__repr__", "__call__", "__enter__", "__exit__")
+"""Methods of Python's that classes of tests ask for by `super()`."""
 _BASES: Final[dict[type, Callable[[Any], Any]]] = {
     int: int.__pos__,
     float: float.__pos__,
@@ -52,8 +60,10 @@ ASYNCHRONOUS: Final = ("__await__", "__aiter__", "__aenter__")
 class Lent:
     """Something of the grader's that was an argument: it can be called, and read in public."""
 
-    def __init__(self, line: Agent, number: int) -> None:
-        self.__dict__.update(_line=line, _number=number)
+    def __init__(self, line: Agent, number: int, name: object, doc: object) -> None:
+        self.__dict__.update(_line=line, _number=number, __doc__=doc)
+        if isinstance(name, str):
+            self.__dict__.update(__name__=name, __qualname__=name)
 
     def __call__(self, *args: object, **named: object) -> object:
         return self._do("call", list(args), named)
@@ -63,14 +73,37 @@ class Lent:
             raise AttributeError(name)
         return self._do("getattr", name)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        self._do("setattr", name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._do("delattr", name)
+
+    def __exit__(self, *error: object) -> object:
+        return self._do("exit", *error[:2], None)
+
+    def __await__(self) -> Any:
+        yield from ()
+        return self._do("await")
+
     def _do(self, what: str, *args: object) -> object:
         line, number = self.__dict__["_line"], self.__dict__["_number"]
         return line.question(what, number, *args)
 
 
+class LentFunction(Lent):
+    """A function of the grader's, which binds as one."""
+
+    def __get__(self, instance: object, owner: object = None) -> object:
+        return self if instance is None else functools.partial(self, instance)
+
+
 for _name in ("eq", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod"):
     setattr(Lent, f"__{_name}__", lambda self, other, what=_name: self._do(what, other))
-for _name in ("len", "iter", "next", "str", "repr", "hash", "bool", "int", "float", "abs", "neg"):
+for _name in (
+    *("len", "iter", "next", "str", "repr", "hash", "bool", "int", "float", "abs", "neg"),
+    "enter",
+):
     setattr(Lent, f"__{_name}__", lambda self, what=_name: self._do(what))
 for _name in ("getitem", "contains", "setitem", "delitem"):
     setattr(Lent, f"__{_name}__", lambda self, *args, what=_name: self._do(what, *args))
@@ -166,9 +199,16 @@ class Agent(talking.Line):
         self._numbers: dict[int, int] = {}
         self._plain: dict[int, Any] = {}
         """What the grader last saw of held containers."""
+        self._arguments: OrderedDict[int, Any] = OrderedDict()
+        """Containers of the grader that were arguments, by their numbers there."""
+        self._known: dict[int, Any] = {}
+        """What the grader last knew of them."""
+        self._lent: dict[int, Lent] = {}
+        self._told: set[int] = set()
+        """Classes that the grader knows."""
         self._loop: Any = None
-        self._replaced: dict[str, Any] = {}
-        """What names stood for before a test replaced them."""
+        self._replaced: dict[tuple[int, str], Any] = {}
+        """What attributes of modules and classes were before a test replaced them."""
 
     def serve(self) -> NoReturn:
         """Answer until nobody asks."""
@@ -188,9 +228,9 @@ class Agent(talking.Line):
     def answer(self, what: str, parts: list[Any]) -> list[Any]:
         """Return how it went, the answer or the exception, and what it changed."""
         arguments = [self.unpack(one) for one in parts]
+        handed = arguments[1] if what == "call" else []
         try:
             value = getattr(self, f"do_{what}")(*arguments)
-            handed = arguments[1] if what == "call" else []
             same = [index for index, one in enumerate(handed) if one is value]
             is_container = talking.is_container(value) and same
             reply = ["gave", ["argument", same[0]] if is_container else self.pack(value)]
@@ -198,8 +238,7 @@ class Agent(talking.Line):
             raise
         except BaseException as error:  # noqa: BLE001 - the test may expect it
             reply = ["raised", self.pack_exception(error)]
-        after = [self.pack(one) for one in _containers(arguments)]
-        return [*reply, self.printed(), self._news(), after]
+        return [*reply, self.printed(), self._news()]
 
     def printed(self) -> list[str]:
         """Return what was printed since the last message."""
@@ -213,7 +252,26 @@ class Agent(talking.Line):
             if now != before:
                 self._plain[number] = now
                 found.append([number, now])
+        for number, argument in self._arguments.items():
+            if (now := self.pack(argument)) != self._known[number]:
+                self._known[number] = now
+                found.append([[number], now])
+        while sum(map(_size, self._arguments.values())) > MAX_FOLLOWED or len(self._arguments) > 64:
+            old, _ = self._arguments.popitem(last=False)
+            del self._known[old]
         return found
+
+    def _keep(self, number: int, contents: Any) -> Any:
+        """Return the container that stands for one of the grader, with what that holds now."""
+        now = self.unpack(contents)
+        kept = self._arguments.get(number)
+        if type(kept) is type(now):
+            talking.changed(kept, now)
+        else:
+            kept = self._arguments[number] = now
+        self._arguments.move_to_end(number)
+        self._known[number] = self.pack(kept)
+        return kept
 
     # ---- what the grader may ask -------------------------------------------------------------
 
@@ -236,40 +294,66 @@ class Agent(talking.Line):
         if name == "solution":
             sys.modules.setdefault("__main__", module)
         with contextlib.suppress(SystemExit):  # a program that ends so has defined what it defines
-            exec(compile(source, path, "exec"), module.__dict__)
+            exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+        self._listen()
         return self.do_names()
+
+    def _listen(self) -> None:
+        """Have warnings and the records of logs be the grader's."""
+        warnings: Any = sys.modules["warnings"]
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, category, *_: self.question(
+            "warn", str(message), category
+        )
+        if logging := sys.modules.get("logging"):
+            handler = logging.Handler()
+            handler.emit = lambda record: self.question(
+                "log", record.name, record.levelno, record.getMessage()
+            )
+            logging.root.handlers[:] = [handler]
+            logging.root.setLevel(logging.NOTSET)
 
     def do_names(self) -> list[str]:
         return [name for name in vars(self.module) if isinstance(name, str)]
 
     def do_name(self, name: str) -> object:
         """Return what a name stands for; the grader follows what a container holds later."""
-        value = getattr(self.module, name)
-        return Followed(value) if type(value) in {list, dict, set} else value
-
-    def do_setname(self, name: str, value: object) -> None:
-        """Have a name stand for something of the test, until that is taken back."""
-        if hasattr(self.module, name):
-            self._replaced.setdefault(name, getattr(self.module, name))
-        setattr(self.module, name, value)
-
-    def do_delname(self, name: str) -> None:
-        if name in self._replaced:
-            setattr(self.module, name, self._replaced.pop(name))
-        else:
-            delattr(self.module, name)
+        return _followed(getattr(self.module, name))
 
     def do_call(self, called: Any, args: list[Any], named: dict[str, Any]) -> object:
         return called(*args, **named)
 
     def do_getattr(self, owner: object, name: str) -> object:
-        return getattr(owner, name)
+        return _followed(getattr(owner, name))
 
-    def do_setattr(self, owner: object, name: str, value: object) -> None:
+    def do_setattr(self, owner: Any, name: str, value: object) -> None:
+        """Set an attribute; one of a module or a class can be given back."""
+        if isinstance(owner, type | types.ModuleType):
+            before = vars(owner).get(name, self._replaced)
+            self._replaced.setdefault((self._number(owner), name), before)
         setattr(owner, name, value)
 
-    def do_delattr(self, owner: object, name: str) -> None:
-        delattr(owner, name)
+    def do_delattr(self, owner: Any, name: str) -> None:
+        before = self._replaced.pop((self._number(owner), name), self._replaced)
+        if before is self._replaced:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+    def do_patch(self, path: list[str], *value: object) -> None:
+        """Replace something of a module of Python, or give it back."""
+        module, *parts, name = path
+        owner = importlib.import_module(module)
+        for part in parts:
+            owner = getattr(owner, part)
+        if value:
+            self.do_setattr(owner, name, value[0])
+        else:
+            self.do_delattr(owner, name)
+
+    def do_seed(self, module: str, seed: object) -> None:
+        """Seed the numbers of chance as the test does."""
+        importlib.import_module(module).seed(seed)
 
     def do_isinstance(self, value: object, kind: Any) -> bool:
         return isinstance(value, kind)
@@ -292,14 +376,33 @@ class Agent(talking.Line):
     def do_send(self, generator: Any, value: object) -> object:
         return generator.send(value)
 
-    def do_class(self, value: object) -> object:
-        return type(value)
+    def do_copy(self, value: object) -> object:
+        return copy.copy(value)
 
-    def do_dir(self, value: object) -> list[str]:
-        return dir(value)
+    def do_deepcopy(self, value: object) -> object:
+        return copy.deepcopy(value)
 
-    def do_doc(self, value: object) -> list[Any]:
-        return [getattr(value, name, None) for name in ("__name__", "__doc__")]
+    def do_pickle(self, value: object) -> bytes:
+        return importlib.import_module("pickle").dumps(value)  # type: ignore[no-any-return]
+
+    def do_unpickle(self, data: bytes) -> object:
+        return importlib.import_module("pickle").loads(data)
+
+    def do_signature(self, called: Any) -> list[Any]:
+        """Return the parameters: name, kind, default and annotation, each in a list if there."""
+        empty = inspect.Parameter.empty
+        return [
+            [one.name, int(one.kind)]
+            + [[] if part is empty else [part] for part in (one.default, one.annotation)]
+            for one in inspect.signature(called).parameters.values()
+        ]
+
+    def do_member(self, owner: Any, name: str, *cls: Any) -> object:
+        """Return what a class has by a name, of the class itself or of one below."""
+        return _of_class(owner, name).__get__(None, cls[0]) if cls else getattr(owner, name)
+
+    def do_get_property(self, owner: Any, name: str, value: object) -> object:
+        return _of_class(owner, name).__get__(value, type(value))
 
     def do_run(self, coroutine: Any) -> object:
         """Await what an asynchronous function of the sample returned."""
@@ -317,20 +420,27 @@ class Agent(talking.Line):
     def do_anext(self, iterator: Any) -> object:
         return self.do_run(iterator.__anext__())
 
-    def do_subclass(self, base: Any, name: str, methods: dict[str, Any]) -> object:
-        """Return a class below one of the sample's whose methods are the grader's."""
+    def do_subclass(
+        self, bases: list[Any], name: str, parts: dict[str, Any], named: dict[str, Any]
+    ) -> int:
+        """Make a class below some of the sample's whose methods are the grader's."""
+        body = {key: self._part(*part) for key, part in parts.items()}
+        body["__module__"] = self.module.__name__
+        made = type(bases[0])(name, tuple(bases), body, **named)
+        number = self._number(made)
+        self._told.add(number)
+        return number
 
-        def calling(lent: Any) -> Callable[..., object]:
-            return lambda *args, **named: lent(*args, **named)  # noqa: PLW0108 - it binds `self`
-
-        body = {
-            key: calling(value) if isinstance(value, Lent) else value
-            for key, value in methods.items()
-        }
-        return type(base)(name, (base,), body)
-
-    def do_new(self, kind: Any) -> object:
-        return kind.__new__(kind)
+    def _part(self, kind: str, value: Any, *more: Any) -> object:
+        match kind:
+            case "property":
+                return property(value, *more)
+            case "classmethod":
+                return classmethod(value)
+            case "staticmethod":
+                return staticmethod(value)
+            case _:
+                return value
 
     def do_environ(self, environ: dict[str, str], cwd: str) -> None:
         """Have the environment and the directory be those of the test."""
@@ -340,8 +450,11 @@ class Agent(talking.Line):
             pathlib.Path(cwd).mkdir(parents=True, exist_ok=True)
             os.chdir(cwd)
 
-    def do_put(self, files: dict[str, Any]) -> None:
-        """Write files that an argument names; None is a directory."""
+    def do_put(self, files: dict[str, Any], gone: list[str]) -> None:
+        """Write files that an argument names, and remove others; None is a directory."""
+        for path in sorted(gone, reverse=True):
+            with contextlib.suppress(OSError):
+                (os.rmdir if pathlib.Path(path).is_dir() else os.unlink)(path)
         for path, data in files.items():
             place = pathlib.Path(path)
             (place if data is None else place.parent).mkdir(parents=True, exist_ok=True)
@@ -356,8 +469,7 @@ class Agent(talking.Line):
             for place in [root, *sorted(root.rglob("*"))] if root.exists() else []:
                 data = None if place.is_dir() else place.read_bytes()
                 room -= len(data or b"") + len(str(place))
-                if room > 0:
-                    found[str(place)] = data
+                found[str(place)] = data if room > 0 else False
         return found
 
     # ---- what is no plain data ----------------------------------------------------------------
@@ -378,18 +490,46 @@ class Agent(talking.Line):
         name = value.__name__ if isinstance(value, type) else ""
         if name and getattr(builtins, name, None) is value:
             return ["builtin", name]
+        if isinstance(value, type):
+            return self._kind(value)
         number = self._number(value)
         base = self._base(value)
         if isinstance(value, list | dict | set):
             self._plain[number] = base
-        mine = self.module.__name__
-        kinds = [self._number(one) for one in type(value).__mro__ if one.__module__ == mine]
-        fields = list(getattr(type(value), "_fields", ())) if isinstance(value, tuple) else []
-        own = value.__name__ if isinstance(value, type | types.FunctionType) else ""
-        names = [type(value).__name__, own]
-        is_class = isinstance(value, type)
+            while len(self._plain) > 64:
+                del self._plain[next(iter(self._plain))]
         is_async = any(hasattr(type(value), name) for name in ASYNCHRONOUS)
-        return ["held", number, is_class, kinds, names, base, fields, is_async]
+        flavour = "async" if is_async else ""
+        if isinstance(value, types.FunctionType):
+            flavour = "function"
+        is_known = type(value).__module__ in {"builtins", "types", "functools", "typing"}
+        kind = None if is_known else self._kind(type(value))
+        name = getattr(value, "__name__", "") if is_known else ""
+        return ["held", number, kind, name if isinstance(name, str) else "", base, flavour]
+
+    def _kind(self, kind: type) -> Any:
+        """Return a class: what it is called and made of is told once."""
+        number = self._number(kind)
+        if number in self._told:
+            return ["kind", number]
+        self._told.add(number)
+        plain = next((one for one in _BASES if issubclass(kind, one)), None)
+        base = None if plain is None else ["builtin", plain.__name__]
+        fields = list(getattr(kind, "_fields", ())) if plain is tuple else []
+        is_async = any(hasattr(kind, name) for name in ASYNCHRONOUS)
+        bases = [
+            self._kind(one)
+            for one in kind.__bases__
+            if one.__module__ not in {"builtins", "typing", "abc"}
+        ]
+        doc = kind.__doc__ if isinstance(kind.__doc__, str) else None
+        members = {
+            name: type(value).__name__
+            for name, value in vars(kind).items()
+            if name in TOLD or not name.startswith("__")
+            if isinstance(value, types.FunctionType | property | classmethod | staticmethod)
+        }
+        return ["kind", number, kind.__name__, doc, bases, members, base, fields, is_async]
 
     def _number(self, value: object) -> int:
         if id(value) not in self._numbers:
@@ -420,29 +560,59 @@ class Agent(talking.Line):
             text = str(error)
         except Exception:  # noqa: BLE001 - of the sample's own class
             text = ""
-        parts = [self.pack(error.args), self.pack(own), text]
-        return ["raised", self.pack_class(type(error)), *parts, self._number(error)]
+        parts = [self.pack(error.args), self.pack(own), text, self._number(error)]
+        cause = None if error.__cause__ is None else self.pack(error.__cause__)
+        return ["raised", self.pack_class(type(error)), *parts, cause]
 
     def take(self, kind: str, parts: list[Any]) -> Any:
         match kind:
             case "yours":
                 return self._held[parts[0]]
+            case "kept":
+                return self._keep(*parts)
             case "lent":
-                return Lent(self, parts[0])
+                number, name, doc, is_function = parts
+                if number not in self._lent:
+                    made = LentFunction if is_function else Lent
+                    self._lent[number] = made(self, number, name, doc)
+                return self._lent[number]
             case "module":
                 return self.module
             case "builtin":
                 return getattr(builtins, parts[0])
             case "error":
-                found = getattr(builtins, parts[0], RuntimeError)
-                return found(*parts[1])
+                return self._error(*parts)
             case _:
                 raise ValueError(kind)
+
+    def _error(self, name: Any, args: list[Any], own: dict[str, Any]) -> BaseException:
+        """Return an exception that a test raised."""
+        is_mine = isinstance(name, int)
+        found = self._held[name] if is_mine else getattr(builtins, name, RuntimeError)
+        args = [self.unpack(one) for one in args]
+        made: BaseException = found.__new__(found, *args) if is_mine else found(*args)
+        made.args = tuple(args)
+        vars(made).update({key: self.unpack(one) for key, one in own.items()})
+        return made
 
 
 def _containers(args: Any) -> list[Any]:
     """Return what a call may have changed of its arguments."""
     return [one for one in args if talking.is_container(one)]
+
+
+def _followed(value: Any) -> Any:
+    """Return a plain container so that the grader follows what it holds later."""
+    is_followed = type(value) in {list, dict, set} and len(value) <= MAX_FOLLOWED
+    return Followed(value) if is_followed else value
+
+
+def _size(container: Any) -> int:
+    return int(getattr(container, "size", 0)) or len(container)
+
+
+def _of_class(owner: type, name: str) -> Any:
+    return next(vars(one)[name] for one in owner.__mro__ if name in vars(one))
 
 
 def main() -> None:
@@ -456,8 +626,7 @@ def main() -> None:
     sys.stdin = Input(line)
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as where packages are
     builtins.input = lambda prompt="", /: line.question("input", prompt)
-    for name in ("talking",):
-        sys.modules.pop(name, None)
+    sys.modules.pop("talking", None)
     try:
         line.serve()
     except talking.LeftError as left:

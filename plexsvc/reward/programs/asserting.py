@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -101,17 +101,6 @@ class _Both:
 PLAIN: Final = (int, float, str, bool, bytes, tuple)
 
 
-def kind_of(line: remote.Grader) -> Callable[..., Any]:
-    """Return what `type` is to an assertion: of an object of the sample, its class there."""
-
-    def kind(*args: Any, **named: Any) -> Any:
-        if len(args) == 1 and remote.number_of(args[0]) is not None:
-            return line.do("class", args[0])
-        return type(*args, **named)
-
-    return kind
-
-
 def names_of(
     tree: ast.Module, line: remote.Grader, imports: Mapping[str, list[str]]
 ) -> Iterator[tuple[str, Any]]:
@@ -156,13 +145,11 @@ def main() -> None:
     tree = parsed(told["assertion"])
     line.load("solution.py", "solution", None)
     names = dict(names_of(tree, line, told["imports"]))
-    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "type"]
-    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    if used and all(node in called for node in used):
-        names["type"] = kind_of(line)
     scope: dict[str, Any] = {"__name__": "assertion", **names}
+    code = compile(tree, "assertion", "exec", dont_inherit=True)
+    both: Any = _Both(scope, Scope(line, names))
     try:
-        exec(compile(tree, "assertion", "exec"), scope, _Both(scope, Scope(line, names)))  # type: ignore[arg-type]
+        exec(code, scope, both)
     except talking.LeftError as left:
         sys.exit(str(left))
     pathlib.Path("verdict").write_text("1 1")

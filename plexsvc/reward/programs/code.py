@@ -432,6 +432,10 @@ class _Tree:
         )
 
 
+READING: Final = {"getsource", "getsourcelines", "getsourcefile", "get_type_hints"}
+"""What tests cannot ask of a sample that is not in their process."""
+
+
 def is_collected(path: str) -> bool:
     """Return whether pytest takes a file for tests or for their configuration."""
     name = PurePosixPath(path).name
@@ -484,10 +488,16 @@ def _refuse_what_runs_the_file(files: Mapping[str, str], path: str) -> None:
     name = PurePosixPath(path).name
     for one, text in files.items():
         try:
-            nodes = ast.walk(ast.parse(text)) if is_collected(one) else iter(())
-            texts = [n.value for n in nodes if isinstance(n, ast.Constant)]
+            nodes = list(ast.walk(ast.parse(text)) if is_collected(one) else ())
         except (SyntaxError, ValueError) as error:
             raise RefusedError(f"unit_tests: {one} is no Python: {error}") from None
+        texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
+        words = {getattr(node, "attr", None) or getattr(node, "id", None) for node in nodes}
+        if reading := sorted(READING & words):
+            raise RefusedError(
+                f"unit_tests: {one} uses {reading[0]}, which reads the sample's text or types; "
+                "the sample runs elsewhere: test what it returns"
+            )
         if any(isinstance(value, str) and value.endswith(name) for value in texts):
             raise RefusedError(
                 f"unit_tests: {one} names the file {name}, which is not beside the tests: import "

@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -38,6 +39,7 @@ else:
     del sys.path[0]
 
 _TEMPORARY: Final = "/tmp/tests"
+_TOLD: Final = ("__version__", "__author__")
 _NOT_STARRED: Final = ("test", "Test", "pytest", "_")
 
 
@@ -45,7 +47,8 @@ class FarModule(ModuleType):
     """A module whose names are asked for when they are used."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_find" not in self.__dict__:
+        is_own = name.startswith("__") and name not in _TOLD
+        if is_own or "_find" not in self.__dict__:
             raise AttributeError(name)
         return self.__dict__["_find"](name)
 
@@ -54,10 +57,13 @@ class FarModule(ModuleType):
         if line is None or name.startswith("__"):
             super().__setattr__(name, value)
         else:
-            line.do("setname", name, value)
+            line.do("setattr", self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        self.__dict__["_line"].do("delname", name)
+        self.__dict__["_line"].do("delattr", self, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *self.__dict__.get("_names", ())})
 
 
 class FarModules(MetaPathFinder, Loader):
@@ -94,17 +100,25 @@ def stand_in(module: FarModule) -> None:
     module.__dict__["_find"] = lambda name: mock.MagicMock(name=name)
 
 
-def sample(line: remote.Grader, told: dict[str, str]) -> Callable[[FarModule], None]:
-    """Return what fills a module with the names of the sample."""
-    loaded: list[list[str]] = []
+def sample(
+    line: remote.Grader, told: dict[str, str], others: set[str]
+) -> Callable[[FarModule], None]:
+    """Return what fills a module with the names of the sample.
+
+    Of these a star imports none that the tests have from elsewhere.
+    """
 
     def fill(module: FarModule) -> None:
-        if not loaded:
-            loaded.append(line.load(told["path"], told["name"], module))
-        starred = [one for one in loaded[0] if not one.startswith(_NOT_STARRED)]
-        module.__dict__["__all__"] = [one for one in starred if not hasattr(builtins, one)]
-        module.__dict__["_find"] = line.name
-        module.__dict__["_line"] = line
+        names = line.load(told["path"], told["name"], module)
+        module.__dict__.update(_find=line.name, _line=line, _names=frozenset(names))
+        module.__dict__["__doc__"] = line.name("__doc__")
+        starred = line.name("__all__") if "__all__" in names else names
+        module.__dict__["__all__"] = [
+            one
+            for one in map(str, starred)
+            if not one.startswith(_NOT_STARRED)
+            if not hasattr(builtins, one) and one not in others
+        ]
 
     return fill
 
@@ -113,7 +127,7 @@ class Collected:
     """Plugin of pytest that lists the tests of each file that are to pass."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.names: Counter[str] = Counter()
         self.broken: dict[str, int] = {}
         """Of files that cannot be collected without the sample: how many tests their texts have."""
 
@@ -124,11 +138,21 @@ class Collected:
 
     def pytest_collection_finish(self, session: Any) -> None:
         """Take the others, but for those that their author skips, or expects to fail."""
-        self.names = [item.nodeid for item in session.items if not _is_off(item)]
+        self.names = Counter(_function(one.nodeid) for one in session.items if not _is_off(one))
+
+
+def _function(name: str) -> str:
+    """Return the name of a test without its parameters, which may be the sample's."""
+    return name.partition("[")[0]
 
 
 def _is_off(item: Any) -> bool:
-    marks = [mark for mark in item.iter_markers() if mark.name in {"skip", "xfail", "skipif"}]
+    marks = [
+        mark
+        for mark in item.iter_markers()
+        if mark.name in {"skip", "xfail", "skipif"}
+        and not str(mark.kwargs.get("reason")).startswith("got empty parameter set")
+    ]
     return any(mark.name != "skipif" or any(one is True for one in mark.args) for mark in marks)
 
 
@@ -168,7 +192,8 @@ class Counts:
             self.passed.add(name)
         if report.when == "teardown" and report.failed:
             self.passed.discard(name)
-        if hasattr(report, "wasxfail") or (report.skipped and self._line.asked == self._asked):
+        is_skipped = report.skipped and "got empty parameter set" not in str(report.longrepr)
+        if hasattr(report, "wasxfail") or (is_skipped and self._line.asked == self._asked):
             self.left_out.add(name)
 
     def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool | None:
@@ -202,8 +227,8 @@ def run_pytest(
     pytest.main([*options, "--rootdir", here, "--confcutdir", here, here], plugins=[plugin])
 
 
-def spelt(name: str) -> set[str]:
-    """Return the names in the texts of the tests that may be the sample's."""
+def spelt(name: str) -> tuple[set[str], set[str]]:
+    """Return the names in the texts of the tests: what may be the sample's, and other imports."""
     mine: set[str] = set()
     others: set[str] = set()
     for place in pathlib.Path().rglob("*.py"):
@@ -213,13 +238,16 @@ def spelt(name: str) -> set[str]:
                     mine.add(node.id)
                 elif isinstance(node, ast.Attribute):
                     mine.add(node.attr)
-                elif isinstance(node, ast.ImportFrom):
-                    is_mine = (node.module or "").rpartition(".")[2] == name.rpartition(".")[2]
-                    (mine if is_mine else others).update(one.name for one in node.names)
-    return mine - others
+                elif isinstance(node, ast.ImportFrom | ast.Import):
+                    module = getattr(node, "module", None) or ""
+                    is_mine = module.rpartition(".")[2] == name.rpartition(".")[2]
+                    names = {one.asname or one.name.partition(".")[0] for one in node.names}
+                    names |= {one.name for one in node.names if is_mine}
+                    (mine if is_mine else others).update(names)
+    return mine - others, others
 
 
-def collected(path: pathlib.Path) -> tuple[set[str], dict[str, int]]:
+def collected(path: pathlib.Path) -> tuple[Counter[str], dict[str, int]]:
     """Return the tests, and how many broken files have, found by a process without the sample."""
     ours, theirs = os.pipe()
     if not os.fork():
@@ -230,9 +258,69 @@ def collected(path: pathlib.Path) -> tuple[set[str], dict[str, int]]:
         os._exit(0)
     os.close(theirs)
     with os.fdopen(ours) as file:
-        names, broken = json.loads(file.read() or "[[], {}]")
+        names, broken = json.loads(file.read() or "[{}, {}]")
     os.wait()
-    return set(names), dict(broken)
+    return Counter(names), dict(broken)
+
+
+class Following:
+    """Has what tests replace in Python's own modules be replaced for the sample, too."""
+
+    def __init__(self, line: remote.Grader) -> None:
+        self._line = line
+        self._before: dict[tuple[str, ...], object] = {}
+
+    def install(self) -> None:
+        """Be what `monkeypatch` and `mock.patch` set and delete attributes by."""
+        for module in (mock, importlib.import_module("_pytest.monkeypatch")):
+            vars(module).update(setattr=self.set, delattr=self.delete)
+        names = [*_SEEDED, *(["numpy.random"] if "numpy" in sys.modules else [])]
+        for name in names:
+            module = importlib.import_module(name)
+            module.seed = self._seeding(name, module.seed)  # type: ignore[attr-defined]
+
+    def set(self, owner: object, name: str, value: object) -> None:
+        """Set an attribute."""
+        path = _path_of(owner, name)
+        if path is not None:
+            before = self._before.setdefault(path, vars(owner).get(name))
+            self._line.do("patch", list(path), *(() if value is before else (value,)))
+        setattr(owner, name, value)
+
+    def delete(self, owner: object, name: str) -> None:
+        """Delete an attribute."""
+        path = _path_of(owner, name)
+        if path is not None and path in self._before:
+            self._line.do("patch", list(path))
+        delattr(owner, name)
+
+    def _seeding(self, module: str, seed: Callable[..., Any]) -> Callable[..., Any]:
+        def seeding(number: Any = None, *more: Any) -> None:
+            self._line.do("seed", module, number)
+            seed(number, *more)
+
+        return seeding
+
+
+_SEEDED: Final = ("random",)
+_NOT_FOLLOWED: Final = {
+    *(("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr"), ("builtins", "input")),
+}
+"""What the sample asks the grader for anyway."""
+
+
+def _path_of(owner: Any, name: str) -> tuple[str, ...] | None:
+    """Return the module, class and name of what is Python's own; None for all else."""
+    if isinstance(owner, remote.RemoteType | FarModule):
+        return None
+    if isinstance(owner, ModuleType):
+        path: tuple[str, ...] = (owner.__name__, name)
+    elif isinstance(owner, type):
+        path = (owner.__module__, *owner.__qualname__.split("."), name)
+    else:
+        return None
+    is_known = path[0].partition(".")[0] in sys.stdlib_module_names
+    return path if is_known and path not in _NOT_FOLLOWED else None
 
 
 def main() -> None:
@@ -243,14 +331,20 @@ def main() -> None:
     path = pathlib.Path(told["path"]).resolve()
     names, broken = collected(path)
     line.shared = _TEMPORARY
-    line.spelt = spelt(told["name"])
+    tempfile.tempdir = f"{_TEMPORARY}/other"
+    pathlib.Path(tempfile.tempdir).mkdir(parents=True)
+    Following(line).install()
+    line.spelt, others = spelt(told["name"])
     counts = Counts(line)
     try:
-        run_pytest(path, sample(line, told), f"--basetemp={_TEMPORARY}", plugin=counts)
+        run_pytest(path, sample(line, told, others), f"--basetemp={_TEMPORARY}/own", plugin=counts)
     except talking.LeftError as left:
         sys.stderr.write(f"{left}\n")
-    judged = (names | counts.seen) - counts.left_out
-    of_file = Counter(name.partition("::")[0] for name in judged)
+    names |= Counter(map(_function, counts.seen))  # of each test the larger number
+    names -= Counter(map(_function, counts.left_out))
+    of_file: Counter[str] = Counter()
+    for name, number in names.items():
+        of_file[name.partition("::")[0]] += number
     total = sum((Counter(broken) | of_file).values())  # of each file the larger number
     passed = len(counts.passed - counts.left_out)
     pathlib.Path("verdict").write_text(f"{passed} {total}")

@@ -10,7 +10,7 @@ from plexsvc.reward.programs.base import RefusedError, Scored
 from plexsvc.reward.sandbox.base import Sandbox
 from tests.process.reward.test_code import run
 from tests.rigs import more_right_programs as more
-from tests.rigs import paid_hacks, right_programs, right_suites
+from tests.rigs import ordinary_suites, paid_hacks, right_programs, right_suites
 from tests.rigs.sandbox_process import sandbox_process
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -71,6 +71,15 @@ def test_a_right_program_gets_all_its_points(name: str, sandbox: Sandbox) -> Non
 def test_a_right_sample_passes_ordinary_test_files(sandbox: Sandbox) -> None:
     reference = {"files": right_suites.FILES}
     found = run(sandbox, "unit_tests", right_suites.SAMPLE, reference)
+    assert isinstance(found, Scored)
+    assert found.score == 1, found.output
+
+
+@pytest.mark.parametrize("name", ordinary_suites.SUITES)
+def test_a_right_sample_passes_an_ordinary_test_file(name: str, sandbox: Sandbox) -> None:
+    code, test = ordinary_suites.SUITES[name]
+    reference = {"files": {"test_it.py": test, "words.txt": "a\nb\n"}}
+    found = run(sandbox, "unit_tests", code, reference)
     assert isinstance(found, Scored)
     assert found.score == 1, found.output
 
@@ -144,6 +153,7 @@ def test_of_the_tests_only_arguments_of_calls_reach_the_process_of_the_sample(
         ("code_python", [{"call": "f(1", "equals": 2}]),
         ("unit_tests", {"files": {"test_a.py": "def test_a(: pass"}}),
         ("unit_tests", {"files": {"test_a.py": "import runpy\nrunpy.run_path('solution.py')"}}),
+        ("unit_tests", {"files": {"test_a.py": "import inspect\ninspect.getsource(f)"}}),
         ("unit_tests", {"files": {"test_a.py": "x = 1"}}),
         ("unit_tests", {"files": {}, "path": "setup.cfg"}),
         ("unit_tests", {"files": {}, "given": ["nothing.py"]}),
