@@ -800,7 +800,7 @@ class Grader(talking.Line):
     async def coroutine(self, remote: Remote) -> Any:
         return self.do("run", remote)
 
-    def _kind(  # noqa: PLR0913, PLR0917 - parts of a message
+    def _kind(
         self,
         number: int,
         name: str = "",
