@@ -26,7 +26,7 @@ from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.nodes import Nodes
 from plexsvc.sim.records import Outcome, Record
 from plexsvc.sim.summary import Summary, summarise
-from plexsvc.sim.trace_client import TraceClient, Turnstile, deal
+from plexsvc.sim.trace_client import TraceClient, deal
 from plexsvc.sim.trace_costs import TraceCosts
 from plexsvc.sim.virtual_driver import VirtualDriver
 from plexsvc.sim.workloads import Workload
@@ -63,13 +63,11 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
     memory = HostMemory(host_bytes=workload.cluster.host_bytes)
     books = Books(view=core.view, cluster=workload.cluster, memory=memory)
     costs = TraceCosts(cluster=workload.cluster, seed=seed, books=books)
-    turnstile = Turnstile()
     for job in workload.jobs:
         client = TraceClient(
             record=_record(job, seed=seed),
             seed=seed,
             nodes=nodes,
-            turnstile=turnstile,
             costs=costs,
             books=books,
         )

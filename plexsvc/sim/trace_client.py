@@ -8,7 +8,6 @@ submitted again under the next number; it goes on from its last trained cycle.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -18,6 +17,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
+    DeploymentsDeclared,
     Event,
     JobEndRequested,
     JobSubmitted,
@@ -45,10 +45,6 @@ one, gradients would stay accumulated and the deployment could not move."""
 RETRY_US: Final = 60 * SECOND_US
 """Pause before a job asks again that found too few nodes."""
 
-_MY_TURN: Final = -1
-"""Tag of the alarm that lets a job through the turnstile."""
-
-
 def deal(job: SimJob) -> dict[str, dict[str, OperationKind]]:
     """Return a job's training deployments by name: the phases each runs, in order, by their kind.
 
@@ -71,29 +67,6 @@ def deal(job: SimJob) -> dict[str, dict[str, OperationKind]]:
 def _kinds(phases: list[str]) -> dict[str, OperationKind]:
     kinds = {phase: KINDS[number % len(KINDS)] for number, phase in enumerate(phases)}
     return kinds | {phases[-1]: OperationKind.STEP}
-
-
-@dataclass(slots=True)
-class Turnstile:
-    """The right to ask for nodes, for jobs that roll out on nodes of the cluster: one at a time.
-
-    The core places deployments one by one. Two jobs that each held a part of what they need could
-    wait for each other forever.
-    """
-
-    queue: deque[TraceClient] = field(default_factory=deque)
-
-    def enter(self, client: TraceClient) -> bool:
-        """Return whether it is a client's turn at once; else it is woken."""
-        self.queue.append(client)
-        return self.queue[0] is client
-
-    def leave(self, client: TraceClient, *, now_us: int) -> Posts:
-        """Let the next one through, if it was this client's turn."""
-        if not self.queue or self.queue[0] is not client:
-            return ()
-        self.queue.popleft()
-        return [Alarm(now_us, _MY_TURN, self.queue[0])] if self.queue else ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +98,6 @@ class TraceClient(Client):
     record: Record
     seed: int
     nodes: Nodes
-    turnstile: Turnstile
     costs: TraceCosts
     """Told what each of its operations takes."""
     books: Books
@@ -163,13 +135,10 @@ class TraceClient(Client):
         return (self._submission(self.record.job.demand.arrived_us),)
 
     def happened(self, event: Event, *, tag: int) -> Posts:
-        """Ask for its devices once the job is known, or when it is its turn."""
+        """Ask for its devices once the job is known."""
         if not isinstance(event, JobSubmitted):
             return ()
         self._attempt.is_here = True
-        has_own = self.record.job.demand.rollout_units and not self._takes_turns
-        if has_own and not self.turnstile.enter(self):
-            return ()
         return self._request(event.at_us)
 
     def told(self, answer: Answer, *, now_us: int) -> Posts:
@@ -187,9 +156,7 @@ class TraceClient(Client):
                 return ()
 
     def woken(self, tag: int, *, now_us: int) -> Posts:
-        """A gap is over, or it is the job's turn to ask for nodes."""
-        if tag == _MY_TURN:
-            return self._request(now_us)
+        """A gap is over."""
         number, kind = divmod(tag, 2)
         if number != self._attempt.number or not self._attempt.is_playing:
             return ()
@@ -225,6 +192,9 @@ class TraceClient(Client):
             self.books.rollout_record_of[rollout.deployment_id] = self.record
         requests.append(rollout)
         self._attempt.wanted = tuple(request.deployment_id for request in requests)
+        if demand.rollout_units:
+            together = DeploymentsDeclared(job_id=self.job_id, deployments=tuple(requests))
+            return [Post(now_us, together)]
         return [Post(now_us, request) for request in requests]
 
     @property
@@ -281,8 +251,6 @@ class TraceClient(Client):
             return ()
         attempt.placed.add(answer.subject)
         posts: list[Post | Alarm] = []
-        if attempt.has_places:
-            posts.extend(self.turnstile.leave(self, now_us=now_us))
         if answer.what is What.READY:
             attempt.ready.add(answer.subject)
         if len(attempt.ready) == len(attempt.wanted) and not attempt.is_playing:
@@ -305,8 +273,7 @@ class TraceClient(Client):
             self._losses.note(self.record.job, self._run, mtbf_h=mtbf_h)
         self._attempt.is_playing, self._attempt.training = False, None
         self._attempt.rolling.clear()
-        end = self._end(now_us, JobState.FAILED, reason=fault.message)
-        return [end, *self.turnstile.leave(self, now_us=now_us)]
+        return [self._end(now_us, JobState.FAILED, reason=fault.message)]
 
     def _ended(self, now_us: int) -> Posts:
         """Note that the job is done, or submit it again."""

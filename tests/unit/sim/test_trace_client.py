@@ -18,7 +18,7 @@ from plexsvc.sim.hosts import HostMemory
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.nodes import Nodes
 from plexsvc.sim.records import Record
-from plexsvc.sim.trace_client import TraceClient, Turnstile, deal
+from plexsvc.sim.trace_client import TraceClient, deal
 from plexsvc.sim.trace_costs import TraceCosts
 from plexsvc.sim.virtual_driver import VirtualDriver
 from tests.rigs.traces import job
@@ -37,7 +37,6 @@ def played(one: SimJob) -> tuple[TraceClient, VirtualDriver]:
         record=Record(job=one, alone_us=one.alone(one.rollout_us(1)).took_us, work_us=0),
         seed=1,
         nodes=nodes,
-        turnstile=Turnstile(),
         costs=costs,
         books=books,
     )

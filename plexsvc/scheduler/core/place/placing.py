@@ -176,8 +176,11 @@ class _Claims:
                 planner.ask_again(key)
         placement.planning.short.clear()
 
-    def take(self, lead: Demand) -> bool:
-        """Give the instances of a lead's set their devices; False, with nothing given, if short."""
+    def take(self, lead: Demand, units: Gang) -> bool:
+        """Give the instances of a lead's set their devices; False, with nothing given, if short.
+
+        `units` are those that the lead itself is about to get.
+        """
         placement = self._placement
         deployment = placement.deployments[DeploymentId(lead.resident_id)]
         if sets.lead(placement, deployment) is not deployment:
@@ -186,7 +189,9 @@ class _Claims:
         for one in sets.waiting(placement, deployment):
             if one.is_rollout and not one.where_it_trains:
                 needed.setdefault(one.device_kind, []).append(one)
-        found = {kind: _for_instances(placement, those) for kind, those in needed.items()}
+        found = {
+            kind: _for_instances(placement, those, but=units) for kind, those in needed.items()
+        }
         passes = all(
             self.kept[k].passed_by(lead, holds=lead.has_devices) for k in needed if k in self.kept
         )
@@ -198,8 +203,8 @@ class _Claims:
                     if kind not in self.kept:
                         self.kept[kind] = _IdleKept.of(placement, lead, those)
             return False
-        for kind, units in found.items():
-            self.placed.extend(_hold_all(placement, needed[kind], units or ()))
+        for kind, held in found.items():
+            self.placed.extend(_hold_all(placement, needed[kind], held or ()))
         return True
 
 
@@ -328,14 +333,19 @@ def trained_on(placement: Placement, deployment: Deployment) -> list[Place]:
     ]
 
 
-def _for_instances(placement: Placement, together: list[Deployment]) -> Gang | None:
-    """Return devices for all instances of deployments of a kind: idle ones, or those that sleep."""
+def _for_instances(
+    placement: Placement, together: list[Deployment], *, but: Gang = ()
+) -> Gang | None:
+    """Return devices for all instances of deployments of a kind: idle ones, or those that sleep.
+
+    Those in `but` are somebody else's already.
+    """
     kind, count = together[0].device_kind, sum(one.num_devices for one in together)
-    held = _idle(placement, kind, count)
+    held = _idle(placement, kind, count, but=but)
     if not all(one.is_shared for one in together):
         return held
     planner = placement.planning.planner(kind)
-    barred = _left_behind(placement) | planner.kept.units()
+    barred = _left_behind(placement) | planner.kept.units() | set(but)
     idle = [u for u in planner.board.rooms.in_order(planner.board.idle) if u not in barred]
     return sharing.place(placement, together, held=held, idle=idle)
 
@@ -354,11 +364,16 @@ def idle_for(
 
 
 def _idle(
-    placement: Placement, kind: str, num_devices: int, *, among: Gang | None = None
+    placement: Placement,
+    kind: str,
+    num_devices: int,
+    *,
+    among: Gang | None = None,
+    but: Gang = (),
 ) -> Gang | None:
     planner = placement.planning.planner(kind)
     board = planner.board
-    barred = _left_behind(placement) | planner.kept.units()
+    barred = _left_behind(placement) | planner.kept.units() | set(but)
     found = board.first_idle(num_devices, barred=barred) if among is None else among
     is_free = found is not None and all(u in board.idle and u not in barred for u in found)
     return found if is_free else None
@@ -468,10 +483,10 @@ def _beside_own(
         if any(place.node_id in placement.cordoned for place in places):
             continue
         wanted = planner.waiting.get(deployment.resident_id)
-        if wanted is None or not claims.take(wanted):
+        units = tuple(place.unit for place in places)
+        if wanted is None or not claims.take(wanted, units):
             return None
         planner.withdraw(deployment.resident_id)
-        units = tuple(place.unit for place in places)
         planner.place_at(demand(placement, deployment), units, now_us=placement.now_us)
         return places
     return None

@@ -34,7 +34,7 @@ from plexsvc.scheduler.core.planning.waiting import Aged, in_order, may_reserve
 
 NEVER_US: Final = -(1 << 62)
 
-Claim = Callable[[Demand], bool]
+Claim = Callable[[Demand, Gang], bool]
 """Takes what a job needs besides its place here; False, with nothing taken, if it is not there."""
 
 PRESS_US: Final = 60 * SECOND_US
@@ -255,7 +255,7 @@ class Planner:
         has_room = bool(self._changed) or self.board.num_freed > self._freed_seen
         return self._queue_news or has_room or self.kept.has_reopened or bool(self.kept.left)
 
-    def admit(self, now_us: int, *, claim: Claim = lambda _: True) -> list[Placed]:
+    def admit(self, now_us: int, *, claim: Claim = lambda *_: True) -> list[Placed]:
         """Place what can be placed now, in queue order.
 
         `claim` is asked for each demand that found a place: with False it does not get it.
@@ -442,7 +442,7 @@ class Planner:
         spot = self.search.spot_for(demand, pool, barred=barred, now_us=now_us)
         spot = spot or self._kept_spot(demand, now_us=now_us)
         spot = spot or self._pressed_spot(demand, barred, now_us=now_us)
-        if spot is None or not left.isdisjoint(spot.units) or not claim(demand):
+        if spot is None or not left.isdisjoint(spot.units) or not claim(demand, spot.units):
             return None
         return self._commit(demand, spot, now_us=now_us)
 
