@@ -45,6 +45,7 @@ one, gradients would stay accumulated and the deployment could not move."""
 RETRY_US: Final = 60 * SECOND_US
 """Pause before a job asks again that found too few nodes."""
 
+
 def deal(job: SimJob) -> dict[str, dict[str, OperationKind]]:
     """Return a job's training deployments by name: the phases each runs, in order, by their kind.
 
