@@ -51,6 +51,43 @@ class Box:
 """A sample that prints every message that reaches its process."""
 
 
+SCANS = """
+import os, re, sys
+WANTED = re.compile(bytes(ord(c) - 1 for c in "dbobsz") + b"-[0-9a-f]{12}")
+def hits():
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            first, last = (int(at, 16) for at in line.split()[0].split("-"))
+            if "r" in line.split()[1] and "[v" not in line:
+                try:
+                    memory.seek(first)
+                    yield from WANTED.findall(memory.read(last - first))
+                except (OSError, ValueError, OverflowError):
+                    pass
+    tops = [".", "..", "/tmp", "/var/tmp", "/dev/shm", "/run", os.path.expanduser("~"), "/proc"]
+    for top in tops:
+        for here, _, names in os.walk(top):
+            for name in names:
+                if not here.startswith("/proc") or name in ("cmdline", "environ"):
+                    try:
+                        with open(os.path.join(here, name), "rb") as file:
+                            yield from WANTED.findall(file.read(1 << 20))
+                    except OSError:
+                        pass
+def f(x):
+    print("\\nHITS", sorted({hit.decode() for hit in hits()}), file=sys.__stderr__)
+    return x
+if __name__ == "__main__":
+    f(input())
+"""
+"""A sample that looks for canaries in its memory and in every file that it can open."""
+
+
+def canary(number: int) -> str:
+    """Return a text that is nowhere else."""
+    return f"canary-{number + (7 << 40):012x}"
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     with sandbox_process() as found:
@@ -143,6 +180,27 @@ def test_of_the_tests_only_arguments_of_calls_reach_the_process_of_the_sample(
     messages = [line for line in found.output.splitlines() if line.startswith("SEEN")]
     assert len(messages) > len(canaries)
     assert not [line for line in messages if any(one in line for one in canaries)]
+
+
+def test_nothing_that_tests_expect_is_in_the_memory_or_the_files_of_the_sample(
+    sandbox: Sandbox,
+) -> None:
+    given, *expected = map(canary, range(7))
+    suite = f"from solution import f\nBOTH = {expected[:2]}\n" + "".join(
+        f"def test_{k}(): assert f({given!r}) == {one!r}\n" for k, one in enumerate(expected)
+    )
+    asked: list[tuple[str, object]] = [
+        ("code_python", [{"assert": f"f({given!r}) == {expected[0]!r}"}]),
+        ("code_python", [{"call": f"f({given!r})", "equals": expected[1]}]),
+        ("code_python", [{"stdin": given, "stdout": expected[2]}]),
+        ("unit_tests", {"files": {"test_it.py": suite, "data.txt": expected[3]}}),
+    ]
+    for program, reference in asked:
+        found = run(sandbox, program, SCANS, reference)
+        assert isinstance(found, Scored)
+        assert found.score == 0
+        hits = {line for line in found.output.splitlines() if line.startswith("HITS")}
+        assert hits == {f"HITS {[given]}"}, (reference, found.output[-2000:])
 
 
 @pytest.mark.parametrize(
