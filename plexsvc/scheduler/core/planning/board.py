@@ -2,12 +2,7 @@
 
 A group is opened on idle units by its first job, grows when a job needs its units and others
 (merging groups it meets), splits where jobs no longer share units, and dissolves with its last job.
-Committing a job subtracts its whole footprint over the horizon at once: from its units' free
-windows, and from the global free-unit profile. Removing it recomputes the windows from the
-footprints that stay, so that exactly what it took comes back.
-
-A unit that is neither idle, held nor out of service is in a group. The pool also counts the units
-that are free at each slot of the horizon; holders and closed units lower all slots alike.
+A unit that is neither idle, held nor out of service is in a group.
 """
 
 from __future__ import annotations
@@ -15,18 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from plexsvc.ids import ResidentId, TenantId, UnitId
-from plexsvc.scheduler.core.planning.groups import Group, Part, Resident, check_group, connected
+from plexsvc.scheduler.core.planning.groups import Group, Resident, check_group, connected
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
 from plexsvc.scheduler.core.planning.profile import NOBODY, PPM, SECOND_US, Demand, Load, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, Rooms, UnitRoom
 from plexsvc.scheduler.core.planning.shares import HOST, Shares
 from plexsvc.scheduler.core.structures.footprint import Footprint, footprint
-from plexsvc.scheduler.core.structures.interval_set import IntervalSet
 from plexsvc.scheduler.core.structures.ring import Ring
-from plexsvc.scheduler.core.structures.segment_tree import SegmentTree
 
 
 class Pool:
@@ -61,8 +52,6 @@ class Pool:
 
         self.out: set[UnitId] = set()
         """Cordoned units on which nothing lives."""
-
-        self.free_units = SegmentTree(ring.size, initial=len(self.rooms))
 
     def first_idle(self, num_units: int, *, barred: Collection[UnitId] = ()) -> Gang | None:
         """Return the first idle units by host, position and name; None if too few."""
@@ -107,24 +96,19 @@ class Pool:
         self.exclusive[key] = tuple(units)
         self._payers[key] = tenant
         self.shares.book(tenant, self.kind, len(units) * PPM)
-        self.free_units.add(0, self.ring.size, -len(idle))
 
     def release(self, key: ResidentId) -> None:
         """Take back what a holder had for itself, if it had anything."""
         held = self.exclusive.pop(key, ())
         if held:
             self.shares.book(self._payers.pop(key), self.kind, -len(held) * PPM)
-        left = self._not_held(held)
-        self.free_units.add(0, self.ring.size, len(left))
-        self.give_back(left)
+        self.give_back(self._not_held(held))
 
     def exchange(self, key: ResidentId, *, gone: UnitId, unit: UnitId) -> None:
         """Give a holder an idle unit for one that it has."""
         self.exclusive[key] = tuple(unit if u == gone else u for u in self.exclusive[key])
         del self.idle[unit]
-        left = self._not_held([gone])
-        self.free_units.add(0, self.ring.size, len(left) - 1)
-        self.give_back(left)
+        self.give_back(self._not_held([gone]))
 
     def _not_held(self, units: Iterable[UnitId]) -> list[UnitId]:
         """Return which of `units` no holder has."""
@@ -137,7 +121,6 @@ class Pool:
         self.rooms.join(room)
         self.memory.grow(room, 1)
         self._count(room, 1)
-        self.free_units.add(0, self.ring.size, 1)
         self.give_back([room.unit_id])
 
     def leave(self, unit_id: UnitId) -> None:
@@ -154,14 +137,13 @@ class Pool:
         self.cordoned.add(unit_id)
         if unit_id in self.idle:
             del self.idle[unit_id]
-            self._take_out(unit_id)
+            self.out.add(unit_id)
 
     def reopen(self, unit_id: UnitId) -> None:
         """Let a unit take work again."""
         self.cordoned.discard(unit_id)
         if unit_id in self.out:
             self.out.discard(unit_id)
-            self.free_units.add(0, self.ring.size, 1)
             self.give_back([unit_id])
 
     def claim(self, units: Sequence[UnitId]) -> None:
@@ -170,7 +152,6 @@ class Pool:
         for unit_id in units:
             if unit_id in self.out:
                 self.out.discard(unit_id)
-                self.free_units.add(0, self.ring.size, 1)
             else:
                 del self.idle[unit_id]
 
@@ -178,7 +159,7 @@ class Pool:
         """Take units back that nothing uses any more."""
         for unit_id in units:
             if unit_id in self.cordoned:
-                self._take_out(unit_id)
+                self.out.add(unit_id)
             else:
                 self.idle[unit_id] = None
                 self._is_idle_sorted = False
@@ -192,10 +173,6 @@ class Pool:
         if not self._is_idle_sorted:
             self.idle = dict.fromkeys(self.rooms.in_order(self.idle))
             self._is_idle_sorted = True
-
-    def _take_out(self, unit_id: UnitId) -> None:
-        self.out.add(unit_id)
-        self.free_units.add(0, self.ring.size, -1)
 
 
 class Board(Pool):
@@ -260,16 +237,13 @@ class Board(Pool):
             self._merge([self.groups[group_id] for group_id in met], loose)
         return self.groups[met[0]]
 
-    def cells(
-        self, profile: Profile, *, anchor_slot: int, before: Footprint | None = None
-    ) -> Footprint:
-        """Return what a cycle that starts at `anchor_slot` would occupy: `before` if that is it."""
+    def cells(self, profile: Profile, *, anchor_slot: int) -> Footprint:
+        """Return what a cycle that starts at `anchor_slot` would occupy."""
         return footprint(
             self.ring,
             period=self.period_slots(profile),
             segments=self.segments(profile),
             anchor=anchor_slot,
-            before=before,
         )
 
     def period_slots(self, profile: Profile) -> int:
@@ -296,10 +270,7 @@ class Board(Pool):
         shift_slots: int,
         units: Gang | None = None,
     ) -> None:
-        """Let a job live on units of a group (all of them by default).
-
-        Its footprint leaves every structure at once.
-        """
+        """Let a job live on units of a group (all of them by default)."""
         assert demand.resident_id not in self.group_of, demand.resident_id
         group.residents[demand.resident_id] = Resident(
             demand=demand,
@@ -313,7 +284,8 @@ class Board(Pool):
         self.group_of[demand.resident_id] = group.group_id
         group.duty_ppm += demand.profile.duty_ppm
         self._book(group.residents[demand.resident_id], 1)
-        self._refresh(group)
+        self.mark(group)
+        group.see_uniform()
 
     def remove(self, resident_id: ResidentId) -> list[Group]:
         """Take a job off the board; returns what is left of its group: none, one or several."""
@@ -375,13 +347,9 @@ class Board(Pool):
         """Move a resident's cells to the phase it was measured at."""
         group = self.groups[self.group_of[resident_id]]
         resident = group.residents[resident_id]
-        before, profile = resident.cells, resident.demand.profile
-        resident.cells = self.cells(profile, anchor_slot=anchor_slot, before=before)
+        resident.cells = self.cells(resident.demand.profile, anchor_slot=anchor_slot)
         resident.anchor_slot, resident.shift_slots = anchor_slot, 0
-        if resident.cells is before:  # as always with cycles shorter than a slot
-            self.mark(group)
-            return
-        self._refresh(group)
+        self.mark(group)
 
     def cordon(self, unit_id: UnitId) -> list[ResidentId]:
         """Give a unit no further work; returns the jobs that still live on it, and its holder."""
@@ -410,9 +378,8 @@ class Board(Pool):
     def check(self) -> None:
         """Assert that structures agree with the footprints, and that units are in one place."""
         for group in self.groups.values():
-            check_group(group, ring_size=self.ring.size, cordoned=self.cordoned)
+            check_group(group, cordoned=self.cordoned)
         self._check_places()
-        self._check_profile()
 
     def _book(self, resident: Resident, sign: int) -> None:
         """Book what a job uses of its hosts and on its tenant's account: devices by its duty."""
@@ -440,22 +407,10 @@ class Board(Pool):
             self.memory.check(Use.VERSIONS, name, units, demand.version_bytes)
         self.memory.check_sums()
 
-    def _check_profile(self) -> None:
-        held = len({unit for units in self.exclusive.values() for unit in units})
-        in_service = len(self.rooms) - held - len(self.out)
-        profile = np.full(self.ring.size, in_service, dtype=np.int32)
-        for part in (part for group in self.groups.values() for part in group.parts):
-            busy = IntervalSet.complement(self.ring.size, [part.free.arrays()])
-            for start, end in busy.ranges():
-                profile[start:end] -= len(part.units)
-        self.free_units.check()
-        assert np.array_equal(self.free_units.values(), profile), "free-unit profile"
-
     def _new_group(self, units: Gang) -> Group:
         group = Group(
             group_id=self._next_group,
             units=units,
-            parts=[self._untouched(units)],
             is_closed=any(unit_id in self.cordoned for unit_id in units),
         )
         self._next_group += 1
@@ -478,9 +433,7 @@ class Board(Pool):
     def _merge(self, groups: Sequence[Group], loose: Sequence[UnitId]) -> None:
         """Let the first group take over the others' jobs and units, and loose units."""
         kept, *others = groups
-        before = [part for group in groups for part in group.parts]
-        if loose:
-            before.append(self._untouched(tuple(loose)))
+        units = [*(n for group in groups for n in group.units), *loose]
         for group in groups:
             self._forget(group)
         for group in others:
@@ -489,15 +442,12 @@ class Board(Pool):
             kept.probing.update(group.probing)
             kept.paused.update(group.paused)
             kept.duty_ppm += group.duty_ppm
-        self._span(kept, [n for part in before for n in part.units])
+        self._span(kept, units)
         self.group_of.update(dict.fromkeys(kept.residents, kept.group_id))
-        kept.parts = self._parts(kept)
-        self._reprofile(before, kept.parts)
 
     def _settle(self, group: Group) -> list[Group]:
-        """Bring a group that lost a job into order: dissolve it, split it, or free its cells."""
+        """Bring a group that lost a job into order: dissolve it, or split it."""
         if not group.residents:
-            self._reprofile(group.parts, [self._untouched(group.units)])
             self._forget(group)
             self.give_back(group.units)
             return []
@@ -505,14 +455,15 @@ class Board(Pool):
             pieces = connected(group.residents.values())
             if len(pieces) > 1 or len(pieces[0][0]) < group.size:
                 return self._split(group, pieces)
-        self._refresh(group)
+        self.mark(group)
+        group.see_uniform()
         return [group]
 
     def _split(
         self, group: Group, pieces: list[tuple[set[UnitId], list[ResidentId]]]
     ) -> list[Group]:
         """Divide a group over sets of connected jobs; units without a job become idle."""
-        before, residents, was = group.parts, group.residents, group.units
+        residents, was = group.residents, group.units
         late, probing, paused = group.late, group.probing, group.paused
         self._forget(group)
         made = []
@@ -526,51 +477,14 @@ class Board(Pool):
             if at == 0:
                 self._span(piece, units)
             self.group_of.update(dict.fromkeys(piece.residents, piece.group_id))
-            piece.parts = self._parts(piece)
+            piece.see_uniform()
             made.append(piece)
-        after = [part for piece in made for part in piece.parts]
-        unused = tuple(n for n in was if n not in self.group_at)
-        self._reprofile(before, [*after, self._untouched(unused)])
-        self.give_back(unused)
+        self.give_back(n for n in was if n not in self.group_at)
         return made
 
     def _span(self, group: Group, units: Iterable[UnitId]) -> None:
         """Give a group that is on no list other units, and list it."""
         group.units = self.rooms.in_order(units)
         group.is_closed = any(unit_id in self.cordoned for unit_id in group.units)
+        group.see_uniform()
         self._enter(group)
-
-    def _untouched(self, units: Gang) -> Part:
-        return Part(units, IntervalSet([(0, self.ring.size)]))
-
-    def _parts(self, group: Group) -> list[Part]:
-        group.is_uniform = all(len(r.units) == group.size for r in group.residents.values())
-        if group.is_uniform:
-            return [Part(group.units, self._free(list(group.residents.values())))]
-        same: dict[tuple[ResidentId, ...], list[UnitId]] = {}
-        for unit_id in group.units:
-            jobs = tuple(j for j, r in group.residents.items() if unit_id in r.units)
-            same.setdefault(jobs, []).append(unit_id)
-        return [
-            Part(tuple(units), self._free([group.residents[j] for j in jobs]))
-            for jobs, units in same.items()
-        ]
-
-    def _free(self, residents: Sequence[Resident]) -> IntervalSet:
-        busy = [(r.cells.starts, r.cells.ends) for r in residents]
-        return IntervalSet.complement(self.ring.size, busy)
-
-    def _refresh(self, group: Group) -> None:
-        self.mark(group)
-        before, group.parts = group.parts, self._parts(group)
-        self._reprofile(before, group.parts)
-
-    def _reprofile(self, before: Sequence[Part], after: Sequence[Part]) -> None:
-        """Replace parts in the profile of free units; both are the same units."""
-        change = np.zeros(self.ring.size + 1, dtype=np.int32)
-        for parts, sign in ((after, 1), (before, -1)):
-            for part in parts:
-                starts, ends = part.free.arrays()
-                change[starts] += sign * len(part.units)
-                change[ends] -= sign * len(part.units)
-        self.free_units.add_profile(np.cumsum(change[:-1], dtype=np.int32))

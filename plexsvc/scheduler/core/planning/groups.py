@@ -1,7 +1,6 @@
 """A group of units: the jobs that time-share them, each on all of them or on some.
 
-Jobs are of one group when their units overlap, directly or over others. Units with the same jobs
-share one set of free windows: a *part*. The windows of a gang are the intersection of its units'.
+Jobs are of one group when their units overlap, directly or over others.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.profile import Demand, Load, Lodger, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.structures.footprint import Footprint
-from plexsvc.scheduler.core.structures.interval_set import IntervalSet, gang_windows
 
 NOISE_SHARE: Final = 4
 """A duty that is above another by less than one over this is as it was."""
@@ -50,14 +48,6 @@ class Resident:
         return any(unit_id in units for unit_id in self.units)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Units of a group on which the same jobs live, and when they are free."""
-
-    units: Gang
-    free: IntervalSet
-
-
 class Crowd(NamedTuple):
     """The most that lives on any of some units: jobs and duty."""
 
@@ -71,7 +61,6 @@ class Group:
 
     group_id: int
     units: Gang
-    parts: list[Part]
     residents: dict[ResidentId, Resident] = field(default_factory=dict)
     duty_ppm: int = 0
     """Sum of the duties of its jobs."""
@@ -104,10 +93,9 @@ class Group:
         """Return the cycles of its jobs."""
         return [resident.demand.profile for resident in self.residents.values()]
 
-    @property
-    def free(self) -> IntervalSet:
-        """Return the windows in which all of its units are free."""
-        return gang_windows([part.free for part in self.parts])
+    def see_uniform(self) -> None:
+        """Note whether every job lives on all of its units by now."""
+        self.is_uniform = all(len(r.units) == self.size for r in self.residents.values())
 
     def on(self, units: Collection[UnitId]) -> list[Resident]:
         """Return the jobs that live on any of `units`."""
@@ -158,17 +146,9 @@ def connected(residents: Iterable[Resident]) -> list[tuple[set[UnitId], list[Res
     return found
 
 
-def check_group(group: Group, *, ring_size: int, cordoned: Collection[UnitId]) -> None:
-    """Assert that a group's sums, parts, windows and marks are those of its jobs."""
+def check_group(group: Group, *, cordoned: Collection[UnitId]) -> None:
+    """Assert that a group's sums and marks are those of its jobs."""
     residents = group.residents.values()
-    assert sorted(n for part in group.parts for n in part.units) == sorted(group.units), group
-    for part in group.parts:
-        part.free.check()
-        jobs = [resident for resident in residents if resident.meets(part.units)]
-        assert all(set(part.units) <= set(r.units) for r in jobs), group.group_id
-        busy = [(r.cells.starts, r.cells.ends) for r in jobs]
-        want = IntervalSet.complement(ring_size, busy)
-        assert part.free.ranges() == want.ranges(), group.group_id
     if residents:
         assert [units for units, _ in connected(residents)] == [set(group.units)], group.group_id
     assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group

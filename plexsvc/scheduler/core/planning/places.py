@@ -24,8 +24,7 @@ from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.structures.footprint import Footprint
-from plexsvc.scheduler.core.structures.interval_set import IntervalSet, overlap_by_shift
+from plexsvc.scheduler.core.structures.footprint import Footprint, busy_by_phase, overlap_by_shift
 
 DRIFT_SHARE: Final = 20
 """A resident is re-anchored when it drifted by more than one over this of its period."""
@@ -160,8 +159,8 @@ def least_overlap(
 ) -> Shift:
     """Return the shift of least overlap with some jobs' cells, the least shift on a tie. `O(n)`."""
     size, period = board.ring.size, board.period_slots(profile)
-    free = IntervalSet.complement(size, [(one.starts, one.ends) for one in cells])
-    load, segments = free.busy_by_phase(size, period=period), board.segments(profile)
+    load = busy_by_phase(cells, ring_size=size, period=period)
+    segments = board.segments(profile)
     overlaps = np.roll(overlap_by_shift(load, segments), -(anchor_slot % period))
     shift = int(overlaps.argmin())
     own = sum(duration for _, duration in segments) * (size // period)

@@ -342,7 +342,6 @@ def _copy_of_board(board: Board, *, before: Board | None) -> Board:
         made.rooms = board.rooms.copy()
         made.rooms.version = board.rooms.version
     made.memory = board.memory.copy()
-    made.free_units = copy.deepcopy(board.free_units)
     known = {} if before is None else before.groups
     groups = {name: _copy_of_group(group, known.get(name)) for name, group in board.groups.items()}
     made.groups = groups
