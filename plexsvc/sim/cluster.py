@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta
 
 from plexsvc.scheduler.core.planning.profile import SECOND_US
+from plexsvc.sim.files import Amount, Count, Rate
 
 GB: Final = 10**9
+Devices: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchModel:
     """What a context switch costs: offload and load over the link, beside a constant."""
 
-    base_s: float = 0.0
+    base_s: Amount = 0.0
     """Seconds every switch takes beside the bytes."""
 
-    link_gb_s: float = 25.0
+    link_gb_s: Rate = 25.0
     """Device to host, gigabytes a second and node, each way."""
 
-    disk_gb_s: float = 6.0
+    disk_gb_s: Rate = 6.0
     """Host to disk, gigabytes a second and node, each way."""
 
-    host_gb_s: float = 0.0
+    host_gb_s: Amount = 0.0
     """What all nodes of one host together may move, gigabytes a second each way; 0: no limit."""
 
     def cost_us(self, *, state_gb: float, nodes: int) -> int:
@@ -46,16 +50,16 @@ class SwitchModel:
 class Faults:
     """What goes wrong, by seed."""
 
-    node_mtbf_h: float = 0.0
+    node_mtbf_h: Amount = 0.0
     """Mean hours between losses of one node; 0: none is lost."""
 
-    repair_s: float = 600.0
+    repair_s: Annotated[float, Meta(ge=0, le=1e6)] = 600.0
     """Seconds until a lost node joins again."""
 
-    slow_switch_share: float = 0.0
+    slow_switch_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of switches that take longer."""
 
-    slow_switch_factor: float = 3.0
+    slow_switch_factor: Amount = 3.0
     """How much longer a slow switch takes."""
 
 
@@ -72,7 +76,7 @@ class NodeAction(StrEnum):
 class NodeEvent:
     """An operator's act: `join` takes a new node in, or one that was drained back."""
 
-    at_s: float
+    at_s: Amount
     action: NodeAction
     node: str
 
@@ -81,12 +85,12 @@ class NodeEvent:
 class NodeGroup:
     """Nodes of one size; a cluster file lists several where its nodes are unequal."""
 
-    count: int
-    devices: int
-    host_gb: float | None = None
+    count: Count
+    devices: Devices
+    host_gb: Amount | None = None
     """Host memory of each for parked state; None: what the cluster says."""
 
-    price: float = 1.0
+    price: Amount = 1.0
     """What an hour of each device costs."""
 
 
@@ -94,28 +98,28 @@ class NodeGroup:
 class SimCluster:
     """A cluster file."""
 
-    nodes: int
+    nodes: Count
     """How many there are, those of `unequal` together."""
 
     unequal: tuple[NodeGroup, ...] = ()
     """Nodes by size, in the order of their names; none where all are alike."""
 
-    devices_per_node: int = 8
+    devices_per_node: Devices = 8
     """Devices of a node where all are alike, of one that joins, and of one a job asks for."""
 
-    host_gb: float = 2_000.0
+    host_gb: Amount = 2_000.0
     """Host memory of a node for parked state."""
 
-    disk_gb: float = 8_000.0
+    disk_gb: Amount = 8_000.0
     """NVMe of a node for parked state."""
 
-    nodes_per_host: int = 1
+    nodes_per_host: Count = 1
     """Nodes, in the order of their names, that are on one host and share its link."""
 
-    target_slowdown: float | None = None
+    target_slowdown: Annotated[float, Meta(ge=1, le=1e9)] | None = None
     """Slowdown that the pool's owner accepts instead of a policy's own target."""
 
-    migrate_gb_s: float = 10.0
+    migrate_gb_s: Rate = 10.0
     """Node to node, gigabytes a second: what moving a job is charged with."""
 
     switch: SwitchModel = SwitchModel()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from plexsvc import perfetto
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim import pictures
 from plexsvc.sim.cluster import GB
@@ -30,26 +30,6 @@ FILES: Final = (
     "wait_cdf.png",
 )
 """What a run leaves."""
-
-
-def make_directory(out: Path, *, without: Sequence[str] = ()) -> None:
-    """Make a directory for outputs, without those of an earlier run.
-
-    Called before a run, so that no run is for nothing, and none that fails looks like the last one.
-
-    Raises:
-        PlexError: `bad_request`, there can be no such directory.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in without:
-            (out / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"{out} cannot be a directory for outputs: {error}; name another",
-            file=out,
-        ) from error
 
 
 def write_failure(out: Path, error: PlexError, *, policy: str, seed: int) -> None:

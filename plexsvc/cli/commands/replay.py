@@ -36,7 +36,7 @@ def replay(
 ) -> None:
     """Replay a journal; exit 1 at the first event whose actions differ from the live ones."""
     from plexsvc.scheduler.driver.encoding import Recording
-    from plexsvc.sim.output import make_directory
+    from plexsvc.sim.files import make_directory
     from plexsvc.sim.replay import verify
 
     is_predicted = predict or out is not None

@@ -92,7 +92,7 @@ def _roll_out(name: str, *, seed: int, out: Path | None, export: Path | None, js
 
 def _use_spot(name: str, *, seed: int, out: Path | None, export: Path | None, json: bool) -> None:
     """Play a job beside spot instances, or write it to a file."""
-    from plexsvc.sim.output import make_directory
+    from plexsvc.sim.files import make_directory
     from plexsvc.sim.rollout.presets import PLANNED, rollout_preset
     from plexsvc.sim.rollout.report import PICTURE, compare_rollouts, draw
     from plexsvc.sim.rollout.rose import LENT
@@ -142,7 +142,7 @@ def _plan(name: str, *, seed: int, json: bool) -> None:
 
 def _lend(name: str, *, seed: int, out: Path | None, json: bool) -> None:
     """Play agents beside serving engines that lend, under each policy."""
-    from plexsvc.sim.output import make_directory
+    from plexsvc.sim.files import make_directory
     from plexsvc.sim.rollout.rose import LENT, PICTURE, compare_lending, draw_lending, lent_json
 
     if out is not None:
@@ -182,9 +182,9 @@ def _play(
 ) -> None:
     """Play a workload under each policy, and show and write what came of it."""
     from plexsvc.errors import PlexError
+    from plexsvc.sim.files import make_directory
     from plexsvc.sim.output import (
         FILES,
-        make_directory,
         write_failure,
         write_outputs,
         write_pictures,
@@ -221,7 +221,7 @@ def _play(
 
 
 def _export(out: Path, workload: Workload, *, json: bool) -> None:
-    from plexsvc.sim.export import export
+    from plexsvc.sim.trace import export
 
     trace, cluster = export(out, workload)
     paths = {"trace": str(trace), "cluster": str(cluster)}

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
-import msgspec
 import numpy as np
 from msgspec import Meta
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.sim.files import Count, Source, text_of
 from plexsvc.sim.rollout.engine import EngineProfile
 
-Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 Time: TypeAlias = Annotated[int, Meta(ge=0, le=10**15)]
 Sigma: TypeAlias = Annotated[float, Meta(ge=0, le=10)]
@@ -120,45 +117,19 @@ def read_workload(path: Path) -> RolloutWorkload:
     """Return the workload of a file as `write_workload` writes it.
 
     Raises:
-        PlexError: `bad_request` with file and field.
+        PlexError: `bad_request` with file, line and field.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _bad(path, f"it cannot be read: {error}") from error
-    try:
-        raw = msgspec.json.decode(text)
-        _refuse_unknown(path, raw, RolloutWorkload, where="$")
-        workload = msgspec.json.decode(text, type=RolloutWorkload)
-    except msgspec.DecodeError as error:  # a ValidationError names the field
-        raise _bad(path, str(error)) from error
-    _check_changes(path, workload.spot.changes)
-    return workload
-
-
-def _refuse_unknown(path: Path, raw: object, kind: object, *, where: str) -> None:
-    if not isinstance(raw, Mapping) or not isinstance(kind, type) or not is_dataclass(kind):
-        return
-    hints = {one.name: one.type for one in fields(kind)}
-    for name, value in raw.items():
-        if name not in hints:
-            raise _bad(path, f"{where}.{name} is no field; there are {', '.join(hints)}")
-        _refuse_unknown(path, value, globals().get(str(hints[name])), where=f"{where}.{name}")
-
-
-def _check_changes(path: Path, changes: tuple[SpotChange, ...]) -> None:
+    source = Source(path=path, text=text_of(path))
+    workload = source.read(source.data(), RolloutWorkload)
     there: set[str] = set()
     last_us = 0
-    for number, change in enumerate(changes):
-        where = f"$.spot.changes[{number}]"
+    for number, change in enumerate(workload.spot.changes):
+        where = f"spot.changes[{number}]"
         if change.at_us < last_us:
-            raise _bad(path, f"{where}.at_us is {change.at_us}, before the change above it")
+            source.refuse(f"{where}.at_us", change.at_us, "not before the change above it")
         if (change.slot in there) == change.is_add:
-            wrong = "comes and is there already" if change.is_add else "goes and is not there"
-            raise _bad(path, f"{where}.slot: {change.slot!r} {wrong}")
+            wanted = "one that is not there" if change.is_add else "one that is there"
+            source.refuse(f"{where}.slot", change.slot, wanted)
         there ^= {change.slot}
         last_us = change.at_us
-
-
-def _bad(path: Path, what: str) -> PlexError:
-    return PlexError(ErrorCode.BAD_REQUEST, f"{path}: {what}", file=path)
+    return workload

@@ -1,18 +1,24 @@
-"""Traces and cluster files: what is read, and what is refused with file, line and field."""
+"""Traces and cluster files: what is read, written and read again, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from plexsvc.cli.main import app
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.planning.profile import Mode, SyncAt
-from plexsvc.sim.cluster import SimCluster
-from plexsvc.sim.trace import _OPTIONAL, _REQUIRED, read_cluster, read_trace
+from plexsvc.sim.cluster import Faults, NodeAction, NodeEvent, NodeGroup, SimCluster, SwitchModel
+from plexsvc.sim.presets import PRESETS, preset_named
+from plexsvc.sim.trace import JobLine, export, read_cluster, read_trace
+from plexsvc.sim.workloads import Workload
+from tests.rigs.traces import job
 
 GOOD: dict[str, Any] = {
     "job_id": "a",
@@ -79,7 +85,6 @@ def with_segment(**changes: object) -> dict[str, object]:
         ({**GOOD, "arrival_s": 1e300}, "arrival_s"),
         ({**GOOD, "jitter_cv": 1e200}, "jitter_cv"),
         ({**GOOD, "segments": GOOD["segments"] * 600}, "segments"),
-        ({**GOOD, "job_id": "\ud800"}, "job_id"),
         ({**GOOD, "mode": "async1", "sync_at": "boundary"}, "sync_at"),
         ({**GOOD, "period_s": 0}, "period_s"),
         ({**GOOD, "arrival_s": -1}, "arrival_s"),
@@ -126,6 +131,8 @@ def test_what_is_not_json_or_not_there_is_refused(tmp_path: Path) -> None:
         ("[" * 100_000, "recursion"),
         ('{"job_id": "a", "job_id": "b"}', "key 'job_id' comes twice"),
         ('{"cycles": ' + "9" * 5000 + "}", "4300 digits"),
+        ('{"job_id": "\\ud800"}', "surrogates"),
+        ('{"nodes": NaN}', "NaN is no number"),
     ],
 )
 def test_a_line_that_is_no_one_object_is_refused(tmp_path: Path, line: str, what: str) -> None:
@@ -162,8 +169,10 @@ def test_the_documented_job_and_defaults_are_those_that_are_read(tmp_path: Path)
     (job,) = read_trace(write(tmp_path, json.loads(example)), cluster=SimCluster(nodes=4))
     assert job.demand.profile.busy_us == 69_000_000
     said = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE))
-    assert {name: json.loads(said[name].strip("` ")) for name in _OPTIONAL} == _OPTIONAL
-    assert [name for name, default in said.items() if default == "required"] == list(_REQUIRED)
+    for one in fields(JobLine):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        read = MISSING if said[one.name] == "required" else json.loads(said[one.name].strip("` "))
+        assert read == default, one.name
 
 
 def test_a_job_asks_for_nodes_of_a_size_that_is_there(tmp_path: Path) -> None:
@@ -184,7 +193,7 @@ def test_a_cluster_file_takes_only_what_it_knows(tmp_path: Path) -> None:
         ('{"nodes": 0}', "nodes"),
         ('{"nodes": 2.5}', "nodes"),
         ('{"nodes": []}', "nodes"),
-        ('{"nodes": [{"count": 2}]}', "nodes[0]"),
+        ('{"nodes": [{"count": 2}]}', "nodes[0].devices"),
         ('{"nodes": [{"count": 2, "devices": 0}]}', "nodes[0].devices"),
         ('{"nodes": [{"count": 2, "devices": 4}], "devices_per_node": 8}', "devices_per_node"),
         ('{"nodes": 1e12}', "nodes"),
@@ -206,3 +215,59 @@ def test_a_cluster_file_takes_only_what_it_knows(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(PlexError, match=re.escape(f"field {field}: found ")):
             read_cluster(path)
+
+
+def again(workload: Workload, folder: Path) -> Workload:
+    """Return a workload as it is read from its export."""
+    trace, file = export(folder, workload)
+    cluster = read_cluster(file)
+    return Workload(jobs=read_trace(trace, cluster=cluster), cluster=cluster)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_preset_is_the_same_workload_when_it_is_read_again(name: str, tmp_path: Path) -> None:
+    preset = preset_named(name, seed=3)
+    assert again(preset, tmp_path) == preset
+
+
+def test_everything_a_cluster_file_can_say_comes_back(tmp_path: Path) -> None:
+    cluster = SimCluster(
+        nodes=4,
+        devices_per_node=2,
+        host_gb=10,
+        disk_gb=20,
+        nodes_per_host=2,
+        target_slowdown=1.25,
+        migrate_gb_s=3,
+        switch=SwitchModel(base_s=1, link_gb_s=2, disk_gb_s=0.5, host_gb_s=3),
+        faults=Faults(node_mtbf_h=9, repair_s=8, slow_switch_share=0.5, slow_switch_factor=2),
+        events=(NodeEvent(at_s=5.5, action=NodeAction.JOIN, node="n00009"),),
+    )
+    groups = (NodeGroup(count=3, devices=8), NodeGroup(count=2, devices=4, host_gb=1))
+    unequal = replace(cluster, nodes=5, unequal=groups, devices_per_node=8)
+    one = replace(job("a", switch=0), node_devices=4)
+    for workload in (
+        Workload(jobs=(job("a", switch=0),), cluster=cluster),
+        Workload(jobs=(one,), cluster=unequal),
+    ):
+        assert again(workload, tmp_path) == workload
+
+
+def test_the_command_exports_and_what_it_wrote_plays_to_the_same_result(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["simulate", "--preset", "k-job-30b", "--export", str(tmp_path), "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    paths = json.loads(result.stdout)
+    found = []
+    for source in (["--preset", "k-job-30b"], [paths["trace"], "--cluster", paths["cluster"]]):
+        played = CliRunner().invoke(app, ["simulate", *source, "--json"])
+        assert played.exit_code == 0, played.output
+        found.append({**json.loads(played.stdout), "wall_s": 0})
+    assert found[0] == found[1]
+
+
+def test_an_export_to_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(PlexError, match="cannot be a directory"):
+        export(tmp_path / "taken", preset_named("order-3", seed=1))
