@@ -59,6 +59,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.scheduler.live import LiveScheduler
+from plexsvc.store.rows import NodeRow
 from plexsvc.store.store import Store, open_store
 
 DEFAULT_TENANT: Final = "default"
@@ -244,7 +245,14 @@ class EmbeddedCluster:
         _run_beside(stack, tasks.create_task(rollout.run()))
         inner = _open_inner(self._config, keys)
         live = LiveScheduler(
-            self._config.scheduler, store, self._clock, agents, rollout, keys, former
+            self._config.scheduler,
+            store,
+            self._clock,
+            agents,
+            rollout,
+            keys,
+            former,
+            added=self._added(store),
         )
         self.live = live
         _run_beside(stack, tasks.create_task(live.run()))
@@ -258,6 +266,10 @@ class EmbeddedCluster:
         stack.push_async_callback(router.aclose)
         await self._serve(stack, router, inner=inner.address)
         self.keeps = False
+
+    def _added(self, store: Store) -> list[NodeRow]:
+        configured = {node.node_id for node in self._config.nodes}
+        return [row for row in store.nodes() if row.node_id not in configured]
 
     def _write_snapshot(self, store: Store) -> None:
         """Have the journal of a service that leaves what runs end with a snapshot.

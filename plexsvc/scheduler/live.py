@@ -41,7 +41,7 @@ from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.scheduler.orders.watch import Watch
-from plexsvc.store.rows import JournalRow
+from plexsvc.store.rows import JournalRow, NodeRow
 from plexsvc.store.store import Store
 
 log = Log(__name__)
@@ -62,8 +62,13 @@ class LiveScheduler:
         rollout_manager: RolloutPort,
         keys: ClusterKeys,
         former: Former | None = None,
+        *,
+        added: Sequence[NodeRow] = (),
     ) -> None:
-        """Lead a new cluster, or go on with what a former scheduler left running."""
+        """Lead a new cluster, or go on with what a former scheduler left running.
+
+        `added` are the nodes that operators added while earlier ones led.
+        """
         self.config = config
         self.clock = clock = ServiceClock(clock, on_gap=_say_gap)
         self.epoch = store.epoch
@@ -82,6 +87,7 @@ class LiveScheduler:
             post=inbox.post,
             ranks_on=ranks.on_node,
             keys=keys,
+            added=added,
         )
         self.reach = Reach(
             config=config,
@@ -139,6 +145,7 @@ class LiveScheduler:
         inline_us = self.config.inline_append_us
         storing = Storing(self._store, clock=self.clock, inline_us=inline_us)
         self._storing = storing
+        self.nodes.on_forgotten = self.recorder.node_changed
         try:
             if self._former is not None:
                 await storing.run(partial(self._begin, self._former))
@@ -216,6 +223,11 @@ class LiveScheduler:
         if self._storing.failure is not None:
             raise self._storing.failure
         self._inbox.check_room()
+
+    async def remember(self, row: NodeRow) -> None:
+        """Have whoever leads next know of a node that an operator added; durable on return."""
+        assert self._storing is not None, row
+        await self._storing.write([row])
 
     def _given_up(self, wpg_id: str, address: str, because: str) -> None:
         """Tell the core that an instance does not come back by itself."""

@@ -102,4 +102,14 @@ class ProfileRow:
     body: str
 
 
-Row = JobRow | DeploymentRow | OperationRow | OperationGone | ProfileRow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """A node that an operator added: who leads the cluster next dials its agent, too."""
+
+    agent: str
+    """Where its agent listens."""
+    node_id: str
+    is_member: bool
+
+
+Row = JobRow | DeploymentRow | OperationRow | OperationGone | ProfileRow | NodeRow

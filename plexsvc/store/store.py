@@ -27,6 +27,7 @@ from plexsvc.store.rows import (
     DeploymentRow,
     JobRow,
     JournalRow,
+    NodeRow,
     OperationGone,
     OperationRow,
     ProfileRow,
@@ -38,6 +39,7 @@ from plexsvc.store.tables import (
     EPOCHS,
     JOBS,
     JOURNAL,
+    NODES,
     OPERATIONS,
     PROFILES,
     SNAPSHOTS,
@@ -50,6 +52,7 @@ TABLES: Final[dict[type, sa.Table]] = {
     DeploymentRow: DEPLOYMENTS,
     OperationRow: OPERATIONS,
     ProfileRow: PROFILES,
+    NodeRow: NODES,
 }
 
 
@@ -138,6 +141,11 @@ class Store:
         """Return the deployments of some jobs."""
         query = sa.select(DEPLOYMENTS).where(DEPLOYMENTS.c.job_id.in_(job_ids))
         return [DeploymentRow(**fields) for fields in self._read(query, DeploymentRow)]
+
+    def nodes(self) -> list[NodeRow]:
+        """Return the nodes that operators added and that were not forgotten since."""
+        query = sa.select(NODES).where(NODES.c.is_member).order_by(NODES.c.agent)
+        return [NodeRow(**fields) for fields in self._read(query, NodeRow)]
 
     def fail_orphans(self, *, reason: str, ended_us: int) -> int:
         """Mark jobs that an earlier scheduler left unfinished as failed; return how many."""

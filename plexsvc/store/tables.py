@@ -111,3 +111,13 @@ PROFILES: Final = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
 )
 """One row a measured cycle: a later submission of its kind starts warm."""
+
+NODES: Final = sa.Table(
+    "nodes",
+    METADATA,
+    sa.Column("agent", sa.String(256), primary_key=True),
+    sa.Column("scheduler_epoch", sa.BigInteger, nullable=False),
+    sa.Column("node_id", sa.String(128), nullable=False),
+    sa.Column("is_member", sa.Boolean, nullable=False),
+)
+"""One row a node that an operator added; the configured ones have none."""

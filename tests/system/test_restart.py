@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 import plexclient as plex
 from plexsvc.errors import ErrorCode
+from tests.rigs.another_node import another_node
 from tests.rigs.live_cluster import ROLLOUT, TRAIN, Service, rank_processes
 from tests.rigs.workloads import Program
 
@@ -71,6 +74,24 @@ def test_a_rank_that_died_meanwhile_ends_its_deployment_with_that_cause_and_no_o
             dying.zero_grad()
         assert failed.value.code in {ErrorCode.DEPLOYMENT_FAILED, ErrorCode.WORKER_DIED}
         living.zero_grad()
+
+
+def test_a_node_that_was_added_is_known_to_the_next_service(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    with (
+        Service(tmp_path, nodes={"only": [ROLLOUT]}) as service,
+        another_node(service.live, tmp_path, node_id="extra", device=TRAIN) as address,
+    ):
+        plexctl = [sys.executable, "-m", "plexsvc.cli.main", "node", "add", address]
+        state_dir = str(service.live.state_dir)
+        subprocess.run([*plexctl, "--state-dir", state_dir], check=True, timeout=90)
+        with service.live.connect() as connection, connection.job("there") as job:
+            actor = deploy(job, tiny_model, seed=5)
+            before = actor.digest()
+            service.kill()
+            service.start()
+            assert actor.digest() == before
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def node_add(
         typer.Argument(metavar="ADDRESS", help="Where its agent listens: HOST:PORT or unix:/PATH."),
     ],
 ) -> None:
-    """Take one more node agent in, until the service restarts (operators).
+    """Take one more node agent in, also when the service starts again (operators).
 
     Start the agent first: python -m plexsvc.node.agent --config FILE. A node that was lost joins
     again by itself when its agent answers at the same address.

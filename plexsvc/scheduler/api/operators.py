@@ -28,6 +28,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.vocabulary import RelocationStage
 from plexsvc.scheduler.live import LiveScheduler
+from plexsvc.store.rows import NodeRow
 
 JOIN_TIMEOUT_US: Final = 20_000_000
 """How long a node agent that is added may take to join."""
@@ -62,6 +63,8 @@ async def add_node(
         _check_new(scheduler, described, target=request.agent)
         scheduler.check_open()
         known = await scheduler.nodes.add(request.agent, timeout_us=JOIN_TIMEOUT_US)
+        row = NodeRow(agent=request.agent, node_id=known.node_id, is_member=True)
+        await scheduler.remember(row)
     return await nodes.node(scheduler, known.node_id or known.target, lens=lens)
 
 

@@ -33,7 +33,7 @@ from plexsvc.scheduler.ledger.jobs import (
 )
 from plexsvc.scheduler.ledger.results import Result, ResultBook, staged_ids
 from plexsvc.scheduler.ledger.waiters import Waiters
-from plexsvc.store.rows import OperationGone, OperationRow, Row
+from plexsvc.store.rows import NodeRow, OperationGone, OperationRow, Row
 
 log = Log(__name__)
 
@@ -358,6 +358,10 @@ class Recorder:
     def keep_profile(self, action: actions.KeepProfile) -> None:
         """Have a measured cycle stored."""
         self._add(profiles.to_row(action.kept))
+
+    def node_changed(self, row: NodeRow) -> None:
+        """Keep whether a node that an operator added is a member."""
+        self._add(row)
 
     def forgotten(self, wpg_id: WpgId) -> None:
         """Drop a WPG that is no more."""

@@ -42,6 +42,7 @@ log = Log(__name__)
 RESTARTED: Final = Fault(
     code=ErrorCode.UNAVAILABLE, message="the service was started again meanwhile; try again"
 )
+NOT_JOINED: Final = "it did not join the service that took over"
 NOT_ADOPTED: Final = (
     "the service was started again, and not all instances of the job's rollout were there to go on"
 )
@@ -72,12 +73,13 @@ async def adopt(
     Every node that is to be adopted has joined.
     """
     orders = view.unfinished()
-    facts: list[Event] = [
-        NodeLost(node_id=node_id, reason="it did not join the service that took over")
-        for node_id in view.nodes
-        if not reach.nodes.is_up(node_id)
-    ]
-    facts += _relocations(view)
+    away = [node_id for node_id in view.nodes if not reach.nodes.is_up(node_id)]
+    reach.nodes.remembered.up.clear()  # whoever joins from now on joins anew
+    reach.nodes.remembered.procs.clear()
+    lost = [tell(NodeLost(node_id=node_id, reason=NOT_JOINED)) for node_id in away]
+    for told in lost:
+        await told
+    facts: list[Event] = [*_relocations(view)]
     left: dict[JobId, None] = {}
     for wpg in view.wpgs.values():
         if wpg.state is not WpgState.READY:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -37,6 +38,7 @@ from plexsvc.scheduler.core.events import NodeForgotten, NodeJoined, NodeLost, P
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Place
 from plexsvc.scheduler.orders.leases import Leases
 from plexsvc.scheduler.orders.process_specs import Host
+from plexsvc.store.rows import NodeRow
 
 log = Log(__name__)
 
@@ -76,8 +78,11 @@ class NodeLink:
         ranks_on: RanksOn,
         dial: Dial,
         leases: Leases,
+        node_id: str = "",
     ) -> None:
+        """Lead the agent at `target`: whatever node that is, or `node_id`, which was added once."""
         self.target = target
+        self.was_added = bool(node_id)
         self.remembered = Remembered()
         self._config = config
         self._clock = clock
@@ -89,7 +94,7 @@ class NodeLink:
         self._channel = dial(target)
         self._state_channels: list[grpc.aio.Channel] = []
         self.agent = node_pb2_grpc.NodeStub(self._channel)
-        self.description = node_pb2.NodeDescription()
+        self.description = node_pb2.NodeDescription(node_id=node_id)
         self.spot_places: tuple[Place, ...] = ()
         self.is_up = False
         self._lost_us = clock.monotonic_us()
@@ -132,7 +137,8 @@ class NodeLink:
     async def run(self) -> None:
         """Join the node, keep its lease, tell its events; again whenever it was lost.
 
-        Return when it was lost for `node_forget_us`; one that never joined is awaited for ever.
+        Return when it was lost for `node_forget_us`; one that is configured and never joined is
+        awaited for ever.
         """
         while not self._is_forgotten():
             try:
@@ -144,7 +150,8 @@ class NodeLink:
 
     def _is_forgotten(self) -> bool:
         away_us = self._clock.monotonic_us() - self._lost_us
-        return self.joined.is_set() and away_us >= self._config.node_forget_us
+        is_known = self.was_added or self.joined.is_set()
+        return is_known and away_us >= self._config.node_forget_us
 
     async def has_agent(self) -> bool:
         """Whether the node's agent answers; then its state manager is there, or comes back."""
@@ -171,9 +178,12 @@ class NodeLink:
             if device.kind == "spot"
         )
         self._open_state_manager()
+        goes_on = self.node_id in self.remembered.up
         await self._stop_strays()
+        if goes_on and self.node_id not in self.remembered.up:
+            raise PlexError(ErrorCode.UNAVAILABLE, "it was given up while it joined: it joins anew")
         self.is_up = True
-        if self.node_id in self.remembered.up:
+        if goes_on:
             self.remembered.up.discard(self.node_id)
             self._after_index = self.description.next_event_index - 1  # the rest is described
         else:
@@ -302,7 +312,9 @@ class Nodes:
         post: Post,
         ranks_on: RanksOn,
         keys: ClusterKeys,
+        added: Iterable[NodeRow] = (),
     ) -> None:
+        """Lead the agents at `targets`, and those that operators `added`."""
         self.dial: Dial = partial(open_channel, keys=keys)
         self._leases = Leases(
             lease_us=config.node_lease_us,
@@ -310,6 +322,7 @@ class Nodes:
             epoch=epoch,
             keys=keys,
         )
+        self._lease_us = config.node_lease_us
         self.remembered = Remembered()
         self._new_link = partial(
             NodeLink,
@@ -321,9 +334,13 @@ class Nodes:
             leases=self._leases,
         )
         self._post = post
+        self.on_forgotten: Callable[[NodeRow], None] = lambda _: None
+        """Called with each node that stayed away for too long."""
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
-        self.links = [self._new_link(target) for target in targets]
+        self._configured = [self._new_link(target) for target in targets]
+        self._added = [self._new_link(row.agent, node_id=row.node_id) for row in added]
+        self.links = [*self._configured, *self._added]
         self._by_id: dict[NodeId, NodeLink] = {}
         """The link last found of each node: finding it again looks at no other."""
 
@@ -335,9 +352,14 @@ class Nodes:
             await asyncio.Event().wait()
 
     async def ready(self) -> None:
-        """Return once every node agent has joined."""
-        for link in self.links:
+        """Return once every configured node has joined, and each other that was up had time to."""
+        for link in self._configured:
             await link.joined.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._lease_us / 1e6):
+                for link in self._added:
+                    if link.node_id in self.remembered.up:
+                        await link.joined.wait()
 
     async def add(self, target: str, *, timeout_us: int) -> NodeLink:
         """Take one more node agent in; return its link once it has joined.
@@ -380,6 +402,7 @@ class Nodes:
         self._by_id.pop(link.node_id, None)
         del self._running[link.target]
         log.warning("node forgotten", node=link.node_id, target=link.target)
+        self.on_forgotten(NodeRow(agent=link.target, node_id=link.node_id, is_member=False))
         self._post(NodeForgotten(node_id=link.node_id))
         await link.close()
 

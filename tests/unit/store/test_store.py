@@ -18,6 +18,7 @@ from plexsvc.store.reader import read_journal
 from plexsvc.store.rows import (
     DeploymentRow,
     JournalRow,
+    NodeRow,
     OperationGone,
     OperationRow,
     ProfileRow,
@@ -174,6 +175,17 @@ def test_history_of_schedulers_replaced_long_ago_is_deleted_and_no_other(url: st
     assert [row.name for row in store.profiles(limit=9)] == ["cycle-3"]
     assert len(stored.jobs(store)) == 1
     store.close()
+
+
+def test_the_nodes_that_were_added_are_known_until_they_are_forgotten(url: str) -> None:
+    store = open_store(url, now_us=1)
+    here, gone = (NodeRow(agent=f"{n}:1", node_id=n, is_member=True) for n in ("here", "gone"))
+    store.append((), [here, gone])
+    store.append((), [dataclasses.replace(gone, is_member=False)])
+    store.close()
+    after = open_store(url, now_us=2)
+    assert after.nodes() == [here]
+    after.close()
 
 
 def test_the_migrations_make_what_the_tables_say(url: str) -> None:

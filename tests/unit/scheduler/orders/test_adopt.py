@@ -14,9 +14,11 @@ from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.api.servicer import SchedulerServicer
+from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.store import open_store
+from tests.fakes.fake_cluster import FakeAgent
 from tests.rigs.keys import KEYS
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig, until
 
@@ -24,16 +26,28 @@ ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 
 
 @asynccontextmanager
-async def second(rig: Rig, directory: Path) -> AsyncIterator[Rig]:
-    """Run a scheduler that takes over from a rig's, over the same nodes."""
+async def second(
+    rig: Rig, directory: Path, *, config: SchedulerConfig | None = None
+) -> AsyncIterator[Rig]:
+    """Run a scheduler that takes over from a rig's: of its nodes, those that are known."""
     rig.running.cancel()
     await asyncio.wait({rig.running})
     url = f"sqlite:///{directory}/plex.db"
     former = read_former(url)
     store = open_store(url, now_us=2)
+    added = store.nodes()
     targets = [f"127.0.0.1:{agent.port}" for agent in rig.agents]
-    config = rig.driver.config
-    driver = LiveScheduler(config, store, SystemClock(), targets, rig.rollout, KEYS, former)
+    configured = [target for target in targets if target not in {row.agent for row in added}]
+    driver = LiveScheduler(
+        config or rig.driver.config,
+        store,
+        SystemClock(),
+        configured,
+        rig.rollout,
+        KEYS,
+        former,
+        added=added,
+    )
     try:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(driver.run())
@@ -101,6 +115,48 @@ async def test_a_rank_that_is_gone_fails_its_deployment_alone(tmp_path: Path) ->
             assert "it ended while no service ran" in refused.error.message
             assert (await after.run("lives")).state == ANSWERED
         await server.stop(None)
+
+
+@asynccontextmanager
+async def added_node(rig: Rig, **kinds: int) -> AsyncIterator[FakeAgent]:
+    """Have an operator add a node."""
+    agent = FakeAgent("added", rig.behaviour, kinds=kinds)
+    rig.agents.append(agent)
+    request = service_pb2.AddNodeRequest(is_operator=True, agent=await agent.start())
+    await rig.scheduler.call("AddNode", request, service_pb2.NodeView)
+    yield agent
+
+
+async def test_what_runs_on_a_node_that_was_added_goes_on(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"rollout": 1}]) as rig, added_node(rig, train=1) as node:
+        await rig.job("job")
+        await rig.deploy("job")
+        async with second(rig, tmp_path) as after:
+            spawned = len(node.specs)
+            assert (await after.run("job")).state == ANSWERED
+            assert len(node.specs) == spawned
+
+
+async def test_an_added_node_that_is_gone_holds_nobody_up_and_joins_anew(tmp_path: Path) -> None:
+    quick = SchedulerConfig(
+        node_lease_us=1_800_000, rpc_timeout_us=600_000, connect_retry_us=10_000
+    )
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig, added_node(rig, train=1) as node:
+        for job in ("first", "second"):
+            await rig.job(job)
+            await rig.deploy(job)
+        assert node.server is not None
+        await node.server.stop(None)
+        (left,) = node.ranks
+        async with second(rig, tmp_path, config=quick) as after:
+            found = [await after.run(job) for job in ("first", "second")]
+            assert sorted(result.error.code for result in found) == [
+                "",
+                ErrorCode.DEPLOYMENT_FAILED,
+            ]
+            await node.start(node.port)
+            await until(lambda: len(after.driver.cluster.nodes) == 2)
+            assert left not in node.ranks
 
 
 @pytest.mark.parametrize("is_known", [False, True])

@@ -104,9 +104,13 @@ async def test_a_node_that_stays_away_is_forgotten_and_may_be_added_again(tmp_pa
         found = await status(rig)
         assert [node.node_id for node in found.nodes] == [stays.node_id]
         assert [device.node_id for device in found.devices] == [stays.node_id]
+        assert rig.store.nodes() == []
         added = pb.AddNodeRequest(is_operator=True, agent=await leaves.start())
         assert (await rig.scheduler.call("AddNode", added, pb.NodeView)).state == "up"
         assert len((await status(rig)).devices) == 2
+        assert [row.node_id for row in rig.store.nodes()] == [leaves.node_id]
+        await leaves.stop()
+        await until(lambda: not rig.store.nodes())
 
 
 async def test_a_node_that_comes_back_in_time_is_kept(tmp_path: Path) -> None:
