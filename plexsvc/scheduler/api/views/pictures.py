@@ -110,7 +110,7 @@ def busy_in_period(board: Board, resident: Resident) -> list[service_pb2.BusySpa
     slot_us = board.slot_us
     return [
         service_pb2.BusySpan(start_us=start * slot_us, end_us=end * slot_us)
-        for start, end in resident.cells.folded
+        for start, end in board.cells_of(resident).folded
     ]
 
 
@@ -153,7 +153,7 @@ def _resident(look: _Look, board: Board, resident: Resident) -> service_pb2.Pack
     view = service_pb2.PackResident(
         anchor_us=resident.anchor_slot * board.slot_us,
         shift_us=resident.shift_slots * board.slot_us,
-        period_us=resident.cells.period * board.slot_us,
+        period_us=board.period_slots(demand.profile) * board.slot_us,
         duty_ppm=demand.profile.duty_ppm,
         bound_ppm=demand.max_slowdown_ppm,
         state_bytes=demand.state_bytes,

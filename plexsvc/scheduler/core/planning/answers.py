@@ -77,7 +77,7 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
         return WhatIf(refusals=tuple(_reasons(planner, demand, now_us=now_us)))
     fit = least_overlap(
         planner.board,
-        [planner.search.cells_now(resident) for resident in spot.met()],
+        spot.met(),
         demand.profile,
         anchor_slot=now_us // planner.board.slot_us,
     )

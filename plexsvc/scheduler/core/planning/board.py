@@ -1,4 +1,4 @@
-"""The planning board: units, groups of units, who lives in each, and every slot they occupy.
+"""The planning board: units, groups of units, and who lives in each.
 
 A group is opened on idle units by its first job, grows when a job needs its units and others
 (merging groups it meets), splits where jobs no longer share units, and dissolves with its last job.
@@ -246,6 +246,11 @@ class Board(Pool):
             anchor=anchor_slot,
         )
 
+    def cells_of(self, resident: Resident) -> Footprint:
+        """Return what a resident is expected to occupy."""
+        start = resident.anchor_slot + resident.shift_slots
+        return self.cells(resident.demand.profile, anchor_slot=start)
+
     def period_slots(self, profile: Profile) -> int:
         """Return the profile's period rounded to a divisor of the horizon."""
         return self.ring.round_period(max(1, round(profile.period_us / self.slot_us))).slots
@@ -277,7 +282,6 @@ class Board(Pool):
             units=units or group.units,
             anchor_slot=anchor_slot,
             shift_slots=shift_slots,
-            cells=self.cells(demand.profile, anchor_slot=anchor_slot + shift_slots),
             load=Load.of(demand),
             booked_ppm=demand.profile.duty_ppm,
         )
@@ -317,7 +321,8 @@ class Board(Pool):
             resident.booked_ppm = 0  # what was guessed says nothing: it is the one that may move
         self._book(resident, 1)
         resident.load = Load.of(resident.demand)
-        self.reanchor(resident_id, anchor_slot=anchor_slot)
+        resident.anchor_slot, resident.shift_slots = anchor_slot, 0
+        self.mark(group)
 
     def resize(self, resident_id: ResidentId, state_bytes: int) -> None:
         """Note how many bytes a resident's state has on each of its units."""
@@ -342,14 +347,6 @@ class Board(Pool):
         if demand.is_cold:
             group.probing[resident_id] = None
         return left
-
-    def reanchor(self, resident_id: ResidentId, *, anchor_slot: int) -> None:
-        """Move a resident's cells to the phase it was measured at."""
-        group = self.groups[self.group_of[resident_id]]
-        resident = group.residents[resident_id]
-        resident.cells = self.cells(resident.demand.profile, anchor_slot=anchor_slot)
-        resident.anchor_slot, resident.shift_slots = anchor_slot, 0
-        self.mark(group)
 
     def cordon(self, unit_id: UnitId) -> list[ResidentId]:
         """Give a unit no further work; returns the jobs that still live on it, and its holder."""

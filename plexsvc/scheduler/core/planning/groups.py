@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.profile import Demand, Load, Lodger, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.structures.footprint import Footprint
 
 NOISE_SHARE: Final = 4
 """A duty that is above another by less than one over this is as it was."""
@@ -20,13 +19,16 @@ NOISE_SHARE: Final = 4
 
 @dataclass(slots=True, kw_only=True)
 class Resident:
-    """A job that lives in a group: on which of its units, and in which cells."""
+    """A job that lives in a group: on which of its units, and when its cycle starts."""
 
     demand: Demand
     units: Gang
     anchor_slot: int
+    """When its cycle was last seen to start; at first when it was placed."""
+
     shift_slots: int
-    cells: Footprint
+    """How far its cycle is expected to slide from there; 0 once a start was seen."""
+
     load: Load
     booked_ppm: int = 0
     """The duty it was placed with."""
@@ -114,7 +116,7 @@ class Group:
         )
 
     def copy(self) -> Group:
-        """Return a group that does not change with this one; it shares cells."""
+        """Return a group that does not change with this one; it shares what does not change."""
         return replace(
             self,
             residents={name: replace(one) for name, one in self.residents.items()},

@@ -24,10 +24,7 @@ from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.structures.footprint import Footprint, busy_by_phase, overlap_by_shift
-
-DRIFT_SHARE: Final = 20
-"""A resident is re-anchored when it drifted by more than one over this of its period."""
+from plexsvc.scheduler.core.structures.footprint import busy_by_phase, overlap_by_shift
 
 MAX_CANDIDATES: Final = 64
 """Groups, or blocks to be merged, that a job is checked against."""
@@ -119,7 +116,9 @@ def _least_interference(board: Board, demand: Demand, spots: Sequence[Spot]) -> 
     period = board.period_slots(demand.profile)
 
     def cost(spot: Spot) -> tuple[int, int, int]:
-        odd = sum(not _is_commensurate(period, r.cells.period) for r in spot.met())
+        odd = sum(
+            not _is_commensurate(period, board.period_slots(r.demand.profile)) for r in spot.met()
+        )
         return odd, -spot.crowd().duty_ppm, spot.groups[0].group_id
 
     return min(equal, key=cost)
@@ -155,10 +154,11 @@ class Shift:
 
 
 def least_overlap(
-    board: Board, cells: Sequence[Footprint], profile: Profile, *, anchor_slot: int
+    board: Board, residents: Sequence[Resident], profile: Profile, *, anchor_slot: int
 ) -> Shift:
-    """Return the shift of least overlap with some jobs' cells, the least shift on a tie. `O(n)`."""
+    """Return the shift of least overlap with some residents, the least shift on a tie. `O(n)`."""
     size, period = board.ring.size, board.period_slots(profile)
+    cells = list(map(board.cells_of, residents))
     load = busy_by_phase(cells, ring_size=size, period=period)
     segments = board.segments(profile)
     overlaps = np.roll(overlap_by_shift(load, segments), -(anchor_slot % period))
@@ -285,30 +285,3 @@ class Search:
         """Return the groups that some units are in."""
         met = sorted({self.board.group_at[n] for n in units if n in self.board.group_at})
         return [self.board.groups[group_id] for group_id in met]
-
-    def cells_now(self, resident: Resident) -> Footprint:
-        """Return a resident's cells as they will be once its drift is followed."""
-        slot = self._drifted_to(resident)
-        if slot is None:
-            return resident.cells
-        return self.board.cells(resident.demand.profile, anchor_slot=slot)
-
-    def follow_drift(self, group: Group) -> None:
-        """Move residents' cells to the phases they were last measured at."""
-        for resident in group.residents.values():
-            self.follow(resident)
-
-    def follow(self, resident: Resident) -> None:
-        """Move a resident's cells to the phase it was last measured at, if that is far off."""
-        slot = self._drifted_to(resident)
-        if slot is not None:
-            self.board.reanchor(resident.demand.resident_id, anchor_slot=slot)
-
-    def _drifted_to(self, resident: Resident) -> int | None:
-        """Return the slot of the last measured start if it is far from the planned ones."""
-        at_us = self.paces.phase_us(resident.demand.resident_id)
-        if at_us is None:
-            return None
-        slot, period = at_us // self.board.slot_us, resident.cells.period
-        drift = (slot - resident.anchor_slot - resident.shift_slots) % period
-        return slot if min(drift, period - drift) * DRIFT_SHARE > period else None

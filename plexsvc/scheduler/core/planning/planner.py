@@ -28,7 +28,7 @@ from plexsvc.scheduler.core.planning.places import (
     whole_groups,
 )
 from plexsvc.scheduler.core.planning.policies import Policy
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, is_sharp
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.planning.waiting import Aged, in_order, may_reserve
 
@@ -47,15 +47,13 @@ RETURN_US: Final = 10 * SECOND_US
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A job that may start: where, and how far its cycle slides."""
+    """A job that may start, and where."""
 
     resident_id: ResidentId
     group_id: int
     units: Gang
     """The units it uses; its group may have others besides."""
 
-    shift_slots: int = 0
-    overlap_ppm: int = 0
     opened: bool = False
     """Whether it has a group of its own, on units that were idle."""
 
@@ -169,15 +167,15 @@ class Planner:
         self._has_new_units = True
 
     def note_phase(self, resident_id: ResidentId, at_us: int, *, alone_us: int = 0) -> None:
-        """Take in that a resident's cycle was seen to start; fits follow it.
+        """Take in that a resident's cycle was seen to start.
 
         When its measured pace passes its bound, its group takes no further job.
         """
         group = self.group_of(resident_id)
-        demand = group.residents[resident_id].demand
+        resident = group.residents[resident_id]
+        demand = resident.demand
         pace = self.paces.note(demand, at_us, alone_us=alone_us)
-        if is_sharp(demand.profile):
-            self.search.follow(group.residents[resident_id])
+        resident.anchor_slot, resident.shift_slots = at_us // self.board.slot_us, 0
         if pace is None:
             return
         if pace > demand.max_slowdown_ppm:
@@ -493,10 +491,10 @@ class Planner:
 
     def _commit(self, demand: Demand, spot: Spot, *, now_us: int) -> Placed:
         anchor = now_us // self.board.slot_us
-        shift_slots, overlap_ppm = self._shift(demand, spot, anchor_slot=anchor)
+        fit = least_overlap(self.board, spot.met(), demand.profile, anchor_slot=anchor)
         group = self.board.gather(spot.units)
         self.board.commit(
-            group, demand, anchor_slot=anchor, shift_slots=shift_slots, units=spot.units
+            group, demand, anchor_slot=anchor, shift_slots=fit.shift_slots, units=spot.units
         )
         if demand.is_cold:
             group.probing[demand.resident_id] = None
@@ -507,8 +505,6 @@ class Planner:
             resident_id=demand.resident_id,
             group_id=group.group_id,
             units=spot.units,
-            shift_slots=shift_slots,
-            overlap_ppm=overlap_ppm,
             opened=not spot.groups,
             merged=tuple(g.group_id for g in spot.groups if g is not group),
         )
@@ -533,14 +529,6 @@ class Planner:
             opened=len(group.residents) == 1,
             merged=tuple(sorted(met - self.board.groups.keys())),
         )
-
-    def _shift(self, demand: Demand, spot: Spot, *, anchor_slot: int) -> tuple[int, int]:
-        """Return how far a job's cycle slides in a place, and the share of it that overlaps."""
-        for group in spot.groups:
-            self.search.follow_drift(group)
-        cells = [resident.cells for resident in spot.met()]
-        fit = least_overlap(self.board, cells, demand.profile, anchor_slot=anchor_slot)
-        return fit.shift_slots, fit.overlap_ppm
 
     def group_of(self, resident_id: ResidentId) -> Group:
         """Return the group a placed job lives in."""

@@ -71,9 +71,9 @@ class BoardHistory(RuleBasedStateMachine):
 
     @precondition(lambda self: self.board.group_of)
     @rule(pick=st.integers(0, 99), anchor=st.integers(0, 10**6))
-    def drift(self, pick: int, anchor: int) -> None:
-        jobs = list(self.board.group_of)
-        self.board.reanchor(jobs[pick % len(jobs)], anchor_slot=anchor)
+    def relearn(self, pick: int, anchor: int) -> None:
+        resident_id = list(self.board.group_of)[pick % len(self.board.group_of)]
+        self.board.relearn(resident_id, profile(60, (0, 1 + pick % 20)), anchor_slot=anchor)
 
     @precondition(lambda self: self.board.group_of)
     @rule(pick=st.integers(0, 99), anchor=st.integers(0, 10**6))
@@ -147,7 +147,7 @@ def test_a_job_longer_than_the_horizon_occupies_all_of_it() -> None:
     )
     planned.commit(group, demand, anchor_slot=17, shift_slots=0)
     planned.check()
-    cells = group.residents[ResidentId("a")].cells
+    cells = planned.cells_of(group.residents[ResidentId("a")])
     assert (cells.starts.tolist(), cells.ends.tolist()) == ([0], [SIZE])
 
 

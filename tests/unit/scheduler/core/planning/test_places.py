@@ -51,8 +51,8 @@ def test_the_fit_is_the_best_of_all_shifts(
     residents: list[tuple[Profile, int]], new: Profile, anchor: int
 ) -> None:
     board, group = group_with(residents)
-    there = [resident.cells for resident in group.residents.values()]
-    taken = {slot for cells in there for slot in slots_of(cells)}
+    there = list(group.residents.values())
+    taken = {slot for one in there for slot in slots_of(board.cells_of(one))}
     fit = least_overlap(board, there, new, anchor_slot=anchor)
     overlaps = []
     for shift in range(board.period_slots(new)):
@@ -64,6 +64,6 @@ def test_the_fit_is_the_best_of_all_shifts(
 
 def test_a_job_slides_behind_the_resident_by_as_little_as_possible() -> None:
     board, group = group_with([(profile(60, 0, 20), 0)])
-    cells = [resident.cells for resident in group.residents.values()]
-    fit = least_overlap(board, cells, profile(60, 0, 10), anchor_slot=5)
+    there = list(group.residents.values())
+    fit = least_overlap(board, there, profile(60, 0, 10), anchor_slot=5)
     assert (fit.shift_slots, fit.overlap_ppm) == (15, 0)
