@@ -101,8 +101,10 @@ ACTIONS = ROOT / "plexsvc" / "scheduler" / "core" / "actions.py"
 AGAIN = {
     ROOT / "plexsvc" / "scheduler" / "core" / "unfinished.py",
     ROOT / "plexsvc" / "scheduler" / "driver" / "replaying.py",
+    ROOT / "plexsvc" / "sim" / "books.py",
 }
-"""Of a takeover: what orders everything that is unfinished once more, and what notes timers."""
+"""Of a takeover: what orders everything that is unfinished once more, and what notes timers; and
+the records of a simulated run, which nothing follows from."""
 MAX_FILES = 3
 """Files that name an action: the room that orders it, who performs it, and one more."""
 

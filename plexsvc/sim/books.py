@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, NodeId, OperationId, ResidentId, UnitId, WpgId
-from plexsvc.scheduler.core import events
+from plexsvc.residency import Residency
+from plexsvc.scheduler.core import actions, events
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Place
-from plexsvc.sim.clients import Answer, Subject
 from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.hosts import HostMemory
-from plexsvc.sim.notes import Notes
-from plexsvc.sim.records import Counts, Drained, Lost, Move, Pause, Record, Stay
+from plexsvc.sim.records import Drained, Lost, Move, Pause, Record, Stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,7 @@ class _Life:
 
 
 @dataclass(slots=True, kw_only=True)
-class Books(Notes):
+class Books:
     """The records that only events, actions and the core's view tell."""
 
     view: ClusterView
@@ -44,7 +43,9 @@ class Books(Notes):
     rollout_record_of: dict[DeploymentId, Record] = field(default_factory=dict)
     """The rollout deployments on nodes of the cluster and their jobs."""
 
-    counts: Counts = field(default_factory=Counts)
+    now_us: int = 0
+    """When the last event happened."""
+    switches: int = 0
     node_us: int = 0
     """Node-microseconds for which somebody had a place."""
     device_us: int = 0
@@ -63,16 +64,11 @@ class Books(Notes):
     ahead."""
     _carrying: dict[DeploymentId, tuple[int, str]] = field(default_factory=dict)
     """Since when a state is copied, and why."""
-    _running: dict[Subject, tuple[WpgId, int]] = field(default_factory=dict)
+    _running: dict[OperationId, tuple[WpgId, int]] = field(default_factory=dict)
     _number_of: dict[UnitId, int] = field(default_factory=dict)
-    _last_us: int = 0
+    _charged_us: int = 0
     _relieved_us: dict[str, int] = field(default_factory=dict)
     _paused: dict[ResidentId, Pause] = field(default_factory=dict)
-
-    @property
-    def now_us(self) -> int:
-        """Return when the last event happened."""
-        return self._last_us
 
     def place_of(self, deployment_id: DeploymentId) -> tuple[tuple[UnitId, ...], int]:
         """Return the nodes of a training deployment, and the bytes of it on the disk of each."""
@@ -80,109 +76,118 @@ class Books(Notes):
         assert wpg_id is not None, deployment_id
         return self._lives[wpg_id].nodes, self.memory.disk_bytes(wpg_id)
 
-    def happened(self, event: events.Event) -> None:
-        """Note an event that was decided."""
-        at_us = event.at_us
-        self.node_us += len(self._taken) * (at_us - self._last_us)
-        self.device_us += self._devices * (at_us - self._last_us)
-        self.cost += self._price * (at_us - self._last_us)
-        self._last_us = at_us
-        self._note_event(event, at_us=at_us)
-
-    def settled(self) -> None:
-        """Note which node is empty now, and whose pause began or ended."""
-        at_us = self._last_us
-        if any(map(self._is_draining, self.drains)):
-            self._note_empty(at_us)
+    def watch(self, event: events.Event, ordered: Sequence[actions.Action]) -> None:
+        """Note an event that was decided, what was ordered, and what is so since then."""
+        self.now_us = event.at_us
+        self._note_event(event)
+        for action in ordered:
+            self._note_action(action)
+        if self.drains and any(map(self._is_draining, self.drains)):
+            self._note_empty()
         for kind, planner in self.view.planners.items():
             if planner.relieved_us != self._relieved_us.get(kind, NEVER_US):
                 self._relieved_us[kind] = planner.relieved_us
-                self._note_pauses(planner, at_us=at_us)
+                self._note_pauses(planner)
         if self._paused:
-            self._end_pauses(at_us)
+            self._end_pauses()
 
-    def _note_event(self, event: events.Event, *, at_us: int) -> None:
+    def accrue(self) -> None:
+        """Charge the nodes that are held, for the time until now."""
+        for_us, self._charged_us = self.now_us - self._charged_us, self.now_us
+        self.node_us += len(self._taken) * for_us
+        self.device_us += self._devices * for_us
+        self.cost += self._price * for_us
+
+    def _note_event(self, event: events.Event) -> None:
         match event:
             case events.WpgForgotten():
-                self._leave(event.wpg_id)
+                self._forgotten(event)
             case events.ResidencyMoved():
                 self._loaded(event.wpg_id)
-            case events.NodeCordoned(is_drained=True):
-                self.drains[event.node_id] = Drained(node_id=event.node_id, asked_us=at_us)
+            case events.NodeCordoned(is_drained=True, node_id=node_id):
+                self.drains[node_id] = Drained(node_id=node_id, asked_us=self.now_us)
             case events.NodeUncordoned() if self._is_draining(event.node_id):
                 del self.drains[event.node_id]
             case events.NodeLost():
-                self.losses.append(Lost(node_id=event.node_id, at_us=at_us))
+                self.losses.append(Lost(node_id=event.node_id, at_us=self.now_us))
             case events.NodeJoined():
                 for lost in self.losses:
                     if lost.node_id == event.node_id and lost.back_us is None:
-                        lost.back_us = at_us
+                        lost.back_us = self.now_us
             case _:
                 pass
 
-    def spawning(
-        self,
-        wpg_id: WpgId,
-        *,
-        deployment_id: DeploymentId,
-        places: Sequence[Place],
-        is_second: bool,
-    ) -> None:
+    def _note_action(self, action: actions.Action) -> None:
+        match action:
+            case actions.StartOperation():
+                self._running[action.operation_id] = action.wpg_id, self.now_us
+            case actions.AnswerOperation():
+                self._running.pop(action.operation_id, None)
+            case actions.RefuseOperation():
+                self._refused(action)
+            case actions.MoveState(to=Residency.DEVICE):
+                switch = self.view.wpgs[action.wpg_id].switch
+                assert switch is not None, action
+                self._loading[action.wpg_id] = switch.started_us, switch.operation_id is None
+            case actions.SpawnWpg():
+                self._spawning(action)
+            case actions.StopWpg():
+                self._loaded(action.wpg_id)
+            case actions.CarryState():
+                relocation = self.view.deployments[action.deployment_id].relocation
+                assert relocation is not None, action
+                self._carrying[action.deployment_id] = self.now_us, relocation.reason
+            case actions.CutOver():
+                self._cut_over(action)
+            case _:
+                pass
+
+    def _forgotten(self, event: events.WpgForgotten) -> None:
+        life = self._lives.pop(event.wpg_id)
+        self.memory.leave(event.wpg_id)
+        if self._holder_of(life.deployment_id) is not None:
+            for place in life.places:
+                self._taken[place] -= 1
+                if not self._taken[place]:
+                    self._hold(place, -1)
+
+    def _spawning(self, action: actions.SpawnWpg) -> None:
         """Note who has which places, and where a job lives."""
-        life = self._lives[wpg_id] = _Life(deployment_id=deployment_id, places=places)
-        holder = self._holder_of(deployment_id)
+        life = _Life(deployment_id=action.deployment_id, places=action.places)
+        self._lives[action.wpg_id] = life
+        holder = self._holder_of(action.deployment_id)
         if holder is None:
             return
-        if deployment_id in self.record_of:
+        if action.deployment_id in self.record_of:
             nbytes = holder.job.demand.state_bytes // holder.job.deployments
-            self.memory.arrive(wpg_id, life.nodes, nbytes=nbytes)
-        if not is_second:
+            self.memory.arrive(action.wpg_id, life.nodes, nbytes=nbytes)
+        if action.replaces is None:
             if not holder.restarts:
                 holder.start_us = self.now_us  # a job starts when the last deployment has a place
-            self._stay(holder, wpg_id)
-        for place in places:
+            self._stay(holder, action.wpg_id)
+        for place in action.places:
             if place not in self._taken:
                 self._hold(place, 1)
-            self._taken[place] = self._taken.get(place, 0) + 1
+            self._taken[place] += 1
 
     def _holder_of(self, deployment_id: DeploymentId) -> Record | None:
         record = self.record_of.get(deployment_id)
         return record or self.rollout_record_of.get(deployment_id)
 
-    def stopping(self, wpg_id: WpgId) -> None:
-        """Note the end of a load, if there is one."""
-        self._loaded(wpg_id)
-
-    def loading(self, wpg_id: WpgId) -> None:
-        """Note since when a state is brought in."""
-        switch = self.view.wpgs[wpg_id].switch
-        assert switch is not None, wpg_id
-        self._loading[wpg_id] = switch.started_us, switch.operation_id is None
-
-    def carrying(self, deployment_id: DeploymentId) -> None:
-        """Note since when a job is held, and why."""
-        relocation = self.view.deployments[deployment_id].relocation
-        assert relocation is not None, deployment_id
-        self._carrying[deployment_id] = self.now_us, relocation.reason
-
-    def cut_over(self, deployment_id: DeploymentId, *, to_wpg_id: WpgId) -> None:
+    def _cut_over(self, action: actions.CutOver) -> None:
         """Note that a job lives elsewhere now, and was held while its state was copied."""
-        holder = self._holder_of(deployment_id)
+        holder = self._holder_of(action.deployment_id)
         if holder is not None:
-            self._stay(holder, to_wpg_id)
-        if deployment_id in self.record_of:
-            since_us, why = self._carrying.pop(deployment_id)
+            self._stay(holder, action.to_wpg_id)
+        if action.deployment_id in self.record_of:
+            since_us, why = self._carrying.pop(action.deployment_id)
             move = Move(since_us=since_us, until_us=self.now_us, why=why)
-            self.record_of[deployment_id].moves.append(move)
+            self.record_of[action.deployment_id].moves.append(move)
 
-    def started(self, operation_id: OperationId, *, wpg_id: WpgId) -> None:
-        """Note since when an operation runs."""
-        self._running[operation_id] = wpg_id, self.now_us
-
-    def answered(self, answer: Answer) -> None:
+    def _refused(self, action: actions.RefuseOperation) -> None:
         """Note how long an operation ran in vain."""
-        wpg_id, since_us = self._running.pop(answer.subject, (None, 0))
-        life = None if wpg_id is None or answer.fault is None else self._lives.get(wpg_id)
+        wpg_id, since_us = self._running.pop(action.operation_id, (None, 0))
+        life = None if wpg_id is None else self._lives.get(wpg_id)
         if life is not None and life.deployment_id in self.record_of:
             self.record_of[life.deployment_id].lost.append((since_us, self.now_us))
 
@@ -204,18 +209,13 @@ class Books(Notes):
             record.disk_bytes = disk_bytes
             record.host_bytes = record.job.demand.state_bytes - disk_bytes
 
-    def _leave(self, wpg_id: WpgId) -> None:
-        life = self._lives.pop(wpg_id)
-        self.memory.leave(wpg_id)
-        is_booked = life.deployment_id in self.record_of
-        if is_booked or life.deployment_id in self.rollout_record_of:
-            for place in life.places:
-                self._taken[place] -= 1
-                if not self._taken[place]:
-                    del self._taken[place]
-                    self._hold(place, -1)
-
     def _hold(self, place: Place, sign: int) -> None:
+        """Note that a device is somebody's from now on, or nobody's."""
+        self.accrue()
+        if sign < 0:
+            del self._taken[place]
+        else:
+            self._taken[place] = 0
         group = self.cluster.group_of(place.node_id)
         self._devices += sign * group.devices
         self._price += sign * group.devices * group.price
@@ -224,20 +224,20 @@ class Books(Notes):
         """Note the end of a load: it is done, or its processes are stopped."""
         since_us, is_ahead = self._loading.pop(wpg_id, (None, False))
         if since_us is not None:
-            self.counts.switches += 1
+            self.switches += 1
             record = self.record_of[self._lives[wpg_id].deployment_id]
             (record.prefetch if is_ahead else record.switch).append((since_us, self.now_us))
 
-    def _note_pauses(self, planner: Planner, *, at_us: int) -> None:
+    def _note_pauses(self, planner: Planner) -> None:
         """Note whose pause began: relief was just considered."""
         paused = {j: why for g in planner.board.groups.values() for j, why in g.paused.items()}
         for resident_id, why in paused.items():
             if resident_id not in self._paused:
-                self._paused[resident_id] = Pause(since_us=at_us, why=why)
+                self._paused[resident_id] = Pause(since_us=self.now_us, why=why)
                 record = self.record_of[DeploymentId(resident_id)]
                 record.pauses.append(self._paused[resident_id])
 
-    def _end_pauses(self, at_us: int) -> None:
+    def _end_pauses(self) -> None:
         """Note whose pause ended: by relief, or because the job moved or left."""
         boards = [planner.board for planner in self.view.planners.values()]
         for resident_id in list(self._paused):
@@ -245,13 +245,13 @@ class Books(Notes):
                 b.groups[b.group_of[resident_id]] for b in boards if resident_id in b.group_of
             ]
             if not any(resident_id in group.paused for group in groups):
-                self._paused.pop(resident_id).until_us = at_us
+                self._paused.pop(resident_id).until_us = self.now_us
 
     def _is_draining(self, node_id: NodeId) -> bool:
         return node_id in self.drains and self.drains[node_id].empty_us is None
 
-    def _note_empty(self, at_us: int) -> None:
+    def _note_empty(self) -> None:
         lived_on = {place.node_id for life in self._lives.values() for place in life.places}
         for node_id in filter(self._is_draining, list(self.drains)):
             if node_id not in lived_on:
-                self.drains[node_id].empty_us = at_us
+                self.drains[node_id].empty_us = self.now_us

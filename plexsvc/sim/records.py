@@ -53,16 +53,6 @@ class Lost:
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
-    """What happened on the devices."""
-
-    switches: int = 0
-    prefetches: int = 0
-    prefetch_hits: int = 0
-    prefetch_wasted: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
 class Record:
     """What became of one job; times in microseconds."""
 
@@ -116,7 +106,6 @@ class Outcome:
 
     policy: str
     records: tuple[Record, ...]
-    counts: Counts
     events: int
     node_us: int
     """Node-microseconds for which somebody had a place."""
@@ -127,5 +116,8 @@ class Outcome:
     cost: float
     """The same by what they cost, in microseconds of a device with a price of 1."""
 
+    switches: int = 0
+    prefetch_hits: int = 0
+    prefetch_wasted: int = 0
     drains: tuple[Drained, ...] = ()
     losses: tuple[Lost, ...] = ()

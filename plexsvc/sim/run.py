@@ -75,16 +75,18 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
     clients: list[Client] = [nodes, *jobs]
     if not is_cold:
         clients.insert(0, Outside(events=[_profiles(workload.jobs)]))
-    driver = VirtualDriver(core=core, costs=costs, clients=clients, notes=books, end_us=FOREVER_US)
+    driver = VirtualDriver(
+        core=core, costs=costs, clients=clients, watch=books.watch, end_us=FOREVER_US
+    )
     if not driver.run():
         raise _never_ended(jobs, core)
-    prefetches = core.view.prefetches
-    books.counts.prefetches = prefetches.ordered
-    books.counts.prefetch_hits, books.counts.prefetch_wasted = prefetches.hits, prefetches.wasted
+    books.accrue()
     outcome = Outcome(
         policy=policy.name,
         records=tuple(job.record for job in jobs),
-        counts=books.counts,
+        switches=books.switches,
+        prefetch_hits=core.view.prefetches.hits,
+        prefetch_wasted=core.view.prefetches.wasted,
         events=driver.events,
         node_us=books.node_us,
         device_us=books.device_us,

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import OperationId
-from plexsvc.residency import Residency
 from plexsvc.scheduler.core import actions
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
@@ -40,7 +39,6 @@ from plexsvc.scheduler.core.planning.plans import compute
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.sim.clients import Alarm, Client, Post, Posts, Subject, answer_of
 from plexsvc.sim.costs import Costs, Took, Work
-from plexsvc.sim.notes import Notes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +50,6 @@ class VirtualDriver:
     clients: Sequence[Client]
     watch: Callable[[Event, Sequence[actions.Action]], None] | None = None
     """Told every event and what followed, before it is done."""
-    notes: Notes = field(default_factory=Notes)
     max_events: int = 100_000_000
     """A run that takes more has gone astray and ends."""
     end_us: int = 1 << 62
@@ -101,7 +98,6 @@ class VirtualDriver:
         answer = answer_of(action)
         if answer is None:
             return
-        self.notes.answered(answer)
         client = self.client_of.get(answer.subject)
         if client is not None:
             self._post(client.told(answer, now_us=self.now_us), client)
@@ -125,12 +121,10 @@ class VirtualDriver:
         actions = self.core.handle(event)
         if self.watch is not None:
             self.watch(event, actions)
-        self.notes.happened(event)
         if client is not None:
             self._post(client.happened(event, tag=post.tag), client)
         for action in actions:
             PERFORM.get(type(action), VirtualDriver.tell)(self, action)
-        self.notes.settled()
 
     def _know(self, event: Event, client: Client) -> None:
         """Remember whom answers about the event's subject go to."""
@@ -170,12 +164,6 @@ def _is_awaited(post: Post | Alarm, client: Client | None) -> bool:
 
 
 def _spawn(driver: VirtualDriver, action: actions.SpawnWpg) -> None:
-    driver.notes.spawning(
-        action.wpg_id,
-        deployment_id=action.deployment_id,
-        places=action.places,
-        is_second=action.replaces is not None,
-    )
     made = driver.costs.spawn(action.deployment_id, places=action.places, now_us=driver.now_us)
     outcome: Event = WpgReady(wpg_id=action.wpg_id, device_bytes=made.device_bytes)
     if made.fault is not None:
@@ -192,7 +180,6 @@ def _spawn_instance(driver: VirtualDriver, action: actions.SpawnInstance) -> Non
 
 
 def _stop(driver: VirtualDriver, action: actions.StopWpg) -> None:
-    driver.notes.stopping(action.wpg_id)
     at_us = driver.now_us + driver.costs.stop_us()
     driver.expect(WpgStopped(wpg_id=action.wpg_id), at_us=at_us)
 
@@ -203,7 +190,6 @@ def _forget(driver: VirtualDriver, action: actions.ForgetWpg) -> None:
 
 
 def _start(driver: VirtualDriver, action: actions.StartOperation) -> None:
-    driver.notes.started(action.operation_id, wpg_id=action.wpg_id)
     operation = driver.core.view.operations[action.operation_id]
     work = Work(
         operation_id=operation.operation_id,
@@ -231,8 +217,6 @@ def _finish(driver: VirtualDriver, operation_id: OperationId, took: Took) -> Non
 
 def _move(driver: VirtualDriver, action: actions.MoveState) -> None:
     driver.moves += 1
-    if action.to is Residency.DEVICE:
-        driver.notes.loading(action.wpg_id)
     wpg = driver.core.view.wpgs[action.wpg_id]
     moved = driver.costs.move(wpg.deployment_id, to=action.to)
     outcome = ResidencyMoved(
@@ -246,16 +230,11 @@ def _move(driver: VirtualDriver, action: actions.MoveState) -> None:
 
 def _carry(driver: VirtualDriver, action: actions.CarryState) -> None:
     driver.moves += 1
-    driver.notes.carrying(action.deployment_id)
     carried = driver.costs.move(action.deployment_id, to=None)
     outcome = StateCarried(
         deployment_id=action.deployment_id, move_id=action.move_id, nbytes=carried.nbytes
     )
     driver.expect(outcome, at_us=driver.now_us + carried.elapsed_us)
-
-
-def _cut_over(driver: VirtualDriver, action: actions.CutOver) -> None:
-    driver.notes.cut_over(action.deployment_id, to_wpg_id=action.to_wpg_id)
 
 
 def _plan(driver: VirtualDriver, action: actions.ComputePlan) -> None:
@@ -285,7 +264,6 @@ PERFORM: Final[Mapping[type[actions.Action], Callable[[VirtualDriver, Any], None
             actions.CancelOperation: _cancel,
             actions.MoveState: _move,
             actions.CarryState: _carry,
-            actions.CutOver: _cut_over,
             actions.ComputePlan: _plan,
             actions.SetTimer: _set_timer,
         }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from plexsvc.ids import NodeId, TenantId, UnitId
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.sim.records import Counts, Lost, Move, Outcome, Pause, Record, Restart, Stay
+from plexsvc.sim.records import Lost, Move, Outcome, Pause, Record, Restart, Stay
 from tests.rigs.traces import job
 
 
@@ -39,7 +39,6 @@ def outcome_of(*records: Record) -> Outcome:
     return Outcome(
         policy="plex",
         records=records,
-        counts=Counts(),
         events=0,
         node_us=0,
         device_us=0,

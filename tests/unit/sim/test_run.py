@@ -76,7 +76,7 @@ def test_jobs_that_share_take_turns_and_pay_their_switches(mode: Mode) -> None:
     for (_, end), (start, _) in itertools.pairwise(sorted(used)):
         assert end <= start
     loads = [span for record in outcome.records for span in (*record.switch, *record.prefetch)]
-    assert outcome.counts.switches == len(loads) > 6
+    assert outcome.switches == len(loads) > 6
     for start, end in loads:
         assert end - start in {SECOND_US, 2 * SECOND_US}, "half of a switch onto empty devices"
     for record in outcome.records:

@@ -40,7 +40,7 @@ def played(one: SimJob) -> tuple[TraceClient, VirtualDriver]:
         costs=costs,
         books=books,
     )
-    driver = VirtualDriver(core=core, costs=costs, clients=[nodes, client], notes=books)
+    driver = VirtualDriver(core=core, costs=costs, clients=[nodes, client], watch=books.watch)
     assert driver.run()
     return client, driver
 

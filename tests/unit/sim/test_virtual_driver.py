@@ -9,6 +9,7 @@ from plexsvc.ids import JobId, NodeId, TenantId
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
+    CutOver,
     DeploymentChanged,
     DropCarried,
     DropPayload,
@@ -28,7 +29,7 @@ from tests.unit.sim.test_predict import FakeCosts, loops, nodes
 TOLD = {AnswerOperation, RefuseOperation, DeploymentChanged, JobChanged}
 """Actions that a client is told."""
 
-FREE = {DropCarried, DropPayload, KeepProfile, ReleaseOperation, RelocationChanged}
+FREE = {CutOver, DropCarried, DropPayload, KeepProfile, ReleaseOperation, RelocationChanged}
 """Actions that take no time and answer nobody."""
 
 
