@@ -17,7 +17,6 @@ from plexsvc.sim.records import Outcome, Record, Stay
 from plexsvc.sim.summary import Summary, slowdown, wait_ratio
 from plexsvc.sim.tables import report
 from plexsvc.sim.tracks import tracks
-from plexsvc.sim.workloads import Workload
 
 FILES: Final = (
     "summary.json",
@@ -25,9 +24,7 @@ FILES: Final = (
     "nodes.jsonl",
     "report.md",
     "perfetto.json",
-    "nodes.png",
-    "utilisation.png",
-    "wait_cdf.png",
+    "run.png",
 )
 """What a run leaves."""
 
@@ -38,28 +35,25 @@ def write_failure(out: Path, error: PlexError, *, policy: str, seed: int) -> Non
     (out / "summary.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
 
 
-def write_outputs(out: Path, *, summary: Summary, outcome: Outcome, title: str) -> None:
-    """Write what one run came to: its summary, lines, tables, tracks and nodes."""
+def write_outputs(
+    out: Path,
+    *,
+    summary: Summary,
+    outcome: Outcome,
+    beside: Sequence[Outcome],
+    title: str,
+) -> None:
+    """Write what one run came to: its summary, lines, tables, tracks and picture.
+
+    The picture has the waits of the runs `beside`, too.
+    """
     (out / "summary.json").write_text(json.dumps(asdict(summary)) + "\n", encoding="utf-8")
     _write_lines(out / "jobs.jsonl", [job_line(r, seed=summary.seed) for r in outcome.records])
     _write_lines(out / "nodes.jsonl", node_lines(outcome))
     (out / "report.md").write_text(report(outcome, title=title), encoding="utf-8")
     perfetto.write(out / "perfetto.json", tracks(outcome))
-    pictures.owners(out / "nodes.png", outcome, title=title)
-
-
-def write_pictures(
-    out: Path, outcomes: Sequence[Outcome], *, workload: Workload, bound_s: float, title: str
-) -> None:
-    """Write `utilisation.png` and `wait_cdf.png`, with all runs of a workload in one picture."""
-    pictures.utilisation(
-        out / "utilisation.png",
-        outcomes,
-        cluster=workload.cluster,
-        title=title,
-        bound_us=round(bound_s * SECOND_US),
-    )
-    pictures.wait_cdf(out / "wait_cdf.png", outcomes, title=title)
+    runs = [*beside, outcome]
+    pictures.draw(out / "run.png", runs, bound_s=summary.lower_bound_s, title=title)
 
 
 def _write_lines(path: Path, lines: Sequence[dict[str, object]]) -> None:

@@ -52,6 +52,8 @@ def waits(record: Record) -> list[Span]:
 def lived(stays: Sequence[Stay], record: Record) -> Iterator[tuple[Stay, Span]]:
     """Return when each stay of a job began and ended: it moved, lost a node or was done."""
     ends = [restart.at_us for restart in record.restarts]
+    if not stays:
+        return
     last_us = record.finish_us if record.finish_us is not None else stays[-1].since_us
     for stay, next_us in zip(stays, [*(s.since_us for s in stays[1:]), last_us], strict=True):
         cut = [at_us for at_us in ends if stay.since_us <= at_us < next_us]

@@ -183,12 +183,7 @@ def _play(
     """Play a workload under each policy, and show and write what came of it."""
     from plexsvc.errors import PlexError
     from plexsvc.sim.files import make_directory
-    from plexsvc.sim.output import (
-        FILES,
-        write_failure,
-        write_outputs,
-        write_pictures,
-    )
+    from plexsvc.sim.output import FILES, write_failure, write_outputs
     from plexsvc.sim.run import Timed, baseline, compare
 
     outs = _directories(out, [one.name for one in chosen])
@@ -196,10 +191,9 @@ def _play(
         make_directory(folder, without=FILES)
     typer.echo(title, err=True)
     isolated = baseline(workload, seed=seed)
-    outcomes = [isolated.outcome] if isinstance(isolated, Timed) else []
+    beside = [isolated.outcome] if isinstance(isolated, Timed) else []
     if isinstance(isolated, PlexError):
         typer.echo(f"isolated never ends, so there are no ratios: {isolated.message}", err=True)
-    bound_s = 0.0
     for one in chosen:
         try:
             summary, outcome = compare(
@@ -209,15 +203,15 @@ def _play(
             if one.name in outs:
                 write_failure(outs[one.name], error, policy=one.name, seed=seed)
             raise
-        bound_s = summary.lower_bound_s
         _show(summary, json=json)
-        if one.name != "isolated" or cold or not outcomes:
-            outcomes.append(outcome)
         if one.name in outs:
-            run = f"{title}, {one.name}"
-            write_outputs(outs[one.name], summary=summary, outcome=outcome, title=run)
-    if out is not None:
-        write_pictures(out, outcomes, workload=workload, bound_s=bound_s, title=title)
+            write_outputs(
+                outs[one.name],
+                summary=summary,
+                outcome=outcome,
+                beside=beside if one.name != "isolated" or cold else [],
+                title=f"{title}, {one.name}",
+            )
 
 
 def _export(out: Path, workload: Workload, *, json: bool) -> None:
