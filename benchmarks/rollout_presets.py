@@ -13,8 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from plexsvc.sim.rollout.planned import as_json, compare_plans
-from plexsvc.sim.rollout.presets import PLANNED, PRESETS, rollout_preset
+from plexsvc.sim.rollout.presets import PRESETS, rollout_preset
 from plexsvc.sim.rollout.report import compare_rollouts
 from plexsvc.sim.rollout.rose import LENT, TRAFFIC_S, compare_lending, lent_json
 from plexsvc.sim.rollout.traffic import Traffic, faster, read_traffic
@@ -28,13 +27,9 @@ def main() -> None:
     parser.add_argument("--traffic", type=Path)
     parser.add_argument("--load", type=float, default=1.0)
     options = parser.parse_args()
-    for name in filter(lambda one: one.startswith(options.only), [*PRESETS, *PLANNED, *LENT]):
+    for name in filter(lambda one: one.startswith(options.only), [*PRESETS, *LENT]):
         if name in LENT:
             line = _lent(name, seed=options.seed, path=options.traffic, load=options.load)
-        elif name in PLANNED:
-            line = as_json(
-                compare_plans(PLANNED[name](), seed=options.seed), preset=name, seed=options.seed
-            )
         else:
             summary, _ = compare_rollouts(
                 rollout_preset(name), seed=options.seed, told=lambda _policy, _step: None

@@ -19,7 +19,7 @@ from plexclient.generation import AsyncStream, Generation, Stream
 from plexclient.judging import open_batch
 from plexclient.lane import Ticket
 from plexclient.samples import Delta, Sample, Samples, TokenRecord
-from plexclient.sampling import BatchOptions, GenerateOptions
+from plexclient.sampling import GenerateOptions, SamplingOptions
 from plexclient.scoring import score_sample
 from plexclient.session import Session
 from plexclient.syncing import Synced
@@ -45,21 +45,19 @@ class Rollout(Synced):
         self.seeding: Deployment | None = None
         """Its engines on training devices, which serve the first part of each generate."""
 
-    def begin(self, prompts: Prompts, *, text: bool | None, options: BatchOptions) -> Generation:
+    def begin(self, prompts: Prompts, *, text: bool | None, options: SamplingOptions) -> Generation:
         """Enter a generate into the order and start it.
 
         Raises:
             PlexError: `bad_request`, before anything is sent.
         """
         given = sampling.listed(prompts)
-        plain, hints = sampling.split(options)
-        params = sampling.to_wire(**plain)
+        params = sampling.to_wire(**options)
         tokens = sampling.encode_prompts(
             given,
             encode=self._encode,
             vocab_size=self.info.vocab_size,
         )
-        lengths = sampling.check_lengths(hints, prompts=len(tokens), max_tokens=params.max_tokens)
         is_text = any(isinstance(prompt, str) for prompt in given) if text is None else text
         record = TokenRecord(
             tokens, sampling=params, decode=self.tokenizer.decode if is_text else None
@@ -68,7 +66,6 @@ class Rollout(Synced):
             generate=operations_pb2.Generate(
                 prompts=[operations_pb2.Prompt(token_ids=ids) for ids in tokens],
                 sampling=params,
-                expected_lengths=lengths,
             )
         )
         with self.job_session.order:
@@ -157,7 +154,7 @@ class GenerateCall:
         score: str | None = None,
         references: Sequence[Any] | None = None,
         settings: Mapping[str, Any] | None = None,
-        **options: Unpack[BatchOptions],
+        **options: Unpack[SamplingOptions],
     ) -> Future[Samples]:
         """Return a future of the samples at once; its `cancel` ends the generate.
 
@@ -182,7 +179,7 @@ class GenerateCall:
         program: str,
         references: Sequence[Any] | None,
         settings: Mapping[str, Any] | None,
-        options: BatchOptions,
+        options: SamplingOptions,
     ) -> Future[Samples]:
         given = sampling.listed(prompts)
         check_text("score", program)
@@ -224,7 +221,7 @@ class GenerateCall:
         return unowned(self.submit(prompts, text=text, **options))
 
     def stream(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[BatchOptions]
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
     ) -> Stream[Sample]:
         """Return an iterator of samples as they finish. The operation starts now."""
         self._rollout.background.check_may_block()
@@ -233,7 +230,7 @@ class GenerateCall:
         return Stream((d.sample for d in deltas if d.sample is not None), generation)
 
     def stream_aio(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[BatchOptions]
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
     ) -> AsyncStream[Sample]:
         """Return an asynchronous iterator of samples as they finish. The operation starts now."""
         generation = self._rollout.begin(prompts, text=text, options=options)
@@ -247,7 +244,7 @@ class GenerateCall:
         *,
         min_samples: int,
         text: bool | None = None,
-        **options: Unpack[BatchOptions],
+        **options: Unpack[SamplingOptions],
     ) -> Stream[Samples]:
         """Return an iterator of batches of finished samples. The operation starts now.
 
@@ -266,7 +263,7 @@ class GenerateCall:
         *,
         min_samples: int,
         text: bool | None = None,
-        **options: Unpack[BatchOptions],
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStream[Samples]:
         """Return an asynchronous iterator of batches of finished samples, as `micro_batches`."""
         least = whole("min_samples", min_samples, least=1)
@@ -274,7 +271,7 @@ class GenerateCall:
         return AsyncStream(self._pull_aio(generation.batches(min_samples=least)), generation)
 
     def deltas(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[BatchOptions]
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
     ) -> Stream[Delta]:
         """Return an iterator of new tokens as they are made. The operation starts now.
 
@@ -285,7 +282,7 @@ class GenerateCall:
         return Stream(self._pull(generation.deltas()), generation)
 
     def deltas_aio(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[BatchOptions]
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
     ) -> AsyncStream[Delta]:
         """Return an asynchronous iterator of new tokens. The operation starts now."""
         generation = self._rollout.begin(prompts, text=text, options=options)

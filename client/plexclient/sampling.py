@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack
 
 from plexclient.checks import real, whole
 from plexclient.errors import ErrorCode, PlexError
@@ -57,16 +57,7 @@ class SamplingOptions(TypedDict, total=False):
     """Whether samples carry the logprobs of their prompt's tokens; False."""
 
 
-class BatchOptions(SamplingOptions, total=False):
-    """Keywords of a `generate` of many prompts."""
-
-    expected_lengths: Sequence[int] | None
-    """Tokens that the answers to each prompt are expected to have; none. Prompts are dealt by it
-    until the service has seen their answers, if the service plans by length. Samples do not
-    depend on it."""
-
-
-class GenerateOptions(BatchOptions, total=False):
+class GenerateOptions(SamplingOptions, total=False):
     """Keywords of a `generate` that returns whole samples."""
 
     score: str | None
@@ -125,32 +116,6 @@ def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams
     if seed is not None:
         params.seed = whole("seed", seed, least=0, most=2**64 - 1)
     return params
-
-
-def split(options: BatchOptions) -> tuple[SamplingOptions, Sequence[int]]:
-    """Return what samples depend on, and the expected lengths."""
-    rest = {name: value for name, value in options.items() if name != "expected_lengths"}
-    lengths = options.get("expected_lengths")
-    return cast("SamplingOptions", rest), () if lengths is None else lengths
-
-
-def check_lengths(lengths: Sequence[int], *, prompts: int, max_tokens: int) -> list[int]:
-    """Return expected lengths as plain integers.
-
-    Raises:
-        PlexError: `bad_request` for one that is negative or longer than an answer can be, or
-            unless there are none or one for each prompt.
-    """
-    found = [
-        whole(f"expected_lengths[{index}]", length, least=0, most=max_tokens)
-        for index, length in enumerate(lengths)
-    ]
-    if found and len(found) != prompts:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"expected_lengths has {len(found)} numbers for {prompts} prompts; give one for each",
-        )
-    return found
 
 
 def listed(prompts: object) -> list[Any]:

@@ -131,13 +131,6 @@ class RolloutConfig:
     max_streams: Fixed[int] = 8192
     """Streams open at once; the next is refused with `queue_full`. A tenant has as many of them at
     most as are left free."""
-    plans_by_length: bool = False
-    """Whether prompts are dealt by how long their answers were in the generates before:
-    prompts of like length to one instance, so that all end together. A manager's successor goes
-    on from what was remembered. Tokens do not depend on it."""
-    plans_instances: bool = False
-    """Whether a generate whose lengths are expected leaves instances to others from its beginning,
-    by a score of time and cost. Needs `plans_by_length`."""
     cuts_at: float = 0.0
     """Share of an instance's samples that have ended at which the others move to instances with
     room for them, and it is left to others until the generates under way end; 0: never."""
@@ -149,7 +142,5 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.cuts_at < 1:
             raise _bad(f"rollout.cuts_at is {self.cuts_at}; it is 0 for never, or below 1")
-        if self.plans_instances and not self.plans_by_length:
-            raise _bad("rollout.plans_instances is on and rollout.plans_by_length off; turn it on")
         if self.managers < 1:
             raise _bad(f"rollout.managers is {self.managers}; it must be at least 1")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Callable
-
-import xxhash
 
 from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import operations_pb2, worker_pb2
@@ -15,12 +12,10 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core.events import Trained
-from plexsvc.rollout.core.lengths import LengthHistory
 from plexsvc.rollout.core.orders import LeaveDevice
 from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.fleet import Fleet, Gone
 from plexsvc.rollout.generation import Generation, metrics_of
-from plexsvc.rollout.lengthfiles import LengthFile
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rollout.validation import GenerateLimits, check_generate, check_ids
 from plexsvc.rpc.keys import ClusterKeys
@@ -63,9 +58,6 @@ class RolloutDeployment:
         self._takes_weights = False
         """Whether its weights come from another deployment, by `sync`."""
         self._limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)
-        self._lengths, self._kept = LengthHistory(), LengthFile(config.records_dir, deployment_id)
-        if config.plans_by_length:
-            self._lengths.restore(self._kept.read())
 
     async def initialize(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         """Connect to the instances; those it had are let go, their samples go on with these.
@@ -155,16 +147,12 @@ class RolloutDeployment:
             width = (1 + sampling.texts) * (1 + sampling.top_prompt_logprobs)
             most_tokens += prompts * max(1, sampling.n) * width
         records.admit(record, most_tokens=most_tokens)
-        names: list[bytes] = []
-        if operation.seq and self._config.plans_by_length:
-            names = [_name(prompt) for prompt in operation.generate.prompts]
         generation = Generation(
             record,
             self.fleet,
             config=self._config,
             clock=self._clock,
             vocab_size=self._limits.vocab_size,
-            expected=self._lengths.expect_all(names, operation.generate.expected_lengths),
         )
         started_us, held_us = self._clock.monotonic_us(), self.fleet.held_us()
         try:
@@ -172,11 +160,6 @@ class RolloutDeployment:
         finally:
             await self.fleet.left()  # before another order may wake them
         wall_us = self._clock.monotonic_us() - started_us
-        for index, prompt in enumerate(names):
-            answers = [record.samples[index, one] for one in range(max(1, sampling.n))]
-            self._lengths.observe(prompt, [len(answer.tokens) for answer in answers])
-        if names:
-            self._kept.keep(names, self._lengths.means)
         reply = success(operation)
         for name, value in metrics_of(record, wall_us=wall_us, losses=losses).items():
             reply.result.metrics[name] = value
@@ -184,11 +167,6 @@ class RolloutDeployment:
         reply.result.weight_version = self.fleet.core.version.version
         reply.digest = record.digest()
         return reply
-
-    async def end(self) -> None:
-        """Close its connections, and delete what a successor would plan by."""
-        self._kept.remove()
-        await self.fleet.close()
 
     async def seed(
         self, request: worker_pb2.ExecuteRequest, served: RolloutDeployment
@@ -212,11 +190,6 @@ class RolloutDeployment:
         if over.most_instances is not None:
             reply.result.metrics["most_instances"] = over.most_instances
         return reply
-
-
-def _name(prompt: operations_pb2.Prompt) -> bytes:
-    """Return what a prompt is remembered by: a digest of its tokens."""
-    return xxhash.xxh3_128_digest(array("I", prompt.token_ids).tobytes())
 
 
 def _shorter(asked: int, able: int) -> int:

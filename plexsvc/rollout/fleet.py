@@ -69,8 +69,6 @@ class Fleet:
             max_losses=config.max_tries_per_sample,
             max_pending=config.max_pending,
             cut=config.cuts_at or None,
-            spares=True,
-            counts=config.plans_instances,
         )
         self.fence = common_pb2.Fence()
         self.generates: dict[OperationId, Callable[[orders.SampleOrder], None]] = {}

@@ -38,10 +38,8 @@ class Generation:
         config: RolloutConfig,
         clock: Clock,
         vocab_size: int,
-        expected: tuple[int, ...] = (),
     ) -> None:
-        """Deal prompts by the `expected` lengths of their answers; empty: by load alone."""
-        self._vocab_size, self._expected = vocab_size, expected
+        self._vocab_size = vocab_size
         self._record, self._fleet, self._config, self._clock = record, fleet, config, clock
         operation = record.operation
         self._id = OperationId(operation.operation_id)
@@ -73,7 +71,6 @@ class Generation:
             prompt_tokens=tuple(len(prompt.token_ids) for prompt in prompts),
             is_turn=not self._record.operation.seq,
             session=self._record.operation.generate.session,
-            expected=self._expected,
             at_us=self._clock.monotonic_us(),
         )
         try:

@@ -302,7 +302,7 @@ class RolloutManager:
             wpg_id = deployment.wpg_id
             self._lost = {one: gone for one, gone in self._lost.items() if gone.wpg_id != wpg_id}
             self._gates.pop(wpg_id, None)
-            await deployment.end()
+            await deployment.fleet.close()
 
     def progress(self, operation_id: bytes) -> int:
         """Return a count that grows while an operation gets on: tokens recorded, weights loaded."""

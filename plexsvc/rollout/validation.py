@@ -44,7 +44,6 @@ def check_generate(generate: operations_pb2.Generate, limits: GenerateLimits) ->
             f"{count} prompts with n={generate.sampling.n} are {samples} samples; the limit is "
             f"{limits.max_samples}; split the batch",
         )
-    _check_lengths(generate, count=count)
     for index, prompt in enumerate(generate.prompts):
         _check_prompt(prompt, index=index, generate=generate, limits=limits)
 
@@ -75,20 +74,6 @@ def check_sampling(sampling: operations_pb2.SamplingParams, limits: GenerateLimi
     if len(sampling.logit_bias) > MAX_BIASED:
         raise _bad(f"logit_bias has {len(sampling.logit_bias)} tokens; it may have {MAX_BIASED}")
     check_ids(sampling.logit_bias, what="logit_bias", limits=limits)
-
-
-def _check_lengths(generate: operations_pb2.Generate, *, count: int) -> None:
-    lengths, most = generate.expected_lengths, generate.sampling.max_tokens
-    if lengths and len(lengths) != count:
-        raise _bad(
-            f"expected_lengths has {len(lengths)} numbers for {count} prompts; give one for each"
-        )
-    if lengths and max(lengths) > most:
-        index = next(i for i, length in enumerate(lengths) if length > most)
-        raise _bad(
-            f"expected_lengths[{index}] is {lengths[index]}, and no answer has more than "
-            f"max_tokens, {most}"
-        )
 
 
 def _check_prompt(

@@ -91,12 +91,10 @@ class Bench:
         **sampling: Any,
     ) -> operations_pb2.Operation:
         options = {"n": 2, "max_tokens": 12, "temperature": 1.0} | sampling
-        expected_lengths = options.pop("expected_lengths", ())
         return self.operation(
             generate=operations_pb2.Generate(
                 prompts=[operations_pb2.Prompt(token_ids=p) for p in prompts],
                 sampling=operations_pb2.SamplingParams(**options),
-                expected_lengths=expected_lengths,
             )
         )
 

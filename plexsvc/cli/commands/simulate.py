@@ -77,15 +77,12 @@ def simulate(
 
 def _roll_out(name: str, *, seed: int, out: Path | None, export: Path | None, json: bool) -> None:
     """Play rollouts of a preset or a file, or write them to a file."""
-    from plexsvc.sim.rollout.presets import PLANNED
     from plexsvc.sim.rollout.rose import LENT
 
-    if (name in {*LENT, *PLANNED} and export) or (name in PLANNED and out):
+    if name in LENT and export:
         raise typer.BadParameter(f"{name} has no such output; rose-* has --out, rlboost-* both")
     if name in LENT:
         _lend(name, seed=seed, out=out, json=json)
-    elif name in PLANNED:
-        _plan(name, seed=seed, json=json)
     else:
         _use_spot(name, seed=seed, out=out, export=export, json=json)
 
@@ -93,15 +90,13 @@ def _roll_out(name: str, *, seed: int, out: Path | None, export: Path | None, js
 def _use_spot(name: str, *, seed: int, out: Path | None, export: Path | None, json: bool) -> None:
     """Play a job beside spot instances, or write it to a file."""
     from plexsvc.sim.files import make_directory
-    from plexsvc.sim.rollout.presets import PLANNED, rollout_preset
+    from plexsvc.sim.rollout.presets import rollout_preset
     from plexsvc.sim.rollout.report import PICTURE, compare_rollouts, draw
     from plexsvc.sim.rollout.rose import LENT
     from plexsvc.sim.rollout.workload import read_workload, write_workload
 
     is_file = name.endswith(".json")
-    workload = (
-        read_workload(Path(name)) if is_file else rollout_preset(name, others=[*PLANNED, *LENT])
-    )
+    workload = read_workload(Path(name)) if is_file else rollout_preset(name, others=LENT)
     if export is not None:
         make_directory(export)
         path = write_workload(export, workload)
@@ -125,19 +120,6 @@ def _use_spot(name: str, *, seed: int, out: Path | None, export: Path | None, js
         typer.echo(
             f"{one.policy:22} {one.tokens_per_s:.0f} tokens/s, {one.tokens_per_dollar:.0f} tokens/$"
         )
-
-
-def _plan(name: str, *, seed: int, json: bool) -> None:
-    """Play generates that are planned by expected lengths, under each policy."""
-    from plexsvc.sim.rollout.planned import as_json, compare_plans
-    from plexsvc.sim.rollout.presets import PLANNED
-
-    plans = compare_plans(PLANNED[name](), seed=seed)
-    if json:
-        typer.echo(jsonlib.dumps(as_json(plans, preset=name, seed=seed)))
-        return
-    for one in plans.values():
-        typer.echo(f"{one.policy:10} {one.speedup:.2f} times as fast at {one.cost:.0%} of the cost")
 
 
 def _lend(name: str, *, seed: int, out: Path | None, json: bool) -> None:

@@ -1,8 +1,7 @@
 """Samples of one deployment: which instance has which, and who waits.
 
 The least loaded instance that serves and has room gets a sample; turns prefer the one with their
-session's cache, and lengths that are expected are dealt by rank. This knows nothing of why an
-instance serves or does not: that is the machine's.
+session's cache. This knows nothing of why an instance serves or does not: that is the machine's.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from plexsvc.rollout.core.dealing import deal, deal_turns
 from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.instances import Instance, Phase
 from plexsvc.rollout.core.orders import Order
-from plexsvc.rollout.core.planning import StepTime, candidates, choose_plan, rank
 
 MAX_SESSIONS: Final = 65_536
 """Sessions whose last instance is known; the one without a turn for longest goes first."""
@@ -68,16 +66,12 @@ class Generate:
 class Assignment:
     """Instances, unanswered generates, and which sample is where."""
 
-    def __init__(
-        self, *, max_pending: int, cut: float | None, counts: bool, step: StepTime | None
-    ) -> None:
+    def __init__(self, *, max_pending: int, cut: float | None) -> None:
         """Assign at most `max_pending` samples without a token to an instance.
 
-        With `cut`, instances are as full as slots were taken; with `counts`, a generate of expected
-        lengths spares those that it can do without. `step` is what steps take until a profile says.
+        With `cut`, instances are as full as slots were taken.
         """
-        self._step = step
-        self.max_pending, self.cut, self.counts = max_pending, cut, counts
+        self.max_pending, self.cut = max_pending, cut
         self.version = VersionId()
         """The wanted version."""
         self.instances: dict[InstanceId, Instance] = {}
@@ -94,71 +88,6 @@ class Assignment:
         """Instances that generates under way do without; turns may go there."""
         self._emptied: list[InstanceId] = []
         """Instances that lost their last sample by this event."""
-
-    def _rank(
-        self, operation_id: OperationId, keys: list[SampleKey], expected: Sequence[int]
-    ) -> list[Order]:
-        """Give prompts of like length to one instance; what finds no room there waits.
-
-        The longest go to the fastest. All instances end together by their profile, with the samples
-        that they have.
-        """
-        samples_of: dict[int, list[SampleKey]] = {}
-        for key in keys:
-            samples_of.setdefault(key[0], []).append(key)
-        prompts, generate = list(samples_of), self.generates[operation_id]
-        serving = sorted(
-            self._serving(generate), key=lambda found: (found[1].slowness, found[1].load)
-        )
-        if not serving:
-            return self._spread(operation_id, keys)
-        lengths = [expected[prompt] for prompt in prompts]
-        context = sum(one.prompt_tokens for one in generate.samples.values()) // len(keys)
-        profiled = (one.profile.step_time() for _, one in serving)
-        step = next((found for found in profiled if found), self._step)
-        if self.counts and step is not None:
-            samples = len(keys) // len(prompts)
-            serving = self._enough(serving, lengths, samples=samples, context=context, step=step)
-        parts = rank(
-            lengths,
-            len(serving),
-            samples=[len(samples_of[prompt]) for prompt in prompts],
-            context=context,
-            step=step,
-            slowness=[one.slowness for _, one in serving],
-            busy=[one.load for _, one in serving],
-        )
-        started: list[Order] = []
-        left: list[SampleKey] = []
-        for (instance_id, instance), part in zip(serving, parts, strict=True):
-            hand = [key for number in part for key in samples_of[prompts[number]]]
-            room = self._room(instance, generate)
-            left += hand[room:]
-            if hand[:room]:
-                started.append(self._start(operation_id, instance_id, hand[:room]))
-        self._wait(operation_id, left)
-        return started + self._spread_waiting()
-
-    def _enough(
-        self,
-        serving: list[tuple[InstanceId, Instance]],
-        expected: Sequence[int],
-        *,
-        samples: int,
-        context: int,
-        step: StepTime,
-    ) -> list[tuple[InstanceId, Instance]]:
-        """Return as many instances as serve a generate best; the others are spared.
-
-        All, while some are busy.
-        """
-        if any(one.load for _, one in serving):
-            return serving
-        counts = candidates(len(serving))
-        plan = choose_plan(expected, samples=samples, context=context, step=step, counts=counts)
-        count = len(plan.parts)
-        self.spared.update(instance_id for instance_id, _ in serving[count:])
-        return serving[:count]
 
     def _spread(
         self,

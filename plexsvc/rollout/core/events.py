@@ -109,8 +109,6 @@ class SamplesSubmitted:
     """Whether it goes beside the order of operations, one turn of a trajectory at a time."""
     session: str = ""
     """Turns of one session go where its prefix is cached."""
-    expected: tuple[int, ...] = ()
-    """Lengths that answers to each prompt are expected to have; prompts are dealt by them."""
     at_us: int = 0
     """0: not known, and as long ago as the event before."""
 

@@ -35,7 +35,6 @@ from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import RESERVED, Phase
 from plexsvc.rollout.core.membership import Membership
 from plexsvc.rollout.core.orders import Order
-from plexsvc.rollout.core.planning import StepTime
 from plexsvc.rollout.core.window import SeedingWindow
 
 REST_TICKS: Final = 4
@@ -57,18 +56,13 @@ class RolloutCore(Membership):
         max_losses: int,
         max_pending: int,
         cut: float | None = None,
-        spares: bool = False,
-        counts: bool = False,
-        step: StepTime | None = None,
     ) -> None:
-        """Let an instance go when this share of its samples has ended (`cut`), None: never.
+        """Spare an instance when this share of its samples has ended (`cut`), None: never.
 
-        It is drained then or, with `spares`, kept for later generates. `counts`: instances that a
-        generate of expected lengths can do without are spared from its beginning. `step` is what
-        steps take until instances have a profile.
+        It is kept for later generates.
         """
-        super().__init__(max_pending=max_pending, cut=cut, counts=counts, step=step)
-        self.deployment_id, self.max_losses, self.spares = deployment_id, max_losses, spares
+        super().__init__(max_pending=max_pending, cut=cut)
+        self.deployment_id, self.max_losses = deployment_id, max_losses
         self._ticked_us = 0
         self.window = SeedingWindow()
 
@@ -173,8 +167,6 @@ class RolloutCore(Membership):
         )
         if not event.is_turn:
             self.spared.clear()
-        if event.expected and not event.is_turn:
-            return self._rank(event.operation_id, list(samples), event.expected)
         return self._spread(event.operation_id, list(samples))
 
     def _record(self, event: events.TokensArrived) -> list[Order]:
@@ -210,14 +202,14 @@ class RolloutCore(Membership):
         return ordered + self._cut(event.instance_id)
 
     def _cut(self, instance_id: InstanceId) -> list[Order]:
-        """Let an instance go whose samples have ended but for few, if others have slots for those.
+        """Spare an instance whose samples have ended but for few, if others have slots for those.
 
         A slot is free where a sample of the others has ended.
         """
         instance = self.instances.get(instance_id)
         if self.cut is None or instance is None or not instance.is_serving:
             return []
-        if self.spares and (instance.turns or instance_id in self.spared):
+        if instance.turns or instance_id in self.spared:
             return []
         others = [
             one
@@ -228,8 +220,6 @@ class RolloutCore(Membership):
         slots = sum(one.peak - one.load for one in others)
         if not others or not has_ended or slots < instance.load:
             return []
-        if not self.spares:
-            return self._drain(instance_id)
         self.spared.add(instance_id)
         return self._stop(instance_id, self._samples_of(instance_id))
 

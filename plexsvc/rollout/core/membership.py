@@ -10,7 +10,6 @@ from plexsvc.rollout.core.assignment import Assignment
 from plexsvc.rollout.core.events import InstanceId
 from plexsvc.rollout.core.instances import DEDICATED, KINDS, Instance, Phase, Trigger
 from plexsvc.rollout.core.orders import Order
-from plexsvc.rollout.core.planning import StepTime
 
 MAX_PROBES: Final = 20
 """Probes of a lost instance before it is given up."""
@@ -19,11 +18,9 @@ MAX_PROBES: Final = 20
 class Membership(Assignment):
     """Instances that come and go, and the version that they are to serve."""
 
-    def __init__(
-        self, *, max_pending: int, cut: float | None, counts: bool, step: StepTime | None
-    ) -> None:
+    def __init__(self, *, max_pending: int, cut: float | None) -> None:
         """Begin without instances; the arguments are those of `Assignment`."""
-        super().__init__(max_pending=max_pending, cut=cut, counts=counts, step=step)
+        super().__init__(max_pending=max_pending, cut=cut)
         self._version_before = VersionId()
         self._holds_turns = False
         """Whether turns that come begin on the next version."""

@@ -8,7 +8,6 @@ batch from which on a larger one adds little throughput.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -57,17 +56,6 @@ class Profile:
         if fixed <= 0 or growing <= 0:
             return None
         return max(1, round(share / (1 - share) * fixed / growing))
-
-    def step_time(self) -> Callable[[int, float], float] | None:
-        """Return the seconds of a step of a batch with all its context; None if not known yet.
-
-        A part that the fit says is negative counts as nothing.
-        """
-        fit = self._fit()
-        if fit is None:
-            return None
-        fixed, each, more = (max(0.0, part) for part in fit)
-        return lambda batch, context: fixed + each * batch + more * context / 1000
 
     def _fit(self) -> tuple[float, float, float] | None:
         """Return the fixed part, a sample's and that of 1,000 tokens of context, in seconds."""

@@ -112,7 +112,7 @@ class Floor(Timeline, ABC):
         for order in ordered:
             self._perform(order)
 
-    def submit(self, *, expected: tuple[int, ...] = ()) -> None:
+    def submit(self) -> None:
         """Submit a sample for each length."""
         samples = {(p, s): 0 for p, them in enumerate(self.lengths) for s in range(len(them))}
         self.tell(
@@ -120,7 +120,6 @@ class Floor(Timeline, ABC):
                 operation_id=self.operation,
                 samples=samples,
                 prompt_tokens=(self._prompt_tokens,) * len(self.lengths),
-                expected=expected,
             )
         )
 

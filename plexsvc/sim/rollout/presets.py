@@ -16,7 +16,6 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.sim.rollout.engine import EngineProfile
-from plexsvc.sim.rollout.planned import PlannedWorkload, References
 from plexsvc.sim.rollout.workload import LengthModel, RolloutWorkload, Spot, SpotChange, Trainer
 
 SECOND_US: Final = 1_000_000
@@ -170,46 +169,7 @@ PRESETS: Final[Mapping[str, Callable[[], RolloutWorkload]]] = MappingProxyType(
 )
 
 
-def gsm8k() -> PlannedWorkload:
-    """Return epochs like GSM8K's on the paper's 3B model, two L40S an instance (section 6.1).
-
-    The spread of lengths between prompts and within one, and how they go with the reference, are
-    those of 5,276 answers of four models to 1,319 prompts (OpenAI's grade-school-math, MIT). Their
-    median of 250 characters is taken for as many tokens, as of models that reason.
-    """
-    params, kv_bytes = 3.09e9, 2 * 36 * 2 * 128 * 2
-    bandwidth, rate = 2 * 864e9 * DECODE_SHARE, 2 * 362e12 * PREFILL_SHARE
-    profile = EngineProfile(
-        fixed_us=STEP_US + 2 * params / bandwidth * SECOND_US,
-        each_us=2 * params / rate * SECOND_US,
-        context_us=kv_bytes / bandwidth * SECOND_US,
-        prefill_us=2 * params / rate * SECOND_US,
-        kv_tokens=int((2 * 48e9 * 0.9 - 2 * params) / kv_bytes),
-        batch=1024,
-    )
-    return PlannedWorkload(
-        name="rlhfless-gsm8k",
-        profile=profile,
-        lengths=LengthModel(median=250, prompt_sigma=0.358, sample_sigma=0.317, most=2048),
-        references=References(slope=1.034, sigma=0.311),
-        prompts=512,
-        samples=3,
-        prompt_tokens=100,
-        steps=1,
-        epochs=3,
-        instances=3,
-        most_instances=8,
-        start_us=SECOND_US // 2,
-    )
-
-
-PLANNED: Final[Mapping[str, Callable[[], PlannedWorkload]]] = MappingProxyType(
-    {"rlhfless-gsm8k": gsm8k}
-)
-"""Generates that are planned by expected lengths."""
-
-
-def rollout_preset(name: str, *, others: Iterable[str] = PLANNED) -> RolloutWorkload:
+def rollout_preset(name: str, *, others: Iterable[str] = ()) -> RolloutWorkload:
     """Return a named workload; an error names `others` too, which are of another kind.
 
     Raises:

@@ -99,24 +99,3 @@ def test_texts_and_token_ids_may_be_mixed() -> None:
 def test_prompts_no_model_could_read_are_refused(prompts: Any, found: str) -> None:
     with pytest.raises(PlexError, match=found):
         sampling.encode_prompts(prompts, encode=encode, vocab_size=50)
-
-
-def test_expected_lengths_are_one_for_each_prompt() -> None:
-    plain, lengths = sampling.split({"n": 2, "expected_lengths": [0, 9]})
-    assert (plain, lengths) == ({"n": 2}, [0, 9])
-    assert sampling.check_lengths(lengths, prompts=2, max_tokens=9) == [0, 9]
-    assert sampling.check_lengths(sampling.split({})[1], prompts=2, max_tokens=9) == []
-
-
-@pytest.mark.parametrize(
-    ("lengths", "because"),
-    [
-        ([1, -1], r"expected_lengths\[1\]=-1"),
-        ([10, 1], r"expected_lengths\[0\]=10: .* \[0, 9\]"),
-        ([1.5, 1], r"expected_lengths\[0\]=1.5"),
-        ([1], "1 numbers for 2 prompts"),
-    ],
-)
-def test_expected_lengths_out_of_range_are_refused(lengths: list[Any], because: str) -> None:
-    with pytest.raises(PlexError, match=because):
-        sampling.check_lengths(lengths, prompts=2, max_tokens=9)

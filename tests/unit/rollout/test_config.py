@@ -12,9 +12,3 @@ from plexsvc.rollout.config import RolloutConfig
 def test_a_share_at_which_nothing_can_be_cut_is_refused(share: float) -> None:
     with pytest.raises(PlexError, match=r"rollout\.cuts_at is"):
         RolloutConfig(cuts_at=share)
-
-
-def test_instances_are_not_counted_without_lengths() -> None:
-    with pytest.raises(PlexError, match=r"rollout\.plans_by_length off; turn it on"):
-        RolloutConfig(plans_instances=True)
-    assert RolloutConfig(plans_instances=True, plans_by_length=True).cuts_at == 0

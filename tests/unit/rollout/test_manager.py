@@ -15,7 +15,6 @@ from plexsvc import progress
 from plexsvc.ids import VersionId, new_operation_id
 from plexsvc.rollout import manager
 from plexsvc.rollout.core.events import SampleKey
-from plexsvc.rollout.core.planning import rank
 from plexsvc.rollout.store import TOKEN_BYTES
 from tests.fakes.fake_engine import fake_text
 from tests.fakes.fake_instances import FakeInstance, publish, start_instance
@@ -143,78 +142,6 @@ async def test_samples_of_a_lost_instance_go_on_elsewhere_exactly() -> None:
     assert all(a.versions == [0] * 12 for a in answers.values())
 
 
-async def generate_twice(
-    b: Bench, *, hurt: bool, is_replaced: bool = False
-) -> tuple[list[list[int]], list[dict[SampleKey, list[int]]]]:
-    """Generate the same twice; return requests by instance, then tokens, of both times.
-
-    The second time an instance is killed if it is to be `hurt`, and before it the manager if that
-    `is_replaced`.
-    """
-    prompts = [[number, number + 1] for number in range(12)]
-    requests: list[list[int]] = []
-    answered: list[dict[SampleKey, list[int]]] = []
-    for epoch in range(2):
-        if epoch and is_replaced:
-            await b.kill_manager()
-        before = [len(instance.engine.salts) for instance in b.instances]
-        for instance in b.instances:
-            instance.engine.held = bool(hurt and epoch)
-        operation = b.generate(prompts, seed=2, n=1, max_tokens=60, stop_token_ids=range(5))
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(b.execute(operation))
-            if hurt and epoch:
-                for instance in b.instances:
-                    instance.engine.allow(1)
-                await recorded(b, operation, tokens=12)
-                await b.instances[0].kill()
-                b.instances[1].engine.release()
-        assert running.result().state == APPLIED
-        assert running.result().metrics["instances_lost"] == (hurt and epoch)
-        answers = await b.answers(operation)
-        answered.append({key: list(answer.tokens) for key, answer in answers.items()})
-        after = [len(instance.engine.salts) for instance in b.instances]
-        requests.append([now - then for now, then in zip(after, before, strict=True)])
-    return requests, answered
-
-
-@pytest.mark.parametrize("is_replaced", [False, True])
-async def test_prompts_are_dealt_by_the_lengths_of_the_generate_before(
-    *, is_replaced: bool
-) -> None:
-    """Also where the manager that has seen it is gone."""
-    async with bench(instances=2, config=replace(FAST, plans_by_length=True)) as b:
-        (first, second), (tokens, again) = await generate_twice(
-            b, hurt=False, is_replaced=is_replaced
-        )
-    parts = rank([len(tokens[prompt, 0]) for prompt in range(12)], 2)
-    assert first == [6, 6] != second
-    assert second == [len(part) for part in parts]
-    assert again == tokens
-
-
-async def test_prompts_not_seen_yet_are_dealt_by_the_lengths_that_their_client_expects() -> None:
-    prompts, lengths = [[number + 1] for number in range(6)], [12, 1, 1, 1, 1, 1]
-    async with bench(instances=2, config=replace(FAST, plans_by_length=True)) as b:
-        await b.execute(b.generate(prompts, expected_lengths=lengths, n=1))
-        dealt = [len(instance.engine.salts) for instance in b.instances]
-    assert dealt == [len(part) for part in rank(lengths, 2)] == [1, 5]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "because"),
-    [([3], "has 1 numbers for 2 prompts"), ([3, 13], "expected_lengths[1] is 13")],
-)
-async def test_expected_lengths_that_no_answer_can_have_are_refused(
-    lengths: list[int], because: str
-) -> None:
-    async with bench(instances=1) as b:
-        result = await b.execute(b.generate(expected_lengths=lengths))
-        assert not b.instances[0].engine.salts
-    assert result.error.code == ErrorCode.BAD_REQUEST
-    assert because in result.error.message
-
-
 async def test_an_instance_that_is_cut_is_not_paid_and_its_samples_end_elsewhere() -> None:
     config = replace(FAST, cuts_at=0.7, balance_us=10_000)
     prompts = [[number + 1] for number in range(12)]
@@ -239,16 +166,6 @@ async def test_an_instance_that_is_cut_is_not_paid_and_its_samples_end_elsewhere
     assert asked > len(prompts), "some went on elsewhere"
     assert metrics["instance_s"] < 2 * metrics["generated_tokens"] / metrics["tokens_per_s"]
     assert metrics["instances_lost"] == 0
-
-
-@pytest.mark.parametrize("hurt", [False, True])
-async def test_tokens_are_the_same_whether_prompts_are_planned_or_not(*, hurt: bool) -> None:
-    async with bench(instances=2) as b:
-        (_, second), alone = await generate_twice(b, hurt=False)
-    async with bench(instances=2, config=replace(FAST, plans_by_length=True)) as b:
-        _, planned = await generate_twice(b, hurt=hurt)
-    assert second == [6, 6]
-    assert planned == alone
 
 
 async def test_samples_wait_for_the_only_instance_to_come_back_with_its_version() -> None:

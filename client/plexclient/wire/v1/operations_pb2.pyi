@@ -279,20 +279,18 @@ class Prompt(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., draws_used: _Optional[int] = ..., text: _Optional[str] = ..., chat: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("prompts", "sampling", "session", "expected_lengths", "prompt_texts", "encodes_only")
+    __slots__ = ("prompts", "sampling", "session", "prompt_texts", "encodes_only")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXTS_FIELD_NUMBER: _ClassVar[int]
     ENCODES_ONLY_FIELD_NUMBER: _ClassVar[int]
     prompts: _containers.RepeatedCompositeFieldContainer[Prompt]
     sampling: SamplingParams
     session: str
-    expected_lengths: _containers.RepeatedScalarFieldContainer[int]
     prompt_texts: bool
     encodes_only: bool
-    def __init__(self, prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., session: _Optional[str] = ..., expected_lengths: _Optional[_Iterable[int]] = ..., prompt_texts: _Optional[bool] = ..., encodes_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., session: _Optional[str] = ..., prompt_texts: _Optional[bool] = ..., encodes_only: _Optional[bool] = ...) -> None: ...
 
 class DispatchPlan(_message.Message):
     __slots__ = ("version", "ranks", "lengths")

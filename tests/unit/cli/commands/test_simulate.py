@@ -108,8 +108,3 @@ def test_a_rollout_of_a_file_comes_to_one_line_of_json(app: typer.Typer, tmp_pat
 def test_a_rollout_takes_no_options_of_clusters(app: typer.Typer) -> None:
     done = CliRunner().invoke(app, ["--rollout", "spot-2-8b", "--preset", "cluster-256"])
     assert done.exit_code == 2
-
-
-def test_a_planned_rollout_writes_no_files(app: typer.Typer, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["--rollout", "rlhfless-gsm8k", "--export", str(tmp_path)])
-    assert done.exit_code == 2

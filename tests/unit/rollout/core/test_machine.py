@@ -138,43 +138,6 @@ def test_samples_in_an_engines_queue_make_room_for_a_shorter_generate() -> None:
     assert ticks == [[]] * 7, "what nobody waits behind stays"
 
 
-def test_prompts_of_like_expected_length_go_to_one_instance() -> None:
-    core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
-    core.handle(joined(MODEL, MODEL))
-    expected = (10, 90, 20, 60)
-    samples = {(prompt, sample): 0 for prompt in range(4) for sample in range(2)}
-    event = events.SamplesSubmitted(operation_id=OP, samples=samples, expected=expected)
-    starts = [order for order in core.handle(event) if isinstance(order, orders.StartSamples)]
-    assert [{key[0] for key in order.samples} for order in starts] == [{1}, {0, 2, 3}]
-    check(core)
-
-
-def test_an_instance_is_let_go_when_others_have_slots_for_its_last_samples() -> None:
-    core = RolloutCore("job/rollout", max_losses=3, max_pending=64, cut=0.5)
-    for number in (1, 2):
-        core.handle(spot(number))
-    samples = {(prompt, 0): 0 for prompt in range(4)}
-    starts = core.handle(events.SamplesSubmitted(operation_id=OP, samples=samples))
-    ended_on: dict[InstanceId, list[SampleKey]] = {
-        order.instance_id: order.samples
-        for order in starts
-        if isinstance(order, orders.StartSamples)
-    }
-    last = [Arrival(keys[0], 0, LENGTH, is_last=True) for keys in ended_on.values()]
-    assert not stops(core.handle(arrived(ONE, last[0]))), "the other has no slot yet"
-    (stop,) = stops(core.handle(arrived(TWO, last[1])))
-    assert (stop.instance_id, stop.samples) == (TWO, [ended_on[TWO][1]])
-    moved = core.handle(
-        arrived(TWO, Arrival(ended_on[TWO][1], 0, 2, is_last=False, is_aborted=True))
-    )
-    assert [type(order) for order in moved] == [
-        orders.RecordTokens,
-        orders.StartSamples,
-        orders.ReleaseInstance,
-    ]
-    check(core)
-
-
 def stops(ordered: list[orders.Order]) -> list[orders.StopSamples]:
     return [order for order in ordered if isinstance(order, orders.StopSamples)]
 
@@ -647,7 +610,7 @@ class Call:
 
 def begin_cut() -> tuple[RolloutCore, dict[InstanceId, list[SampleKey]]]:
     """Return a core whose two instances have two samples each, and are spared when one ended."""
-    core = RolloutCore("job/rollout", max_losses=3, max_pending=64, cut=0.5, spares=True)
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=64, cut=0.5)
     core.handle(joined(MODEL, MODEL))
     samples = {(prompt, 0): 0 for prompt in range(4)}
     starts = core.handle(events.SamplesSubmitted(operation_id=OP, samples=samples))
@@ -657,8 +620,10 @@ def begin_cut() -> tuple[RolloutCore, dict[InstanceId, list[SampleKey]]]:
 
 def test_an_instance_that_is_cut_is_spared_until_the_generate_ends() -> None:
     core, has = begin_cut()
-    core.handle(arrived(ONE, Arrival(has[ONE][0], 0, LENGTH, is_last=True)))
-    core.handle(arrived(TWO, Arrival(has[TWO][0], 0, LENGTH, is_last=True)))
+    last = core.handle(arrived(ONE, Arrival(has[ONE][0], 0, LENGTH, is_last=True)))
+    assert not stops(last), "the other has no slot yet"
+    last = core.handle(arrived(TWO, Arrival(has[TWO][0], 0, LENGTH, is_last=True)))
+    assert [(stop.instance_id, stop.samples) for stop in stops(last)] == [(TWO, [has[TWO][1]])]
     assert core.spared == {TWO}
     check(core)
     gone = Arrival(has[TWO][1], 0, 2, is_last=False, is_aborted=True)
@@ -703,45 +668,12 @@ def test_a_spared_instance_serves_again_when_the_others_are_lost() -> None:
     check(core)
 
 
-def test_prompts_are_ranked_by_what_instances_have_and_how_slow_they_are() -> None:
-    core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
-    core.handle(joined(MODEL, MODEL))
-    core.instances[ONE].slowness = 9
-    expected = (10, 90, 20, 60, 60)
-    samples = {(prompt, 0): 0 for prompt in range(5)}
-    event = events.SamplesSubmitted(operation_id=OP, samples=samples, expected=expected)
-    starts = [order for order in core.handle(event) if isinstance(order, orders.StartSamples)]
-    found = {one.instance_id: {key[0] for key in one.samples} for one in starts}
-    assert found == {TWO: {1, 2, 3, 4}, ONE: {0}}
-    check(core)
-
-
-def test_a_generate_leaves_instances_that_gain_it_little_to_others() -> None:
-    core = RolloutCore("job/rollout", max_losses=3, max_pending=64, spares=True, counts=True)
-    core.handle(joined(MODEL, MODEL, MODEL, MODEL))
-    for instance in core.instances.values():
-        for batch in (1, 2, 4, 8) * 4:  # a larger batch takes hardly more
-            took = 0.1 + 0.0001 * batch
-            instance.profile.observe(batch=batch, context=10, tokens_per_s=batch / took)
-    samples = {(prompt, 0): 0 for prompt in range(8)}
-    expected = (400, *(5,) * 7)  # the time is that of the first, and one more has all others
-    event = events.SamplesSubmitted(operation_id=OP, samples=samples, expected=expected)
-    starts = [order for order in core.handle(event) if isinstance(order, orders.StartSamples)]
-    assert [one.samples for one in starts] == [[(0, 0)], [(prompt, 0) for prompt in range(1, 8)]]
-    assert len(core.spared) == 2
-    check(core)
-    core.handle(events.OperationEnded(operation_id=OP))
-    assert not core.spared
-
-
 class Course(RuleBasedStateMachine):
     """Any course of events; what the core orders is done at random times with random outcomes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = RolloutCore(
-            "job/rollout", max_losses=4, max_pending=3, cut=0.5, spares=True, counts=True
-        )
+        self.core = RolloutCore("job/rollout", max_losses=4, max_pending=3, cut=0.5)
         self.next_instance = 1
         self.next_operation = 0
         self.at_us = 0
@@ -846,11 +778,8 @@ class Course(RuleBasedStateMachine):
         samples=st.integers(1, 2),
         had=st.integers(0, LENGTH - 1),
         session=st.sampled_from([None, "", "a", "b"]),
-        is_planned=st.booleans(),
     )
-    def submit(
-        self, prompts: int, samples: int, had: int, session: str | None, is_planned: bool
-    ) -> None:
+    def submit(self, prompts: int, samples: int, had: int, session: str | None) -> None:
         self.next_operation += 1
         name = OperationId(str(self.next_operation).encode().rjust(16))
         keys = [(prompt, sample) for prompt in range(prompts) for sample in range(samples)]
@@ -861,7 +790,6 @@ class Course(RuleBasedStateMachine):
                 samples=dict.fromkeys(keys, had),
                 is_turn=session is not None,
                 session=session or "",
-                expected=(LENGTH,) * prompts if is_planned else (),
             )
         )
 

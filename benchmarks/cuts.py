@@ -1,13 +1,12 @@
-"""Planning by expected lengths on against off, on real engines whose steps take a set time.
+"""Instances that a generate leaves early, on against off, on real engines with steps of a set time.
 
-    python -m benchmarks.length_plans [--step-ms 40] [--sample-ms 1] [--rounds 2]
+    python -m benchmarks.cuts [--step-ms 40] [--sample-ms 1] [--rounds 2]
 
 Two cores cannot run four engines at the speed of four devices. So a vLLM engine of the tiny model
 (float32, CPU) sleeps after each of its steps until `--step-ms`, and `--sample-ms` for each sample
 that runs, have passed; all else is the service as it is. Each setting has a service of its own with
-4 engines, and generates the same 48 prompts with the same draws: once to be warm and to learn, then
-`--rounds` times. Answers end by a draw, so their lengths are spread like waiting times, and the
-service knows them from the generate before.
+4 engines, and generates the same 48 prompts with the same draws: once to be warm, then `--rounds`
+times. Answers end by a draw, so their lengths are spread like waiting times.
 
 Prints one JSON line: by setting, time and instance-seconds (`instance_s`) of a generate, the mean
 of the rounds, and both against off. Bounds: the longest answer alone on an instance for the time,
@@ -36,10 +35,7 @@ PROMPTS: Final = [[2 + (index + at) % 40 for at in range(8)] for index in range(
 MOST: Final = 200
 SETTINGS: Final = {
     "off": "",
-    "ranked": "plans_by_length = true\n",
     "cut": "cuts_at = 0.7\n",
-    "ranked, cut": "plans_by_length = true\ncuts_at = 0.7\n",
-    "all": "plans_by_length = true\nplans_instances = true\ncuts_at = 0.7\n",
 }
 
 
@@ -54,7 +50,7 @@ def measure(
     with (
         start_cluster(home, nodes=nodes, scheduler=scheduler) as cluster,
         cluster.connect() as connection,
-        connection.job("lengths") as job,
+        connection.job("cuts") as job,
     ):
         rollout = job.deploy(
             "rollout", model=model, backend="vllm", max_model_len=256, instances=INSTANCES

@@ -1,4 +1,4 @@
-"""Generates planned by expected lengths on real engines."""
+"""Instances that a generate leaves before its end, on real engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.rigs.live_cluster import ROLLOUT, SHARES_ALL, start_cluster
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
-PLANS = "[rollout]\nplans_by_length = true\ncuts_at = 0.5\nbalance_us = 50_000\n"
+CUTS = "[rollout]\ncuts_at = 0.5\nbalance_us = 50_000\n"
 PROMPTS = [[3 + number, 4, 12, 5] for number in range(8)]
 OPTIONS = plex.SamplingOptions(max_tokens=400, seed=7, ignore_eos=True, stop_token_ids=[2, 3])
 
@@ -19,9 +19,9 @@ OPTIONS = plex.SamplingOptions(max_tokens=400, seed=7, ignore_eos=True, stop_tok
 def test_tokens_are_the_same_where_an_instance_is_cut(tmp_path: Path, tiny_model: Path) -> None:
     nodes = {"node-a": [ROLLOUT] * 3}
     with (
-        start_cluster(tmp_path, nodes=nodes, scheduler=SHARES_ALL + PLANS) as cluster,
+        start_cluster(tmp_path, nodes=nodes, scheduler=SHARES_ALL + CUTS) as cluster,
         cluster.connect() as connection,
-        connection.job("lengths") as job,
+        connection.job("cuts") as job,
     ):
         rollouts = [
             job.deploy(
@@ -33,12 +33,7 @@ def test_tokens_are_the_same_where_an_instance_is_cut(tmp_path: Path, tiny_model
             )
             for instances in (1, 2)
         ]
-        lengths = [50] * len(PROMPTS)
-        alone, cut = (
-            rollout.generate(PROMPTS, expected_lengths=lengths, **OPTIONS) for rollout in rollouts
-        )
-        with pytest.raises(plex.PlexError, match="expected_lengths"):
-            rollouts[0].generate(PROMPTS, expected_lengths=[1], **OPTIONS)
+        alone, cut = (rollout.generate(PROMPTS, **OPTIONS) for rollout in rollouts)
     assert [one.tokens for one in alone] == [one.tokens for one in cut]
     took_s = cut.num_tokens / cut.metrics["tokens_per_s"]
     assert cut.metrics["instance_s"] < 2 * took_s, "one of the two was left before the end"
