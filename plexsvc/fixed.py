@@ -22,5 +22,5 @@ def keys(owner: type) -> dict[str, object]:
     """Return the types of a dataclass's fields by name, but for the fixed ones."""
     hints = typing.get_type_hints(owner, include_extras=True)
     plain = typing.get_type_hints(owner)
-    is_fixed = {name for name, hint in hints.items() if typing.get_origin(hint) is Annotated}
+    is_fixed = {name for name, hint in hints.items() if _MARK in getattr(hint, "__metadata__", ())}
     return {name: hint for name, hint in plain.items() if name not in is_fixed}

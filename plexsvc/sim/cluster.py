@@ -20,13 +20,14 @@ class SwitchModel:
     """What a context switch costs: offload and load over the link, beside a constant."""
 
     base_s: Amount = 0.0
-    """Seconds every switch takes beside the bytes."""
+    """Seconds every switch takes beside `2 * state_gb / nodes / link_gb_s`."""
 
     link_gb_s: Rate = 25.0
     """Device to host, gigabytes a second and node, each way."""
 
     disk_gb_s: Rate = 6.0
-    """Host to disk, gigabytes a second and node, each way."""
+    """Host to disk, gigabytes a second and node, each way: for what of a job's state found no room
+    in a node's host memory when it came."""
 
     host_gb_s: Amount = 0.0
     """What all nodes of one host together may move, gigabytes a second each way; 0: no limit."""
@@ -99,7 +100,7 @@ class SimCluster:
     """A cluster file."""
 
     nodes: Count
-    """How many there are, those of `unequal` together."""
+    """How many there are. A file may give a list instead, where they are unequal."""
 
     unequal: tuple[NodeGroup, ...] = ()
     """Nodes by size, in the order of their names; none where all are alike."""

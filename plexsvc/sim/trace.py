@@ -1,4 +1,4 @@
-"""Job traces (JSONL) and cluster files (JSON), read and written; docs/simulator.md lists all keys.
+"""Job traces (JSONL) and cluster files (JSON), read and written.
 
 A trace is a `JobLine` for each job. A cluster file has the fields of `SimCluster`, but for `nodes`,
 which may be a list of sizes, and `events`, whose action is a key. Nodes are called `n00000`,
@@ -39,8 +39,13 @@ class Stretch:
     """A segment of a cycle as files have it."""
 
     phase: Annotated[str, Meta(min_length=1)]
+    """What runs, for example `update`; `sync` delivers weights."""
+
     offset_s: Amount
+    """Since the cycle began."""
+
     duration_s: Amount
+    """How long it takes alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +53,72 @@ class JobLine:
     """A job as a trace has it."""
 
     job_id: Annotated[str, Meta(min_length=1)]
+    """Its name, once in the file."""
+
     arrival_s: Amount
+    """When it is submitted."""
+
     nodes: Count
+    """Its training gang, whole or not at all."""
+
     cycles: Count
+    """How many it trains; at most 1,000,000."""
+
     period_s: Annotated[float, Meta(gt=0, le=1e9)]
+    """Length of a cycle alone."""
+
     segments: Annotated[list[Stretch], Meta(min_length=1, max_length=1000)]
+    """Device use in a cycle: in order, disjoint, inside the period, at most 1,000."""
+
     mode: Mode = Mode.SYNC
+    """`"sync"`: one chain of rollout and training; `"async1"`: one step of staleness."""
+
     sync_at: SyncAt = SyncAt.UPDATE
+    """Of `"async1"`: weights are published after the update, or (`"boundary"`) by the segments of
+    phase `sync` at the end of the iteration, on the critical path."""
+
     jitter_cv: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    """Coefficient of variation of the rollout time, lognormal; at most 100."""
+
     max_slowdown: Annotated[float, Meta(ge=1, le=1e9)] = 1.5
+    """How much longer its cycle may be predicted to get by sharing; one that is measured past it is
+    relieved."""
+
     state_gb: Amount = 0.0
+    """State of all its nodes together; 0: its switches cost nothing."""
+
     rollout_nodes: CountOrNone = 0
+    """Nodes it holds for itself alone besides."""
+
     deployments: Count = 1
+    """Training deployments with a gang of `nodes` each, to which the phases are dealt in order; at
+    most as many as phases."""
+
     expected_cycles: CountOrNone | None = None
+    """How many it says it will train; `null`: as many as it will, 0: it does not say."""
+
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] = 0
+    """Higher ones are offered nodes first."""
+
     tenant: str = ""
+    """Whose it is."""
+
     switch_s: Amount | None = None
+    """What a switch to it costs, instead of by `state_gb` and link."""
+
     node_devices: Devices | None = None
+    """Devices of each node it asks for, if not the cluster's `devices_per_node`."""
+
     rollout_node_devices: Devices | None = None
+    """Devices of each of its rollout nodes, if it takes turns with others on these too: phases
+    `rollout` and `tail` run there, the others on its training nodes, which have another size. Needs
+    `mode` `"sync"` and 2 `deployments`."""
+
     believed: Annotated[list[Stretch], Meta(max_length=1000)] = field(default_factory=list)
+    """Segments as an earlier run left them on record, if the truth differs; the same phases."""
+
     grown: Annotated[list[Stretch], Meta(max_length=1000)] = field(default_factory=list)
+    """Segments of the second half of its cycles, if they differ; the same phases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ def simulate(
     async1), sync_at (update, boundary), jitter_cv, max_slowdown, state_gb,
     rollout_nodes, deployments, expected_cycles, priority, tenant, switch_s,
     believed and grown. A cluster needs {"nodes": N}.
-    docs/simulator.md says what they mean, and what else there is.
+    docs/reference/traces.md says what they mean, and what else there is.
     """
     from plexsvc.scheduler.core.planning.policies import policy_named
 
