@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from plexclient.errors import ErrorCode, PlexError
@@ -23,7 +24,6 @@ class Background:
         self._ready = threading.Event()
         self._lock = threading.Lock()
         self._is_closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="plexclient", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -44,7 +44,7 @@ class Background:
             if self._is_closed:
                 future.set_exception(_closed())
             else:
-                self._loop.call_soon_threadsafe(self._spawn, make, future)
+                self._loop.call_soon_threadsafe(self._group.create_task, _settle(make, future))
         return future
 
     @property
@@ -83,25 +83,13 @@ class Background:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_report)
         self._stop = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            self._ready.set()
-            await self._stop.wait()
-            for task in tuple(self._tasks):
-                task.cancel()
-
-    def _spawn(self, make: Callable[[], Awaitable[R]], future: Future[R]) -> None:
-        if self._stop.is_set():
-            future.set_exception(_closed())
-            return
-        task = self._group.create_task(_settle(make, future))
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._forget(done, future))
-
-    def _forget(self, task: asyncio.Task[None], future: Future[R]) -> None:
-        self._tasks.discard(task)
-        if not future.done():  # cancelled before its first step
-            future.set_exception(_closed())
+        with suppress(asyncio.CancelledError):
+            async with asyncio.TaskGroup() as self._group:
+                self._ready.set()
+                await self._stop.wait()
+                # What was started before `close` has made its first step by now, so it hears of
+                # this and answers its future.
+                raise asyncio.CancelledError
 
 
 async def _settle(make: Callable[[], Awaitable[R]], future: Future[R]) -> None:
