@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -46,6 +46,24 @@ class Background:
             else:
                 self._loop.call_soon_threadsafe(self._group.create_task, _settle(make, future))
         return future
+
+    def pull(self, source: AsyncGenerator[R]) -> Generator[R]:
+        """Yield what `source` yields on the loop; left early, it is closed there."""
+        try:
+            while (item := self.start(lambda: anext(source, None)).result()) is not None:
+                yield item
+        finally:
+            self.start(source.aclose)
+
+    async def pull_aio(self, source: AsyncGenerator[R]) -> AsyncGenerator[R]:
+        """Yield the same on the caller's own event loop."""
+        try:
+            while (
+                item := await asyncio.wrap_future(self.start(lambda: anext(source, None)))
+            ) is not None:
+                yield item
+        finally:
+            self.start(source.aclose)
 
     @property
     def is_own(self) -> bool:

@@ -200,15 +200,17 @@ class Lane:
         operation, given = ticket.operation, ticket.inputs
         retry = self.session.retry(f"the payload of {self._name(operation)}")
         timeout_s = transfer_timeout_s(given.nbytes, options=self.session.options)
-
-        async def send() -> None:
-            await self._turn(ticket.seq, retry)
-            requests = stage_requests(operation, given)
-            await self.session.link.stage(requests, timeout_s=timeout_s)
-
         self._uploading.add(ticket.seq)
         try:
-            await persist(send, retry=retry)
+            while True:
+                await self._turn(ticket.seq, retry)
+                requests = stage_requests(operation, given)
+                try:
+                    await self.session.link.stage(requests, timeout_s=timeout_s)
+                except PlexError as error:
+                    await retry.pause(error)
+                else:
+                    return
         except Exception as error:  # noqa: BLE001 - whoever awaits the answer raises it
             refused.set_result(error)
         finally:

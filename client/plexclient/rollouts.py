@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, Unpack
 
 from plexclient import sampling
 from plexclient.calls import Cancellable, call, unowned
@@ -27,8 +26,6 @@ from plexclient.turns import TurnSession
 from plexclient.wire.v1 import operations_pb2, service_pb2
 
 Prompts = Iterable[str | Sequence[int]]
-
-R = TypeVar("R")
 
 log = logging.getLogger("plexclient")
 
@@ -226,7 +223,7 @@ class GenerateCall:
         """Return an iterator of samples as they finish. The operation starts now."""
         self._rollout.background.check_may_block()
         generation = self._rollout.begin(prompts, text=text, options=options)
-        deltas = self._pull(generation.deltas())
+        deltas = self._rollout.background.pull(generation.deltas())
         return Stream((d.sample for d in deltas if d.sample is not None), generation)
 
     def stream_aio(
@@ -234,7 +231,7 @@ class GenerateCall:
     ) -> AsyncStream[Sample]:
         """Return an asynchronous iterator of samples as they finish. The operation starts now."""
         generation = self._rollout.begin(prompts, text=text, options=options)
-        deltas = self._pull_aio(generation.deltas())
+        deltas = self._rollout.background.pull_aio(generation.deltas())
         finished = (delta.sample async for delta in deltas if delta.sample is not None)
         return AsyncStream(finished, generation)
 
@@ -255,7 +252,9 @@ class GenerateCall:
         self._rollout.background.check_may_block()
         least = whole("min_samples", min_samples, least=1)
         generation = self._rollout.begin(prompts, text=text, options=options)
-        return Stream(self._pull(generation.batches(min_samples=least)), generation)
+        return Stream(
+            self._rollout.background.pull(generation.batches(min_samples=least)), generation
+        )
 
     def micro_batches_aio(
         self,
@@ -268,7 +267,9 @@ class GenerateCall:
         """Return an asynchronous iterator of batches of finished samples, as `micro_batches`."""
         least = whole("min_samples", min_samples, least=1)
         generation = self._rollout.begin(prompts, text=text, options=options)
-        return AsyncStream(self._pull_aio(generation.batches(min_samples=least)), generation)
+        return AsyncStream(
+            self._rollout.background.pull_aio(generation.batches(min_samples=least)), generation
+        )
 
     def deltas(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
@@ -279,29 +280,11 @@ class GenerateCall:
         """
         self._rollout.background.check_may_block()
         generation = self._rollout.begin(prompts, text=text, options=options)
-        return Stream(self._pull(generation.deltas()), generation)
+        return Stream(self._rollout.background.pull(generation.deltas()), generation)
 
     def deltas_aio(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
     ) -> AsyncStream[Delta]:
         """Return an asynchronous iterator of new tokens. The operation starts now."""
         generation = self._rollout.begin(prompts, text=text, options=options)
-        return AsyncStream(self._pull_aio(generation.deltas()), generation)
-
-    def _pull(self, source: AsyncGenerator[R]) -> Generator[R]:
-        start = self._rollout.background.start
-        try:
-            while (item := start(lambda: anext(source, None)).result()) is not None:
-                yield item
-        finally:
-            start(source.aclose)
-
-    async def _pull_aio(self, source: AsyncGenerator[R]) -> AsyncGenerator[R]:
-        start = self._rollout.background.start
-        try:
-            while (
-                item := await asyncio.wrap_future(start(lambda: anext(source, None)))
-            ) is not None:
-                yield item
-        finally:
-            start(source.aclose)
+        return AsyncStream(self._rollout.background.pull_aio(generation.deltas()), generation)

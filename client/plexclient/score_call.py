@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -78,7 +77,8 @@ class Scoring:
     ) -> Iterator[Score]:
         """Return an iterator of the scores as they are done. Left early, scoring ends."""
         self._session.background.check_may_block()
-        return self._pull(self._begin(program, samples, references, settings))
+        batch = self._begin(program, samples, references, settings)
+        return self._session.background.pull(batch.scores())
 
     def stream_aio(
         self,
@@ -89,7 +89,8 @@ class Scoring:
         **settings: Any,
     ) -> AsyncGenerator[Score]:
         """Return an asynchronous iterator of the scores as they are done."""
-        return self._pull_aio(self._begin(program, samples, references, settings))
+        batch = self._begin(program, samples, references, settings)
+        return self._session.background.pull_aio(batch.scores())
 
     def _begin(
         self,
@@ -102,24 +103,6 @@ class Scoring:
         batch = open_batch(self._session, program, settings, size=len(made))
         batch.ask(made)
         return batch
-
-    def _pull(self, batch: ScoreBatch) -> Generator[Score]:
-        source, start = batch.scores(), self._session.background.start
-        try:
-            while (score := start(lambda: anext(source, None)).result()) is not None:
-                yield score
-        finally:
-            start(source.aclose)
-
-    async def _pull_aio(self, batch: ScoreBatch) -> AsyncGenerator[Score]:
-        source, start = batch.scores(), self._session.background.start
-        try:
-            while (
-                score := await asyncio.wrap_future(start(lambda: anext(source, None)))
-            ) is not None:
-                yield score
-        finally:
-            start(source.aclose)
 
 
 def _to_wire(

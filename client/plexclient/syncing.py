@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from plexclient.calls import Cancellable, call
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
-from plexclient.lane import Ticket, outcome
+from plexclient.lane import Ticket
 from plexclient.wire.v1 import operations_pb2
 
 
@@ -51,15 +51,13 @@ class Synced(Deployment):
         pulled = start(lambda: self.lane.answer(pull))
 
         async def both() -> int:
-            outcomes = [
-                await outcome(asyncio.wrap_future(published)),
-                await outcome(asyncio.wrap_future(pulled)),
-            ]
+            answers = (asyncio.wrap_future(published), asyncio.wrap_future(pulled))
+            outcomes = await asyncio.gather(*answers, return_exceptions=True)
             source.lane.release(publish)
             self.lane.release(pull)
             versions: list[int] = []
             for found in outcomes:
-                if isinstance(found, Exception):
+                if isinstance(found, BaseException):
                     raise found
                 versions.append(found.weight_version)
             return versions[0]

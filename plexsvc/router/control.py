@@ -138,14 +138,9 @@ def _check_agent(request: pb.AddNodeRequest, _: RouterConfig) -> None:
         )
 
 
-def _check_moved(request: pb.MoveJobRequest, _: RouterConfig) -> None:
+def _check_job(request: pb.MoveJobRequest | pb.PinJobRequest, _: RouterConfig) -> None:
     if not request.job_id:
-        raise bad_request("move_job got no job_id; `plexctl job list` shows them")
-
-
-def _check_pinned(request: pb.PinJobRequest, _: RouterConfig) -> None:
-    if not request.job_id:
-        raise bad_request("pin_job got no job_id; `plexctl job list` shows them")
+        raise bad_request("the request names no job; give a job_id (`plexctl job list`)")
 
 
 def _check_shape(request: pb.WhatIfRequest, _: RouterConfig) -> None:
@@ -176,8 +171,8 @@ CHECKS: Final[Mapping[str, Callable[[Any, RouterConfig], None]]] = {
     "ChangeNode": _check_change,
     "AddNode": _check_agent,
     "WhatIf": _check_shape,
-    "MoveJob": _check_moved,
-    "PinJob": _check_pinned,
+    "MoveJob": _check_job,
+    "PinJob": _check_job,
 }
 """What requests must satisfy; the others may carry anything."""
 

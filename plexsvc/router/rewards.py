@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
@@ -14,11 +16,11 @@ from plexsvc.router.channels import SCORE, ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.validation import bad_request
 from plexsvc.rpc import services
-from plexsvc.rpc.services import Reply
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Reward"]
 
-Request = pb.GetRewardsRequest | pb.AddProgramRequest | pb.RemoveProgramRequest
+METHODS: Final = ("GetRewards", "AddProgram", "RemoveProgram")
+"""The methods with one reply that both services have."""
 
 
 class Rewards:
@@ -54,33 +56,22 @@ class Rewards:
             async for reply in replies:
                 yield reply
 
-    async def view(self, request: pb.GetRewardsRequest, *, tenant: TenantId) -> pb.RewardsReply:
-        """Return programs, pool and batches."""
-        request.is_operator = tenant in self._config.operators
-        return await self._call("GetRewards", request, pb.RewardsReply, tenant=tenant)
+    async def forward(self, name: str, request: Any, *, tenant: TenantId) -> Message:
+        """Return the proxy's reply to a request that says who asks, whatever it claimed.
 
-    async def add_program(
-        self, request: pb.AddProgramRequest, *, tenant: TenantId
-    ) -> pb.RewardProgram:
-        """Keep a program of the tenant's own; return it when it is kept."""
-        return await self._call("AddProgram", request, pb.RewardProgram, tenant=tenant)
-
-    async def remove_program(
-        self, request: pb.RemoveProgramRequest, *, tenant: TenantId
-    ) -> pb.RewardProgram:
-        """Forget a program of the tenant's own; return what it was."""
-        return await self._call("RemoveProgram", request, pb.RewardProgram, tenant=tenant)
-
-    async def _call(
-        self, name: str, request: Request, reply: type[Reply], *, tenant: TenantId
-    ) -> Reply:
+        Raises:
+            PlexError: `bad_request`, or what the proxy refuses.
+        """
+        method = SERVICE.methods_by_name[name]
         request.tenant = tenant
+        if "is_operator" in request.DESCRIPTOR.fields_by_name:
+            request.is_operator = tenant in self._config.operators
         bounds.check(request)
         return await services.call(
             self._channels.to(self._proxy()),
-            SERVICE.methods_by_name[name],
+            method,
             request,
-            reply,
+            services.reply_type(method),
             timeout_s=self._config.control_timeout_us / 1e6,
         )
 

@@ -21,7 +21,7 @@ from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import PlexError
 from plexsvc.ids import TenantId
-from plexsvc.router import bounds, models, names
+from plexsvc.router import bounds, models, names, rewards
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.auth import Tenants
 from plexsvc.router.channels import ChannelPool
@@ -259,15 +259,14 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         with router.calls.hold(tenant):
             await router.operations.serve(context, partial(router.submit_operation, tenant=tenant))
 
-    calls = {name: known(partial(router.control.forward, name)) for name in METHODS} | {
+    calls = {name: known(partial(router.control.forward, name)) for name in METHODS}
+    calls |= {name: known(partial(router.rewards.forward, name)) for name in rewards.METHODS}
+    calls |= {
         "KeepAlive": known(router.keep_alive),
         "CreateDeployment": known(router.create_deployment),
         "CreateDeployments": known(router.create_deployments),
         "SubmitOperation": known(router.submit_operation),
         "StagePayload": known(router.uploads.relay),
-        "GetRewards": known(router.rewards.view),
-        "AddProgram": known(router.rewards.add_program),
-        "RemoveProgram": known(router.rewards.remove_program),
         "Operate": operate,
     }
     streams = {

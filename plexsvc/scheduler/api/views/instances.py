@@ -12,10 +12,28 @@ from plexsvc.scheduler.live import LiveScheduler
 
 
 async def list_instances(
-    scheduler: LiveScheduler, request: service_pb2.ListInstancesRequest
+    scheduler: LiveScheduler, request: Asked
 ) -> service_pb2.ListInstancesReply:
     """Return the instances of a tenant's jobs, with spot devices; operators see everybody's."""
-    return await _listed(scheduler, request)
+    lens, registry = Lens(scheduler.registry, request), scheduler.registry
+    devices = {
+        rank.address: f"{rank.node_id}:{rank.device}"
+        for wpg in registry.by_wpg.values()
+        if wpg.is_rollout
+        for rank in scheduler.reach.ranks.of(wpg.wpg_id)
+    }
+    shown: list[service_pb2.InstanceView] = []
+    for view in await scheduler.reach.rollout.instances():
+        record = registry.deployments.get(DeploymentId(view.deployment_id))
+        if record is None or not lens.sees(record.job_id):
+            if view.deployment_id and not lens.sees_all:
+                continue
+        else:
+            view.job_id, view.tenant = record.job_id, record.tenant
+        view.device = devices.get(view.device, view.device)
+        view.because = lens.text(view.because)
+        shown.append(view)
+    return service_pb2.ListInstancesReply(instances=shown)
 
 
 async def drain_instance(
@@ -61,32 +79,10 @@ async def _one(
     scheduler: LiveScheduler,
     asked: service_pb2.DrainInstanceRequest | service_pb2.OpenInstanceRequest,
 ) -> service_pb2.ListInstancesReply:
-    found = (await _listed(scheduler, asked)).instances
+    found = (await list_instances(scheduler, asked)).instances
     return service_pb2.ListInstancesReply(
         instances=[one for one in found if one.device == asked.device]
     )
-
-
-async def _listed(scheduler: LiveScheduler, asked: Asked) -> service_pb2.ListInstancesReply:
-    lens, registry = Lens(scheduler.registry, asked), scheduler.registry
-    devices = {
-        rank.address: f"{rank.node_id}:{rank.device}"
-        for wpg in registry.by_wpg.values()
-        if wpg.is_rollout
-        for rank in scheduler.reach.ranks.of(wpg.wpg_id)
-    }
-    shown: list[service_pb2.InstanceView] = []
-    for view in await scheduler.reach.rollout.instances():
-        record = registry.deployments.get(DeploymentId(view.deployment_id))
-        if record is None or not lens.sees(record.job_id):
-            if view.deployment_id and not lens.sees_all:
-                continue
-        else:
-            view.job_id, view.tenant = record.job_id, record.tenant
-        view.device = devices.get(view.device, view.device)
-        view.because = lens.text(view.because)
-        shown.append(view)
-    return service_pb2.ListInstancesReply(instances=shown)
 
 
 METHODS: Final[Methods] = {"ListInstances": list_instances}
