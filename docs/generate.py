@@ -1,4 +1,4 @@
-"""Generated references: client, configuration, errors, commands and traces, from the code.
+"""Generated references: client, configuration, errors, commands, traces and presets, from the code.
 
 `python docs/generate.py` writes them; `--check` exits with 1 when a committed one is stale.
 """
@@ -32,7 +32,9 @@ from plexsvc.cluster.embedded import ClusterConfig
 from plexsvc.fixed import keys
 from plexsvc.node.config import AgentConfig
 from plexsvc.router.config import RouterConfig
+from plexsvc.scheduler.core.planning import policies
 from plexsvc.sim.cluster import NodeGroup, SimCluster
+from plexsvc.sim.presets import PRESETS
 from plexsvc.sim.trace import JobLine
 
 TARGET: Final = Path(__file__).parent / "reference"
@@ -60,6 +62,13 @@ TRACES: Final = """# Traces and cluster files
 
 What `plexctl simulate` reads (`../simulator.md`). Other keys, and numbers out of bounds, are
 refused with file, line and field, and exit code 2.
+"""
+SIMULATED: Final = """# Presets and policies
+
+What `plexctl simulate --preset NAME --policy NAME` plays (`../simulator.md`).
+
+## Presets
+
 """
 CLUSTER: Final = """
 ## The cluster file
@@ -110,6 +119,19 @@ def traces() -> str:
     unequal = ["\n### One of unequal `nodes`\n", *_tables(NodeGroup, name="")]
     text = "".join([TRACES, *lines, CLUSTER, *_tables(SimCluster, name=""), *unequal])
     return re.sub(r"### `\[(.*)\]`", r"### `\1`", text)
+
+
+def presets() -> str:
+    """Return the reference of what `plexctl simulate` plays by name."""
+    named: dict[str, list[str]] = {}
+    for name, made in PRESETS.items():
+        function, given = getattr(made, "func", made), getattr(made, "keywords", {})
+        values = ", ".join(f"{key}={value}" for key, value in given.items())
+        told = " ".join(_text(function).removeprefix("Return ").split())
+        named.setdefault(told, []).append(f"`{name}`" + (f" ({values})" if values else ""))
+    rows = "".join(f"| {'<br>'.join(names)} | {told} |\n" for told, names in named.items())
+    policy = str(policies.__doc__).partition("\n")[2].strip()
+    return f"{SIMULATED}| preset | what it is |\n| --- | --- |\n{rows}\n## Policies\n\n{policy}\n"
 
 
 def _tables(owner: type, *, name: str) -> Iterator[str]:
@@ -264,6 +286,7 @@ def main() -> None:
         "configuration": configuration(),
         "errors": errors(),
         "commands": commands(),
+        "presets": presets(),
         "traces": traces(),
     }
     fresh = {f"{name}.md": HEADER + text for name, text in made.items()}

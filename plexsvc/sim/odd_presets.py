@@ -49,9 +49,9 @@ def giant_gang(*, seed: int, priority: int, hours: float = 40) -> Workload:
 
 
 def tenants(*, seed: int, nodes: int = 8) -> Workload:
-    """Return nodes that two tenants want at once, `many` with ten times the jobs of `few`.
+    """Return 8 nodes that two tenants want at once, `many` with ten times the jobs of `few`.
 
-    Jobs of half an hour on one node, 121 for each node, drawn alike.
+    There are 968 one-node jobs of half an hour, drawn alike, that come within a minute.
     """
     dice = np.random.default_rng([seed, nodes])
     cluster = SimCluster(nodes=nodes)
@@ -110,8 +110,9 @@ def both_pools(
     """Return synchronous jobs that may take turns on nodes to roll out and on nodes to train.
 
     Rollout : training device time is drawn from 1 : 3 to 6 : 1; gangs are 1, 2 or 4 rollout nodes
-    of 16 devices at a price of 1, 1 or 2 training nodes of 8 devices at 2.85. Jobs come over 12 h,
-    run 3 h on average and accept a slowdown of 1.2. Both pools would hold all jobs at once.
+    of 16 devices at a price of 1, 1 or 2 training nodes of 8 devices at 2.85. 240 jobs come over 12
+    h, run 3 h on average and accept a slowdown of 1.2; periods are uniform in 180-600 s, rollouts
+    vary by 0.05. Both pools would hold all jobs at once.
     """
     dice = np.random.default_rng([seed, 11])
     rollout = NodeGroup(count=4 * num_jobs, devices=16)
@@ -167,10 +168,10 @@ class Shape(StrEnum):
 
 
 def odd_jobs(shape: Shape, *, seed: int) -> Workload:
-    """Return 16 nodes and 80 jobs with gangs of 1, 2 and 4, as in `cluster_256` but for one thing.
+    """Return 16 nodes and 80 jobs with gangs of 1, 2 and 4 at load 4, else as in `cluster_256`.
 
-    Jobs have one cycle of 10 to 60 minutes; or train in three bursts with pauses of a tenth of the
-    period; or have periods that share no divisor; or come in four crowds.
+    One thing is odd. Jobs have one cycle of 10 to 60 minutes; or train in three bursts with pauses
+    of a tenth of the period; or have periods that share no divisor; or come in four crowds.
     """
     dice = np.random.default_rng([seed, 1 + list(Shape).index(shape)])
     count, cluster = 80, SimCluster(nodes=16)

@@ -86,7 +86,12 @@ def few_jobs(
     jitter: float = 0.15,
     target_slowdown: float | None = None,
 ) -> Workload:
-    """Return `count` equal jobs of the paper on one pool; a node here is one device."""
+    """Return `count` equal jobs with the paper's cycles on one pool of theirs.
+
+    Training to rollout devices are 8 to 2 (7B), 64 to 8 (30B) and 96 to 32 (235B), a node here is
+    one device; 100 steps; switches of 19 s, none for 235B; one step of staleness unless `mode` says
+    otherwise. The owner of the pool accepts `target_slowdown`.
+    """
     del seed
     cycle = PAPER_CYCLES[model]
     profile = paper_profile(cycle, mode=mode, sync_at=sync_at, jitter=jitter)
@@ -119,10 +124,13 @@ def cluster_256(
     duty: tuple[float, float] = (0.15, 0.40),
     sigma: float = 0.6,
 ) -> Workload:
-    """Return 256 nodes of 8 devices under Poisson arrivals.
+    """Return 256 nodes of 8 devices under Poisson arrivals of 1,200 jobs at load 5.
 
     Gangs are powers of two from 1 to 32 nodes, equally likely; durations lognormal with mean 3 h
-    periods uniform in 60-900 s; switches 3-19 s by gang size; one step of staleness.
+    and sigma 0.6; periods uniform in 60-900 s, duties in 0.15-0.40; rollouts vary by 0.15; switches
+    3-19 s by gang size; one step of staleness; weights are synced after the update or at the
+    boundary (on the critical path). With `counts_rollout` each job also holds a quarter of its
+    gang, rounded up, as rollout nodes of its own.
     """
     dice = np.random.default_rng([seed, 256])
     gangs = 2 ** dice.integers(0, 6, num_jobs)
@@ -217,7 +225,7 @@ def churn(*, seed: int) -> Workload:
 
 
 def losses(*, seed: int) -> Workload:
-    """Return 300 jobs as of `cluster_256`, on nodes that are lost once in 500 hours each."""
+    """Return 300 jobs as of `cluster_256`, on nodes lost once in 500 hours each, for 600 s."""
     load = cluster_256(seed=seed, num_jobs=300)
     return replace(load, cluster=replace(load.cluster, faults=Faults(node_mtbf_h=500)))
 

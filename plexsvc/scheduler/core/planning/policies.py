@@ -2,10 +2,11 @@
 
 `isolated` gives every job units of its own, strictly first in first out. `pack` joins the busiest
 group with room before it opens one; `spread` opens a group while units are idle, then joins the
-least busy; both are strict FIFO with two jobs a group, the paper's setting. `*_backfill` let jobs
-behind a blocked one go. `plex` takes more jobs a group under a duty cap and every job's slowdown
-bound, queues by response ratio, and orders operations with `plex` rules. `plex_*` turn one of its
-parts off.
+least busy; both are strict FIFO with two jobs a group and order operations by HRRS, the paper's
+setting. `*_backfill` let jobs behind a blocked one go. `plex` is the product: up to five jobs a
+group, a duty cap of 0.9, every job's slowdown bound, the longest job first (`docs/scheduling.md`).
+`plex_fcfs`, `plex_sjf` and `plex_hrrs` place like it and order operations so, without prefetch.
+Further `plex_*` turn one of its parts off; `plex_ratio` queues by response ratio.
 """
 
 from __future__ import annotations
