@@ -1,7 +1,6 @@
 """Orders that a core has given and whose outcome it awaits: what a service that takes over repeats.
 
-They follow from the records alone. Timers do not: whoever replays a journal notes their times. A
-lost instance that is being started again is not among them: `life/instances.py`.
+They follow from the records alone. Timers do not: whoever replays a journal notes their times.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from plexsvc.scheduler.core.actions import (
     ComputePlan,
     ForgetWpg,
     MoveState,
+    SpawnInstance,
     SpawnWpg,
     StartOperation,
     StopWpg,
@@ -66,7 +66,13 @@ def _of_life(cluster: Cluster, wpg: Wpg) -> Iterator[Action]:
         case WpgState.FORGETTING:
             yield ForgetWpg(wpg_id=wpg.wpg_id, lease_no=wpg.lease_no)
         case WpgState.READY:
-            pass
+            for rank in wpg.absent:
+                if rank not in wpg.asleep and (wpg.wpg_id, rank) not in cluster.placement.homeless:
+                    yield SpawnInstance(
+                        wpg_id=wpg.wpg_id,
+                        rank=rank,
+                        incarnation=wpg.incarnation_of(rank),
+                    )
 
 
 def _of_state(wpg: Wpg) -> Iterator[Action]:

@@ -8,10 +8,11 @@ and ranks answer what they have done from their records. An operation runs, or i
 client has sent it again (`run`).
 
 Rollout managers die with their service. New ones are told of each deployment as the successor of
-one is, and go on from its token records.
+one is, and go on from its token records. An instance that is missing is spawned again, as one that
+is lost under a running service: `life/instances.py`.
 
-What nobody can adopt ends, alone and with its cause: relocations, and jobs of which an instance was
-lost or being started again.
+What nobody can adopt ends, alone and with its cause: relocations, and jobs of which an instance
+slept while a generate went on without it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from typing import Final
 
 import grpc.aio
 
-from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
 from plexsvc.log import Log
@@ -33,7 +33,7 @@ from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState, WpgState
 from plexsvc.scheduler.handler import Handlers
 from plexsvc.scheduler.orders import spawn
-from plexsvc.scheduler.orders.nodes import SIGKILL, NodeLink, Nodes
+from plexsvc.scheduler.orders.nodes import SIGKILL, Nodes
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach
 
@@ -42,9 +42,12 @@ log = Log(__name__)
 RESTARTED: Final = Fault(
     code=ErrorCode.UNAVAILABLE, message="the service was started again meanwhile; try again"
 )
+NOWHERE: Final = "unix:/dev/null"
+"""Where an instance answers that another takes the place of."""
+
 NOT_JOINED: Final = "it did not join the service that took over"
 NOT_ADOPTED: Final = (
-    "the service was started again, and not all instances of the job's rollout were there to go on"
+    "the service was started again, and nobody knows which instances of the job's rollout sleep"
 )
 
 
@@ -84,10 +87,8 @@ async def adopt(
     for wpg in view.wpgs.values():
         if wpg.state is not WpgState.READY:
             continue
-        gone = await _attach(reach, wpg)
-        if not wpg.is_rollout:
-            facts += gone
-        elif gone or not _leads(reach, view, wpg):
+        facts += await _attach(reach, wpg)
+        if wpg.is_rollout and not _leads(reach, view, wpg):
             left[wpg.job_id] = None
     facts += [
         JobEndRequested(job_id=job_id, outcome=JobState.FAILED, reason=NOT_ADOPTED)
@@ -107,13 +108,12 @@ async def adopt(
 
 
 def _leads(reach: Reach, view: ClusterView, wpg: Wpg) -> bool:
-    """Have the rollout managers go on with instances that are all there; return whether they do."""
+    """Have the rollout managers go on with a deployment's instances; return whether they do."""
     deployment = view.deployments[wpg.deployment_id]
     if deployment.state is DeploymentState.STARTING:
         return True  # its `Initialize` is on its way
     fence = reach.fence(lease_no=wpg.lease_no, incarnation=wpg.incarnation)
-    is_whole = not (wpg.absent or wpg.left)
-    return is_whole and reach.rollout.adopt(wpg.deployment_id, fence=fence)
+    return not wpg.left and reach.rollout.adopt(wpg.deployment_id, fence=fence)
 
 
 def _failure(
@@ -135,39 +135,42 @@ def _relocations(view: ClusterView) -> Iterator[Event]:
 
 
 async def _attach(reach: Reach, wpg: Wpg) -> list[Event]:
-    """Connect the ranks of a WPG; return what is to be told of one that cannot be."""
-    ranks: list[Rank] = []
-    for index, place in enumerate(wpg.places):
-        link, proc = _found(reach, wpg, index)
-        if link is None or proc is None:
-            return [_gone(wpg, index, why="it ended while no service ran")]
-        ranks.append(
-            Rank(
-                node_id=place.node_id,
-                device=place.device,
-                proc_id=proc.proc_id,
-                incarnation=proc.incarnation,
-                address=proc.address,
-                channel=link.dial(proc.address),
-            )
+    """Connect the ranks of a WPG; return what is to be told of those that cannot be."""
+    found = [_found(reach, wpg, index) for index in range(len(wpg.places))]
+    gone: list[Event] = [
+        _gone(wpg, index, why="it ended while no service ran")
+        for index, address in enumerate(found)
+        if not address and index not in wpg.absent
+    ]
+    if gone and not wpg.is_rollout:
+        return gone[:1]
+    ranks = [
+        Rank(
+            node_id=place.node_id,
+            device=place.device,
+            proc_id=f"{wpg.wpg_id}/{index}",
+            incarnation=wpg.incarnation_of(index),
+            address=address,
+            channel=reach.nodes.dial(address or NOWHERE),
         )
+        for index, (place, address) in enumerate(zip(wpg.places, found, strict=True))
+    ]
     reach.ranks.add(wpg.wpg_id, ranks)
     try:
         await spawn.describe(reach, reach.registry.by_wpg[wpg.wpg_id])
     except (grpc.aio.AioRpcError, PlexError) as error:
         return [_gone(wpg, 0, why=f"it does not answer: {error}")]
-    return []
+    return gone
 
 
-def _found(
-    reach: Reach, wpg: Wpg, rank: int
-) -> tuple[NodeLink | None, node_pb2.ProcSummary | None]:
+def _found(reach: Reach, wpg: Wpg, rank: int) -> str:
+    """Return where a rank answers; empty when it is not there."""
     proc_id, incarnation = f"{wpg.wpg_id}/{rank}", wpg.incarnation_of(rank)
     for link in reach.nodes.links:
         for proc in link.description.procs if link.is_up else ():
             if (proc.proc_id, proc.incarnation) == (proc_id, incarnation) and proc.address:
-                return link, proc
-    return None, None
+                return proc.address
+    return ""
 
 
 def _gone(wpg: Wpg, rank: int, *, why: str) -> ProcExited:
