@@ -195,7 +195,12 @@ class LiveScheduler:
         jobs = self._store.jobs(limit=self.config.max_jobs + self.config.max_ended_jobs)
         deployments = self._store.deployments([row.job_id for row in jobs])
         kept = restore(
-            self.registry, self.recorder, self.cluster, jobs=jobs, deployments=deployments
+            self.registry,
+            self.recorder,
+            self.cluster,
+            jobs=jobs,
+            deployments=deployments,
+            answers=self._store.answers(),
         )
         for record in self.registry.deployments.values():
             self.reach.versions.restore(record.deployment_id, record.versions)

@@ -81,6 +81,8 @@ class OperationRow:
     error_code: str
     submitted_us: int
     answered_us: int
+    answer: bytes = b""
+    """What its client is told (an `OperationResult`), where no rank has it on record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,6 +142,11 @@ class Store:
         query = sa.select(DEPLOYMENTS).where(DEPLOYMENTS.c.job_id.in_(job_ids))
         return [DeploymentRow(**fields) for fields in self._read(query, DeploymentRow)]
 
+    def answers(self) -> list[OperationRow]:
+        """Return the operations whose answers are kept here."""
+        query = sa.select(OPERATIONS).where(sa.func.length(OPERATIONS.c.answer) > 0)
+        return [OperationRow(**fields) for fields in self._read(query, OperationRow)]
+
     def nodes(self) -> list[NodeRow]:
         """Return the nodes that operators added and that were not forgotten since."""
         query = sa.select(NODES).where(NODES.c.is_member).order_by(NODES.c.agent)

@@ -95,6 +95,7 @@ OPERATIONS: Final = sa.Table(
     sa.Column("error_code", sa.String(32), nullable=False),
     sa.Column("submitted_us", sa.BigInteger, nullable=False),
     sa.Column("answered_us", sa.BigInteger, nullable=False),
+    sa.Column("answer", sa.LargeBinary, nullable=False),
     sa.Index("operations_by_deployment", "deployment_id", "seq"),
 )
 """One row an operation whose answer is not acknowledged; others are in the journal alone."""

@@ -384,7 +384,7 @@ class FakeRolloutManager:
 
     def adopt(self, deployment_id: str, *, fence: common_pb2.Fence) -> bool:
         del deployment_id, fence
-        return False
+        return True
 
     async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         self.addresses.extend(request.instance_addresses)

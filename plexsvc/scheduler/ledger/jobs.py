@@ -181,6 +181,8 @@ class Registry:
         that all of it is there."""
         self.answered_before: set[OperationId] = set()
         """Operations that ended under a former scheduler: the ranks may have their answers."""
+        self.answers: dict[OperationId, operations_pb2.OperationResult] = {}
+        """The answers of those of them that no rank has on record."""
 
     def job(self, job_id: str, *, tenant: str) -> JobRecord:
         """Return a tenant's job.

@@ -14,6 +14,7 @@ from plexsvc.log import Log
 from plexsvc.newest import Newest
 from plexsvc.scheduler.core import actions
 from plexsvc.scheduler.core.vocabulary import (
+    COPYING_KINDS,
     DeploymentState,
     OperationKind,
     OperationState,
@@ -194,8 +195,14 @@ class Recorder:
         held.lease_no = lease_no
 
     def applied(self, held: Held, record: DeploymentRecord, *, result: Result, digest: str) -> None:
-        """Note the result of an operation that ran; it is told when the core says so."""
+        """Note the result of an operation that ran; it is told when the core says so.
+
+        The store has one that no rank has on record before the core hears of its end.
+        """
         held.result, held.digest = result, digest
+        if held.kind in COPYING_KINDS:
+            self._add_operation(held, result)
+            self.is_owed = True
         record.applied_seq = max(record.applied_seq, held.operation.seq)
 
     def answer(self, action: actions.AnswerOperation) -> None:
@@ -254,6 +261,7 @@ class Recorder:
     def release(self, operation_id: OperationId) -> tuple[list[bytes], DeploymentRecord | None]:
         """Forget an answer; return the staged bytes it held and the deployment whose they are."""
         self._registry.answered_before.discard(operation_id)
+        self._registry.answers.pop(operation_id, None)
         result = self._results.drop(operation_id)
         answered = self._answered.pop(operation_id, None)
         record = None
@@ -383,7 +391,11 @@ class Recorder:
         deployment_id = DeploymentId(held.operation.deployment_id)
         self._answered[operation_id] = _Answered(deployment_id, held.operation.digest)
         self._owned.setdefault(deployment_id, {})[operation_id] = None
-        self._operations[operation_id] = rows.operation(
+        self._add_operation(held, result)
+
+    def _add_operation(self, held: Held, result: Result) -> None:
+        deployment_id = DeploymentId(held.operation.deployment_id)
+        self._operations[OperationId(held.operation.operation_id)] = rows.operation(
             held,
             result,
             incarnation=self._incarnation(deployment_id),

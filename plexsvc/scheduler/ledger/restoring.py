@@ -1,7 +1,7 @@
 """The ledger of a scheduler that takes over: a thawed core, and the records that clients need.
 
 The core says who there is and in what state. What it does not know lies in the store: names,
-labels, specifications. Answers are not kept: the ranks have them. Operations that wait come from
+labels, specifications, and the answers that no rank has on record. Operations that wait come from
 their clients again.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from plexclient.wire.v1 import service_pb2
+from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, TenantId
+from plexsvc.ids import DeploymentId, JobId, OperationId, TenantId
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.view import ClusterView
@@ -25,7 +25,7 @@ from plexsvc.scheduler.core.vocabulary import (
 from plexsvc.scheduler.ledger import messages, rows
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord, Registry, WpgRecord
 from plexsvc.scheduler.ledger.recorder import Recorder
-from plexsvc.store.rows import DeploymentRow, JobRow, Row
+from plexsvc.store.rows import DeploymentRow, JobRow, OperationRow, Row
 
 
 def restore(
@@ -35,6 +35,7 @@ def restore(
     *,
     jobs: Sequence[JobRow],
     deployments: Sequence[DeploymentRow],
+    answers: Sequence[OperationRow] = (),
 ) -> list[Row]:
     """Fill an empty registry; return the rows of what goes on, which are this scheduler's now.
 
@@ -57,6 +58,10 @@ def restore(
         record = _wpg(registry.deployments[wpg.deployment_id], wpg)
         recorder.wpg_opened(record, is_current=view.is_current(wpg))
     _restore_operations(registry, recorder, view)
+    for answer in answers:
+        if (operation_id := OperationId(answer.operation_id)) in registry.answered_before:
+            result = operations_pb2.OperationResult.FromString(answer.answer)
+            registry.answers[operation_id] = result
     return [
         *map(rows.job, registry.jobs.values()),
         *map(rows.deployment, registry.deployments.values()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plexsvc.scheduler.core.vocabulary import COPYING_KINDS
 from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, Held, JobRecord
 from plexsvc.scheduler.ledger.results import Result
@@ -61,4 +62,5 @@ def operation(held: Held, result: Result, *, incarnation: int, answered_us: int)
         error_code=result.error.code,
         submitted_us=held.submitted_us,
         answered_us=answered_us,
+        answer=result.SerializeToString() if held.kind in COPYING_KINDS else b"",
     )

@@ -149,7 +149,7 @@ async def _attach(reach: Reach, wpg: Wpg) -> list[Event]:
             node_id=place.node_id,
             device=place.device,
             proc_id=f"{wpg.wpg_id}/{index}",
-            incarnation=wpg.incarnation_of(index),
+            incarnation=wpg.incarnation_of(index) if address else 0,  # nobody is told of its end
             address=address,
             channel=reach.nodes.dial(address or NOWHERE),
         )

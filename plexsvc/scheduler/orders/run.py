@@ -119,7 +119,8 @@ async def recall(
 ) -> operations_pb2.OperationResult:
     """Return the answer of an operation that was applied, from whoever applied it.
 
-    Ranks and rollout managers have it in their records, and the store knows published versions.
+    Ranks and rollout managers have it in their records. The store knows published versions, and
+    what saves, exports and digests came to.
 
     Raises:
         PlexError: `result_gone` when nobody has it; `not_found` for a version that was released.
@@ -133,6 +134,10 @@ async def recall(
         return operations_pb2.OperationResult(
             operation_id=operation_id, state=answered, weight_version=version
         )
+    kept = reach.registry.answers.pop(operation_id, None)
+    if kept is not None:
+        kept.state = answered
+        return kept
     is_recorded = kind is OperationKind.GENERATE if record.is_rollout else kind not in MANAGED_KINDS
     if wpg is not None and is_recorded and reach.ranks.of(wpg.wpg_id):
         held = Held(operation=operation, kind=kind, nbytes=0, submitted_us=reach.clock.wall_us())

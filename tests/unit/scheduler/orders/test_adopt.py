@@ -86,6 +86,25 @@ async def test_what_ran_is_sent_again_and_what_was_answered_is_recalled(tmp_path
             waiting.cancel()
 
 
+async def test_the_answer_of_a_save_is_recalled_and_no_other_job_gets_it(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 2}]) as rig:
+        for job in ("job", "other"):
+            await rig.job(job)
+            await rig.deploy(job)
+        save = rig.operation("job", "save")
+        told = await rig.scheduler.submit(save)
+        assert told.state == ANSWERED
+        async with second(rig, tmp_path) as after:
+            copied = len(after.behaviour.versions)
+            stolen = after.operation("other", "save")
+            stolen.operation_id = save.operation_id
+            refused = await after.scheduler.submit(stolen)
+            assert refused.error.code == ErrorCode.BAD_REQUEST
+            again = await after.scheduler.submit(save)
+            assert (again.state, again.texts) == (ANSWERED, told.texts)
+            assert len(after.behaviour.versions) == copied
+
+
 async def test_an_operation_whose_client_stays_away_fails_and_holds_nobody(tmp_path: Path) -> None:
     async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
         await rig.job("job", ttl_us=500_000)
@@ -157,6 +176,24 @@ async def test_an_added_node_that_is_gone_holds_nobody_up_and_joins_anew(tmp_pat
             await node.start(node.port)
             await until(lambda: len(after.driver.cluster.nodes) == 2)
             assert left not in node.ranks
+
+
+async def test_instances_that_died_or_were_being_started_again_come_back(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"rollout": 2}]) as rig:
+        await rig.job("job")
+        made = await rig.deploy("job", "rollout", role="rollout", instances=2)
+        (agent,), wpg_id = rig.agents, made.wpg_id
+        rig.behaviour.spawn_failures = 1 << 30
+        await agent.die(f"{wpg_id}/0")
+        await until(lambda: bool(rig.driver.cluster.wpgs[wpg_id].absent))  # type: ignore[index]  # a plain name
+        rig.running.cancel()
+        await asyncio.wait({rig.running})
+        await agent.ranks.pop(f"{wpg_id}/1").stop(None)
+        rig.behaviour.spawn_failures = 0
+        async with second(rig, tmp_path) as after:
+            await until(lambda: not after.driver.cluster.wpgs[wpg_id].absent)  # type: ignore[index]  # the same
+            assert sorted(index for _, index in after.rollout.replaced) == [0, 1]
+            assert (await after.run("job", "generate", name="rollout")).state == ANSWERED
 
 
 @pytest.mark.parametrize("is_known", [False, True])
