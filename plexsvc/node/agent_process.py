@@ -1,4 +1,4 @@
-"""Process of ours that says in a line when it serves, as whoever started it holds it.
+"""Handle of a process of ours, which prints a line when it serves.
 
 `subprocess.Popen` starts it by vfork, which runs no fork handlers. uvloop's own subprocesses fork,
 and in a process that serves gRPC the child then dies now and then before it can exec.

@@ -1,7 +1,7 @@
 """Node agents that outlive the service that started them: found by their records, ended or adopted.
 
-Beside its logs each agent has a record, `agent.json`: its process, since when that runs, and where
-it serves. A process number that was used again belongs to a process that started later.
+Beside its logs each agent has a record, `agent.json`: its process number, when that process
+started, and where it serves. A process with the number and a later start is another one.
 """
 
 from __future__ import annotations

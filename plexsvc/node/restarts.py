@@ -1,4 +1,4 @@
-"""Bound on restarts: so many within a window, however long whatever restarts has lived."""
+"""Bound on restarts: at most so many within a window, however long each process lived."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 Theory of operation. A state manager that dies is replaced by one that adopts what it left with the
 vault; ranks and callers find it at the same addresses and go on. One that hangs shows no progress
 (`Vault.beats`) and is killed. Silence is counted in looks, so that an agent that was itself stopped
-does not take its own absence for it. One that cannot adopt it, the last
-that may be started, and one of a node with memory that does not outlive its owner (CUDA) start with
-nothing: `on_lost` ends the ranks first.
+does not take its own absence for it. Three start with nothing, and `on_lost` ends the ranks first:
+a state manager that cannot adopt, the last one that may be started, and any on a node with memory
+that does not outlive its owner (CUDA).
 """
 
 from __future__ import annotations

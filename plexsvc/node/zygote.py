@@ -3,9 +3,10 @@
 Theory of operation. The agent starts `python -m plexsvc.node.zygote` by exec, with one end of a
 socket pair. The zygote imports its preload module, says `Preloaded`, then waits for orders. It
 forks twice for each: the process in between ends at once, and its child is then the agent's, which
-adopts orphans. So a process outlives its zygote, which is large and idle, the first that the kernel
-kills for memory; it dies with the agent. It waits until the agent was told of it, and leaves if the
-zygote ends before. The zygote dies with the agent; when the socket closes it leaves.
+adopts orphans. So a process outlives its zygote, which is large and idle and so the first that the
+kernel kills for memory. A new process waits until the agent was told of it, and leaves if the
+zygote ends before. Process and zygote die with the agent; the zygote also leaves when the socket
+closes.
 """
 
 from __future__ import annotations

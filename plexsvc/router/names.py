@@ -17,7 +17,7 @@ MAX_NAME_CHARS: Final = 64
 
 
 def check_job(request: service_pb2.CreateJobRequest, config: RouterConfig) -> None:
-    """Refuse a job whose id, name or labels nobody could show.
+    """Refuse a job with an id, a name or labels that no table could show.
 
     Raises:
         PlexError: `bad_request`.

@@ -25,7 +25,7 @@ REMEDY: Final = (
 
 
 class Roots:
-    """Resolves the paths of requests; what they are replaced with is what travels on."""
+    """Resolves the paths of requests; the request travels on with what replaces them."""
 
     def __init__(self, config: RouterConfig, looks: Looks) -> None:
         self._config, self._looks = config, looks

@@ -1,8 +1,8 @@
 """Door of a server: who is let in, before a byte of a request is read.
 
 A `Door` looks at a call's metadata alone. A caller that it refuses gets `unauthenticated`, and its
-messages are neither read nor decoded. What a caller that was let in sends and is no message of the
-method gets `bad_request`. Either costs a line of the log, at a bounded rate.
+messages are neither read nor decoded. A caller that was let in, but sends what is no message of the
+method, gets `bad_request`. Either costs a line of the log, at a bounded rate.
 """
 
 from __future__ import annotations

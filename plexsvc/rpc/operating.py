@@ -8,9 +8,9 @@ one after the other, as gRPC asks. A limit bounds the tasks and the answers not 
 reader itself refuses what comes beyond it, so a caller that does not read its answers is not read
 from either.
 
-An operation sent again while it is under way is asked about anew, in place of the first time: one
-task and one answer for each id. A caller that has sent all (half-closed) still gets its answers.
-Closing the stream stops the waiting, not the operation. The scheduler keeps the result.
+An operation that is sent again while it is under way replaces the first request: each id has one
+task and one answer. A caller that has sent all (half-closed) still gets its answers. Closing the
+stream stops the waiting, not the operation. The scheduler keeps the result.
 """
 
 from __future__ import annotations

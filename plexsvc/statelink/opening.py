@@ -80,7 +80,7 @@ class VersionOpener:
     def open(self, version: PublishedVersion) -> OpenedVersion:
         """Return each part's manifest, and the bytes of this node's part and of those that add.
 
-        Of holders of one part, one is asked, and another if that is out of reach.
+        One holder of each part is asked, and another if that is out of reach.
 
         Raises:
             PlexError: `not_found` when the version was released or its holder is out of reach.

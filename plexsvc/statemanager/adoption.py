@@ -1,8 +1,8 @@
 """Adoption of a dead state manager's memory files, tables and unanswered moves.
 
 The records say what was true between two moves (`records`), each written before it was acted on.
-What no record speaks of any more is let go. Ranks are awaited (`Clients.await_ranks`): each says
-what it maps when it resumes, and is told what it should.
+Memory that no record names is let go. Ranks are awaited (`Clients.await_ranks`): each says what it
+maps when it resumes, and is told what it should.
 """
 
 from __future__ import annotations

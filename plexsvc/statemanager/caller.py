@@ -1,4 +1,4 @@
-"""The caller of a long call, as the thread sees it that does the work."""
+"""Caller of a long call, as the thread that does the work sees it."""
 
 from __future__ import annotations
 

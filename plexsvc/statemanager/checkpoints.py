@@ -1,15 +1,15 @@
 """Managed state on disk as Hugging Face safetensors, written beside its place and renamed into it.
 
 A checkpoint directory is complete when it holds `.complete`, written last: its files, their sizes
-and checksums (`weights/checkpoints.py`), and the tenant whose it is. The directory appears under
-its name in one rename (an exchange when an older checkpoint is there), so a reader never sees half
-of one; the seal lets it also recognise a copy that was cut short.
+and checksums (`weights/checkpoints.py`), and its tenant. The directory appears under its name in
+one rename (an exchange when an older checkpoint is there), so a reader never sees half of one; the
+seal lets it also recognise a copy that was cut short.
 
 Several hosts may save on one file system whose locks hold on one host only, and which cannot
-exchange names. The name of a directory that is being written has its host: there its lock says
-whether it is in use. Another host removes it only when nothing in it was written for a long time,
-by the file system's clock. Without an exchange the older checkpoint is moved aside first; the next
-save beside it, or the restarted state manager, brings it back if nothing came in its place.
+exchange names. The name of a directory that is being written contains its host, on which its lock
+says whether it is in use. Another host removes it only when nothing in it was written for a long
+time, by the file system's clock. Without an exchange the older checkpoint is moved aside first; the
+next save beside it, or the restarted state manager, brings it back if nothing came in its place.
 
 Files: `model.safetensors`; with
 the optimizer `optimizer.safetensors`, whose keys are `<kind>/<tensor>` (exp_avg, exp_avg_sq,

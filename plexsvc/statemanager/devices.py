@@ -33,7 +33,7 @@ def _open_arena(
 
 
 def check_budgets(devices: Sequence[DeviceConfig]) -> None:
-    """Refuse devices whose budgets together are more than their GPU has by its driver's word.
+    """Refuse devices of one GPU that together ask for more memory than its driver says it has.
 
     Raises:
         PlexError: `bad_request`, naming both.

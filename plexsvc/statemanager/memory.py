@@ -1,7 +1,7 @@
 """Memory of one rank's regions on every tier: extents of its device, and copies on the host.
 
-Every use of a tier is here, so that a further tier has one place to be used from. Whoever holds
-the WPG's lock may use a rank's memory.
+Tiers are used nowhere else, so a new one is added in one place. Whoever holds the WPG's lock may
+use a rank's memory.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Offload: export on every rank, copy what is dirty, park every rank, give the device memory back.
 Load: take device memory, copy, map on every rank and hand its scalars back. A step that fails
 before the end puts every rank back to where it was; a rank that died loses its state and fails the
-WPG. The book has the move as done once every rank is parked, or mapped, and not before: what was
-given back, or not yet taken, holds no state then, so a successor goes on from either side.
+WPG. The book has the move as done once every rank is parked, or mapped, and not before. Memory that
+was given back by then, or is yet to be taken, holds no state, so a successor can go on from either
+side.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class VersionShelf:
         return key in self._entries
 
     def job_of(self, key: VersionId) -> JobId:
-        """Return whose it is."""
+        """Return the job that it belongs to."""
         return self._entries[key].job_id
 
     def is_released(self, key: VersionId) -> bool:
@@ -162,8 +162,8 @@ def _shown(key: bytes) -> str:
 class StagingRoom:
     """Staged bundles by key: bounded bytes, shared by tenants, and a bounded number of a job.
 
-    Uploads get a part of the bytes, results what is left. Of either, a tenant holds as many as are
-    left free.
+    Uploads get a part of the bytes, results what is left. A tenant holds at most as much of either
+    as it leaves free.
     """
 
     def __init__(self, *, staging_bytes: int, max_per_job: int) -> None:
@@ -197,7 +197,7 @@ class StagingRoom:
         self.adopt(staging_id, entry)
 
     def adopt(self, staging_id: bytes, entry: StagedEntry) -> None:
-        """Take a bundle that was admitted already, be it under other shares.
+        """Take a bundle that was admitted already, perhaps under other shares.
 
         Raises:
             PlexError: `no_room`.

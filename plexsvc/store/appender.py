@@ -1,8 +1,8 @@
 """Fast path of writes on SQLite: events and rows, without SQLAlchemy's calls.
 
 An operation waits for two batches of events, one after the other. Begin, fence, insert and commit
-as calls of their own cost more than the sync they end in, and each hands the interpreter's lock to
-and fro: a batch of events is one statement, which is its transaction.
+as calls of their own cost more than the sync that they end in, because each gives the interpreter's
+lock away and waits for it. So a batch of events is one statement, which is its transaction.
 """
 
 from __future__ import annotations

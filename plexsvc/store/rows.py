@@ -87,7 +87,7 @@ class OperationRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationGone:
-    """An operation about whose answer nobody asks any more: its row goes."""
+    """An operation whose answer was acknowledged: its row goes."""
 
     operation_id: bytes
 

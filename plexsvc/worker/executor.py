@@ -70,7 +70,7 @@ class Stage(Enum):
 
 
 class After(Enum):
-    """What becomes of a rank whose operation failed."""
+    """Fate of a rank after an operation failed."""
 
     GOING_ON = auto()
     """The rank and its groups are as they were."""

@@ -2,8 +2,8 @@
 
 A frame holds an `ExecuteRequest`, its answer an `ExecuteReply` under the same number. A line that
 breaks stops nothing: the operation that runs ends, and a repeat on another line is answered from
-the record. Orders of one line are run in the order they come; what is more waits in the line. Only
-processes of the rank's own user are heard: the kernel says whose the other end is.
+the record. Orders of one line run in the order in which they come; the others wait in the line.
+Only processes of the rank's own user are heard: the kernel says whose the other end is.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ async def serving(
 
 
 def _is_ours(line: logging.LogRecord) -> bool:
-    """Return whether a line is about this process: who sends what is no HTTP fills no log."""
+    """Return whether a line is about this process: bytes that are no HTTP fill no log."""
     return not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError))
 
 

@@ -1,8 +1,8 @@
-"""Cutting of the journal: every so many rows a snapshot, then what came before the last two goes.
+"""Cutting of the journal: a snapshot every so many rows; rows before the last two are deleted.
 
 Theory of operation. Two snapshots stay, so that a replay from the older one proves the newer. A
 process beside the scheduler takes them (`snapshots`). The thread of the store deletes rows, some at
-a time, with pauses for appends. Whatever ends in the middle of it leaves a journal that replays: a
+a time, with pauses for appends. A kill in the middle of it leaves a journal that replays: a
 snapshot is written, and the third last dropped, in one transaction, and only rows before both are
 deleted.
 """

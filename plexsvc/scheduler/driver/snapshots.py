@@ -1,9 +1,9 @@
 """Snapshots of a scheduler's core, taken by a process beside it.
 
-Theory of operation. The state of a core follows from its journal. So nobody stops the scheduler to
-copy what it knows: this process goes on from the last snapshot through the rows since, with a core
-of its own, and writes down what that one knows. It compares every digest on the way; a journal that
-does not replay gets no snapshot, and keeps its rows.
+Theory of operation. The state of a core follows from its journal. So the scheduler need not stop
+for a copy: this process goes on from the last snapshot through the rows since, with a core of its
+own, and writes that core down. It compares every digest on the way; a journal that does not replay
+gets no snapshot, and keeps its rows.
 """
 
 from __future__ import annotations

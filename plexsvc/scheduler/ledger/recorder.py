@@ -43,7 +43,7 @@ MAX_LET_GO: Final = 8192
 
 
 class _Answered(NamedTuple):
-    """Whose an answer is, and what was asked."""
+    """Owner of an answer, and what was asked."""
 
     deployment_id: DeploymentId
     digest: bytes
@@ -259,7 +259,7 @@ class Recorder:
         self._let_go[operation_id] = deployment_id
 
     def release(self, operation_id: OperationId) -> tuple[list[bytes], DeploymentRecord | None]:
-        """Forget an answer; return the staged bytes it held and the deployment whose they are."""
+        """Forget an answer; return the staged bytes it held and their deployment."""
         self._registry.answered_before.discard(operation_id)
         self._registry.answers.pop(operation_id, None)
         result = self._results.drop(operation_id)

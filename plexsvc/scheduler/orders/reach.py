@@ -145,7 +145,7 @@ class _StateWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """Whom the handlers of actions call, and what they know of them."""
+    """Processes that the handlers of actions call, and what is known of each."""
 
     config: SchedulerConfig
     clock: Clock
@@ -217,7 +217,7 @@ class Reach:
         """Return a version with where its holders answer now.
 
         Raises:
-            PlexError: `node_lost` when one is not up whose part no other has.
+            PlexError: `node_lost` when a part lies only on nodes that are not up.
         """
         held = list(zip_longest(published.nodes, published.parts, fillvalue=""))
         there = {part for node_id, part in held if part and self.nodes.is_up(NodeId(node_id))}

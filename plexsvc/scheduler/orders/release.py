@@ -36,7 +36,7 @@ def release(reach: Reach, action: ReleaseOperation) -> Work:
 async def drop_payload(reach: Reach, action: DropPayload) -> None:
     """Free an operation's staged inputs: where its deployment is and was, known or not all come.
 
-    Of an operation whose deployment is gone the nodes have dropped everything with its job.
+    Where the deployment is gone, the nodes have dropped everything with its job.
     """
     record = reach.recorder.deployment_of(action.operation_id)
     if record is not None:

@@ -1,4 +1,4 @@
-"""Lives of a WPG's processes: spawned on their nodes, stopped, and their state forgotten."""
+"""Start and end of a WPG's processes: spawned on their nodes, stopped, their state forgotten."""
 
 from __future__ import annotations
 

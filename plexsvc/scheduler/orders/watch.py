@@ -1,8 +1,8 @@
 """Watch over work under way: what hangs is found by its progress, not by how long it takes.
 
 Theory of operation. Work names the processes that carry it. Every `LOOK_US` the watch looks whether
-their connections, which ping, are alive; one that was not for `SILENT_LOOKS` looks in a row is
-given up. Work that lasts is asked how far it is (micro-batches done, tensors filled, tokens
+their connections, which ping, are alive; a process that was silent for `SILENT_LOOKS` looks in a
+row is given up. Work that lasts is asked how far it is (micro-batches done, tensors filled, tokens
 recorded, bytes moved), and is given up when that has not grown for `progress_timeout_us`.
 """
 

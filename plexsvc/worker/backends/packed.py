@@ -116,8 +116,8 @@ def logprobs_in_parts(
 ) -> Tensor:
     """Return `logprobs(logits, targets)`, float32[T], a row's value being its own alone.
 
-    Of many logits a part is worked on at a time, so that only they themselves are held, not the
-    copies in float32 that a softmax makes of them.
+    Many logits are worked on in parts: they are held whole, but not the float32 copies that a
+    softmax makes of them.
     """
     rows = max(1, MAX_LOGITS // logits_TV.size(-1))
     if logits_TV.size(0) <= rows:

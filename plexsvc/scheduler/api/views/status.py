@@ -111,7 +111,7 @@ async def timeline(
 ) -> service_pb2.TimelineReply:
     """Return spans above an index; those of other tenants keep their time and lose their names.
 
-    `next_index` is what to ask `after_index` with for what follows.
+    To read on, pass `next_index` as `after_index`.
     """
     spans = scheduler.cluster.timeline.after(request.after_index, limit=MAX_SPANS)
     reply = service_pb2.TimelineReply(next_index=spans[-1].index if spans else request.after_index)
