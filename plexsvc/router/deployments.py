@@ -57,7 +57,7 @@ class DeploymentCache:
                 f"job {job_id!r} has no deployment {deployment_id!r}; create it first",
                 deployment_id=deployment_id,
             )
-        if found.state == "ready":
+        if found.state == "ready":  # one that is not yet placed has no nodes to remember
             self._remember(key, found)
         return found
 

@@ -183,8 +183,10 @@ class Uploads:
             reply.nbytes = header.nbytes
         except PlexError as refusal:
             if refusal.retryable:
+                # A deployment that moved has other nodes than the cached layout says.
                 self._deployments.forget(upload.deployment)
                 raise
+            # A final refusal is told like a payload: the operation waits for it and ends with it.
             told.error.CopyFrom(to_wire(refusal))
             reply.error.CopyFrom(told.error)
         await self._scheduler.call("PayloadStaged", told, service_pb2.PayloadStagedReply)
@@ -232,6 +234,7 @@ class Uploads:
             for stream in streams:
                 await stream.send(header)
             async for message in upload.messages:
+                # Else the scheduler would take the operation's payload for lost.
                 if loop.time() - told_s >= self._config.upload_stall_us / 1e6:
                     told_s = loop.time()
                     await self._tell_under_way(upload.header)
@@ -244,6 +247,7 @@ class Uploads:
                     tap.look(message)
                 for stream in streams:
                     await stream.send(message)
+                # Nodes that have the bundle already, from an earlier try, answer at once.
                 if tap.is_full and all(stream.has_answered for stream in streams):
                     break
         if not tap.is_full:

@@ -55,6 +55,7 @@ class Clients:
         with self._node.wpg_locks.hold(wpg_id):
             with self._node.lock:
                 evicted = self._node.ledger.superseded(wpg_id, incarnation=incarnation)
+            # Freed before the new rank registers: device memory must not be booked twice.
             for old_rank in evicted:
                 self._free(self._node.links[wpg_id, old_rank])
             if (left := self._left_meanwhile(wpg_id, rank)) is not None:

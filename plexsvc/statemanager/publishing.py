@@ -116,6 +116,7 @@ class Publisher:
                 text = f"{key} was released already"
                 raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; publish a newer one")
             self._shelf.admit(key, job_id=job_id, nbytes=nbytes)
+            # Held by its maker, since a release may come before the copy is done.
             self._shelf.hold(key, MAKER)
         manifest = VersionManifest(
             **key._asdict(),

@@ -59,6 +59,7 @@ def facts_of(
     last_move: Facts | None,
 ) -> Facts:
     """Return a WPG's record; `residency` where a move is just done."""
+    # A move under way counts as failed: until it is whole the state is where it was.
     at = residency or TRANSITIONS.get((wpg.residency, ResidencyTrigger.MOVE_FAILED), wpg.residency)
     by_rank = {link.rank: link for link in links}
     is_on_device = at is Residency.DEVICE

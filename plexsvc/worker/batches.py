@@ -63,6 +63,8 @@ def _micro_batch(
 ) -> MicroBatch:
     bounds = arrays["cu_seqlens"]
     lengths = [int(bounds[s + 1] - bounds[s]) for s in sequences]
+    # Padding is a sequence of its own, so no real token attends to it. A rank without sequences
+    # computes one of padding alone, because its peers wait for it in their collectives.
     padded = -sum(lengths) % multiple or (0 if lengths else multiple)
     index_T = np.concatenate(
         [np.arange(bounds[s], bounds[s + 1]) for s in sequences] or [np.zeros(0, np.int64)]

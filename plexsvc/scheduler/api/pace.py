@@ -60,6 +60,7 @@ class Pace:
             )
         turn.waiting += 1
         try:
+            # Looked at again after each sleep: another question may have been answered meanwhile.
             while (wait_us := turn.free_us - self._clock.monotonic_us()) > 0:
                 await self._clock.sleep(wait_us)
             began_us = self._clock.monotonic_us()

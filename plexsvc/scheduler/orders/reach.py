@@ -220,6 +220,8 @@ class Reach:
             PlexError: `node_lost` when a part lies only on nodes that are not up.
         """
         held = list(zip_longest(published.nodes, published.parts, fillvalue=""))
+        # Replicas hold the same part: those that are down are left out while another is up. Where
+        # none is, `link` raises and names the node.
         there = {part for node_id, part in held if part and self.nodes.is_up(NodeId(node_id))}
         links = [
             (self.nodes.link(NodeId(node_id)), part)

@@ -237,6 +237,7 @@ async def _execute(
         request.trained.CopyFrom(trained)
     if record.is_rollout:
         return [await _sample(reach, request, what=what)]
+    # A broken line is tried again for as long as the news may take that the rank has ended.
     patience = Patience(
         pause_us=reach.config.exit_report_us // (MAX_EXECUTE_TRIES - 1), max_tries=MAX_EXECUTE_TRIES
     )

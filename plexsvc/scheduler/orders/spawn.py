@@ -98,7 +98,7 @@ async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
         await _insist(reach, node_id, on_node, patience=patience)
     await reach.ranks.forget(action.wpg_id)
     host_bytes.forget_reads(reach, record)
-    if record.is_current:
+    if record.is_current:  # else versions and engines belong to the WPG that took its place
         deployment = record.deployment
         if deployment.is_rollout:
             await reach.rollout.forget(deployment.deployment_id)
