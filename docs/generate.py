@@ -1,4 +1,4 @@
-"""Generated references: client, configuration, errors, commands, traces and presets, from the code.
+"""Generated references, from the code: client, commands, configuration, errors, packages, traces.
 
 `python docs/generate.py` writes them; `--check` exits with 1 when a committed one is stale.
 """
@@ -63,6 +63,13 @@ TRACES: Final = """# Traces and cluster files
 What `plexctl simulate` reads (`../simulator.md`). Other keys, and numbers out of bounds, are
 refused with file, line and field, and exit code 2.
 """
+PACKAGES: Final = """# Packages
+
+What each package is, and each module beside them. A module's first line says what it is, too.
+
+| where | what it is |
+| --- | --- |
+"""
 SIMULATED: Final = """# Presets and policies
 
 What `plexctl simulate --preset NAME --policy NAME` plays (`../simulator.md`).
@@ -111,6 +118,21 @@ def configuration() -> str:
         parts.append(f"\n## `{command}`\n\n{title}\n")
         parts.extend(_tables(owner, name=""))
     return "".join(parts)
+
+
+def packages() -> str:
+    """Return what each package, and each module beside them, says that it is."""
+    root = TARGET.parents[1]
+    found = [*root.glob("client/plexclient/__init__.py"), *root.glob("plexsvc/**/*.py")]
+    rows = []
+    for path in sorted(found, key=lambda path: path.parent if path.stem == "__init__" else path):
+        is_package = path.stem == "__init__"
+        if not is_package and path.parent.name != "plexsvc":
+            continue
+        shown = (path.parent if is_package else path).relative_to(root)
+        told = str(ast.get_docstring(ast.parse(path.read_text()))).partition("\n\n")[0]
+        rows.append(f"| `{shown}{'/' if is_package else ''}` | {' '.join(told.split())} |\n")
+    return f"{PACKAGES}{''.join(rows)}"
 
 
 def traces() -> str:
@@ -286,6 +308,7 @@ def main() -> None:
         "configuration": configuration(),
         "errors": errors(),
         "commands": commands(),
+        "packages": packages(),
         "presets": presets(),
         "traces": traces(),
     }

@@ -1,1 +1,1 @@
-"""Rollout: engine instances, and the per-job manager that owns the token record."""
+"""Rollout: engine instances, and the managers that own token records."""
