@@ -1,1 +1,1 @@
-"""Data structures of planning: ring, footprints, free-node tree, interval sets."""
+"""Data structures of planning: the ring of slots, and the footprints of jobs on it."""
