@@ -41,7 +41,7 @@ from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import RegionSpec, StateClient
 from plexsvc.statelink.mapping import Extent, FixedMapping
-from plexsvc.statelink.session import Member
+from plexsvc.statelink.member import Member
 from plexsvc.statemanager import hugefiles
 from tests.rigs.keys import KEYS, keys_file
 
@@ -153,7 +153,9 @@ def read_line(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def client(wpg_id: str, nbytes: int, socket_path: str) -> None:
     """Hold `nbytes` of written device memory until stdin closes."""
-    member = SimpleNamespace(wpg_id=wpg_id, rank=0, incarnation=1, device_index=0, job_id="bench")
+    member = SimpleNamespace(
+        wpg_id=wpg_id, rank=0, incarnation=1, device_index=0, job_id="bench", tenant="bench"
+    )
     connection = StateClient(socket_path, cast("Member", member), handlers=None)
     region = connection.allocate([RegionSpec(name="params", nbytes=nbytes)])["params"]
     ctypes.memset(region.memory.address, 7, nbytes)

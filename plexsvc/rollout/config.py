@@ -8,25 +8,13 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fixed import Fixed
+from plexsvc.statelink.member import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceConfig:
+class InstanceConfig(Member):
     """What the scheduler tells a rollout process at its start."""
 
-    wpg_id: str
-    rank: int
-    incarnation: int
-    scheduler_epoch: int
-    tenant: str
-    """Whose job it is."""
-    job_id: str
-    deployment_id: str
-    """Empty: deployments use it in turn."""
-    model: str
-    """Hugging Face directory; its weights are version 0."""
-    model_root: str = ""
-    """The root of its tenant that it lies below."""
     dtype: str = ""
     """`float32`, `bfloat16`; empty: the device's default."""
     max_model_len: int = 0
@@ -35,19 +23,8 @@ class InstanceConfig:
     """Memory of the KV cache; 0: 64 MiB on a CPU, on a GPU what the device's budget leaves."""
     max_num_seqs: int = 0
     """Samples in one step; 0: 64 on a CPU, 256 on a GPU."""
-    data_socket: str = ""
-    """The state manager's data plane; weight versions are mapped through it."""
-    node_id: str = ""
-    seed: int = 0
-    """The deployment's; samples draw from seeds of their own."""
-    device_index: int = 0
-    """The device of the node that this instance reserves."""
-    listen: str = ""
-    """Where it serves: `HOST:0` or `unix:PATH`, from the node agent."""
-    keys_file: Path = Path()
-    """The cluster's keys, from the node agent."""
     device_bytes: int = 0
-    """Budget of that device, which may be a part of a GPU; 0: all of it."""
+    """Budget of its device, which may be a part of a GPU; 0: all of it."""
 
 
 NOTICES_US: Final = (0, 30_000_000, 120_000_000)

@@ -38,8 +38,9 @@ from plexsvc.log import Log
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Message
 from plexsvc.statelink.mapping import Extent
+from plexsvc.statelink.member import Member
 from plexsvc.statelink.regions import RegionMemory, open_memory
-from plexsvc.statelink.session import Member, StateSession
+from plexsvc.statelink.session import StateSession
 from plexsvc.weights.reading import Published
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import grpc
 
@@ -25,7 +25,7 @@ from plexsvc.rpc.addresses import host_of
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.keys import ClusterKeys, read_keys
 from plexsvc.statelink.client import READER_PATIENCE_S, StateClient
-from plexsvc.statelink.session import Member
+from plexsvc.statelink.member import Member
 from plexsvc.weights.manifests import adds_pieces
 from plexsvc.weights.reading import OpenedVersion, Published
 
@@ -46,33 +46,13 @@ MAX_READS: Final = 2
 """Times a version is asked for: its holder may die and be replaced."""
 
 
-class Reader(Member, Protocol):
-    """Who reads: the configuration of a rank or an instance."""
-
-    @property
-    def node_id(self) -> str:
-        """Its node."""
-
-    @property
-    def data_socket(self) -> str:
-        """The data plane of its node."""
-
-    @property
-    def listen(self) -> str:
-        """Where it serves itself: tells its host."""
-
-    @property
-    def keys_file(self) -> Path:
-        """The cluster's keys."""
-
-
 class VersionOpener:
     """Opens published versions for one process; every call blocks. Used from one thread at a time.
 
     With `here`, the process has a client of its own node's state manager already.
     """
 
-    def __init__(self, config: Reader, *, here: OpenHere | None = None) -> None:
+    def __init__(self, config: Member, *, here: OpenHere | None = None) -> None:
         self._config = config
         self._here = here
         self._clients: dict[str, StateClient] = {}

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from plexsvc import progress
 from plexsvc.clock import SystemClock
@@ -28,34 +28,6 @@ CALL_TIMEOUT_S: Final = 120.0
 RETRY_US: Final = 50_000
 
 Facts = Mapping[str, Any]
-
-
-class Member(Protocol):
-    """Who connects to a state manager: a rank or an instance."""
-
-    @property
-    def wpg_id(self) -> str:
-        """Its group."""
-
-    @property
-    def rank(self) -> int:
-        """Its number in the group."""
-
-    @property
-    def incarnation(self) -> int:
-        """Which generation of the group's processes it is."""
-
-    @property
-    def tenant(self) -> str:
-        """Its tenant: staging memory is shared by them."""
-
-    @property
-    def job_id(self) -> str:
-        """Its job: others' versions and payloads are not found."""
-
-    @property
-    def device_index(self) -> int:
-        """Its device on its node."""
 
 
 class StateSession:

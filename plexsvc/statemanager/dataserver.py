@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,26 +35,6 @@ ACCEPT_PAUSE_S: Final = 0.1
 """Pause after a connection could not be accepted: the descriptors that lack may be given back."""
 
 Call = Callable[[RankLink, Message], Message]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returning:
-    """What a client says that had known another state manager here."""
-
-    held: Mapping[VersionId, int]
-    has_regions: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """Who connects."""
-
-    wpg_id: WpgId
-    job_id: JobId
-    rank: int
-    incarnation: int
-    device_index: int
-    returning: Returning | None
 
 
 class DataServer:
@@ -139,18 +118,34 @@ class DataServer:
             self._clients.disconnect(link)
 
     def _connect(self, sock: socket.socket, header: Header) -> RankLink:
+        """Return the link of a client that a predecessor knew, or of one that starts afresh."""
         try:
-            hello = _hello(header)
+            wpg_id, job_id = WpgId(str(header["wpg_id"])), JobId(str(header["job_id"]))
+            rank, incarnation = int(header["rank"]), int(header["incarnation"])
+            device_index = int(header["device_index"])
+            is_returning = bool(header.get("resume"))
+            versions = header["held"] if is_returning else ()
+            held = {_version_key(version): int(version["count"]) for version in versions}
+            has_regions = is_returning and bool(header["has_regions"])
         except (KeyError, TypeError, ValueError) as error:
             text = f"hello lacks or garbles {error}; this is the state manager's data socket"
             raise PlexError(ErrorCode.BAD_REQUEST, text) from error
-        return self._resumed(sock, hello) or self._clients.connect(
+        if is_returning:
+            link = self._clients.resume(
+                sock, wpg_id=wpg_id, rank=rank, incarnation=incarnation, held=held
+            )
+            if link is not None:
+                return link
+        if has_regions:
+            text = f"{wpg_id}/{rank} has no state with this state manager; rebuild the WPG"
+            raise PlexError(ErrorCode.NOT_FOUND, text)
+        return self._clients.connect(
             sock,
-            wpg_id=hello.wpg_id,
-            job_id=hello.job_id,
-            rank=hello.rank,
-            incarnation=hello.incarnation,
-            device_index=hello.device_index,
+            wpg_id=wpg_id,
+            job_id=job_id,
+            rank=rank,
+            incarnation=incarnation,
+            device_index=device_index,
         )
 
     def _welcome(self, sock: socket.socket, link: RankLink) -> None:
@@ -159,25 +154,6 @@ class DataServer:
         granted = link.memory.grant()
         answer = {"client_id": link.token, "kind": link.memory.tier.kind, **granted.header}
         dataplane.send(sock, Message(header=answer, fds=granted.fds))
-
-    def _resumed(self, sock: socket.socket, hello: Hello) -> RankLink | None:
-        """Return the link of a client that a predecessor knew; None for one that starts afresh."""
-        if hello.returning is None:
-            return None
-        link = self._clients.resume(
-            sock,
-            wpg_id=hello.wpg_id,
-            rank=hello.rank,
-            incarnation=hello.incarnation,
-            held=hello.returning.held,
-        )
-        if link is None and hello.returning.has_regions:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
-                f"{hello.wpg_id}/{hello.rank} has no state with this state manager; rebuild the "
-                "WPG",
-            )
-        return link
 
     def _attach(self, sock: socket.socket, header: Header) -> None:
         link = self._waiting.pop(str(header.get("client_id")), None)
@@ -269,24 +245,6 @@ class DataServer:
     def _close_version(self, link: RankLink, request: Message) -> Message:
         self._node.publisher.unhold(_version_key(request.header), link.client_id)
         return Message(header={})
-
-
-def _hello(header: Header) -> Hello:
-    return Hello(
-        wpg_id=WpgId(str(header["wpg_id"])),
-        job_id=JobId(str(header["job_id"])),
-        rank=int(header["rank"]),
-        incarnation=int(header["incarnation"]),
-        device_index=int(header["device_index"]),
-        returning=_returning(header),
-    )
-
-
-def _returning(header: Header) -> Returning | None:
-    if not header.get("resume"):
-        return None
-    held = {_version_key(version): int(version["count"]) for version in header["held"]}
-    return Returning(held=held, has_regions=bool(header["has_regions"]))
 
 
 def _listen(path: Path) -> socket.socket:

@@ -305,12 +305,6 @@ def _copied(
 ) -> MemoryFile:
     file = MemoryFile("plexsvc-version", nbytes)
     reserve(file.fd, nbytes)
-    _fill(file, placed, region=region, tell=tell)
-    file.freeze()
-    return file
-
-
-def _fill(file: MemoryFile, placed: Sequence[Placed], *, region: RegionBytes, tell: Tell) -> None:
     mapped = file.map(is_writable=True)
     target_bytes = np.frombuffer(mapped, dtype=np.uint8)
     for source, target in placed:
@@ -319,3 +313,5 @@ def _fill(file: MemoryFile, placed: Sequence[Placed], *, region: RegionBytes, te
         tell(view.nbytes)
     del target_bytes
     mapped.close()  # a file with a writable mapping cannot be frozen
+    file.freeze()
+    return file

@@ -7,7 +7,7 @@ state counts as where it was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plexsvc.ids import JobId, WpgId
@@ -83,14 +83,9 @@ def without(wpg: WpgState, rank: int) -> WpgState:
     """Return what the ledger will say of a WPG when it has freed `rank`."""
     ranks = {number: state for number, state in wpg.ranks.items() if number != rank}
     has_lost = bool(wpg.ranks[rank].regions)
-    return WpgState(
-        wpg_id=wpg.wpg_id,
-        job_id=wpg.job_id,
-        incarnation=wpg.incarnation,
+    return replace(
+        wpg,
         residency=wpg.residency if ranks else Residency.NONE,
-        lease_no=wpg.lease_no,
-        applied_seq=wpg.applied_seq,
-        switch_bytes=wpg.switch_bytes,
         ranks=ranks,
         lost=wpg.lost | ({rank} if has_lost else set()),
     )

@@ -260,8 +260,10 @@ class CpuArena:
         try:
             for extent in extents:
                 for low, size in parts(extent.nbytes):
-                    part = Extent(offset=extent.offset + low, nbytes=size)
-                    self._populate(part, is_zeroed=is_zeroed)
+                    address = self._mapping.address + extent.offset + low
+                    _populate(address, size)
+                    if is_zeroed and self._keep_pages:  # pages from the machine are zero
+                        mapping.fill_zero(address, size)
                     tell(size)
         except (PlexError, OSError):
             self.release(span, is_final=True)
@@ -317,34 +319,19 @@ class CpuArena:
         self._mapping.close()
         os.close(self._fd)
 
-    def _populate(self, extent: Extent, *, is_zeroed: bool) -> None:
-        address = self._mapping.address + extent.offset
-        _populate(address, extent.nbytes)
-        if is_zeroed and self._keep_pages:  # pages from the machine are zero
-            mapping.fill_zero(address, extent.nbytes)
-
 
 def _open_arena(nbytes: int, *, huge_pages: bool) -> ArenaFile:
-    is_worth_it = huge_pages and nbytes >= mapping.HUGE_PAGE_BYTES
-    huge = _open_huge(nbytes) if is_worth_it else None
-    if huge is None:
-        return ArenaFile(fd=_open_plain(nbytes), page_bytes=mapping.PAGE_BYTES)
-    return ArenaFile(fd=huge, page_bytes=mapping.HUGE_PAGE_BYTES)
-
-
-def _open_huge(nbytes: int) -> int | None:
-    try:
-        return hugefiles.open_huge_file(nbytes)
-    except OSError as error:
-        log.warning("device memory without huge pages: switches take longer", error=error)
-        return None
-
-
-def _open_plain(nbytes: int) -> int:
+    if huge_pages and nbytes >= mapping.HUGE_PAGE_BYTES:
+        try:
+            fd = hugefiles.open_huge_file(nbytes)
+        except OSError as error:
+            log.warning("device memory without huge pages: switches take longer", error=error)
+        else:
+            return ArenaFile(fd=fd, page_bytes=mapping.HUGE_PAGE_BYTES)
     fd = os.memfd_create("plexsvc-device", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, nbytes)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    return fd
+    return ArenaFile(fd=fd, page_bytes=mapping.PAGE_BYTES)
 
 
 def _map_whole(file: MemoryFile, tell: Tell) -> FixedMapping:

@@ -21,7 +21,7 @@ from plexsvc.errors import PlexError
 from plexsvc.ids import VersionId
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
-from plexsvc.statelink.session import Member
+from plexsvc.statelink.member import Member
 
 
 class Rank:

@@ -21,7 +21,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, TenantId, VersionId, WpgId
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
-from plexsvc.statelink.session import Member
+from plexsvc.statelink.member import Member
 from plexsvc.statemanager import book as books
 from plexsvc.statemanager import checkpoints, publishing, snapshot, tiers
 from plexsvc.statemanager.book import Book, Facts, Key
