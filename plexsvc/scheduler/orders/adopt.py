@@ -84,16 +84,20 @@ async def adopt(
         await told
     facts: list[Event] = [*_relocations(view)]
     left: dict[JobId, None] = {}
-    for wpg in view.wpgs.values():
-        if wpg.state is not WpgState.READY:
+    for wpg_id in tuple(view.wpgs):  # the core goes on while ranks are asked: some may end
+        wpg = view.wpgs.get(wpg_id)
+        if wpg is None or wpg.state is not WpgState.READY:
             continue
-        facts += await _attach(reach, wpg)
+        gone = await _attach(reach, wpg)
+        if wpg_id not in view.wpgs:
+            continue
+        facts += gone
         if wpg.is_rollout and not _leads(reach, view, wpg):
             left[wpg.job_id] = None
     facts += [
         JobEndRequested(job_id=job_id, outcome=JobState.FAILED, reason=NOT_ADOPTED)
         for job_id in left
-        if view.jobs[job_id].ending is None
+        if (job := view.jobs.get(job_id)) is not None and job.ending is None
     ]
     facts += [failure for order in orders if (failure := _failure(view, handlers, order, of=left))]
     for fact in facts:

@@ -7,16 +7,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.events import Event, JobEndRequested
+from plexsvc.scheduler.core.state import Wpg
+from plexsvc.scheduler.core.view import ClusterView
+from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.live import LiveScheduler
+from plexsvc.scheduler.orders import adopt
+from plexsvc.scheduler.orders.reach import Reach
 from plexsvc.store.store import open_store
 from tests.fakes.fake_cluster import FakeAgent
 from tests.rigs.keys import KEYS
@@ -154,6 +162,34 @@ async def test_what_runs_on_a_node_that_was_added_goes_on(tmp_path: Path) -> Non
             spawned = len(node.specs)
             assert (await after.run("job")).state == ANSWERED
             assert len(node.specs) == spawned
+
+
+async def test_a_job_that_ends_while_ranks_are_asked_does_not_end_the_adoption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach, adopted = adopt._attach, adopt.adopt
+    views: list[ClusterView] = []
+
+    async def adopt_seen(reach: Reach, view: ClusterView, *args: Any, **kwargs: Any) -> None:
+        views.append(view)
+        await adopted(reach, view, *args, **kwargs)
+
+    async def attach_then_end(reach: Reach, wpg: Wpg) -> list[Event]:
+        found = await attach(reach, wpg)
+        if wpg.job_id == "first":
+            ended = JobEndRequested(job_id=JobId("first"), outcome=JobState.CANCELLED, reason="")
+            reach.post(ended)
+            await until(lambda: wpg.wpg_id not in views[0].wpgs)
+        return found
+
+    async with start_rig(tmp_path, nodes=[{"train": 2}]) as rig:
+        for job in ("first", "second"):
+            await rig.job(job)
+            await rig.deploy(job)
+        monkeypatch.setattr(adopt, "adopt", adopt_seen)
+        monkeypatch.setattr(adopt, "_attach", attach_then_end)
+        async with second(rig, tmp_path) as after:
+            assert not (await after.run("second")).HasField("error")
 
 
 async def test_an_added_node_that_is_gone_holds_nobody_up_and_joins_anew(tmp_path: Path) -> None:
