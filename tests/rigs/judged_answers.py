@@ -82,6 +82,17 @@ NUMERIC_RIGHT: list[tuple[str, Any]] = [
     ("1000 units", 1000),
     ("1/2, or 0.5", 0.5),
     ("The answer to part 1 is 42", 42),
+    ("The final answer is 42. I hope it is correct.", 42),
+    ("=> 42", 42),
+    ("42:", 42),
+    ("9 - that is the answer", 9),
+    ("9 — that is the answer", 9),
+    ("They paid $5 each, so 4 × $5 = $20", 20),
+    ("Answer: 42\n\n---", 42),
+    ("half of it is <<48/2=24>>24", 24),
+    ("It adds up to 42", 42),
+    ("So there are 3*4 = 12", 12),
+    ("(3 + 4) * 6 = 42", 42),
 ]
 
 NUMERIC_WRONG: list[tuple[str, Any]] = [
@@ -198,6 +209,33 @@ NUMERIC_WRONG: list[tuple[str, Any]] = [
     ("half of 42", 42),
     ("42M", 42),
     ("42 squared", 42),
+    ("x = 41 or x = 42", 42),
+    ("x=1, x=42", 42),
+    ("ln 42", 42),
+    ("under 42", 42),
+    ("42 at most", 42),
+    ("42 at least", 42),
+    ("42 cm at least", 42),
+    ("almost 42", 42),
+    ("below 42", 42),
+    ("above 42", 42),
+    ("exceeds 42", 42),
+    ("anything but 42", 42),
+    ("42 would be wrong", 42),
+    ("42 is too small", 42),
+    ("42? no", 42),
+    ("42bn", 42),
+    ("42 lakh", 42),
+    ("∞42", 42),
+    ("42∞", 42),
+    ("!42", 42),
+    ("¬42", 42),
+    ("42 or something", 42),
+    ("42ish", 42),
+    ("A) 41 B) 42", 42),
+    ("42 through 43", 43),
+    ("A: 41, B: 42, C: 43", 43),
+    ("$41 = 42$", 42),
 ]
 
 MATH_RIGHT: list[tuple[str, Any]] = [
@@ -399,6 +437,8 @@ MATH_RIGHT: list[tuple[str, Any]] = [
     ("\\boxed{120}", "\\binom{10}{3}"),
     ("\\boxed{42 = 42}", "42"),
     ("\\boxed{\\frac{84}{2}=42}", "42"),
+    ("\\boxed{\\text{A, C}}", "A, C"),
+    ("Final Answer: The final answer is $2$. I hope it is correct.", "2"),
 ]
 
 MATH_WRONG: list[tuple[str, Any]] = [
@@ -565,4 +605,5 @@ MATH_WRONG: list[tuple[str, Any]] = [
     ("\\boxed{[42,43]}", "42"),
     ("\\boxed{40<x<44}", "42"),
     ("\\boxed{x\\le 42}", "42"),
+    ("The answer is $x+1$. The answer is $x+2$.", "x+2"),
 ]

@@ -76,7 +76,8 @@ def is_right(text: str, reference: str) -> bool:
         )
     if said and not _MATH.search(said[-1]):
         return all(expected.is_answered_by(one.strip(" *")) for one in said)
-    return expected.is_found_in(text)
+    alone = [one for one in said if len(_MATH.findall(one)) == 1]
+    return all(map(expected.is_found_in, (*alone, text)))
 
 
 def _boxes(text: str) -> Iterator[tuple[int, str, int]]:
@@ -149,8 +150,11 @@ class _Expression:
         return self._equals(found, str(found[-1]) if found else "")
 
     def is_answered_by(self, answer: str) -> bool:
-        if isinstance(self.parsed[0], str):  # math-verify cannot read it: so it is a text
-            return _text_of(answer) == _text_of(self.text)
+        is_text = isinstance(self.parsed[0], str)  # math-verify cannot read it
+        if _text_of(answer) == _text_of(self.text) and (is_text or "=" not in answer):
+            return True
+        if is_text:
+            return False
         return self._equals(_parse(f"\\boxed{{{_without_styles(answer)}}}"), answer)
 
     def agrees_with(self, side: str, number: Number) -> bool:
@@ -194,6 +198,7 @@ class _Expression:
 
 def _text_of(expression: str) -> str:
     """Return what an expression says of a name, or all of it, without space and sizes."""
+    expression = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", expression)
     return re.sub(r"\s|\\(?:left|right|[,;:!])|(?<=\\)[dt](?=frac)", "", _sides(expression)[-1])
 
 

@@ -51,34 +51,46 @@ _UNIT: Final = re.compile(
 
 _DENIED_BEFORE: Final = re.compile(
     r"(?:\b(?:not|never|neither|nor|cannot|except|or|plus|minus|times|over|versus|vs|than|out of|"
+    r"under|below|above|exceeds?|almost|nearly|anything but|ln|log|exp|sqrt|sin|cos|tan|"
+    r"(?:is|are|of) up to|"
     r"(?:twice|double|half|root|square|cube)(?: of)?)|n't|"
     r"\bat (?:least|most)|[≠<>≤≥±+*/^|√∑∫∏&-]|[A-Za-z_]\(|\}\{|"
     r"\d\s*x|\d:(?!\s)|[<>]=)(?:\s+(?:equals?|to|be|is|are|an?|the|as|maybe|perhaps|even))*"
     r"[ \t({\[\"']*\Z|"
-    r"\d[^\w\n=:.]{0,3}(?:\b(?:or|and|to)\b)?(?:\s+(?:maybe|perhaps|also|even))*[ \t({\[\"']*\Z",
+    r"\d[^\w\n=:.]{0,3}(?:\b(?:or|and|to|through|until)\b)?(?:\s+(?:maybe|perhaps|also|even))*"
+    r"[ \t({\[\"']*\Z|"
+    r"\d[^\w\n]{0,3}\bor\s+[A-Za-z]\w*\s*=\s*\Z|"  # x = 1 or y = 2
+    r"\b([A-Za-z]\w*)\s*=\s*[-+]?\d[\d.,/]*[^\w\n]{1,3}(?:and\s+)?\1\s*=\s*\Z|"  # x = 1, x = 2
+    r"\b[A-D][).:]\s*[-+]?\d[\d./]*\W{1,3}[B-E][).:]\s*\Z",  # A) 1 B) 2
     re.IGNORECASE,
 )
 _OR_ELSE: Final = re.compile(r"(?<![^\s$({])([-+]?\d[\d./,%]*)[$)]?,?\s*\(?\bor\s+[${(]*\Z")
-_PART_OF_WORD: Final = re.compile(r"[A-Za-z_\\.,]\Z|\\[A-Za-z]+[\s({]*\Z")
+_PART_OF_WORD: Final = re.compile(r"[A-Za-z_\\.,!¬∞]\Z|\\[A-Za-z]+[\s({]*\Z")
 _DENIED_AFTER: Final = re.compile(
-    r"[-+*/^=±<>≤≥≠(_:]|[xyznkabcijepqrtuw](?![A-Za-z])|!+(?=[$)}\w])"
-    rf"|[\s{_THIN}]*(?:[+*/^±×=<>≤≥≠]|-\s*\S|\\[a-zA-Z]|[xyznkiπ](?![A-Za-z])"
+    r"[-+*/^=±<>≤≥≠(_∞]|:(?=\S)|ish\b|[xyznkabcijepqrtuw](?![A-Za-z])|!+(?=[$)}\w])"
+    rf"|[ \t{_THIN}]*(?:[+*/^±×=<>≤≥≠]|-[ \t]*(?:[\d($\\.|]|[A-Za-z](?![A-Za-z]))|\\[a-zA-Z]"
+    r"|(?-i:[xyznkiπ])(?![A-Za-z])"
     r"|(?:pi|sqrt|log|ln|sin|cos|tan|mod|choose|plus|minus|times|over|factorial|squared"
-    r"|cubed|\w+ths|trillion)\b)"
-    r"|\W*(?:(?:(?:is|was|are)\s*)?(?:n't|not|wrong|incorrect|false)\b|can(?:not|'t)\b"
-    r"|or\s+(?:more|less|so|fewer|maybe|perhaps)\b)",
+    r"|cubed|\w+ths|trillion|bn|lakhs?|crores?|at (?:least|most))\b)"
+    r"|\W*(?:(?:(?:is|was|are|would be|seems|looks)\s*)?"
+    r"(?:n't|not|wrong|incorrect|false|impossible|too (?:small|large|big|low|high))\b"
+    r"|can(?:not|'t)\b|or\s+(?:more|less|so|fewer|something|maybe|perhaps)\b)|\?\W*no\b",
     re.IGNORECASE,
 )
 _DENIED_AFTER_UNIT: Final = re.compile(
-    r"\W*[A-Za-z]*\W*\b(?:or\s+(?:more|less|so|fewer)|is\s*(?:n't|not|wrong|incorrect))\b",
+    r"\W*[A-Za-z]*\W*\b(?:or\s+(?:more|less|so|fewer)|at (?:least|most)"
+    r"|is\s*(?:n't|not|wrong|incorrect))\b",
     re.IGNORECASE,
 )
 _AROUND: Final = 256
 """Characters around a number that are looked at, and of a number."""
-_LEFT_OF_EQUALS: Final = re.compile(r"(?:^|[\n,;:$]|[A-Za-z.]\s)\s*([-+\d][^\s=]*)\s*\Z")
+_LEFT_OF_EQUALS: Final = re.compile(
+    r"(?:^|[\n,;:]|(?<![*+/-])(?<![*+/-]\s)\$|[A-Za-z.]\s)\s*([-+\d][^\s=]*)\s*\Z"
+)
 
 _WRITTEN: Final = (
     (re.compile(r"</?[A-Za-z][^<>\n]{0,80}>"), " "),  # tags
+    (re.compile(r"<<[^<>\n]{0,80}>>"), " "),  # a calculation beside its result
     (re.compile(r"(?<=\d)\*\*(?=\d)"), "^"),
     (
         re.compile(
@@ -89,7 +101,7 @@ _WRITTEN: Final = (
     (re.compile(r"\\\\(?![A-Za-z])|\\(?:pounds|euro)(?![A-Za-z])"), " "),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\[,;: ]|~"), _THIN),
-    (re.compile(r"\\(?:q?quad|implies|Rightarrow|therefore|approx)(?![A-Za-z])|[≈⇒→∴]"), " "),
+    (re.compile(r"\\(?:q?quad|implies|Rightarrow|therefore|approx)(?![A-Za-z])|[≈⇒→∴]|[=-]>"), " "),
     (re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[×·⋅]"), "*"),
     (re.compile(r"\\neq?(?![A-Za-z])|!="), "≠"),
     (re.compile(r"\\%|％"), "%"),

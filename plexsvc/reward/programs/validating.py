@@ -72,6 +72,8 @@ def main(packages: str) -> dict[str, Any]:
     sys.path.append(packages)
     import fastjsonschema
 
+    compiled = re.compile  # digits and words of a schema's patterns are those of ASCII
+    re.compile = lambda pattern, flags=0: compiled(pattern, flags | re.ASCII)
     try:
         unknown = next(_unknown_keywords(asked["schema"]), "")
         if unknown:
