@@ -145,7 +145,7 @@ def _python_case(test: Mapping[str, Any], source: str, work: Work) -> _Case:
         return _Case(
             argv=(*python, "solution.py"),
             files=files,
-            stdin=str(test.get("stdin", "")),
+            stdin=_stdin(test),
             accepts=lambda ran: is_right(ran.stdout),
         )
     if "call" in test and "equals" in test:
@@ -183,8 +183,10 @@ def _call(text: str) -> str:
 def imports_of(source: str) -> dict[str, list[str]]:
     """Return the names that a program only imports: the module of each, and the name there.
 
-    >>> imports_of("import numpy as np; from math import gcd as g")
-    {'np': ['numpy'], 'g': ['math', 'gcd']}
+    A program that imports something by another name means it to be its own.
+
+    >>> imports_of("import numpy as np; from math import gcd, lcm as f")
+    {'np': ['numpy'], 'gcd': ['math', 'gcd']}
     """
     try:
         tree = ast.parse(source)
@@ -194,9 +196,11 @@ def imports_of(source: str) -> dict[str, list[str]]:
     for node in tree.body:
         if isinstance(node, ast.Import):
             for one in node.names:
-                found[one.asname or one.name.partition(".")[0]] = [
-                    one.name if one.asname else one.name.partition(".")[0]
-                ]
+                top = one.name.partition(".")[0]
+                if not one.asname:
+                    found[top] = [top]
+                elif one.asname == top or one.asname not in sys.stdlib_module_names:
+                    found[one.asname] = [one.name]  # numpy as math is not the assertion's math
         elif (
             isinstance(node, ast.ImportFrom)
             and node.module in STARRED
@@ -205,7 +209,8 @@ def imports_of(source: str) -> dict[str, list[str]]:
             module = importlib.import_module(node.module)
             found |= {one: [node.module, one] for one in dir(module) if not one.startswith("_")}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {one.asname or one.name: [node.module, one.name] for one in node.names}
+            same = [one.name for one in node.names if one.asname in {None, one.name}]
+            found |= {one: [node.module, one] for one in same}
     for own in ast.walk(tree):  # what it defines itself is its own
         if isinstance(own, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.pop(own.name, None)
@@ -237,7 +242,7 @@ def _cpp_case(test: Mapping[str, Any], files: Mapping[str, bytes]) -> _Case:
     return _Case(
         argv=("./program",),
         files=files,
-        stdin=str(test.get("stdin", "")),
+        stdin=_stdin(test),
         accepts=lambda ran: is_right(ran.stdout),
     )
 
@@ -249,7 +254,17 @@ def _tests(work: Work) -> list[Mapping[str, Any]]:
     is_list = isinstance(found, list) and all(isinstance(test, Mapping) for test in found)
     if not is_list or not 1 <= len(found) <= MAX_TESTS:
         raise RefusedError(f"the reference must be a list of 1 to {MAX_TESTS} tests")
+    for number, test in enumerate(found):
+        for field in test.keys() & {"stdin", "stdout"}:
+            value = test[field]
+            is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
+            if not is_text and (value is not None or field == "stdout"):
+                raise RefusedError(f"test {number}: {field} must be a text, not {value!r:.80}")
     return list(found)
+
+
+def _stdin(test: Mapping[str, Any]) -> str:
+    return "" if test.get("stdin") is None else str(test["stdin"])
 
 
 def _test(work: Work, cases: Sequence[_Case]) -> Outcome:
@@ -318,7 +333,8 @@ def prints(expected: object) -> Callable[[str], bool]:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip(" \t\r\f\v") for line in text.rstrip().split("\n")]
+    spaces = " \t\r\f\v"  # of ASCII: any other space was printed on purpose
+    return [line.rstrip(spaces) for line in text.rstrip(spaces + "\n").split("\n")]
 
 
 def _returns(expected: object, printed: str) -> bool:

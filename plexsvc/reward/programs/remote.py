@@ -75,6 +75,10 @@ _LENT: Final = frozenset(
 MAX_KEPT: Final = 64
 """Containers that were arguments and are followed."""
 MAX_PATH: Final = 512
+UNTOLD: Final = frozenset(
+    {"load", "environ", "put", "get", "patch", "seed", "setattr", "delattr", "subclass"}
+)
+"""Questions whose answers say nothing of what the sample computes."""
 SUPER: Final = frozenset({"__init__", "__str__", "__repr__", "__call__", "__enter__", "__exit__"})
 """Methods of Python's that classes of tests ask for by `super()`."""
 BASES: Final = frozenset({int, float, str, bytes, tuple, list, dict, set, frozenset})
@@ -526,6 +530,8 @@ class Grader(talking.Line):
         super().__init__(into, out)
         self.asked = 0
         """Questions so far."""
+        self.told = 0
+        """Answers of these that were plain data."""
         self.shared = ""
         """Directory below which files that an argument names go to the sample and come back."""
         self.spelt: set[str] | None = None
@@ -591,6 +597,8 @@ class Grader(talking.Line):
             if what == "call" and isinstance(value, list) and value[:1] == ["argument"]:
                 return args[1][value[1]].value  # type: ignore[index] # the list of arguments
             found = self.unpack(value)
+            is_plain = number_of(found) is None or isinstance(found, tuple(BASES))
+            self.told += is_plain and what not in UNTOLD
             if what in {"name", "getattr"}:
                 self._note_name(str(args[-1]), found)
             return found

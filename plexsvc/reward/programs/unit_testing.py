@@ -109,6 +109,7 @@ def sample(
     """
 
     def fill(module: FarModule) -> None:
+        before = line.told
         names = line.load(told["path"], told["name"], module)
         module.__dict__.update(_find=line.name, _line=line, _names=frozenset(names))
         module.__dict__["__doc__"] = line.name("__doc__")
@@ -119,6 +120,7 @@ def sample(
             if not one.startswith(_NOT_STARRED)
             if not hasattr(builtins, one) and one not in others
         ]
+        line.told = before
 
     return fill
 
@@ -128,17 +130,21 @@ class Collected:
 
     def __init__(self) -> None:
         self.names: Counter[str] = Counter()
-        self.broken: dict[str, int] = {}
-        """Of files that cannot be collected without the sample: how many tests their texts have."""
+        self.off: set[str] = set()
+        self.broken: set[str] = set()
+        """Files that cannot be collected without the sample."""
 
     def pytest_collectreport(self, report: Any) -> None:
         """Count the tests of a file that cannot be collected."""
         if report.failed and report.nodeid.endswith(".py"):
-            self.broken[report.nodeid] = _functions(pathlib.Path(report.nodeid))
+            self.broken.add(report.nodeid)
 
     def pytest_collection_finish(self, session: Any) -> None:
         """Take the others, but for those that their author skips, or expects to fail."""
-        self.names = Counter(_function(one.nodeid) for one in session.items if not _is_off(one))
+        self.off = {one.nodeid for one in session.items if _is_off(one)}
+        self.names = Counter(
+            _function(one.nodeid) for one in session.items if one.nodeid not in self.off
+        )
 
 
 def _function(name: str) -> str:
@@ -147,23 +153,31 @@ def _function(name: str) -> str:
 
 
 def _is_off(item: Any) -> bool:
+    """Return whether a test is skipped, or to fail, whatever the sample says."""
     marks = [
         mark
         for mark in item.iter_markers()
         if mark.name in {"skip", "xfail", "skipif"}
         and not str(mark.kwargs.get("reason")).startswith("got empty parameter set")
     ]
-    return any(mark.name != "skipif" or any(one is True for one in mark.args) for mark in marks)
+    off = any(
+        one is True or (mark.name == "xfail" and isinstance(one, str))
+        for mark in marks
+        for one in (mark.args or [mark.kwargs.get("condition", True)])
+    )
+    kinds = [getattr(item, "obj", None), getattr(item, "cls", None)]
+    attributes = ("__unittest_skip__", "__unittest_expecting_failure__")
+    return off or any(getattr(one, name, None) is True for one in kinds for name in attributes)
 
 
-def _functions(path: pathlib.Path) -> int:
-    """Return how many tests the text of a file has at least."""
+def _functions(path: str) -> list[str]:
+    """Return the names of the tests in the text of a file."""
     try:
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = list(ast.walk(ast.parse(pathlib.Path(path).read_text())))
     except (OSError, SyntaxError):
-        return 1
+        return []
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return max(1, sum(isinstance(n, kinds) and n.name.startswith("test") for n in nodes))
+    return [n.name for n in nodes if isinstance(n, kinds) and n.name.startswith("test")]
 
 
 class Counts:
@@ -172,6 +186,8 @@ class Counts:
     def __init__(self, line: remote.Grader) -> None:
         self._line = line
         self._asked = 0
+        self._before_call = 0
+        self._told_in_calls = 0
         self.passed: set[str] = set()
         self.seen: set[str] = set()
         self.left_out: set[str] = set()
@@ -181,19 +197,27 @@ class Counts:
         """Note what was asked before a test."""
         self._asked = self._line.asked
 
+    def pytest_runtest_call(self) -> None:
+        """Note what the sample said before the function of a test runs."""
+        self._before_call = self._line.told
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Note a test: what fails while it is set up or taken down has not passed.
 
-        One that is skipped after the sample was asked is not left out: the sample may be why.
+        One that is skipped counts as failed if the sample may be why: it was asked meanwhile, or
+        had said something to a module or a fixture before.
         """
         name = report.nodeid
         self.seen.add(name)
+        if report.when == "call":
+            self._told_in_calls += self._line.told - self._before_call
         if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
             self.passed.add(name)
         if report.when == "teardown" and report.failed:
             self.passed.discard(name)
         is_skipped = report.skipped and "got empty parameter set" not in str(report.longrepr)
-        if hasattr(report, "wasxfail") or (is_skipped and self._line.asked == self._asked):
+        is_own = self._line.asked == self._asked and self._line.told == self._told_in_calls
+        if is_own and (is_skipped or hasattr(report, "wasxfail")):
             self.left_out.add(name)
 
     def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool | None:
@@ -247,20 +271,47 @@ def spelt(name: str) -> tuple[set[str], set[str]]:
     return mine - others, others
 
 
-def collected(path: pathlib.Path) -> tuple[Counter[str], dict[str, int]]:
-    """Return the tests, and how many broken files have, found by a process without the sample."""
+def collected(path: pathlib.Path) -> tuple[Counter[str], set[str], set[str]]:
+    """Return what a process without the sample finds.
+
+    It is the tests that are to pass, those that are off, and the files that it cannot collect.
+    """
     ours, theirs = os.pipe()
     if not os.fork():
         plugin = Collected()
         run_pytest(path, stand_in, "--collect-only", plugin=plugin)
         with os.fdopen(theirs, "w") as file:
-            json.dump([plugin.names, plugin.broken], file)
+            json.dump([plugin.names, sorted(plugin.off), sorted(plugin.broken)], file)
         os._exit(0)
     os.close(theirs)
     with os.fdopen(ours) as file:
-        names, broken = json.loads(file.read() or "[{}, {}]")
+        names, off, broken = json.loads(file.read() or "[{}, [], []]")
     os.wait()
-    return Counter(names), dict(broken)
+    return Counter(names), set(off), set(broken)
+
+
+def verdict(names: Counter[str], off: set[str], broken: set[str], counts: Counts) -> list[int]:
+    """Return how many tests passed, and how many there are: as many as without the sample.
+
+    Where it is the sample that decides how often a test runs, all of these runs count as the ones
+    that there were. A test that is only seen with the sample counts once, if its file has its name.
+    """
+    runs: dict[str, set[str]] = {}
+    for run in counts.seen - off:
+        runs.setdefault(_function(run), set()).add(run)
+    passed, of_file = 0, Counter[str]()
+    for name in {**names, **runs}:
+        file, _, last = name.rpartition("::")
+        file = file.partition("::")[0]
+        if name not in names and last not in _functions(file):
+            continue
+        seen = runs.get(name, set())
+        number = max(0, max(1, names[name]) - len(seen & counts.left_out))
+        seen = seen - counts.left_out
+        passed += number * len(seen & counts.passed) // max(1, number, len(seen))
+        of_file[file] += number
+    written = Counter({file: max(1, len(_functions(file))) for file in broken})
+    return [passed, (written | of_file).total()]  # of each file the larger number
 
 
 class Following:
@@ -329,7 +380,7 @@ def main() -> None:
     line = asserting.open_line()
     told = json.loads(pathlib.Path("told.json").read_text())
     path = pathlib.Path(told["path"]).resolve()
-    names, broken = collected(path)
+    before = collected(path)
     line.shared = _TEMPORARY
     tempfile.tempdir = f"{_TEMPORARY}/other"
     pathlib.Path(tempfile.tempdir).mkdir(parents=True)
@@ -340,13 +391,7 @@ def main() -> None:
         run_pytest(path, sample(line, told, others), f"--basetemp={_TEMPORARY}/own", plugin=counts)
     except talking.LeftError as left:
         sys.stderr.write(f"{left}\n")
-    names |= Counter(map(_function, counts.seen))  # of each test the larger number
-    names -= Counter(map(_function, counts.left_out))
-    of_file: Counter[str] = Counter()
-    for name, number in names.items():
-        of_file[name.partition("::")[0]] += number
-    total = sum((Counter(broken) | of_file).values())  # of each file the larger number
-    passed = len(counts.passed - counts.left_out)
+    passed, total = verdict(*before, counts)
     pathlib.Path("verdict").write_text(f"{passed} {total}")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -77,6 +77,23 @@ def test_python_gets_the_share_of_tests_that_it_passes(
     assert score(sandbox, "code_python", text, tests) == expected
 
 
+@pytest.mark.parametrize("end", ["\u00a0", "\u2028", "\x1c", "\u3000", "\x85"])
+def test_an_output_ends_in_white_space_of_ascii_only(end: str, sandbox: Sandbox) -> None:
+    assert score(sandbox, "code_python", f"print('3' + {end!r})", ADD[:1]) == 0.0
+    assert score(sandbox, "code_python", "print('3 \t\\n\\r\\n ')", ADD[:1]) == 1.0
+
+
+@pytest.mark.parametrize("program", ["code_python", "code_cpp"])
+def test_inputs_and_outputs_are_texts(program: str, sandbox: Sandbox) -> None:
+    (*_, stage) = PROGRAMS[program].stages
+    for test in ({"stdout": None}, {"stdout": ["1"]}, {"stdin": {"a": 1}, "stdout": "1"}):
+        work = Work(text="print(1)", reference=[test], settings={}, sandbox=sandbox)
+        with pytest.raises(RefusedError, match="must be a text"):
+            stage.run(work)
+    asked = [{"stdin": None, "stdout": 0}]
+    assert score(sandbox, "code_python", "import sys; print(len(sys.stdin.read()))", asked) == 1.0
+
+
 def test_without_partial_credit_all_must_pass(sandbox: Sandbox) -> None:
     assert score(sandbox, "code_python", "print(3)", ADD, partial=False) == 0.0
 
@@ -393,11 +410,11 @@ def main(argv): sys.exit(2)
 def test_unit_tests_see_a_module_of_a_package_as_if_it_were_there(sandbox: Sandbox) -> None:
     found = run(sandbox, "unit_tests", CART, PACKAGE)
     assert isinstance(found, Scored)
-    assert found.detail == "11 of 11", found.output
+    assert found.detail == "9 of 9", found.output
     broken = CART.replace("xs.sort()", "sorted(xs)").replace("return 2 * x", "return x")
     found = run(sandbox, "unit_tests", broken, PACKAGE)
     assert isinstance(found, Scored)
-    assert found.detail == "7 of 11", found.output
+    assert found.detail == "6 of 9", found.output
 
 
 def test_a_sample_is_no_test_of_itself(sandbox: Sandbox) -> None:
@@ -433,6 +450,8 @@ for _ in range(400):
         ("[1, true]", {"uniqueItems": True}, 1),
         ("{}", {"properties": {"a": {"default": 1}}, "allOf": [{"required": ["a"]}]}, 0),
         ("1" * 5000, {"type": "integer"}, 1),
+        ('"٣"', {"pattern": "^\\d$"}, 0),
+        ('"\\u0663"', {"patternProperties": {"a": {}}, "pattern": "\\w"}, 0),
         (' {"a":\r\n1}\n', {"required": ["a"]}, 1),
         ('{"prefixItems": 1}', {"properties": {"prefixItems": {"type": "number"}}}, 1),
     ],

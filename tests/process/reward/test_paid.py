@@ -9,8 +9,8 @@ import pytest
 from plexsvc.reward.programs.base import RefusedError, Scored
 from plexsvc.reward.sandbox.base import Sandbox
 from tests.process.reward.test_code import run
+from tests.rigs import counted_suites, ordinary_suites, paid_hacks, right_programs, right_suites
 from tests.rigs import more_right_programs as more
-from tests.rigs import ordinary_suites, paid_hacks, right_programs, right_suites
 from tests.rigs.sandbox_process import sandbox_process
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -244,3 +244,27 @@ def test_a_sample_may_import_its_package_and_what_is_given_and_no_test(sandbox: 
     assert isinstance(found, Scored)
     assert found.score == 0
     assert "given" in found.detail
+
+
+@pytest.mark.parametrize("name", counted_suites.COUNTED)
+def test_a_sample_does_not_change_how_many_tests_there_are(name: str, sandbox: Sandbox) -> None:
+    test, samples = counted_suites.COUNTED[name]
+    for code, counted in samples:
+        found = run(sandbox, "unit_tests", code, {"files": {"test_it.py": test}})
+        assert isinstance(found, Scored)
+        assert found.detail == counted, (code, found.output)
+
+
+def test_what_a_sample_imports_by_another_name_is_nothing_of_the_graders(
+    sandbox: Sandbox,
+) -> None:
+    for code in ("from unittest.mock import ANY as answer", "from unittest.mock import _ANY as f"):
+        for text in ("answer == 42", "f() == 42"):
+            found = run(sandbox, "code_python", code, [{"assert": text}])
+            assert isinstance(found, Scored)
+            assert found.score == 0
+    code = "from math import gcd as f\nimport collections as c"
+    for text in ("f(4, 6) == 2", "c.Counter('aa') == {'a': 2}"):
+        found = run(sandbox, "code_python", code, [{"assert": text}])
+        assert isinstance(found, Scored)
+        assert found.score == 1, found.output
