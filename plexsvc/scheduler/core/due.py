@@ -31,23 +31,23 @@ def is_awaited(cluster: Cluster, timer: Timer) -> bool:
     """
     match timer:
         case StageTimer() | AfterTimer():
-            operation = cluster.queues.operations.get(timer.operation_id)
+            operation = cluster.queues.operations.get(timer.of)
             is_staging = isinstance(timer, StageTimer)
             waits = OperationState.QUEUED if is_staging else OperationState.STAGED
             return operation is not None and operation.state is waits
         case PlaceTimer():
-            return timer.deployment_id in cluster.placement.unplaced
+            return timer.of in cluster.placement.unplaced
         case GapTimer() | ProbeTimer() | DrainTimer():
-            deployment = cluster.deployments.get(timer.deployment_id)
+            deployment = cluster.deployments.get(timer.of)
             return deployment is not None and not _is_settled(deployment, timer)
         case CircleTimer():
-            placement, node_id = cluster.placement, timer.node_id
+            placement, node_id = cluster.placement, timer.of
             is_gone = node_id not in placement.nodes or node_id in placement.cordoned
             return is_gone and bool(placement.unplaced)
         case HomelessTimer():
-            return any(wpg_id == timer.wpg_id for wpg_id, _ in cluster.placement.homeless)
+            return any(wpg_id == timer.of for wpg_id, _ in cluster.placement.homeless)
         case SpawnTimer() | RelocateTimer() | RetryTimer() | LingerTimer():
-            wpg = cluster.wpgs.get(timer.wpg_id)
+            wpg = cluster.wpgs.get(timer.of)
             is_up = wpg is None or wpg.state is not WpgState.SPAWNING
             return wpg is not None and not (is_up and isinstance(timer, SpawnTimer))
         case _:

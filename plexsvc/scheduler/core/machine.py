@@ -132,23 +132,23 @@ def _due(cluster: Cluster, event: events.TimerFired) -> None:
 def _fire(cluster: Cluster, timer: timers.Timer) -> None:
     match timer:
         case timers.GapTimer():
-            lanes.close_gap(cluster.queues, timer.deployment_id)
+            lanes.close_gap(cluster.queues, timer.of)
         case timers.StageTimer():
-            admission.give_up_staging(cluster.queues, timer.operation_id)
+            admission.give_up_staging(cluster.queues, timer.of)
         case timers.AfterTimer():
-            lanes.give_up_unseen(cluster.queues, timer.operation_id)
+            lanes.give_up_unseen(cluster.queues, timer.of)
         case timers.PlaceTimer():
-            deployments.give_up_placing(cluster.devices, timer.deployment_id)
+            deployments.give_up_placing(cluster.devices, timer.of)
         case timers.SpawnTimer():
-            outcomes.did_not_come_up(cluster.devices, timer.wpg_id)
+            outcomes.did_not_come_up(cluster.devices, timer.of)
         case timers.HomelessTimer():
-            instances.give_up_waiting(cluster.devices, timer.wpg_id)
+            instances.give_up_waiting(cluster.devices, timer.of)
         case timers.RelocateTimer():
-            relocation.give_up_waiting(cluster.lives, timer.wpg_id)
+            relocation.give_up_waiting(cluster.lives, timer.of)
         case timers.ProbeTimer():
-            learning.end_probe(cluster.devices, timer.deployment_id)
+            learning.end_probe(cluster.devices, timer.of)
         case timers.RetryTimer() | timers.LingerTimer():
-            cluster.touch(timer.wpg_id)
+            cluster.touch(timer.of)
         case timers.CircleTimer():
             deployments.open_circles(cluster.devices)
         case timers.DrainTimer():

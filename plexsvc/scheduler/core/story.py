@@ -86,7 +86,9 @@ def _deployment_story(
     if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
         return "waits for its processes to come up", facts
     facts += [
-        f"instance {rank} {_comes_back(cluster, wpg, rank)}: {fault.message}"
+        f"instance {rank} waits for another device: {fault.message}"
+        if (wpg.wpg_id, rank) in cluster.placement.homeless
+        else f"instance {rank} is being started again: {fault.message}"
         for rank, fault in wpg.absent.items()
     ]
     sentence, more = _doing(cluster, deployment, wpg, now_us=now_us)
@@ -96,11 +98,6 @@ def _deployment_story(
 def _waits_to_start(wpg: Wpg) -> bool:
     """Whether a WPG has no processes yet, and gets them with its devices."""
     return wpg.initialize is not None and wpg.residency is Residency.NONE
-
-
-def _comes_back(cluster: Cluster, wpg: Wpg, rank: int) -> str:
-    waits = (wpg.wpg_id, rank) in cluster.placement.homeless
-    return "waits for another device" if waits else "is being started again"
 
 
 def _doing(
@@ -122,15 +119,12 @@ def _doing(
         return f"has a copy written for {operation.kind} since {since}", []
     last_us = deployment.pattern.last_end_us
     since = f" since {_ago(now_us - last_us)}" if last_us is not None else ""
-    return f"is idle{since}: nothing is submitted", _next_turn(deployment, now_us=now_us)
-
-
-def _next_turn(deployment: Deployment, *, now_us: int) -> list[str]:
-    expected_us = deployment.pattern.expected_us
-    if expected_us is None:
-        return []
-    late = "in" if expected_us >= now_us else "for"
-    return [f"by its cycle, its next operation is due {late} {_ago(abs(expected_us - now_us))}"]
+    expected_us, facts = deployment.pattern.expected_us, list[str]()
+    if expected_us is not None:
+        late = "in" if expected_us >= now_us else "for"
+        due = f"{late} {_ago(abs(expected_us - now_us))}"
+        facts = [f"by its cycle, its next operation is due {due}"]
+    return f"is idle{since}: nothing is submitted", facts
 
 
 def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> list[str]:
@@ -217,19 +211,24 @@ def _waiting(
         return f"waits for devices: {_no_place(cluster, deployment)}", []
     if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
         return f"waits for the processes of {wpg.wpg_id} to come up", []
-    if deployment.is_held and operation.seq == deployment.next_seq:
-        return _being_moved(deployment, now_us=now_us)
-    return _in_line(cluster, deployment, operation, now_us=now_us)
+    relocation = deployment.relocation
+    if relocation is not None and deployment.is_held and operation.seq == deployment.next_seq:
+        where = ", ".join(place.unit for place in relocation.places)
+        began = f"the relocation began {_ago(now_us - relocation.started_us)} ago"
+        facts = [f"{began}: {relocation.reason}"]
+        return f"waits for its deployment to arrive on {where} ({relocation.stage})", facts
+    return _in_line(cluster, deployment, wpg, operation, now_us=now_us)
 
 
 def _in_line(
-    cluster: Cluster, deployment: Deployment, operation: Operation, *, now_us: int
+    cluster: Cluster, deployment: Deployment, wpg: Wpg, operation: Operation, *, now_us: int
 ) -> tuple[str, list[str]]:
-    wpg = cluster.wpg_of(deployment)
-    assert wpg is not None, deployment
     head = lanes.head(cluster.queues, wpg)
     if operation is not head:
-        return _behind(deployment, operation, head)
+        missing = lanes.first_missing(deployment)
+        if head is None or operation.seq > missing:
+            return f"waits for seq {missing} of its deployment, which has not been submitted", []
+        return f"waits its turn: seq {head.seq} of its deployment comes first", []
     if operation.state is OperationState.QUEUED:
         return "waits for its payload to arrive in staging memory", []
     if wpg.running:
@@ -239,36 +238,13 @@ def _in_line(
         ahead = ", ".join(show(o) for o in wpg.writing)
         return f"waits until {ahead} of its own deployment is written", []
     blocked = lanes.dependency(cluster.queues, operation)
-    if blocked is not None:
-        return _after(cluster, blocked), []
-    return _for_device(cluster, wpg, now_us=now_us)
-
-
-def _being_moved(deployment: Deployment, *, now_us: int) -> tuple[str, list[str]]:
-    relocation = deployment.relocation
-    assert relocation is not None, deployment
-    where = ", ".join(place.unit for place in relocation.places)
-    facts = [
-        f"the relocation began {_ago(now_us - relocation.started_us)} ago: {relocation.reason}"
-    ]
-    return f"waits for its deployment to arrive on {where} ({relocation.stage})", facts
-
-
-def _behind(
-    deployment: Deployment, operation: Operation, head: Operation | None
-) -> tuple[str, list[str]]:
-    missing = lanes.first_missing(deployment)
-    if head is None or operation.seq > missing:
-        return f"waits for seq {missing} of its deployment, which has not been submitted", []
-    return f"waits its turn: seq {head.seq} of its deployment comes first", []
-
-
-def _after(cluster: Cluster, blocked: OperationId | Fault) -> str:
     if isinstance(blocked, Fault):
-        return f"is about to be refused: {blocked.message}"
-    known = cluster.queues.operations.get(blocked)
-    how = "not submitted yet" if known is None else f"{known.kind}, {known.state}"
-    return f"waits for {show(blocked)} ({how}), which it comes after"
+        return f"is about to be refused: {blocked.message}", []
+    if blocked is not None:
+        known = cluster.queues.operations.get(blocked)
+        how = "not submitted yet" if known is None else f"{known.kind}, {known.state}"
+        return f"waits for {show(blocked)} ({how}), which it comes after", []
+    return _for_device(cluster, wpg, now_us=now_us)
 
 
 def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[str]]:

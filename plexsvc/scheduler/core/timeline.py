@@ -6,30 +6,15 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from plexsvc.ids import DeploymentId, JobId, OperationId
 from plexsvc.scheduler.core.vocabulary import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """One stretch of one device: an operation's kind, `load` or `offload`."""
-
-    index: int
-    place: Place
-    kind: str
-    job_id: JobId
-    deployment_id: DeploymentId
-    operation_id: OperationId | None
-    start_us: int
-    end_us: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """What all devices of a gang did at the same time: a span of each, in the order of `places`."""
+    """What all devices of a gang did at the same time: an operation's kind, `load` or `offload`."""
 
     places: tuple[Place, ...]
     kind: str
@@ -41,20 +26,13 @@ class Stretch:
     nbytes: int
     """Bytes moved on each device."""
 
-    def spans(self, *, first_index: int) -> Iterator[Span]:
-        """Yield its spans, numbered from `first_index` on."""
-        for index, place in enumerate(self.places, start=first_index):
-            yield Span(
-                index=index,
-                place=place,
-                kind=self.kind,
-                job_id=self.job_id,
-                deployment_id=self.deployment_id,
-                operation_id=self.operation_id,
-                start_us=self.start_us,
-                end_us=self.end_us,
-                nbytes=self.nbytes,
-            )
+
+class Span(NamedTuple):
+    """The part of a stretch that one device did."""
+
+    number: int
+    place: Place
+    of: Stretch
 
 
 MAX_SPANS: Final = 65_536
@@ -95,4 +73,6 @@ class Timeline:
             end -= len(stretch.places)
             newer.append((end, stretch))
         for first, stretch in reversed(newer):
-            yield from (s for s in stretch.spans(first_index=first) if s.index > index)
+            for at, place in enumerate(stretch.places, start=first):
+                if at > index:
+                    yield Span(at, place, stretch)

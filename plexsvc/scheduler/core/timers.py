@@ -1,140 +1,98 @@
 """Timers of the core, and their keys on `SetTimer` and `TimerFired`.
 
-A timer's class says what it is for, its field says whose it is. No other module writes or reads a
+A timer's class says what it is for, `of` says whose it is. No other module writes or reads a
 key. `machine` has the handler of each class.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self, get_args
+from typing import ClassVar, Final, Generic, TypeVar, cast, get_args
 
 from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
 
-
-@dataclass(frozen=True, slots=True)
-class _OfDeployment:
-    kind: ClassVar[str]
-    deployment_id: DeploymentId
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}/{self.deployment_id}"
-
-    @classmethod
-    def of(cls, name: str) -> Self:
-        return cls(DeploymentId(name))
+Id = TypeVar("Id", bound=str | bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class _OfOperation:
+class _Timer(Generic[Id]):
     kind: ClassVar[str]
-    operation_id: OperationId
+    of: Id
 
     @property
     def key(self) -> str:
-        return f"{self.kind}/{self.operation_id.hex()}"
-
-    @classmethod
-    def of(cls, name: str) -> Self:
-        return cls(OperationId(bytes.fromhex(name)))
+        name = self.of.hex() if isinstance(self.of, bytes) else self.of
+        return f"{self.kind}/{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class _OfWpg:
-    kind: ClassVar[str]
-    wpg_id: WpgId
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}/{self.wpg_id}"
-
-    @classmethod
-    def of(cls, name: str) -> Self:
-        return cls(WpgId(name))
-
-
-@dataclass(frozen=True, slots=True)
-class _OfNode:
-    kind: ClassVar[str]
-    node_id: NodeId
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}/{self.node_id}"
-
-    @classmethod
-    def of(cls, name: str) -> Self:
-        return cls(NodeId(name))
-
-
-class GapTimer(_OfDeployment):
+class GapTimer(_Timer[DeploymentId]):
     """Ends the wait for a missing sequence number."""
 
     kind = "gap"
 
 
-class PlaceTimer(_OfDeployment):
+class PlaceTimer(_Timer[DeploymentId]):
     """Ends the wait of a new deployment for devices."""
 
     kind = "place"
 
 
-class ProbeTimer(_OfDeployment):
+class ProbeTimer(_Timer[DeploymentId]):
     """Ends the wait for a new deployment's first whole cycle."""
 
     kind = "probe"
 
 
-class DrainTimer(_OfDeployment):
+class DrainTimer(_Timer[DeploymentId]):
     """Wakes the core when a deployment that could not move may be asked again."""
 
     kind = "drain"
 
 
-class StageTimer(_OfOperation):
+class StageTimer(_Timer[OperationId]):
     """Ends the wait for an operation's payload."""
 
     kind = "stage"
 
 
-class AfterTimer(_OfOperation):
+class AfterTimer(_Timer[OperationId]):
     """Ends the wait for an operation named in `after` that nobody has submitted."""
 
     kind = "after"
 
 
-class SpawnTimer(_OfWpg):
+class SpawnTimer(_Timer[WpgId]):
     """Ends the wait for processes to come up."""
 
     kind = "spawn"
 
 
-class HomelessTimer(_OfWpg):
+class HomelessTimer(_Timer[WpgId]):
     """Ends the wait of a rollout instance that was on a lost node for another device."""
 
     kind = "homeless"
 
 
-class RelocateTimer(_OfWpg):
+class RelocateTimer(_Timer[WpgId]):
     """Ends the wait of a relocation to this WPG for a step boundary."""
 
     kind = "relocate"
 
 
-class RetryTimer(_OfWpg):
+class RetryTimer(_Timer[WpgId]):
     """Wakes a WPG whose context switch found no room."""
 
     kind = "retry"
 
 
-class LingerTimer(_OfWpg):
+class LingerTimer(_Timer[WpgId]):
     """Wakes a WPG that left its devices to another's burst for a moment."""
 
     kind = "linger"
 
 
-class CircleTimer(_OfNode):
+class CircleTimer(_Timer[NodeId]):
     """Ends the time that a lost or closed node has to come back before circles are opened."""
 
     kind = "circle"
@@ -155,14 +113,17 @@ Timer = (
     | CircleTimer
 )
 
-_KINDS: Final[dict[str, type[Timer]]] = {timer.kind: timer for timer in get_args(Timer)}
+_KINDS: Final = {
+    timer.kind: cast("Callable[[str | bytes], Timer]", timer) for timer in get_args(Timer)
+}
 
 
 def parse(key: str) -> Timer:
     """Return the timer of a key.
 
     >>> parse("gap/a/actor")
-    GapTimer(deployment_id='a/actor')
+    GapTimer(of='a/actor')
     """
     kind, _, name = key.partition("/")
-    return _KINDS[kind].of(name)
+    is_of_operation = kind in {StageTimer.kind, AfterTimer.kind}
+    return _KINDS[kind](bytes.fromhex(name) if is_of_operation else name)

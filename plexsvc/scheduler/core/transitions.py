@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from plexsvc.scheduler.core.vocabulary import JobState, OperationState, WpgState
+from plexsvc.scheduler.core.vocabulary import OperationState, WpgState
 
 S = TypeVar("S", bound=StrEnum)
 T = TypeVar("T", bound=StrEnum)
@@ -68,27 +68,6 @@ WPG_TRANSITIONS: Final = {
     (WpgState.SPAWNING, WpgTrigger.STOP_ORDERED): WpgState.STOPPING,
     (WpgState.READY, WpgTrigger.STOP_ORDERED): WpgState.STOPPING,
     (WpgState.STOPPING, WpgTrigger.STOPPED): WpgState.FORGETTING,
-}
-
-
-class JobTrigger(StrEnum):
-    """What changes a job."""
-
-    PLACED = "placed"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-JOB_TRANSITIONS: Final = {
-    (JobState.QUEUED, JobTrigger.PLACED): JobState.RUNNING,
-    (JobState.RUNNING, JobTrigger.PLACED): JobState.RUNNING,
-    (JobState.QUEUED, JobTrigger.COMPLETED): JobState.COMPLETED,
-    (JobState.QUEUED, JobTrigger.FAILED): JobState.FAILED,
-    (JobState.QUEUED, JobTrigger.CANCELLED): JobState.CANCELLED,
-    (JobState.RUNNING, JobTrigger.COMPLETED): JobState.COMPLETED,
-    (JobState.RUNNING, JobTrigger.FAILED): JobState.FAILED,
-    (JobState.RUNNING, JobTrigger.CANCELLED): JobState.CANCELLED,
 }
 
 

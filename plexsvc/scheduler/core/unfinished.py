@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     Action,
-    CarryState,
     ComputePlan,
     ForgetWpg,
     MoveState,
     SpawnInstance,
-    SpawnWpg,
     StartOperation,
     StopWpg,
 )
 from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.device import switch
+from plexsvc.scheduler.core.relocate.relocation import carry_order
 from plexsvc.scheduler.core.state import Wpg
 from plexsvc.scheduler.core.vocabulary import RelocationStage, WpgState
 
@@ -35,14 +35,7 @@ def orders(cluster: Cluster) -> Iterator[Action]:
         if relocation is None or relocation.stage is not RelocationStage.CARRYING:
             continue
         if relocation.move_id is not None and old is not None:
-            yield CarryState(
-                deployment_id=deployment_id,
-                from_wpg_id=old.wpg_id,
-                to_wpg_id=relocation.wpg_id,
-                initialize_id=relocation.initialize_id,
-                move_id=relocation.move_id,
-                lease_no=old.lease_no,
-            )
+            yield carry_order(deployment, relocation, old=old, move_id=relocation.move_id)
     planners = cluster.placement.planning.planners
     for (kind, goal), attempt in cluster.placement.plans.items():
         base = planners[kind].board.version
@@ -54,13 +47,7 @@ def _of_life(cluster: Cluster, wpg: Wpg) -> Iterator[Action]:
         case WpgState.SPAWNING:
             current = cluster.deployments[wpg.deployment_id].wpg_id
             if not wpg.is_shared or wpg.residency is not Residency.NONE:  # else it has no process
-                yield SpawnWpg(
-                    wpg_id=wpg.wpg_id,
-                    deployment_id=wpg.deployment_id,
-                    incarnation=wpg.incarnation,
-                    places=wpg.places,
-                    replaces=None if current == wpg.wpg_id else current,
-                )
+                yield switch.spawn_order(wpg, replaces=current)
         case WpgState.STOPPING:
             yield StopWpg(wpg_id=wpg.wpg_id)
         case WpgState.FORGETTING:

@@ -39,8 +39,8 @@ class Tally:
     def take(self) -> None:
         """Count the spans that are new. `O(new spans)`."""
         while spans := self._timeline.after(self._seen, limit=_BATCH):
-            self._seen = spans[-1].index
-            for span in spans:
+            self._seen = spans[-1].number
+            for _, _, span in spans:
                 if span.operation_id is None:
                     tally = self._jobs.setdefault(span.job_id, JobTally())
                     tally.switches += span.kind == "load"

@@ -114,15 +114,15 @@ async def timeline(
     To read on, pass `next_index` as `after_index`.
     """
     spans = scheduler.cluster.timeline.after(request.after_index, limit=MAX_SPANS)
-    reply = service_pb2.TimelineReply(next_index=spans[-1].index if spans else request.after_index)
-    for span in spans:
+    reply = service_pb2.TimelineReply(next_index=spans[-1].number if spans else request.after_index)
+    for index, place, span in spans:
         record = scheduler.registry.jobs.get(span.job_id)
         is_own = record is not None and request.tenant in {"", record.tenant}
         reply.spans.append(
             service_pb2.Span(
-                index=span.index,
-                node_id=span.place.node_id,
-                device=span.place.device,
+                index=index,
+                node_id=place.node_id,
+                device=place.device,
                 kind=span.kind,
                 job_id=span.job_id if is_own else "",
                 deployment_id=span.deployment_id if is_own else "",

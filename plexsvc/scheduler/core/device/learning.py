@@ -111,11 +111,6 @@ def _trained_there(devices: Devices, wpg: Wpg) -> list[Wpg]:
     return found
 
 
-def published(devices: Devices, deployment: Deployment) -> None:
-    """Begin another cycle of a job: it published weights."""
-    devices.jobs[deployment.job_id].cycle += 1
-
-
 def start_probe(devices: Devices, deployment: Deployment) -> None:
     """Bound the time a cold deployment keeps its group to itself."""
     pattern = deployment.pattern
@@ -199,12 +194,15 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
     pattern.busy_us += run_us
     starts_cycle = _starts_cycle(pattern, job)
     pattern.cycle = job.cycle
+    is_beside = None  # of what is a rollout itself
+    if operation.kind not in ROLLS_OUT:
+        is_beside = operation.is_beside or lanes.rolls_out(devices.queues, job)
     news = pattern.cycles.observe(
         operation.kind,
         start_us=own_us,
         end_us=own_us + run_us,
         starts_cycle=starts_cycle,
-        is_beside_rollout=_is_beside(devices, job, operation),
+        is_beside_rollout=is_beside,
     )
     if pattern.cycles.is_first_of_cycle:
         if pattern.arrived_us:
@@ -229,13 +227,6 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
     else:
         planner.note_phase(key, operation.started_us, alone_us=own_us - pattern.noted_us)
         pattern.noted_us = own_us
-
-
-def _is_beside(devices: Devices, job: Job, operation: Operation) -> bool | None:
-    """Return whether training ran beside a rollout; None of what is one itself."""
-    if operation.kind in ROLLS_OUT:
-        return None
-    return operation.is_beside or lanes.rolls_out(devices.queues, job)
 
 
 def _observe_stage(devices: Devices, wpg: Wpg, *, run_us: int) -> None:

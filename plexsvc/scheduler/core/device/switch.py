@@ -27,17 +27,20 @@ from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, WpgState
 
 
+def spawn_order(wpg: Wpg, *, replaces: WpgId | None) -> SpawnWpg:
+    """Return the order for a WPG's processes."""
+    return SpawnWpg(
+        wpg_id=wpg.wpg_id,
+        deployment_id=wpg.deployment_id,
+        incarnation=wpg.incarnation,
+        places=wpg.places,
+        replaces=None if replaces == wpg.wpg_id else replaces,
+    )
+
+
 def spawn(devices: Devices, wpg: Wpg, *, replaces: WpgId | None = None) -> None:
     """Order a WPG's processes."""
-    devices.emit(
-        SpawnWpg(
-            wpg_id=wpg.wpg_id,
-            deployment_id=wpg.deployment_id,
-            incarnation=wpg.incarnation,
-            places=wpg.places,
-            replaces=replaces,
-        )
-    )
+    devices.emit(spawn_order(wpg, replaces=replaces))
     at_us = devices.now_us + devices.limits.spawn_timeout_us
     devices.set_timer(SpawnTimer(wpg.wpg_id), at_us=at_us)
 
@@ -78,8 +81,7 @@ def advance(devices: Devices, wpg: Wpg) -> None:
     elif wpg.state is WpgState.SPAWNING:
         if wpg.residency is Residency.NONE:
             wpg.shift(ResidencyTrigger.BUILD_ORDERED)
-            before = devices.deployments[wpg.deployment_id].wpg_id
-            spawn(devices, wpg, replaces=None if before == wpg.wpg_id else before)
+            spawn(devices, wpg, replaces=devices.deployments[wpg.deployment_id].wpg_id)
     else:
         _end(devices, wpg, wpg.switch)
 
@@ -96,7 +98,11 @@ def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
     wpg.left.clear()
     devices.touch(wpg.wpg_id)
     if is_load and wpg.switch is not None:
-        _arrive(devices, wpg, wpg.switch)
+        cost_us = devices.now_us - wpg.switch.started_us
+        wpg.switch_cost_us = smoothed(wpg.switch_cost_us, cost_us)
+        if wpg.switch.operation_id is not None:
+            lease.charge(devices, wpg.job_id, wpg.job_id, waited_us=cost_us)
+        _end(devices, wpg, wpg.switch)
     for other in _waiting_for(devices, wpg):
         advance(devices, other)
     return wpg
@@ -141,15 +147,6 @@ def _order_move(devices: Devices, wpg: Wpg, *, to: Residency) -> None:
     wpg.move_id = devices.new_move_id()
     wpg.move_started_us = devices.now_us
     devices.emit(MoveState(wpg_id=wpg.wpg_id, move_id=wpg.move_id, to=to, lease_no=wpg.lease_no))
-
-
-def _arrive(devices: Devices, wpg: Wpg, switch: Switch) -> None:
-    """Learn what a switch cost, and end it."""
-    cost_us = devices.now_us - switch.started_us
-    wpg.switch_cost_us = smoothed(wpg.switch_cost_us, cost_us)
-    if switch.operation_id is not None:
-        lease.charge(devices, wpg.job_id, wpg.job_id, waited_us=cost_us)
-    _end(devices, wpg, switch)
 
 
 def _end(devices: Devices, wpg: Wpg, switch: Switch) -> None:

@@ -14,8 +14,7 @@ from plexsvc.scheduler.core.place import circles, pairs, placing, reasons, sets
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Job, Wpg
 from plexsvc.scheduler.core.timers import PlaceTimer
-from plexsvc.scheduler.core.transitions import JOB_TRANSITIONS, JobTrigger, step
-from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState
 
 
 def request(lives: Lives, event: DeploymentRequested) -> None:
@@ -113,8 +112,8 @@ def _start(lives: Lives, placed: Sequence[placing.Placed]) -> None:
         wpg = wpgs.add(lives, deployment, places)
         deployment.wpg_id = wpg.wpg_id
         job = lives.jobs[deployment.job_id]
-        was, job.state = job.state, step(JOB_TRANSITIONS, job.state, JobTrigger.PLACED)
-        if was is not job.state:
+        if job.state is JobState.QUEUED:
+            job.state = JobState.RUNNING
             announce_job(lives, job)
         announce(lives.devices, deployment)
         if wpg.is_shared:  # an engine takes its memory as it starts

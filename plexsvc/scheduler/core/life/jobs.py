@@ -11,18 +11,11 @@ from plexsvc.scheduler.core.events import JobEndRequested, JobPinned, JobSubmitt
 from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.life.cancelling import ENDABLE
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.state import Job, Wpg
-from plexsvc.scheduler.core.transitions import JOB_TRANSITIONS, JobTrigger, step
+from plexsvc.scheduler.core.state import Job
 from plexsvc.scheduler.core.vocabulary import Fault, JobState
 
 MAX_ENDED_JOBS: Final = 4096
 """Ended jobs the core remembers, to answer `job_ended` rather than `not_found`."""
-
-END_TRIGGERS: Final = {
-    JobState.COMPLETED: JobTrigger.COMPLETED,
-    JobState.FAILED: JobTrigger.FAILED,
-    JobState.CANCELLED: JobTrigger.CANCELLED,
-}
 
 
 def open_job(lives: Lives, event: JobSubmitted) -> None:
@@ -65,7 +58,9 @@ def end(lives: Lives, event: JobEndRequested) -> None:
         deployments.refuse_waiting(lives.devices, deployment, fault)
         wpg = lives.wpg_of(deployment)
         if wpg is not None:
-            _cancel_generates(lives.devices, wpg)
+            for operation in wpg.running.values():
+                if operation.kind in ENDABLE:
+                    wpgs.cancel(lives.devices, operation.operation_id, wpg.wpg_id)
             if is_cancelled:
                 wpgs.cancel_writing(lives.devices, wpg)
             wpgs.stop_when_idle(lives.devices, wpg)
@@ -79,7 +74,7 @@ def drop_ended(lives: Lives, job: Job) -> None:
     """Drop an ending job once none of its processes is left."""
     if job.ending is None or any(w.job_id == job.job_id for w in lives.wpgs.values()):
         return
-    job.state = step(JOB_TRANSITIONS, job.state, END_TRIGGERS[job.ending])
+    job.state = job.ending
     operations, ended = lives.devices.queues.operations, lives.roll.ended
     for deployment_id in job.deployments:
         deployment = lives.roll.deployments.pop(deployment_id)
@@ -92,9 +87,3 @@ def drop_ended(lives: Lives, job: Job) -> None:
         forgotten, _ = ended.popitem(last=False)
         lease.forget_waits(lives.devices, forgotten)
     deployments.announce_job(lives, job)
-
-
-def _cancel_generates(devices: Devices, wpg: Wpg) -> None:
-    for operation in wpg.running.values():
-        if operation.kind in ENDABLE:
-            wpgs.cancel(devices, operation.operation_id, wpg.wpg_id)

@@ -14,7 +14,7 @@ from plexsvc.residency import ResidencyTrigger
 from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.actions import ForgetWpg
 from plexsvc.scheduler.core.cluster import Devices, Lives
-from plexsvc.scheduler.core.device import learning, lease, space, switch
+from plexsvc.scheduler.core.device import lease, space, switch
 from plexsvc.scheduler.core.life import deployments, instances, jobs, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
@@ -198,7 +198,7 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
     elif event.fault is None:
         endings.answer(devices.queues, operation, run_us=event.run_us)
         if operation.kind is OperationKind.PUBLISH:
-            learning.published(devices, deployment)
+            devices.jobs[wpg.job_id].cycle += 1  # with what is published another begins
     else:
         endings.end_running(devices.queues, operation, event.fault, is_refusal=event.is_refusal)
     lanes.watch_gap(devices.queues, deployment)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from plexsvc.ids import DeploymentId, JobId, ResidentId, TenantId, UnitId
+from plexsvc.ids import DeploymentId, ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.place import hosts, sets, sharing
@@ -285,14 +285,19 @@ def _instances(placement: Placement, *, kept: Mapping[str, _IdleKept]) -> list[P
         job_id, kind = together[0].job_id, together[0].device_kind
         wanted = demand(placement, together[0])
         if kind in kept:
-            holds = _has_instances(placement, job_id, kind)
+            mine = [placement.deployments[d] for d in placement.jobs[job_id].deployments]
+            holds = any(one.is_rollout and one.device_kind == kind and one.wpg_id for one in mine)
             if not kept[kind].passed_by(wanted, holds=holds):
                 continue
         if kind in for_sets and not for_sets[kind].passed_by(wanted, holds=wanted.has_devices):
             continue
         own = [one for one in together if one.where_it_trains]
         if own:
-            done.extend(_where_it_trains(placement, own))
+            for one in own:  # the board knows nothing of them: they go where training is booked
+                there = trained_on(placement, one)
+                if len(there) >= one.num_devices:
+                    _no_longer_waits(placement, one)
+                    done.append((one, tuple(there[: one.num_devices])))
             continue
         held = _for_instances(placement, together)
         if held is None:
@@ -304,20 +309,6 @@ def _instances(placement: Placement, *, kept: Mapping[str, _IdleKept]) -> list[P
             continue
         done.extend(_hold_all(placement, together, held))
     return done
-
-
-def _where_it_trains(
-    placement: Placement, together: Collection[Deployment]
-) -> Iterator[tuple[Deployment, tuple[Place, ...]]]:
-    """Place instances on the devices that their own job trains on, in turn with that.
-
-    The board knows nothing of them: they go where training is booked.
-    """
-    for one in together:
-        there = trained_on(placement, one)
-        if len(there) >= one.num_devices:
-            _no_longer_waits(placement, one)
-            yield one, tuple(there[: one.num_devices])
 
 
 def trained_on(placement: Placement, deployment: Deployment) -> list[Place]:
@@ -348,12 +339,6 @@ def _for_instances(
     barred = _left_behind(placement) | planner.kept.units() | set(but)
     idle = [u for u in planner.board.rooms.in_order(planner.board.idle) if u not in barred]
     return sharing.place(placement, together, held=held, idle=idle)
-
-
-def _has_instances(placement: Placement, job_id: JobId, kind: str) -> bool:
-    """Return whether a job holds devices of a kind for instances."""
-    mine = [placement.deployments[d] for d in placement.jobs[job_id].deployments]
-    return any(one.is_rollout and one.device_kind == kind and one.wpg_id for one in mine)
 
 
 def idle_for(
@@ -418,7 +403,7 @@ def free(placement: Placement, wpg: Wpg) -> None:
     planner, key = planner_of(placement, deployment)
     hosts.leave(placement, wpg)
     if wpg.is_rollout:
-        planner.release(_holder(deployment, incarnation=wpg.incarnation))
+        planner.board.release(_holder(deployment, incarnation=wpg.incarnation))
         return
     if placement.is_current(wpg) and key in planner.board.group_of:
         planner.remove(key)
@@ -432,31 +417,23 @@ def _no_longer_waits(placement: Placement, deployment: Deployment) -> None:
 
 
 def _in_turn(placement: Placement) -> Iterator[list[Deployment]]:
-    """Yield the rollout deployments of each job and kind together, tenants in turn if fair."""
+    """Yield the rollout deployments of each job and kind together.
+
+    Of a kind they come by priority, then with tenants in turn if the policy is fair.
+    """
     by_kind: dict[str, list[list[Deployment]]] = {}
     for (_, kind), together in rollouts_waiting(placement).items():
         by_kind.setdefault(kind, []).append(together)
 
-    for kind, rollouts in by_kind.items():
-        yield from _ranked(placement, kind, rollouts)
-
-
-def _ranked(
-    placement: Placement, kind: str, rollouts: Collection[list[Deployment]]
-) -> Iterator[list[Deployment]]:
-    """Yield what waits for devices of a kind: by priority, then tenants in turn if fair."""
     planning = placement.planning
-    wanted = [(demand(placement, together[0]), together) for together in rollouts]
-    asked = [one for one, _ in wanted]
-    aged = Aged(asked, policy=planning.policy, now_us=placement.now_us)
-
-    def turn(waiting: tuple[Demand, list[Deployment]]) -> tuple[TenantId, tuple[int, ...]]:
-        return waiting[0].tenant, aged.rank(waiting[0])
-
-    wanted.sort(key=lambda waiting: turn(waiting)[1])
-    in_turn = planning.shares.in_turn(wanted, kind=kind, turn=turn)
-    for _, together in in_turn if planning.policy.is_fair else wanted:
-        yield together
+    for kind, rollouts in by_kind.items():
+        asked = [demand(placement, together[0]) for together in rollouts]
+        aged = Aged(asked, policy=planning.policy, now_us=placement.now_us)
+        turns = [(one.tenant, aged.rank(one)) for one in asked]
+        wanted = sorted(zip(turns, rollouts, strict=True), key=lambda waiting: waiting[0][1])
+        in_turn = planning.shares.in_turn(wanted, kind=kind, turn=lambda waiting: waiting[0])
+        for _, together in in_turn if planning.policy.is_fair else wanted:
+            yield together
 
 
 def _tenant(placement: Placement, deployment: Deployment) -> TenantId:

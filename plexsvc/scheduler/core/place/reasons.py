@@ -21,18 +21,14 @@ MORE: Final = "add nodes, or wait for those that are lost"
 """What to do about deployments that all devices together cannot hold."""
 
 
-def can_ever_hold(placement: Placement, deployment: Deployment) -> bool:
-    """Return whether the devices of all nodes, were they idle, could hold a deployment."""
-    kind, num_devices = deployment.device_kind, deployment.num_devices
-    if deployment.is_rollout:
-        return len(_up(placement, kind)) >= num_devices
-    return has_gang(placement, kind=kind, num_devices=num_devices)
-
-
 def never(placement: Placement, wanted: Collection[Deployment]) -> Fault | None:
     """Return the fault of what the devices of all nodes cannot hold at once; None if they can."""
     for one in wanted:
-        if not can_ever_hold(placement, one):
+        kind, num_devices = one.device_kind, one.num_devices
+        has_place = len(_up(placement, kind)) >= num_devices
+        if not one.is_rollout:
+            has_place = has_gang(placement, kind=kind, num_devices=num_devices)
+        if not has_place:
             return no_placement(placement, one, advice=MORE)
         if one.instance_bytes:
             up = _up(placement, one.device_kind)

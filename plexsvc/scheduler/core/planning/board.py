@@ -20,19 +20,25 @@ from plexsvc.scheduler.core.structures.footprint import Footprint, footprint
 from plexsvc.scheduler.core.structures.ring import Ring
 
 
-class Pool:
-    """All units, and whose they are as far as they are in no group."""
+class Board:
+    """All units and groups. Every method is atomic: it does all of it or raises before any."""
 
     def __init__(
         self,
         units: Iterable[UnitRoom],
         *,
-        ring: Ring,
-        shares: Shares | None,
-        memory: HostMemory | None,
-        kind: str,
+        ring: Ring | None = None,
+        slot_us: int = SECOND_US,
+        shares: Shares | None = None,
+        memory: HostMemory | None = None,
+        kind: str = "device",
     ) -> None:
-        self.ring = ring
+        """Plan with `units` of one kind.
+
+        Tenants' use of them goes into `shares`, what is booked on their hosts into `memory`.
+        """
+        self.ring = ring or Ring()
+        self.slot_us = slot_us
         self.rooms = Rooms(units)
         self.kind = kind
         self.shares = shares or Shares({})
@@ -52,6 +58,18 @@ class Pool:
 
         self.out: set[UnitId] = set()
         """Cordoned units on which nothing lives."""
+
+        self.groups: dict[int, Group] = {}
+        self.group_at: dict[UnitId, int] = {}
+        self.by_size: dict[int, dict[int, Group]] = {}
+        self.group_of: dict[ResidentId, int] = {}
+        self.leaving: dict[ResidentId, tuple[Gang, int]] = {}
+        """Units that a resident is booked off and still runs on, and its duty there."""
+
+        self.version = 0
+        """Grows with every change of a group."""
+
+        self._next_group = 1
 
     def first_idle(self, num_units: int, *, barred: Collection[UnitId] = ()) -> Gang | None:
         """Return the first idle units by host, position and name; None if too few."""
@@ -132,21 +150,7 @@ class Pool:
         self.memory.grow(self.rooms[unit_id], -1)
         self.rooms.leave(unit_id)
 
-    def close(self, unit_id: UnitId) -> None:
-        """Give a unit no further work."""
-        self.cordoned.add(unit_id)
-        if unit_id in self.idle:
-            del self.idle[unit_id]
-            self.out.add(unit_id)
-
-    def reopen(self, unit_id: UnitId) -> None:
-        """Let a unit take work again."""
-        self.cordoned.discard(unit_id)
-        if unit_id in self.out:
-            self.out.discard(unit_id)
-            self.give_back([unit_id])
-
-    def claim(self, units: Sequence[UnitId]) -> None:
+    def _claim(self, units: Sequence[UnitId]) -> None:
         """Take units for a group; by an operator's will also cordoned ones."""
         assert all(unit_id in self.idle or unit_id in self.out for unit_id in units), units
         for unit_id in units:
@@ -174,38 +178,6 @@ class Pool:
             self.idle = dict.fromkeys(self.rooms.in_order(self.idle))
             self._is_idle_sorted = True
 
-
-class Board(Pool):
-    """All units and groups. Every method is atomic: it does all of it or raises before any."""
-
-    def __init__(
-        self,
-        units: Iterable[UnitRoom],
-        *,
-        ring: Ring | None = None,
-        slot_us: int = SECOND_US,
-        shares: Shares | None = None,
-        memory: HostMemory | None = None,
-        kind: str = "device",
-    ) -> None:
-        """Plan with `units` of one kind.
-
-        Tenants' use of them goes into `shares`, what is booked on their hosts into `memory`.
-        """
-        super().__init__(units, ring=ring or Ring(), shares=shares, memory=memory, kind=kind)
-        self.slot_us = slot_us
-        self.groups: dict[int, Group] = {}
-        self.group_at: dict[UnitId, int] = {}
-        self.by_size: dict[int, dict[int, Group]] = {}
-        self.group_of: dict[ResidentId, int] = {}
-        self.leaving: dict[ResidentId, tuple[Gang, int]] = {}
-        """Units that a resident is booked off and still runs on, and its duty there."""
-
-        self.version = 0
-        """Grows with every change of a group."""
-
-        self._next_group = 1
-
     def duty_on(self, unit_id: UnitId) -> int:
         """Return the sum of the duties of the jobs on a unit, in ppm."""
         group_id = self.group_at.get(unit_id)
@@ -223,7 +195,7 @@ class Board(Pool):
     def open_group(self, units: Sequence[UnitId]) -> Group:
         """Make a group of units that are in none."""
         assert units, "a group has units"
-        self.claim(units)
+        self._claim(units)
         return self._new_group(tuple(units))
 
     def gather(self, units: Sequence[UnitId]) -> Group:
@@ -232,7 +204,7 @@ class Board(Pool):
         loose = [unit_id for unit_id in units if unit_id not in self.group_at]
         if not met:
             return self.open_group(units)
-        self.claim(loose)
+        self._claim(loose)
         if len(met) > 1 or loose:
             self._merge([self.groups[group_id] for group_id in met], loose)
         return self.groups[met[0]]
@@ -348,24 +320,27 @@ class Board(Pool):
             group.probing[resident_id] = None
         return left
 
-    def cordon(self, unit_id: UnitId) -> list[ResidentId]:
-        """Give a unit no further work; returns the jobs that still live on it, and its holder."""
-        self.close(unit_id)
-        affected = [job for job, units in self.exclusive.items() if unit_id in units]
-        if unit_id in self.group_at:
-            group = self.groups[self.group_at[unit_id]]
-            group.is_closed = True
-            self.mark(group)
-            affected.extend(j for j, r in group.residents.items() if unit_id in r.units)
-        return affected
+    def cordon(self, unit_id: UnitId) -> None:
+        """Give a unit no further work; what lives there goes on."""
+        self.cordoned.add(unit_id)
+        if unit_id in self.idle:
+            del self.idle[unit_id]
+            self.out.add(unit_id)
+        elif unit_id in self.group_at:
+            self._recheck_closed(self.groups[self.group_at[unit_id]])
 
     def uncordon(self, unit_id: UnitId) -> None:
         """Let a unit take work again."""
-        self.reopen(unit_id)
-        if unit_id in self.group_at:
-            group = self.groups[self.group_at[unit_id]]
-            group.is_closed = any(unit in self.cordoned for unit in group.units)
-            self.mark(group)
+        self.cordoned.discard(unit_id)
+        if unit_id in self.out:
+            self.out.discard(unit_id)
+            self.give_back([unit_id])
+        elif unit_id in self.group_at:
+            self._recheck_closed(self.groups[self.group_at[unit_id]])
+
+    def _recheck_closed(self, group: Group) -> None:
+        group.is_closed = any(unit_id in self.cordoned for unit_id in group.units)
+        self.mark(group)
 
     def mark(self, group: Group) -> None:
         """Note that a group changed: copies of it are out of date."""

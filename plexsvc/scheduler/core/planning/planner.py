@@ -150,10 +150,6 @@ class Planner:
         self.kept.left.update(dict.fromkeys(units, (now_us + RETURN_US, group.group_id)))
         return group.group_id
 
-    def release(self, key: ResidentId) -> None:
-        """Take back what a holder had; those who wait are offered it at the next `admit`."""
-        self.board.release(key)
-
     def open(self, unit_id: UnitId) -> None:
         """Let a unit take work again; those who wait look at its group again, too."""
         self.board.uncordon(unit_id)
@@ -340,7 +336,7 @@ class Planner:
         if demand.resident_id in self.waiting:
             self.withdraw(demand.resident_id)
         if demand.resident_id in self.board.group_of:
-            return self._rebook(demand.resident_id, tuple(units), now_us=now_us)
+            return self.move(demand.resident_id, tuple(units), now_us=now_us)
         spot = Spot(units=tuple(units), groups=self.search.groups_at(units))
         placed = self._commit(demand, spot, now_us=now_us)
         self.touch(placed.group_id)
@@ -374,11 +370,7 @@ class Planner:
             must_leave=True,
             now_us=now_us,
         )
-        return None if spot is None else self._rebook(resident_id, spot.units, now_us=now_us)
-
-    def move(self, resident_id: ResidentId, units: Sequence[UnitId], *, now_us: int) -> None:
-        """Let a placed job live on other units at the phase it was last measured at."""
-        self._rebook(resident_id, tuple(units), now_us=now_us)
+        return None if spot is None else self.move(resident_id, spot.units, now_us=now_us)
 
     def arrived(self, resident_id: ResidentId) -> None:
         """Note that a resident runs where it is booked, and no longer on the units that it left."""
@@ -509,8 +501,8 @@ class Planner:
             merged=tuple(g.group_id for g in spot.groups if g is not group),
         )
 
-    def _rebook(self, resident_id: ResidentId, units: Gang, *, now_us: int) -> Placed:
-        """Move a resident on the board, at the phase it was last measured at."""
+    def move(self, resident_id: ResidentId, units: Gang, *, now_us: int) -> Placed:
+        """Let a placed job live on other units, at the phase it was last measured at."""
         seen_us = self.paces.phase_us(resident_id)
         at_us = now_us if seen_us is None else seen_us
         met = {g.group_id for g in self.search.groups_at(units)}

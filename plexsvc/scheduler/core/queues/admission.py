@@ -121,7 +121,13 @@ def _why_not(queues: Queues, event: OperationSubmitted) -> Fault | None:
             "does not have; create it first",
         )
     if deployment.state in {DeploymentState.FAILED, DeploymentState.STOPPED}:
-        return _deployment_gone(name, deployment)
+        cause = deployment.fault
+        found = "stopped" if cause is None else f"failed with {cause.code}: {cause.message}"
+        return Fault(
+            code=ErrorCode.DEPLOYMENT_FAILED,
+            message=f"{name} not accepted: {deployment.deployment_id} has {found}",
+            facts=() if cause is None else (("cause", str(cause.code)), *cause.facts),
+        )
     return _order_fault(queues, deployment, event)
 
 
@@ -156,17 +162,6 @@ def _order_fault(queues: Queues, deployment: Deployment, event: OperationSubmitt
     return None
 
 
-def _deployment_gone(name: str, deployment: Deployment) -> Fault:
-    cause = deployment.fault
-    why = "stopped" if cause is None else f"failed with {cause.code}: {cause.message}"
-    facts = () if cause is None else (("cause", str(cause.code)), *cause.facts)
-    return Fault(
-        code=ErrorCode.DEPLOYMENT_FAILED,
-        message=f"{name} not accepted: {deployment.deployment_id} has {why}",
-        facts=facts,
-    )
-
-
 def _refuse(queues: Queues, event: OperationSubmitted, fault: Fault) -> None:
     endings.tell_refused(
         queues, event.operation_id, fault, state=OperationState.REFUSED, is_final=False
@@ -174,4 +169,6 @@ def _refuse(queues: Queues, event: OperationSubmitted, fault: Fault) -> None:
     if not event.is_staged and fault.code not in RETRYABLE:
         queues.emit(DropPayload(operation_id=event.operation_id))
     if fault.code is ErrorCode.DEPLOYMENT_FAILED:
-        endings.turn_away(queues, event.operation_id, queues.jobs[event.job_id], fault)
+        job = queues.jobs[event.job_id]
+        job.turned_away[event.operation_id] = fault
+        endings.wake_dependants(queues, event.operation_id, job)

@@ -103,12 +103,6 @@ def tell_refused(
     )
 
 
-def turn_away(queues: Queues, operation_id: OperationId, job: Job, fault: Fault) -> None:
-    """Remember (bounded) that an operation will never run, for those that come after it."""
-    job.turned_away[operation_id] = fault
-    wake_dependants(queues, operation_id, job)
-
-
 def acknowledge(queues: Queues, event: Acknowledged) -> None:
     """Release every answered operation up to the number that the client has answers for."""
     deployment = queues.deployments.get(event.deployment_id)

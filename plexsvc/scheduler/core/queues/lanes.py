@@ -71,29 +71,24 @@ def watch_gap(queues: Queues, deployment: Deployment) -> None:
 
 
 def close_gap(queues: Queues, deployment_id: DeploymentId) -> None:
-    """End the wait for a missing number if it has lasted too long."""
+    """Refuse what waited too long behind a number that never came, and consume the number."""
     deployment = queues.deployments[deployment_id]
     missing, waited_us = deployment.gap_seq, queues.now_us - deployment.gap_since_us
     if missing is not None and waited_us >= queues.limits.gap_timeout_us:
-        _void(queues, deployment, missing, waited_us=waited_us)
+        stranded = [op for seq, op in sorted(deployment.pending.items()) if seq > missing]
+        void = {*range(missing, stranded[-1].seq + 1)} - {op.seq for op in stranded}
+        deployment.consumed |= void - deployment.consumed
+        for operation in stranded:
+            fault = Fault(
+                code=ErrorCode.SEQUENCE_GAP,
+                message=f"{show(operation.operation_id)} (seq {operation.seq}) waited "
+                f"{waited_us // 1000} ms for seq {missing} of {operation.deployment_id}, which "
+                "never came; submit it again with the next number",
+                facts=(("missing_seq", str(missing)), ("seq", str(operation.seq))),
+            )
+            endings.refuse(queues, operation, fault)
+        watch_gap(queues, deployment)
     queues.touch(deployment.wpg_id)
-
-
-def _void(queues: Queues, deployment: Deployment, missing: int, *, waited_us: int) -> None:
-    """Refuse what waits behind a number that never came, and consume the number."""
-    stranded = [op for seq, op in sorted(deployment.pending.items()) if seq > missing]
-    void = {*range(missing, stranded[-1].seq + 1)} - {op.seq for op in stranded}
-    deployment.consumed |= void - deployment.consumed
-    for operation in stranded:
-        fault = Fault(
-            code=ErrorCode.SEQUENCE_GAP,
-            message=f"{show(operation.operation_id)} (seq {operation.seq}) waited "
-            f"{waited_us // 1000} ms for seq {missing} of {operation.deployment_id}, which "
-            "never came; submit it again with the next number",
-            facts=(("missing_seq", str(missing)), ("seq", str(operation.seq))),
-        )
-        endings.refuse(queues, operation, fault)
-    watch_gap(queues, deployment)
 
 
 def dependency(queues: Queues, operation: Operation) -> OperationId | Fault | None:
@@ -133,32 +128,38 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
         operation = deployment.pending.get(deployment.next_seq)
         if operation is None or operation.state is not OperationState.STAGED:
             return None
-        if _waits_for_own(queues, wpg, operation):
+        if wpg.writing and operation.kind in AFTER_WRITING:
+            return None
+        if wpg.running and not _may_overlap(queues, wpg, operation):
             return None
         blocked = dependency(queues, operation)
         if not isinstance(blocked, Fault | None) and _is_circle(queues, operation, blocked):
-            blocked = _circle_fault(operation, blocked)
+            blocked = Fault(
+                code=ErrorCode.BAD_REQUEST,
+                message=f"{show(operation.operation_id)} not run: its `after` names "
+                f"{show(blocked)}, which waits for it, by its number or through others; name "
+                "operations that can end first",
+                facts=(("operation", blocked.hex()),),
+            )
         if isinstance(blocked, Fault):
             endings.refuse(queues, operation, blocked)
             watch_gap(queues, deployment)
             continue
-        if blocked is not None and deployment.waits_for != blocked:
-            _wait_for_unknown(queues, operation)
+        is_unseen = any(one not in queues.operations for one in operation.after)
+        if blocked is not None and deployment.waits_for != blocked and is_unseen:
+            at_us = queues.now_us + queues.limits.gap_timeout_us
+            queues.set_timer(AfterTimer(operation.operation_id), at_us=at_us)
         deployment.waits_for = blocked
         if blocked is not None:
             return None
         if operation.eligible_us is None:
-            _become_eligible(queues, deployment, operation)
+            job = queues.jobs[operation.job_id]
+            operation.eligible_us = queues.now_us
+            operation.own_us = job.own_now_us(queues.now_us)
+            operation.is_sequel = deployment.pattern.last_end_us == job.seen_us
+            operation.is_beside = rolls_out(queues, job)
         return operation
     return None
-
-
-def _become_eligible(queues: Queues, deployment: Deployment, operation: Operation) -> None:
-    job = queues.jobs[operation.job_id]
-    operation.eligible_us = queues.now_us
-    operation.own_us = job.own_now_us(queues.now_us)
-    operation.is_sequel = deployment.pattern.last_end_us == job.seen_us
-    operation.is_beside = rolls_out(queues, job)
 
 
 def rolls_out(queues: Queues, job: Job) -> bool:
@@ -199,13 +200,6 @@ def drop(queues: Queues, operation: Operation, fault: Fault) -> None:
     queues.touch(deployment.wpg_id)
 
 
-def _waits_for_own(queues: Queues, wpg: Wpg, operation: Operation) -> bool:
-    """Return whether an operation waits for what its WPG runs, or has written."""
-    if wpg.writing and operation.kind in AFTER_WRITING:
-        return True
-    return bool(wpg.running) and not _may_overlap(queues, wpg, operation)
-
-
 def _may_overlap(queues: Queues, wpg: Wpg, operation: Operation) -> bool:
     return (
         wpg.is_rollout
@@ -235,23 +229,6 @@ def _is_circle(queues: Queues, head: Operation, blocked: OperationId) -> bool:
             return False
         blocked = following
     return False
-
-
-def _circle_fault(operation: Operation, blocked: OperationId) -> Fault:
-    return Fault(
-        code=ErrorCode.BAD_REQUEST,
-        message=f"{show(operation.operation_id)} not run: its `after` names {show(blocked)}, which "
-        "waits for it, by its number or through others; name operations that can end first",
-        facts=(("operation", blocked.hex()),),
-    )
-
-
-def _wait_for_unknown(queues: Queues, operation: Operation) -> None:
-    """Bound the wait for an `after` that nobody has submitted yet."""
-    unseen = [o for o in operation.after if o not in queues.operations]
-    if unseen:
-        at_us = queues.now_us + queues.limits.gap_timeout_us
-        queues.set_timer(AfterTimer(operation.operation_id), at_us=at_us)
 
 
 def _dependency_failed(

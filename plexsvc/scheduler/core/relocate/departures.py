@@ -19,7 +19,7 @@ from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.relocate import relocation
 from plexsvc.scheduler.core.state import Deployment
 from plexsvc.scheduler.core.timers import DrainTimer
-from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, Place, RelocationStage
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, Place
 
 FOLLOWS: Final = "it generates where its job trains, and follows that: move the training"
 
@@ -59,7 +59,7 @@ def relocate(lives: Lives, event: RelocationRequested) -> None:
         return
     fault = relocation.why_not(lives.devices, deployment, event.places)
     if fault is not None:
-        _tell_failed(lives.devices, deployment, reason=event.reason, fault=fault)
+        relocation.tell_failed(lives.devices, deployment, reason=event.reason, fault=fault)
     else:
         send_to(lives, deployment, units, reason=event.reason)
 
@@ -108,9 +108,15 @@ def send_instances(
         relocation.begin(lives, deployment, places, reason=reason)
         return
     if fault is None or not places:
-        fault = _too_few_idle(deployment)
+        fault = Fault(
+            code=ErrorCode.NO_PLACEMENT,
+            message=f"{deployment.deployment_id} stays where it is: its "
+            f"{deployment.num_devices} instance(s) move together, each to an idle "
+            f"{deployment.device_kind} device of a node that takes work; add a node or end what "
+            "holds them",
+        )
     if deployment.relocation_fault != fault:
-        _tell_failed(lives.devices, deployment, reason=reason, fault=fault)
+        relocation.tell_failed(lives.devices, deployment, reason=reason, fault=fault)
     deployment.relocation_fault = fault
     try_later(lives.devices, deployment)
 
@@ -174,28 +180,14 @@ def _begin(lives: Lives, deployment: Deployment, units: Iterable[UnitId], *, rea
     fault = relocation.begin(lives, deployment, places, reason=reason)
     if fault is not None:
         deployment.relocation_fault = fault
-        _tell_failed(lives.devices, deployment, reason=reason, fault=fault)
+        relocation.tell_failed(lives.devices, deployment, reason=reason, fault=fault)
         try_later(lives.devices, deployment)
     else:
         hosts.spread(lives.devices.placement, deployment)
     lives.devices.placement.planning.moved[deployment.deployment_id] = None
 
 
-def _too_few_idle(deployment: Deployment) -> Fault:
-    return Fault(
-        code=ErrorCode.NO_PLACEMENT,
-        message=f"{deployment.deployment_id} stays where it is: its {deployment.num_devices} "
-        f"instance(s) move together, each to an idle {deployment.device_kind} device of a node "
-        "that takes work; add a node or end what holds them",
-    )
-
-
 def _say_stays(devices: Devices, deployment: Deployment, why: str, *, reason: str) -> None:
     message = f"{deployment.deployment_id} stays where it is: {why}"
     fault = Fault(code=ErrorCode.NO_PLACEMENT, message=message)
-    _tell_failed(devices, deployment, reason=reason, fault=fault)
-
-
-def _tell_failed(devices: Devices, deployment: Deployment, *, reason: str, fault: Fault) -> None:
-    stage = RelocationStage.FAILED
-    relocation.tell(devices, deployment, stage, places=(), reason=reason, fault=fault)
+    relocation.tell_failed(devices, deployment, reason=reason, fault=fault)

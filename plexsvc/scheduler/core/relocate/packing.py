@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from plexsvc.ids import DeploymentId, NodeId, ResidentId, WpgId
+from plexsvc.ids import DeploymentId, ResidentId
 from plexsvc.scheduler.core.actions import ComputePlan
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import PlanComputed, RepackRequested
@@ -113,7 +113,10 @@ def carry_out(lives: Lives, event: PlanComputed) -> None:
 
 def _drain(lives: Lives) -> None:
     """Move what lives on draining nodes to wherever there is a place within bounds."""
-    for wpg_id, node_id in _on_draining(lives.devices).items():
+    placement, at = lives.devices.placement, lives.devices.at
+    nodes = [n for n, leaves in placement.cordoned.items() if leaves and n in placement.nodes]
+    there = {w: n for n in nodes for p in placement.nodes[n].devices for w in at[p].ranks}
+    for wpg_id, node_id in there.items():
         wpg = lives.wpgs[wpg_id]
         deployment = lives.deployments[wpg.deployment_id]
         if deployment.where_it_trains:
@@ -124,18 +127,6 @@ def _drain(lives: Lives) -> None:
                 departures.send_instances(lives, deployment, reason=reason)
             elif not departures.send(lives, deployment, reason=reason):
                 departures.try_later(lives.devices, deployment)
-
-
-def _on_draining(devices: Devices) -> dict[WpgId, NodeId]:
-    """Return who lives on draining nodes; asked after every event, so it looks at those alone."""
-    nodes, cordoned = devices.placement.nodes, devices.placement.cordoned
-    draining = [nodes[n] for n, leaves in cordoned.items() if leaves and n in nodes]
-    return {
-        wpg_id: node.node_id
-        for node in draining
-        for place in node.devices
-        for wpg_id in devices.at[place].ranks
-    }
 
 
 def _pair_up(lives: Lives) -> None:

@@ -26,7 +26,7 @@ import hashlib
 from typing import Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import OperationId, WpgId
+from plexsvc.ids import MoveId, OperationId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     CarryState,
@@ -175,21 +175,13 @@ def give_up_waiting(lives: Lives, wpg_id: WpgId) -> None:
     abandon(lives, deployment, fault)
 
 
-def tell(
-    devices: Devices,
-    deployment: Deployment,
-    stage: RelocationStage,
-    *,
-    places: tuple[Place, ...],
-    reason: str,
-    fault: Fault | None,
-) -> None:
-    """Tell how far a relocation is, or why it ended or did not begin."""
+def tell_failed(devices: Devices, deployment: Deployment, *, reason: str, fault: Fault) -> None:
+    """Tell why a relocation did not begin."""
     devices.emit(
         RelocationChanged(
             deployment_id=deployment.deployment_id,
-            stage=stage,
-            places=places,
+            stage=RelocationStage.FAILED,
+            places=(),
             reason=reason,
             fault=fault,
         )
@@ -206,8 +198,13 @@ def _settle(lives: Lives, deployment: Deployment, relocation: Relocation) -> Non
     if relocation.stage is RelocationStage.SPAWNING and new.state is WpgState.READY:
         relocation.stage = RelocationStage.WAITING
         _tell(lives.devices, deployment, relocation)
-    if relocation.stage is RelocationStage.WAITING and _is_quiet(deployment, old):
-        _carry(lives.devices, deployment, relocation, old=old)
+    is_still = not old.running and old.move_id is None and old.switch is None
+    is_quiet = is_still and not old.writing and not deployment.is_window_open
+    if relocation.stage is RelocationStage.WAITING and is_quiet:
+        relocation.move_id = lives.devices.new_move_id()
+        relocation.stage = RelocationStage.CARRYING
+        _tell(lives.devices, deployment, relocation)
+        lives.emit(carry_order(deployment, relocation, old=old, move_id=relocation.move_id))
     elif relocation.stage is RelocationStage.RESTORING and new.residency is Residency.DEVICE:
         _cut_over(lives, deployment, relocation, old=old, new=new)
 
@@ -228,25 +225,17 @@ def _why_over(devices: Devices, deployment: Deployment, relocation: Relocation) 
     return Fault(code=cause.code, message=message, facts=cause.facts)
 
 
-def _is_quiet(deployment: Deployment, wpg: Wpg) -> bool:
-    """Whether the state is whole and still: a step boundary with nothing under way."""
-    is_still = not wpg.running and wpg.move_id is None and wpg.switch is None
-    return is_still and not wpg.writing and not deployment.is_window_open
-
-
-def _carry(devices: Devices, deployment: Deployment, relocation: Relocation, *, old: Wpg) -> None:
-    relocation.move_id = devices.new_move_id()
-    relocation.stage = RelocationStage.CARRYING
-    _tell(devices, deployment, relocation)
-    devices.emit(
-        CarryState(
-            deployment_id=deployment.deployment_id,
-            from_wpg_id=old.wpg_id,
-            to_wpg_id=relocation.wpg_id,
-            initialize_id=relocation.initialize_id,
-            move_id=relocation.move_id,
-            lease_no=old.lease_no,
-        )
+def carry_order(
+    deployment: Deployment, relocation: Relocation, *, old: Wpg, move_id: MoveId
+) -> CarryState:
+    """Return the order for the copy that a relocation's new WPG starts from."""
+    return CarryState(
+        deployment_id=deployment.deployment_id,
+        from_wpg_id=old.wpg_id,
+        to_wpg_id=relocation.wpg_id,
+        initialize_id=relocation.initialize_id,
+        move_id=move_id,
+        lease_no=old.lease_no,
     )
 
 
@@ -288,8 +277,15 @@ def _tell(
     stage: RelocationStage | None = None,
     fault: Fault | None = None,
 ) -> None:
-    stage, places = stage or relocation.stage, relocation.places
-    tell(devices, deployment, stage, places=places, reason=relocation.reason, fault=fault)
+    devices.emit(
+        RelocationChanged(
+            deployment_id=deployment.deployment_id,
+            stage=stage or relocation.stage,
+            places=relocation.places,
+            reason=relocation.reason,
+            fault=fault,
+        )
+    )
 
 
 def _initialize_id(deployment: Deployment) -> OperationId:
