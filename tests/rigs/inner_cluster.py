@@ -45,6 +45,7 @@ class InnerCluster:
     driver: LiveScheduler
     loop: asyncio.AbstractEventLoop
     keys: ClusterKeys
+    state_dir: Path
     changes: list[RelocationChanged] = field(default_factory=list)
     on_stage: dict[RelocationStage, Callable[[], None]] = field(default_factory=dict)
     """Called on the driver's loop, before anything that follows from the stage is done."""
@@ -192,6 +193,7 @@ def start_inner(
                 cluster.live,
                 asyncio.get_running_loop(),
                 read_keys(keys_file(config.state_dir)),
+                config.state_dir,
             )
             listen(cluster.live, RelocationChanged, inner.changed)
             running.append(inner)
