@@ -45,8 +45,11 @@ def orders(cluster: Cluster) -> Iterator[Action]:
 def _of_life(cluster: Cluster, wpg: Wpg) -> Iterator[Action]:
     match wpg.state:
         case WpgState.SPAWNING:
-            current = cluster.deployments[wpg.deployment_id].wpg_id
-            if not wpg.is_shared or wpg.residency is not Residency.NONE:  # else it has no process
+            deployment = cluster.deployments[wpg.deployment_id]
+            current, relocation = deployment.wpg_id, deployment.relocation
+            is_moving = relocation is not None and relocation.stage is RelocationStage.SPAWNING
+            # Engines that share devices start with their first switch, and with a move.
+            if not wpg.is_shared or wpg.residency is not Residency.NONE or is_moving:
                 yield switch.spawn_order(wpg, replaces=current)
         case WpgState.STOPPING:
             yield StopWpg(wpg_id=wpg.wpg_id)

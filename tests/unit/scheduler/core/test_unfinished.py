@@ -51,6 +51,15 @@ def matters(world: FakeWorld, order: Order) -> bool:
     return wpg is not None and wpg.state is STATES[type(order)]
 
 
+def told(order: object) -> str:
+    """Return an order as text, a carry without its lease.
+
+    A switch may take the lease of a WPG that is being carried; the order is repeated with the new
+    one, because nobody takes orders of an old one.
+    """
+    return repr(replace(order, lease_no=0) if isinstance(order, CarryState) else order)
+
+
 class AnyUnfinishedHistory(AnyHistory):
     """Random events; the orders that matter are those that the records tell of."""
 
@@ -66,7 +75,7 @@ class AnyUnfinishedHistory(AnyHistory):
             for order in self.world.orders
             if matters(self.world, order)
         ]  # where it is to be stands in the records
-        assert sorted(map(repr, found)) == sorted(map(repr, awaited))
+        assert sorted(map(told, found)) == sorted(map(told, awaited))
 
 
 TestAnyUnfinishedHistory = AnyUnfinishedHistory.TestCase
