@@ -1,4 +1,4 @@
-"""Generated references, from the code: client, commands, configuration, errors, packages, traces.
+"""Generated references, from the code: client, calls, commands, configuration, errors and more.
 
 `python docs/generate.py` writes them; `--check` exits with 1 when a committed one is stale.
 """
@@ -27,6 +27,14 @@ from typer.cli import get_docs_for_click
 import plexclient
 from plexclient.calls import call
 from plexclient.errors import RETRYABLE, ErrorCode
+from plexclient.wire.v1 import (
+    node_pb2,
+    reward_pb2,
+    rollout_pb2,
+    service_pb2,
+    statemanager_pb2,
+    worker_pb2,
+)
 from plexsvc.cli.main import app
 from plexsvc.cluster.embedded import ClusterConfig
 from plexsvc.fixed import keys
@@ -62,6 +70,15 @@ TRACES: Final = """# Traces and cluster files
 
 What `plexctl simulate` reads (`../simulator.md`). Other keys, and numbers out of bounds, are
 refused with file, line and field, and exit code 2.
+"""
+WIRE: Final = (service_pb2, node_pb2, statemanager_pb2, worker_pb2, rollout_pb2, reward_pb2)
+CALLS: Final = """# Calls
+
+Every method of every service, by what a call must show (`../security.md`). A *fence* or an *epoch*
+is compared with what the server has seen, and an older one is refused.
+
+| service | who may call | what a call shows | methods |
+| --- | --- | --- | --- |
 """
 PACKAGES: Final = """# Packages
 
@@ -118,6 +135,23 @@ def configuration() -> str:
         parts.append(f"\n## `{command}`\n\n{title}\n")
         parts.extend(_tables(owner, name=""))
     return "".join(parts)
+
+
+def calls() -> str:
+    """Return the reference of the wire's methods: who may call them, and what that is seen by."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for file in WIRE:
+        for service in file.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                is_clients, fields = service.name == "Router", method.input_type.fields_by_name
+                is_operators = method.GetOptions().Extensions[service_pb2.operators_only]
+                who = ("operators" if is_operators else "tenants") if is_clients else "members"
+                shown = "token" if is_clients else "secret"
+                shown += ", fence" if "fence" in fields else ""
+                shown += ", epoch" if "scheduler_epoch" in fields else ""
+                rows.setdefault((service.name, who, shown), []).append(method.name)
+    lines = (f"| {' | '.join(key)} | {', '.join(names)} |\n" for key, names in rows.items())
+    return f"{CALLS}{''.join(lines)}"
 
 
 def packages() -> str:
@@ -308,6 +342,7 @@ def main() -> None:
         "configuration": configuration(),
         "errors": errors(),
         "commands": commands(),
+        "calls": calls(),
         "packages": packages(),
         "presets": presets(),
         "traces": traces(),

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.strangers import METHODS, SERVICES
-
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FUNCTION = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
@@ -113,15 +111,3 @@ def test_an_arrow_of_a_life_is_a_call(file: str, name: str, called: str) -> None
 def test_the_files_that_a_page_names_exist(page: Path) -> None:
     named = FILE.findall(page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_the_page_on_security_has_every_method_once() -> None:
-    text = (ROOT / "docs/security.md").read_text()
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:3]]
-        for line in text.splitlines()
-        if line.startswith("| ")
-    ]
-    listed = sorted((row[0], name) for row in rows for name in row[1].split(", "))
-    methods = sorted((service.name, method.name) for service, method in METHODS)
-    assert [pair for pair in listed if pair[0] in SERVICES] == methods
