@@ -17,7 +17,7 @@ from plexclient.clock import Clock, SystemClock
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import JobId, new_job_id
 from plexclient.job import Job
-from plexclient.link import Link, bearer
+from plexclient.link import Link, bearer, dialed
 from plexclient.options import ClientOptions
 from plexclient.retry import Retry, persist
 from plexclient.session import Session
@@ -153,7 +153,9 @@ def connect(
     options: ClientOptions | None = None,
     clock: Clock | None = None,
 ) -> Cluster:
-    """Return a connection to the router at `host:port`.
+    """Return a connection to the router at `host:port`, or at one of several, with commas between.
+
+    A connection that ends is made again, to whichever answers: routers, or a standby.
 
     `ca` is a PEM file of the certificate by which the router is known, or of who signed it; an
     empty one: the router speaks in clear. What is not given comes from PLEX_ADDRESS, PLEX_TOKEN and
@@ -172,12 +174,9 @@ def connect(
             "connect() has no address: pass 'host:port', set PLEX_ADDRESS, or run the script with "
             "`plexctl submit`",
         )
-    if not target.startswith("unix:") and not _has_port(target):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"connect({target!r}): an address is 'host:port' or 'unix:path'"
-        )
+    dialed(target)  # refused here, before anything is started
     own = found.token if token is None else token
-    bearer(own)  # refused here, before anything is started
+    bearer(own)  # the same
     return Cluster(
         target,
         token=own,
@@ -186,11 +185,6 @@ def connect(
         options=options or ClientOptions(),
         clock=clock or SystemClock(),
     )
-
-
-def _has_port(target: str) -> bool:
-    host, _, port = target.rpartition(":")
-    return bool(host) and port.isdigit() and 0 < int(port) < 2**16
 
 
 async def _open(address: str, *, token: str, ca: str) -> Link:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -47,12 +48,46 @@ def router_tls(ca: str) -> grpc.ChannelCredentials | None:
         ) from error
 
 
+def dialed(address: str) -> tuple[str, channels.Options]:
+    """Return what gRPC dials for an address, and the options that this takes.
+
+    Of several, it tries one after the other whenever a connection ends.
+
+    Raises:
+        PlexError: `bad_request` for what is no address; for one of several that is not known.
+    """
+    if address.startswith("unix:"):
+        return address, ()
+    found = [one.rpartition(":") for one in address.split(",")]
+    if not all(host and port.isdigit() and 0 < int(port) < 2**16 for host, _, port in found):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"connect({address!r}): an address is 'host:port' or 'unix:path'; several are "
+            "'host:port,host:port'",
+        )
+    if len(found) == 1:
+        return address, ()
+    targets = ",".join(f"{_ip(host)}:{port}" for host, _, port in found)
+    name = found[0][0]  # over TLS, the certificate of each is for the first
+    return f"ipv4:{targets}", (("grpc.ssl_target_name_override", name),)
+
+
+def _ip(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None, family=socket.AF_INET)[0][4][0])
+    except OSError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"host {host!r} of several addresses is not known: {error}"
+        ) from error
+
+
 def open_router(address: str, *, ca: str) -> grpc.aio.Channel:
     """Return a channel to a router, over TLS with `ca`."""
-    credentials = router_tls(ca)
+    target, more = dialed(address)
+    credentials, options = router_tls(ca), [*OPTIONS, *more]
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=list(OPTIONS))
-    return grpc.aio.secure_channel(address, credentials, options=list(OPTIONS))
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, credentials, options=options)
 
 
 def bearer(token: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc
 
 from plexclient.failures import error_of
-from plexclient.link import bearer, router_tls
+from plexclient.link import bearer, dialed, router_tls
 from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1 import service_pb2, service_pb2_grpc
 from plexsvc.cluster.places import Card
@@ -25,12 +25,12 @@ def router(card: Card) -> Iterator[service_pb2_grpc.RouterStub]:
     Calls have a deadline of `CALL_TIMEOUT_S` unless they give one. They raise a `PlexError`: what
     the service answered, or `unavailable` when nobody did.
     """
-    options = list(CHANNEL_OPTIONS)
-    credentials = router_tls(card.ca)
+    target, more = dialed(card.address)
+    options, credentials = [*CHANNEL_OPTIONS, *more], router_tls(card.ca)
     if credentials is None:
-        opened = grpc.insecure_channel(card.address, options=options)
+        opened = grpc.insecure_channel(target, options=options)
     else:
-        opened = grpc.secure_channel(card.address, credentials, options=options)
+        opened = grpc.secure_channel(target, credentials, options=options)
     with opened as channel:
         yield service_pb2_grpc.RouterStub(grpc.intercept_channel(channel, _Caller(card)))
 

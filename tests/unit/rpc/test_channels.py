@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rpc import services
 from plexsvc.rpc.channels import (
     MAX_UNACCEPTED,
+    SERVER_OPTIONS,
     listen,
     new_server,
     open_blocking_channel,
@@ -42,6 +44,15 @@ def open_directory(tmp_path: Path) -> Iterator[Path]:
     tmp_path.chmod(0o755)
     yield tmp_path
     assert not list(tmp_path.iterdir())
+
+
+def test_a_peer_that_falls_silent_is_noticed_in_five_seconds() -> None:
+    found = dict(CHANNEL_OPTIONS)
+    times = [found[f"grpc.{name}_ms"] for name in ("keepalive_time", "keepalive_timeout")]
+    assert sum(map(int, times)) <= 5000
+    assert found["grpc.http2.ping_timeout_ms"] == times[1]  # the shorter counts
+    allowed = dict(SERVER_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"]
+    assert int(allowed) < int(times[0]), "else servers hang up on who pings so often"
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:0", "unix:{}/n.sock"])
