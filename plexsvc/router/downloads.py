@@ -31,6 +31,14 @@ from plexsvc.router.validation import OperationRules, bad_request, check_operati
 MAX_MODEL_FILE_BYTES: Final = 256 << 20
 
 
+_OfDeployment = (
+    service_pb2.FetchResultRequest
+    | service_pb2.StreamGenerateRequest
+    | service_pb2.FetchModelFileRequest
+    | operations_pb2.Operation
+)
+
+
 class Downloads:
     """Relays streams to clients, a message at a time, as the bytes they come as."""
 
@@ -93,9 +101,7 @@ class Downloads:
                 refused, or why it could not be reached.
         """
         check_operation_id(request.operation_id)
-        deployment = await self._deployments.get(
-            tenant=tenant, job_id=request.job_id, deployment_id=request.deployment_id
-        )
+        deployment = await self._deployment(request, tenant=tenant)
         await self._result(request, tenant=tenant, no_wait=True)
         ask = worker_pb2.StreamFramesRequest(
             operation_id=request.operation_id,
@@ -119,9 +125,7 @@ class Downloads:
         check_operation_id(operation.operation_id)
         if operation.seq or operation.after or operation.WhichOneof("body") != "generate":
             raise bad_request("sample takes a generate with seq 0 that waits for no operation")
-        deployment = await self._deployments.get(
-            tenant=tenant, job_id=operation.job_id, deployment_id=operation.deployment_id
-        )
+        deployment = await self._deployment(operation, tenant=tenant)
         operation.tenant = tenant
         self._rules.admit(operation, deployment)
         sent = operation.SerializeToString()
@@ -142,9 +146,7 @@ class Downloads:
         if request.name not in MODEL_FILES:
             known = ", ".join(MODEL_FILES)
             raise bad_request(f"model file {request.name!r} is not served; ask for one of {known}")
-        deployment = await self._deployments.get(
-            tenant=tenant, job_id=request.job_id, deployment_id=request.deployment_id
-        )
+        deployment = await self._deployment(request, tenant=tenant)
         offset, spec = request.offset, deployment.spec
         place = Place(path=Path(spec.model, request.name), root=Path(spec.model_root))
         while data := await self._looks.look(tenant, partial(_read, place, offset=offset)):
@@ -152,7 +154,7 @@ class Downloads:
             offset += len(data)
 
     async def _deployment(
-        self, request: service_pb2.FetchResultRequest, *, tenant: TenantId
+        self, request: _OfDeployment, *, tenant: TenantId
     ) -> service_pb2.Deployment:
         return await self._deployments.get(
             tenant=tenant, job_id=request.job_id, deployment_id=request.deployment_id

@@ -13,7 +13,6 @@ from pathlib import Path
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.statelink import dataplane
@@ -58,7 +57,7 @@ def adopt(node: Node, clients: Clients, mover: Mover, entries: Sequence[Entry]) 
     if (numbers := left.pop(NUMBERS, None)) is not None:
         node.ledger.adopt_numbers(**numbers.facts)
     for entry in _take(left, "wpg"):
-        record = records.parse(WpgId(entry.key[1]), entry.facts)
+        record = records.parse(entry.facts)
         _adopt_wpg(node, record, left)
         _adopt_move(mover, record)
     for entry in _take(left, "version"):

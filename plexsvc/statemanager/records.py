@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from plexsvc.ids import JobId, WpgId
+import msgspec
+
+from plexsvc.ids import WpgId
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.book import Facts, Key
-from plexsvc.statemanager.core import RankState, RegionState, WpgState
+from plexsvc.statemanager.core import WpgState
 from plexsvc.statemanager.links import Export, RankLink
 
 
@@ -61,22 +62,22 @@ def facts_of(
     """Return a WPG's record; `residency` where a move is just done."""
     # A move under way counts as failed: until it is whole the state is where it was.
     at = residency or TRANSITIONS.get((wpg.residency, ResidencyTrigger.MOVE_FAILED), wpg.residency)
-    by_rank = {link.rank: link for link in links}
-    is_on_device = at is Residency.DEVICE
-    return {
-        "job_id": wpg.job_id,
-        "incarnation": wpg.incarnation,
-        "residency": at,
-        "lease_no": wpg.lease_no,
-        "applied_seq": wpg.applied_seq,
-        "switch_bytes": wpg.switch_bytes,
-        "lost": sorted(wpg.lost),
-        "last_move": last_move,
-        "ranks": [
-            _facts_of_rank(rank, by_rank[rank.rank], is_on_device=is_on_device)
-            for rank in wpg.ranks.values()
-        ],
+    ranks = {
+        link.rank: RankRecord(
+            client_id=link.client_id,
+            extents={
+                name: span.extents
+                for name, span in (link.memory.spans if at is Residency.DEVICE else {}).items()
+            },
+            export=link.last_export,
+        )
+        for link in links
+        if link.rank in wpg.ranks
     }
+    assert ranks.keys() == wpg.ranks.keys(), (ranks, wpg)
+    record = WpgRecord(state=replace(wpg, residency=at), ranks=ranks, last_move=last_move)
+    facts: Facts = msgspec.to_builtins(record, str_keys=True)
+    return facts
 
 
 def without(wpg: WpgState, rank: int) -> WpgState:
@@ -91,65 +92,6 @@ def without(wpg: WpgState, rank: int) -> WpgState:
     )
 
 
-def parse(wpg_id: WpgId, facts: Facts) -> WpgRecord:
+def parse(facts: Facts) -> WpgRecord:
     """Return what a record says."""
-    state = WpgState(
-        wpg_id=wpg_id,
-        job_id=JobId(facts["job_id"]),
-        incarnation=facts["incarnation"],
-        residency=Residency(facts["residency"]),
-        lease_no=facts["lease_no"],
-        applied_seq=facts["applied_seq"],
-        switch_bytes=facts["switch_bytes"],
-        ranks={rank["rank"]: _rank_state(rank) for rank in facts["ranks"]},
-        lost=set(facts["lost"]),
-    )
-    ranks = {rank["rank"]: _rank_record(rank) for rank in facts["ranks"]}
-    return WpgRecord(state=state, ranks=ranks, last_move=facts["last_move"])
-
-
-def _facts_of_rank(rank: RankState, link: RankLink, *, is_on_device: bool) -> Facts:
-    export = link.last_export
-    return {
-        "rank": rank.rank,
-        "device_index": rank.device_index,
-        "client_id": link.client_id,
-        "regions": [
-            {
-                "name": region.name,
-                "nbytes": region.nbytes,
-                "is_droppable": region.is_droppable,
-                "has_host_copy": region.has_host_copy,
-            }
-            for region in rank.regions.values()
-        ],
-        "extents": {
-            name: [[extent.offset, extent.nbytes] for extent in span.extents]
-            for name, span in (link.memory.spans if is_on_device else {}).items()
-        },
-        "dirty": sorted(export.dirty),
-        "scalars": dict(export.scalars),
-        "applied_seq": export.applied_seq,
-    }
-
-
-def _rank_state(facts: Mapping[str, Any]) -> RankState:
-    regions = [RegionState(**region) for region in facts["regions"]]
-    return RankState(
-        rank=facts["rank"],
-        device_index=facts["device_index"],
-        regions={region.name: region for region in regions},
-    )
-
-
-def _rank_record(facts: Mapping[str, Any]) -> RankRecord:
-    extents = {
-        name: tuple(Extent(offset=at, nbytes=nbytes) for at, nbytes in found)
-        for name, found in facts["extents"].items()
-    }
-    export = Export(
-        dirty=frozenset(facts["dirty"]),
-        scalars=facts["scalars"],
-        applied_seq=facts["applied_seq"],
-    )
-    return RankRecord(client_id=facts["client_id"], extents=extents, export=export)
+    return msgspec.convert(facts, WpgRecord, str_keys=True)

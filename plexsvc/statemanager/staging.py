@@ -124,13 +124,7 @@ class Staging:
         """
         key, facts = bytes.fromhex(entry.key[1]), entry.facts
         specs = common_pb2.TensorBundle.FromString(entry.body).tensors
-        staged = StagedEntry(
-            tenant=TenantId(facts["tenant"]),
-            job_id=JobId(facts["job_id"]),
-            nbytes=facts["nbytes"],
-            owner=facts["owner"],
-            is_sealed=facts["is_sealed"],
-        )
+        staged = StagedEntry(**facts)
         self._room.adopt(key, staged)
         (fd,) = entry.fds
         file = MemoryFile("plexsvc-staged", staged.nbytes, fd=fd)

@@ -12,7 +12,7 @@ from plexsvc.scheduler.core.events import Acknowledged, JobEndRequested, JobSubm
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.ledger import messages
-from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
+from plexsvc.scheduler.ledger.jobs import JobRecord
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.slots import Limit
 
@@ -77,7 +77,9 @@ async def keep_alive(
     for deployment_id in record.deployment_ids:
         deployment = scheduler.registry.deployments[deployment_id]
         durable[deployment_id] = deployment.acked_seq
-        _acknowledge(scheduler, deployment, request.acks.get(deployment_id, 0))
+        seq = request.acks.get(deployment_id, 0)
+        if scheduler.recorder.acknowledged(deployment, seq=seq):
+            scheduler.post(Acknowledged(deployment_id=deployment_id, seq=seq))
     return service_pb2.KeepAliveReply(
         durable_seqs=durable, state=messages.JOB_STATES[record.state], reason=record.reason
     )
@@ -108,11 +110,6 @@ async def end_job(scheduler: LiveScheduler, request: service_pb2.EndJobRequest) 
         )
     await scheduler.recorder.until_ended(record)
     return messages.job(record)
-
-
-def _acknowledge(scheduler: LiveScheduler, record: DeploymentRecord, seq: int) -> None:
-    if scheduler.recorder.acknowledged(record, seq=seq):
-        scheduler.post(Acknowledged(deployment_id=record.deployment_id, seq=seq))
 
 
 def _check_room(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:

@@ -51,17 +51,12 @@ async def execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2.
         AioRpcError: a state manager did not answer.
     """
     operation_id = OperationId(held.operation.operation_id)
-    with reach.underway.cancellable(operation_id, kind=held.kind):
-        return await _execute(reach, held=held, record=record)
-
-
-async def _execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2.ExecuteReply:
     fence = reach.fence(lease_no=held.lease_no, incarnation=record.incarnation)
-    result = Result(
-        operation_id=held.operation.operation_id, state=operations_pb2.OPERATION_STATE_APPLIED
-    )
-    work = {OperationKind.PUBLISH: _publish, OperationKind.STATE_DIGEST: _digest}
-    await work.get(held.kind, _materialize)(_Managed(reach, held, record, fence, result))
+    result = Result(operation_id=operation_id, state=operations_pb2.OPERATION_STATE_APPLIED)
+    kinds = {OperationKind.PUBLISH: _publish, OperationKind.STATE_DIGEST: _digest}
+    work = kinds.get(held.kind, _materialize)
+    with reach.underway.cancellable(operation_id, kind=held.kind):
+        await work(_Managed(reach, held, record, fence, result))
     return worker_pb2.ExecuteReply(result=result)
 
 

@@ -37,7 +37,6 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeForgotten, NodeJoined, NodeLost, Post, ProcExited
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Place
 from plexsvc.scheduler.orders.leases import Leases
-from plexsvc.scheduler.orders.process_specs import Host
 from plexsvc.store.rows import NodeRow
 
 log = Log(__name__)
@@ -107,17 +106,6 @@ class NodeLink:
         return NodeId(self.description.node_id)
 
     @property
-    def host(self) -> Host:
-        """What ranks must know of the node."""
-        d = self.description
-        return Host(
-            node_id=d.node_id,
-            data_socket=d.data_socket,
-            runtime_dir=d.runtime_dir,
-            hostname=d.hostname,
-        )
-
-    @property
     def address(self) -> service_pb2.NodeAddress:
         """Where the node's services answer."""
         return service_pb2.NodeAddress(
@@ -143,7 +131,9 @@ class NodeLink:
         while not self._is_forgotten():
             try:
                 await self._join()
-                await self._serve()
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._leases.keep(self.target))
+                    group.create_task(self._tell_events())
             except* (grpc.aio.AioRpcError, PlexError) as group:
                 self._lose(error_from(first_failure(group)).message)
             await self._clock.sleep(self._config.connect_retry_us)
@@ -187,19 +177,18 @@ class NodeLink:
             self.remembered.up.discard(self.node_id)
             self._after_index = self.description.next_event_index - 1  # the rest is described
         else:
-            self._post(self._news())
+            self._post(
+                NodeJoined(
+                    node_id=self.node_id,
+                    host_bytes=self.description.host_bytes,
+                    devices=tuple(
+                        DeviceFacts(index=d.index, kind=d.kind, bytes_total=d.bytes_total)
+                        for d in self.description.devices
+                    ),
+                )
+            )
         self.joined.set()
         log.info("node joined", node=self.node_id, devices=len(self.description.devices))
-
-    def _news(self) -> NodeJoined:
-        return NodeJoined(
-            node_id=self.node_id,
-            host_bytes=self.description.host_bytes,
-            devices=tuple(
-                DeviceFacts(index=d.index, kind=d.kind, bytes_total=d.bytes_total)
-                for d in self.description.devices
-            ),
-        )
 
     async def _stop_strays(self) -> None:
         """End the ranks of WPGs that were given up with the node, or with another scheduler."""
@@ -212,11 +201,6 @@ class NodeLink:
             )
             request = node_pb2.StopRequest(fence=fence, proc_id=proc.proc_id)
             await self.agent.Stop(request, timeout=self._timeout_s)
-
-    async def _serve(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._leases.keep(self.target))
-            group.create_task(self._tell_events())
 
     async def _renew(self) -> None:
         timeout_s = min(self._timeout_s, self._config.node_lease_us / 3e6)

@@ -28,16 +28,6 @@ class ModelFacts:
     """Its `config.json`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """What a rank must know of its node."""
-
-    node_id: str
-    data_socket: str
-    runtime_dir: str
-    hostname: str
-
-
 def read_model(spec: service_pb2.DeploymentSpec) -> ModelFacts:
     """Return what `config.json` of a model directory says; zeros without a model.
 
@@ -61,7 +51,7 @@ def proc_spec(
     wpg: WpgRecord,
     *,
     rank: int,
-    host: Host,
+    host: node_pb2.NodeDescription,
     rendezvous: str,
     epoch: int,
     device_bytes: int,
@@ -102,7 +92,7 @@ def proc_spec(
     )
 
 
-def rendezvous_of(wpg: WpgRecord, hosts: list[Host]) -> str:
+def rendezvous_of(wpg: WpgRecord, hosts: list[node_pb2.NodeDescription]) -> str:
     """Return where the ranks of a WPG meet: a file on one host, a port of rank 0's across hosts.
 
     Raises:

@@ -38,7 +38,11 @@ MAX_FORGET_TRIES: Final = 5
 def handlers(reach: Reach) -> list[Handler[Any]]:
     """Return the handlers of a WPG's life."""
     return [
-        Handler(SpawnWpg, partial(spawn, reach), _spawn_failed),
+        Handler(
+            SpawnWpg,
+            partial(spawn, reach),
+            lambda action, fault: events.SpawnFailed(wpg_id=action.wpg_id, fault=fault),
+        ),
         Handler(SpawnInstance, partial(respawn, reach), _respawn_failed),
         Handler(StopWpg, partial(stop, reach), _stop_failed),
         Handler(ForgetWpg, partial(forget, reach), _forget_failed),
@@ -69,14 +73,9 @@ def respawn(reach: Reach, action: SpawnInstance) -> Work:
 def stop(reach: Reach, action: StopWpg) -> Work:
     """End every rank of a WPG."""
     wpg = reach.registry.by_wpg.get(action.wpg_id)
-    if wpg is None:  # it waited for devices that it shares, and has no process
-        return _nothing_to_stop(action)
-    reach.recorder.wpg_stopping(wpg)
-    return _stop(reach, wpg)
-
-
-async def _nothing_to_stop(action: StopWpg) -> events.Event:
-    return events.WpgStopped(wpg_id=action.wpg_id)
+    if wpg is not None:
+        reach.recorder.wpg_stopping(wpg)
+    return _stop(reach, action, wpg)
 
 
 async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
@@ -114,7 +113,7 @@ async def _spawn(reach: Reach, wpg: WpgRecord) -> events.Event | None:
     Raises:
         ExceptionGroup: of `PlexError` (what an agent refused or a rank died of) and call failures.
     """
-    hosts = [reach.nodes.link(place.node_id).host for place in wpg.places]
+    hosts = [reach.nodes.link(place.node_id).description for place in wpg.places]
     rendezvous = specs.rendezvous_of(wpg, hosts)
     async with AsyncExitStack() as opened:
 
@@ -130,10 +129,6 @@ async def _spawn(reach: Reach, wpg: WpgRecord) -> events.Event | None:
         reach.ranks.add(wpg.wpg_id, [task.result() for task in tasks])
         opened.pop_all()  # `forget` closes them
     return await describe(reach, wpg)
-
-
-def _spawn_failed(action: SpawnWpg, fault: Fault) -> events.Event:
-    return events.SpawnFailed(wpg_id=action.wpg_id, fault=fault)
 
 
 async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> events.Event | None:
@@ -226,11 +221,12 @@ async def learn(reach: Reach, record: WpgRecord) -> None:
     )
 
 
-async def _stop(reach: Reach, wpg: WpgRecord) -> events.Event:
-    async with asyncio.TaskGroup() as group:
-        for rank in range(len(wpg.places)):
-            group.create_task(stop_rank(reach, wpg, rank=rank))
-    return events.WpgStopped(wpg_id=wpg.wpg_id)
+async def _stop(reach: Reach, action: StopWpg, wpg: WpgRecord | None) -> events.Event:
+    if wpg is not None:  # else it waited for devices that it shares, and has no process
+        async with asyncio.TaskGroup() as group:
+            for rank in range(len(wpg.places)):
+                group.create_task(stop_rank(reach, wpg, rank=rank))
+    return events.WpgStopped(wpg_id=action.wpg_id)
 
 
 async def stop_rank(reach: Reach, record: WpgRecord, *, rank: int) -> None:
@@ -274,33 +270,42 @@ async def _insist(
 
 
 async def _spawn_rank(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: str) -> Rank:
+    place, incarnation = wpg.places[rank], wpg.incarnation_of(rank)
+    address = await start_process(reach, wpg, rank, rendezvous=rendezvous)
+    return Rank(
+        node_id=place.node_id,
+        device=place.device,
+        proc_id=f"{wpg.wpg_id}/{rank}",
+        incarnation=incarnation,
+        address=address,
+        channel=reach.nodes.dial(address),
+    )
+
+
+async def start_process(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: str = "") -> str:
+    """Have a node's agent start a process of a WPG; return its address once it serves.
+
+    Raises:
+        PlexError: `node_lost`, or what the agent refused or the process died of.
+        AioRpcError: the agent did not answer.
+    """
     place = wpg.places[rank]
     link = reach.nodes.link(place.node_id)
     spec = specs.proc_spec(
         wpg,
         rank=rank,
-        host=link.host,
+        host=link.description,
         rendezvous=rendezvous,
         epoch=reach.epoch,
         device_bytes=_budget(reach, wpg, place),
         config=reach.config,
     )
-    incarnation = wpg.incarnation_of(rank)  # the agent ends an older one first
-    request = node_pb2.SpawnRequest(
-        fence=reach.fence(lease_no=0, incarnation=incarnation), spec=spec
-    )
-    timeout_s = reach.config.spawn_timeout_us / 1e6
-    reply = await link.agent.Spawn(request, timeout=timeout_s)
+    fence = reach.fence(lease_no=0, incarnation=wpg.incarnation_of(rank))
+    request = node_pb2.SpawnRequest(fence=fence, spec=spec)  # the agent ends an older one first
+    reply = await link.agent.Spawn(request, timeout=reach.config.spawn_timeout_us / 1e6)
     if reply.HasField("error"):
         raise error_of(fault_from_wire(reply.error))
-    return Rank(
-        node_id=place.node_id,
-        device=place.device,
-        proc_id=spec.proc_id,
-        incarnation=incarnation,
-        address=reply.address,
-        channel=link.dial(reply.address),
-    )
+    return reply.address
 
 
 async def _describe_rank(reach: Reach, record: WpgRecord, rank: Rank) -> worker_pb2.DescribeReply:

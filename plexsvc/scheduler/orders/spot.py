@@ -16,9 +16,8 @@ from plexsvc.ids import DeploymentId, NodeId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.errors import error_from
 from plexsvc.scheduler.core.vocabulary import Place
-from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.ledger.jobs import WpgRecord
-from plexsvc.scheduler.orders import process_specs as specs
+from plexsvc.scheduler.orders import spawn
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -41,29 +40,11 @@ class SpotHosts:
         Raises:
             PlexError: `node_lost`, `not_found`, or why it did not come up.
         """
-        reach, place = self._reach, self._place(slot_id)
-        wpg = self._wpg(place, number=number, deployment_id=deployment_id)
-        link = reach.nodes.link(place.node_id)
-        device = next(d for d in link.description.devices if d.index == place.device)
-        spec = specs.proc_spec(
-            wpg,
-            rank=0,
-            host=link.host,
-            rendezvous="",
-            epoch=reach.epoch,
-            device_bytes=device.bytes_total,
-            config=reach.config,
-        )
-        request = node_pb2.SpawnRequest(
-            fence=reach.fence(lease_no=0, incarnation=wpg.incarnation), spec=spec
-        )
+        wpg = self._wpg(self._place(slot_id), number=number, deployment_id=deployment_id)
         try:
-            reply = await link.agent.Spawn(request, timeout=reach.config.spawn_timeout_us / 1e6)
+            return await spawn.start_process(self._reach, wpg, 0)
         except grpc.aio.AioRpcError as error:
             raise error_from(error) from error
-        if reply.HasField("error"):
-            raise error_of(fault_from_wire(reply.error))
-        return reply.address
 
     async def stop(self, slot_id: str, *, number: int, deployment_id: DeploymentId) -> None:
         """Kill an instance; return once it is gone, or its node is."""

@@ -55,7 +55,7 @@ def links() -> list[RankLink]:
 
 def parsed(wpg: WpgState, *, residency: Residency | None = None) -> records.WpgRecord:
     facts = records.facts_of(wpg, links(), residency=residency, last_move={"move_id": "00"})
-    return records.parse(W, json.loads(json.dumps(facts)))
+    return records.parse(json.loads(json.dumps(facts)))
 
 
 @pytest.mark.parametrize(

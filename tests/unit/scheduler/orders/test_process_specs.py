@@ -9,16 +9,16 @@ from typing import cast
 import pytest
 
 from plexclient.specs import AdamW, Parallel
-from plexclient.wire.v1 import service_pb2
+from plexclient.wire.v1 import node_pb2, service_pb2
 from plexsvc.errors import PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId, WpgId, new_operation_id
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.vocabulary import Place
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
-from plexsvc.scheduler.orders.process_specs import Host, proc_spec, rendezvous_of
+from plexsvc.scheduler.orders.process_specs import proc_spec, rendezvous_of
 from plexsvc.worker import config as worker_config
 
-HOST = Host(node_id="n0", data_socket="", runtime_dir="/run", hostname="n0")
+HOST = node_pb2.NodeDescription(node_id="n0", data_socket="", runtime_dir="/run", hostname="n0")
 
 
 def config_of_rank(spec: service_pb2.DeploymentSpec) -> worker_config.WorkerConfig:
@@ -66,9 +66,9 @@ def test_a_deployment_without_an_optimizer_has_ranks_without() -> None:
     assert found.parallel == Parallel(dp=2)
 
 
-def hosts(*names: str) -> list[Host]:
+def hosts(*names: str) -> list[node_pb2.NodeDescription]:
     return [
-        Host(node_id=f"n{i}", data_socket="", runtime_dir="/run", hostname=name)
+        node_pb2.NodeDescription(node_id=f"n{i}", data_socket="", runtime_dir="/run", hostname=name)
         for i, name in enumerate(names)
     ]
 
