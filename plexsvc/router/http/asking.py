@@ -34,13 +34,38 @@ SHARED: Final = frozenset(
     | {"return_token_ids", "seed"}
     | {"skip_special_tokens", "stop", "stop_token_ids", "stream", "stream_options"}
     | {"structured_outputs", "temperature", "top_k", "top_p"}
-    | {"metadata", "prompt_cache_key", "safety_identifier", "user"}  # these change no answer
+    | {"metadata", "prompt_cache_key", "safety_identifier", "user"}
 )
 HONOURED: Final[Mapping[bool, frozenset[str]]] = {
     False: SHARED | {"echo", "prompt"},
     True: SHARED | {"chat_template_kwargs", "messages", "tool_choice", "tools", "top_logprobs"},
 }
 """Fields of a completion, and of a chat, that may hold more than one value."""
+
+ROLES: Final = ("system", "user", "assistant", "tool")
+"""Of messages; templates drop a message of another role."""
+MESSAGE: Final[Mapping[str, tuple[type, ...]]] = {
+    "content": (str, list),
+    "name": (str,),
+    "reasoning": (str,),
+    "reasoning_content": (str,),
+    "role": (str,),
+    "tool_call_id": (str,),
+    "tool_calls": (list,),
+}
+CALL: Final[Mapping[str, tuple[type, ...]]] = {
+    "function": (dict,),
+    "id": (str,),
+    "index": (int,),
+    "type": (str,),
+}
+UNREAD: Final[Mapping[str, type]] = {
+    "metadata": dict,
+    "prompt_cache_key": str,
+    "safety_identifier": str,
+    "user": str,
+}
+"""Fields that change no answer."""
 
 NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
     "add_generation_prompt": (True,),
@@ -76,6 +101,9 @@ def operation_of(asked: Asked, *, is_chat: bool, session: str) -> operations_pb2
     """
     asked = given(asked)
     check_fields(asked, HONOURED[is_chat], neutral=NEUTRAL)
+    for name, kind in UNREAD.items():
+        if not isinstance(asked.get(name, kind()), kind):
+            raise _bad(name, asked[name], "an object" if kind is dict else "a text")
     generate = operations_pb2.Generate(
         prompts=[_chat(asked)] if is_chat else _prompts(asked.get("prompt")),
         sampling=_sampling(asked, is_chat=is_chat),
@@ -252,6 +280,8 @@ def _biases(found: Any) -> dict[int, float]:
         if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key):
             raise _bad("logit_bias", key, "an object whose names are token ids")
         token = _whole("logit_bias", int(key))
+        if bias is None:
+            raise _bad("logit_bias", bias, "an object whose values are numbers")
         biases[token] = _real("logit_bias", bias, default=0, low=-100, high=100)
     return biases
 
@@ -280,10 +310,7 @@ def _chat(asked: Asked) -> operations_pb2.Prompt:
     if not messages:
         raise _bad("messages", messages, "at least one message")
     offered = asked["tools"] if shapes.tools_of(asked) else None
-    said = [_calls_read(one) for one in messages]
-    said = [
-        one | {"content": _text_of(one["content"])} if "content" in one else one for one in said
-    ]
+    said = [_message(f"messages[{at}]", given(one)) for at, one in enumerate(messages)]
     kwargs = _template_kwargs(asked.get("chat_template_kwargs", {}))
     chat = {"messages": said, "tools": offered} | kwargs
     try:
@@ -292,37 +319,52 @@ def _chat(asked: Asked) -> operations_pb2.Prompt:
         raise bad_request("messages: they are nested too deeply", field="messages") from None
 
 
-def _calls_read(message: Asked) -> dict[str, Any]:
-    """Return a message whose calls have their arguments as objects, as templates write them."""
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list) or not all(isinstance(one, dict) for one in calls):
-        raise _bad("messages", calls, "one whose tool_calls are objects")
-    read = []
-    for call in calls:
-        function = call.get("function")
-        arguments = function.get("arguments") if isinstance(function, dict) else None
-        if isinstance(function, dict) and isinstance(arguments, str):
-            try:
-                parsed = json.loads(arguments)
-            except (ValueError, RecursionError) as error:
-                raise _bad("messages", arguments, "calls whose arguments are JSON") from error
-            call = call | {"function": function | {"arguments": parsed}}  # noqa: PLW2901 - as it is read
-        read.append(call)
-    return {**message, "tool_calls": read} if read else dict(message)
+def _message(name: str, message: Asked) -> dict[str, Any]:
+    """Return a message as templates read it: texts, and calls with their arguments as objects."""
+    shapes.check_object(name, message, MESSAGE)
+    role, calls = message.get("role"), message.get("tool_calls", [])
+    if role not in ROLES:
+        raise _bad(f"{name}.role", role, f"one of {', '.join(ROLES)}")
+    if "content" not in message and not (role == "assistant" and calls):
+        raise _bad(f"{name}.content", None, "a text, or parts of type text")
+    if calls and role != "assistant":
+        raise _bad(f"{name}.tool_calls", calls, "left out: only an assistant calls tools")
+    read = [_call(f"{name}.tool_calls[{at}]", call) for at, call in enumerate(calls)]
+    texts = {"content": _text_of(name, message["content"])} if "content" in message else {}
+    return {**message, **texts} | ({"tool_calls": read} if read else {})
 
 
-def _text_of(content: Any) -> str | None:
+def _call(name: str, call: Any) -> dict[str, Any]:
+    shapes.check_object(name, call, CALL)
+    function = call.get("function", {})
+    kinds = {"name": (str,), "arguments": (str, dict)}
+    shapes.check_object(f"{name}.function", function, kinds)
+    if call.get("type", "function") != "function" or function.keys() != kinds.keys():
+        raise _bad(name, call, "of type function, with the function's name and arguments")
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise _bad(f"{name}.function.arguments", arguments, "JSON") from error
+    if not isinstance(arguments, dict):
+        raise _bad(f"{name}.function.arguments", arguments, "an object, as JSON")
+    return call | {"function": function | {"arguments": arguments}}  # type: ignore[no-any-return]
+
+
+def _text_of(name: str, content: str | list[Any]) -> str:
     """Return a message's text; parts become lines: a template may print a list as Python."""
-    if content is None or isinstance(content, str):
+    if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else [None]
     texts = [
         one["text"]
-        for one in parts
-        if isinstance(one, dict) and one.get("type") == "text" and isinstance(one.get("text"), str)
+        for one in content
+        if isinstance(one, dict) and one == {"type": "text", "text": one.get("text")}
+        if isinstance(one["text"], str)
     ]
-    if len(texts) < len(parts):
-        raise _bad("messages", content, "one of texts: a content is a text, or parts of type text")
+    if len(texts) < len(content) or not content:
+        wanted = "one of texts: a content is a text, or parts of type text"
+        raise _bad(f"{name}.content", content, wanted)
     return "\n".join(texts)
 
 
@@ -342,7 +384,7 @@ def _prompts(given: Any) -> list[operations_pb2.Prompt]:
 
 
 def _token_ids(name: str, given: Any) -> list[int]:
-    if not isinstance(given, list):
+    if not isinstance(given, list) or None in given:
         raise _bad(name, given, "a list of token ids")
     return [_whole(name, one) for one in given]
 
@@ -393,4 +435,5 @@ def _text(asked: Asked, name: str, *, least: int = 1) -> str:
 
 
 def _bad(name: str, found: object, wanted: str) -> Exception:
-    return bad_request(f"{name}: it must be {wanted}, not {found!r:.80}", field=name)
+    field = re.split(r"[.\[]", name)[0]
+    return bad_request(f"{name}: it must be {wanted}, not {found!r:.80}", field=field)

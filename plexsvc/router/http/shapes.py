@@ -17,6 +17,19 @@ MAX_CHARS: Final = 16 << 10
 MAX_TOOLS: Final = 128
 KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
 DEFINITIONS: Final = ("$defs", "definitions")
+Kinds = Mapping[str, tuple[type, ...]]
+TOOL: Final[Kinds] = {
+    "description": (str,),
+    "name": (str,),
+    "parameters": (dict,),
+    "strict": (bool,),
+}
+FORMAT: Final[Kinds] = {
+    "description": (str,),
+    "name": (str,),
+    "schema": (dict,),
+    "strict": (bool,),
+}
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -54,6 +67,31 @@ def dumped(name: str, value: object) -> str:
     return text
 
 
+def check_object(name: str, found: object, kinds: Kinds) -> None:
+    """Refuse what is no object, or has other fields, or fields of other types.
+
+    Raises:
+        PlexError: `bad_request`, naming the field.
+    """
+    if not isinstance(found, Mapping):
+        raise _bad(name, found, f"an object of {', '.join(kinds)}")
+    for key, value in found.items():
+        if key not in kinds:
+            raise _bad(f"{name}.{key}", value, f"left out: known are {', '.join(kinds)}")
+        if type(value) not in kinds[key]:
+            wanted = " or ".join(_CALLED[kind] for kind in kinds[key])
+            raise _bad(f"{name}.{key}", value, wanted)
+
+
+_CALLED: Final = {
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+    bool: "true or false",
+    int: "a whole number",
+}
+
+
 def forced_tool(asked: Mapping[str, Any]) -> str:
     """Return the tool that an answer must be a call of, by its name; or nothing."""
     choice = asked.get("tool_choice")
@@ -72,8 +110,12 @@ def tools_of(asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or tool.get("type") != "function":
-            raise _bad("tools", tool, 'objects with "type": "function" and a function')
+        if not isinstance(function, dict) or tool != {"type": "function", "function": function}:
+            raise _bad("tools", tool, 'objects with "type": "function" and a function, only')
+        check_object("tools", {key: one for key, one in function.items() if one is not None}, TOOL)
+        if function.get("strict") and choice == "auto":
+            wanted = 'false unless tool_choice is "required" or names a function'
+            raise _bad("tools.strict", function["strict"], wanted)
         name, parameters = function.get("name"), function.get("parameters") or {}
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in found:
             wanted = "functions of different names of up to 64 letters, digits, _ and -"
@@ -86,7 +128,8 @@ def tools_of(asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") != "function" or not isinstance(name, str) or name not in found:
+        is_only = choice == {"type": "function", "function": {"name": name}}
+        if not is_only or not isinstance(name, str) or name not in found:
             raise _bad("tool_choice", choice, "a function that is among the tools")
     elif choice not in ("none", "auto", "required") or (choice == "required" and not found):
         raise _bad("tool_choice", choice, '"auto", "none", "required" beside tools, or one of them')
@@ -100,15 +143,14 @@ def _of_format(found: Any) -> dict[str, Any] | None:
     if found == {"type": "json_object"}:
         return {"json_object": True}
     inner = found.get("json_schema") if isinstance(found, dict) else None
-    known = {"name", "schema", "strict", "description"}
     if (
         not isinstance(inner, dict)
         or found != {"type": "json_schema", "json_schema": inner}
         or not isinstance(inner.get("schema"), dict)
-        or not inner.keys() <= known
     ):
         wanted = "of type text, json_object, or json_schema, with a json_schema that has a schema"
         raise _bad(name, found, wanted)
+    check_object(name, {key: one for key, one in inner.items() if one is not None}, FORMAT)
     return {"json": inner["schema"]}
 
 
@@ -157,4 +199,5 @@ def _of_tools(asked: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _bad(name: str, found: object, wanted: str) -> Exception:
-    return bad_request(f"{name}: it must be {wanted}, not {found!r:.80}", field=name)
+    field = re.split(r"[.\[]", name)[0]
+    return bad_request(f"{name}: it must be {wanted}, not {found!r:.80}", field=field)

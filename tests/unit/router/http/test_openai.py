@@ -39,6 +39,7 @@ TOOL: Any = {
         },
     },
 }
+NAMED: Any = {"type": "function", "function": {"name": "add"}}
 QWEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 LLAMA = '{"name": "add", "parameters": {"a": 2}}'
 SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "number"}}}
@@ -493,8 +494,7 @@ async def test_calls_in_an_answer_are_told_as_calls(
     samples.texts = [text[at : at + size] for at in range(0, len(text), size)]
     samples.texts += [""] * (3 - len(samples.texts))
     samples.finish = ops.FINISH_REASON_STOP
-    named = {"type": "function", "function": {"name": "add"}}
-    asked: Any = {"tools": [TOOL], "tool_choice": named if choice == "add" else choice}
+    asked: Any = {"tools": [TOOL], "tool_choice": NAMED if choice == "add" else choice}
     found: list[Any] = []
     async with client(samples) as api:
         if is_streamed:
@@ -682,16 +682,124 @@ async def test_a_template_gets_the_text_of_parts_and_what_has_no_content_as_it_i
     samples: FakeSamples,
 ) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    call = {"role": "assistant", "tool_calls": [{"type": "function"}]}
-    messages: Any = [{"role": "user", "content": parts}, call, {"role": "user", "content": None}]
+    function = {"name": "add", "arguments": {"a": 1}}
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    nulls = {"content": None, "refusal": None, "audio": None}
+    messages: Any = [{"role": "user", "content": parts}, call | nulls, *MESSAGES]
     async with client(samples) as api:
         await api.chat.completions.create(model=MODEL, messages=messages)
     ((operation, _),) = samples.asked
     said = json.loads(operation.generate.prompts[0].chat)["messages"]
-    assert said == [{"role": "user", "content": "a\nb"}, call, {"role": "user", "content": None}]
+    assert said == [{"role": "user", "content": "a\nb"}, call, *MESSAGES]
 
 
-@pytest.mark.parametrize("prompt", [None, "", [], [[]], [1.5], [[1, "a"]], {"a": 1}, ["a", 3]])
+TURN: Any = {"role": "assistant", "tool_calls": [{"type": "function", "id": "c"}]}
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({}, "messages[0].role"),
+        ({"role": "developer", "content": "a"}, "messages[0].role"),
+        ({"role": ["user"], "content": "a"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": []}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}, "messages[0]"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0]"),
+        ({"role": "user", "content": "a", "contnet": "b"}, "messages[0].contnet"),
+        ({"role": "user", "content": "a", "name": 5}, "messages[0].name"),
+        ({"role": "user", "content": "a", "tool_calls": [5]}, "messages[0].tool_calls"),
+        ({"role": "tool", "content": "a", "tool_call_id": 5}, "messages[0].tool_call_id"),
+        ({"role": "assistant", "content": "a", "audio": {"id": "x"}}, "messages[0].audio"),
+        ({"role": "assistant", "tool_calls": [5]}, "messages[0].tool_calls[0]"),
+        (TURN, "messages[0].tool_calls[0]"),
+        *(
+            ({"role": "assistant", "tool_calls": [call]}, "messages[0].tool_calls[0]")
+            for call in (
+                {"function": {"name": "f"}},
+                {"function": {"name": 5, "arguments": "{}"}},
+                {"function": {"name": "f", "arguments": "{"}},
+                {"function": {"name": "f", "arguments": "[]"}},
+                {"function": {"name": "f", "arguments": "{}", "x": 1}},
+                {"function": {"name": "f", "arguments": "{}"}, "type": "other"},
+                {"function": {"name": "f", "arguments": "{}"}, "x": 1},
+            )
+        ),
+    ],
+)
+async def test_what_a_template_would_drop_of_a_message_is_refused_by_name(
+    samples: FakeSamples, message: Any, named: str
+) -> None:
+    async with client(samples) as api:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await api.chat.completions.create(model=MODEL, messages=[message])
+    assert named in refused.value.message
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"tools": [TOOL | {"x": 1}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}, "tools.x"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools.strict"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+            "tools.strict",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "description": 5}}]},
+            "tools.description",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "add"}, "x": 1},
+            },
+            "tool_choice",
+        ),
+        ({"tool_choice": []}, "tool_choice"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {}, "strict": "yes"},
+                }
+            },
+            "response_format.strict",
+        ),
+        ({"user": 5}, "user"),
+        ({"metadata": []}, "metadata"),
+        ({"logit_bias": {"1": None}}, "logit_bias"),
+        ({"stop_token_ids": [None]}, "stop_token_ids"),
+    ],
+)
+async def test_fields_inside_of_fields_are_refused_by_name(
+    samples: FakeSamples, asked: dict[str, Any], named: str
+) -> None:
+    async with client(samples) as api:
+        body = {"model": MODEL, "messages": MESSAGES} | asked
+        with pytest.raises(openai.BadRequestError) as refused:
+            await api.post("/chat/completions", body=body, cast_to=dict)
+    assert named in refused.value.message
+    assert refused.value.param == named.partition(".")[0]
+
+
+async def test_a_strict_tool_is_honoured_where_a_grammar_holds_it(samples: FakeSamples) -> None:
+    strict: Any = TOOL | {"function": TOOL["function"] | {"strict": True}}
+    async with client(samples) as api:
+        await api.chat.completions.create(
+            model=MODEL, messages=MESSAGES, tools=[strict], tool_choice="required"
+        )
+    ((operation, _),) = samples.asked
+    assert operation.generate.sampling.structured
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, "", [], [[]], [1.5], [[1, "a"]], {"a": 1}, ["a", 3], [None]]
+)
 async def test_a_prompt_that_is_none_is_refused(samples: FakeSamples, prompt: object) -> None:
     async with client(samples) as api:
         if prompt in ("", [[]]):  # only the tokenizer knows what these are
