@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -34,14 +34,14 @@ def measure(
 ) -> dict[str, Any]:
     """Return the figures."""
     from plexsvc.demo.model import device_bytes_for_one, make_model
-    from plexsvc.demo.pool import PoolFigures, pool_figures, pool_point
-    from plexsvc.demo.report import union
+    from plexsvc.demo.share import pool_figures, pool_point
+    from plexsvc.demo.spans import Window
     from plexsvc.demo.stage import open_stage
 
     fresh = directory / "models" / "fresh"
     num_parameters = make_model(fresh, seed=0)
     seconds: dict[str, float] = {}
-    pools: dict[str, PoolFigures] = {}
+    pools: dict[str, Any] = {}
     with open_stage(
         directory,
         device_bytes=3 * device_bytes_for_one(num_parameters),
@@ -67,12 +67,16 @@ def measure(
             windows = stage.wait(job_ids, on_look=lambda _: None, timeout_s=900)
             points = [pool_point(pool, at_us=one.now_us) for one, _, pool in stage.looks]
             seconds[way] = fmean(time for out in outs for time in step_times(out))
-            pools[way] = pool_figures(points, window=union(windows))
+            window = Window(
+                start_us=min(one.start_us for one in windows),
+                end_us=max(one.end_us for one in windows),
+            )
+            pools[way] = pool_figures(points, window=window)
     return {
         "benchmark": "reward_end_to_end",
         "step_s": {way: round(found, 3) for way, found in seconds.items()},
         "shorter": round(seconds["in_turn"] / seconds["pool"], 2),
-        "workers": asdict(pools["pool"]),
+        "workers": pools["pool"],
         "steps": steps,
         "wait_ms": wait_ms,
         "cases": cases,

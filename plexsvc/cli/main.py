@@ -97,9 +97,9 @@ def demo(
     json: Json = False,
 ) -> None:
     """Run two real RL jobs on one device and show what sharing it gives."""
-    from plexsvc.demo import run
+    from plexsvc.demo.runner import run_demo
 
-    raise typer.Exit(run(preset, out, json))
+    raise typer.Exit(run_demo(preset, out_dir=out, as_json=json))
 
 
 @app.command(epilog="Example: plexctl doctor --json")

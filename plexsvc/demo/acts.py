@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import plexsvc
-from plexsvc.demo.model import make_model
+from plexsvc.demo.model import device_bytes_for_one, make_model
 from plexsvc.demo.presets import Preset
 from plexsvc.demo.records import read_record
 from plexsvc.demo.report import Run
@@ -24,12 +24,14 @@ class Acts:
 
     Attributes:
         num_parameters: of the model that `warm_up` starts from.
+        device_bytes: of a device that holds the state of one job.
     """
 
     def __init__(self, preset: Preset, *, out_dir: Path, show: Show) -> None:
         self.preset, self.out_dir, self.show = preset, out_dir, show
         self.fresh, self.warm = out_dir / "models" / "fresh", out_dir / "models" / "warm"
         self.num_parameters = make_model(self.fresh, seed=preset.seed)
+        self.device_bytes = device_bytes_for_one(self.num_parameters)
         self._scripts = Path(plexsvc.__file__).resolve().parents[1] / "examples"
         if not (self._scripts / "grpo_arithmetic.py").is_file():
             raise PlexError(
@@ -40,15 +42,15 @@ class Acts:
     def warm_up(self, stage: Stage) -> None:
         """Train a model until it answers some problems of each task."""
         self.show.act("supervised warm-up")
+        preset = self.preset
         args = {
             "model": self.fresh,
             "export": self.warm,
-            "goal": self.preset.warm_up_goal,
-            "seed": self.preset.seed,
+            "goal": preset.warm_up_goal,
+            "seed": preset.seed,
             "out": self._record("warm-up"),
         }
-        script = self._scripts / "warm_up.py"
-        tasks = ("--tasks", *self.preset.tasks)
+        script, tasks = self._scripts / "warm_up.py", ("--tasks", *preset.tasks)
         job_id = stage.submit(script, *tasks, *_options(args), name="warm-up")
         self._await(stage, {"warm-up": job_id})
 

@@ -1,4 +1,4 @@
-"""Picture of a demo: rewards of the jobs, who had the devices when, and the demo's own part."""
+"""Picture of a demo: rewards of the jobs, who had the devices when, and what the demo counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from plexsvc.demo.report import Outcome
+from plexsvc.demo.report import Outcome, union
 from plexsvc.demo.spans import Span, Window, within
 
 COLORS: Final = ("tab:blue", "tab:orange", "tab:green", "tab:red")
@@ -35,7 +35,7 @@ def smoothed(values: Sequence[float], *, width: int = SMOOTHING) -> list[float]:
 def draw(path: Path, outcome: Outcome) -> None:
     """Write the picture of a demo."""
     figure = Figure(figsize=(11, 12), layout="constrained")
-    rewards, whole, part, *own = figure.subplots(4 if outcome.draw else 3)
+    rewards, whole, part, *own = figure.subplots(4 if outcome.curves else 3)
     for color, run, without in zip(COLORS, outcome.runs, outcome.without, strict=False):
         values = run.record.rewards
         before = smoothed(without.record.rewards)
@@ -44,7 +44,7 @@ def draw(path: Path, outcome: Outcome) -> None:
         rewards.plot(smoothed(values), color=color, label=f"{run.task}, with")
     rewards.set(xlabel="GRPO step", ylabel="mean reward", ylim=(0, 1), title="Rewards")
     rewards.legend()
-    window = outcome.window
+    window = union(outcome.runs)
     middle_us = (window.start_us + window.end_us) // 2
     closer = Window(start_us=middle_us, end_us=min(window.end_us, middle_us + CLOSER_US))
     colors = dict(zip([run.job_id for run in outcome.runs], COLORS, strict=False))
@@ -57,8 +57,12 @@ def draw(path: Path, outcome: Outcome) -> None:
     jobs = [(color, run.task) for color, run in zip(COLORS, outcome.runs, strict=False)]
     legend = [Patch(color=c, label=name) for c, name in [*jobs, (MOVE_COLOR, "load, offload")]]
     figure.legend(handles=legend, loc="outside lower center", ncols=len(legend))
-    if outcome.draw:
-        outcome.draw(own[0])
+    for axes in own:
+        for name, points in outcome.curves.items():
+            seconds = [(at_us - window.start_us) / 1e6 for at_us, _ in points]
+            axes.step(seconds, [value for _, value in points], where="post", label=name)
+        axes.set(xlabel="seconds", xlim=(0, window.seconds), yscale="symlog")
+        axes.legend()
     figure.savefig(path, dpi=100)
 
 

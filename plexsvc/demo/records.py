@@ -19,8 +19,6 @@ class Step:
     gap_max: float
     wait_s: float
     wall_s: float
-    ended_us: float
-    """On the wall clock."""
     tokens: float
     """Generated."""
     complete: float
@@ -46,15 +44,10 @@ class Record:
         """Return the mean reward of each step."""
         return [step.reward for step in self.steps]
 
-    @property
-    def wait_share(self) -> float:
-        """Return the share of its steps' time that the job waited for its tool."""
-        return sum(s.wait_s for s in self.steps) / max(1e-9, sum(s.wall_s for s in self.steps))
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Return the tokens that the job generated a second."""
-        return sum(s.tokens for s in self.steps) / max(1e-9, sum(s.wall_s for s in self.steps))
+    def a_second(self, name: str) -> float:
+        """Return the sum of a field of all steps, a second of them."""
+        wall_s = sum(step.wall_s for step in self.steps)
+        return float(sum(getattr(step, name) for step in self.steps) / max(1e-9, wall_s))
 
 
 def read_record(path: Path) -> Record:

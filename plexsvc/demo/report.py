@@ -1,4 +1,4 @@
-"""Report of a demo: figures of each job, checks that must hold, one table and `summary.json`.
+"""Report of a demo: figures of each job, checks that must hold, one table.
 
 Each demo plays its jobs twice with the same seeds: *without* what it shows (another job on the
 device, spot instances, a lent engine) and *with* it.
@@ -7,10 +7,10 @@ device, spot instances, a lent engine) and *with* it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, variance
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -19,15 +19,14 @@ from rich.text import Text
 from plexsvc.demo.records import Record
 from plexsvc.demo.spans import Span, Window, covered_s, training, within
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 EDGE: Final = 10
 """Steps compared at either end of a run."""
 MIN_GAIN: Final = 0.15
 MIN_STANDARD_ERRORS: Final = 3.0
 MAX_MEAN_GAP: Final = 1e-4
 MAX_GAP: Final = 1e-3
+
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class Run:
     window: Window
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One thing that must hold, and what was found."""
 
@@ -58,46 +57,11 @@ class Outcome:
     """The same jobs with what the demo shows, in the same order."""
     spans: Sequence[Span]
     """Of all devices."""
-    figures: Mapping[str, Any]
+    figures: Figures
     lines: Sequence[str]
     checks: Sequence[Check]
-    draw: Callable[[Axes], None] | None = None
-    """Draws the demo's own part of the picture."""
-
-    @property
-    def window(self) -> Window:
-        """The time of the jobs with what the demo shows."""
-        return union([run.window for run in self.runs])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFigures:
-    """A job's line of `summary.json`.
-
-    Idle is the share of the job's wall time, from its submission to its end, in which the training
-    device ran no operation.
-    """
-
-    name: str
-    steps: int
-    reward_first10: float
-    reward_last10: float
-    reward_se: float
-    """Standard error of the difference."""
-    reward_gap: float
-    """Difference of the mean rewards of the two runs."""
-    heldout_before: float
-    heldout_after: float
-    device_seconds_per_step: float
-    idle_without: float
-    idle_with: float
-    tokens_per_s_without: float
-    tokens_per_s_with: float
-    logprob_gap_mean: float
-    logprob_gap_max: float
-    samples_complete: int
-    instances_lost: int
-    """By its samples while they were generated."""
+    curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    """What the demo counted when, in microseconds of the wall clock, for its part of the plot."""
 
 
 ROWS: Final[dict[str, tuple[str, str]]] = {
@@ -116,14 +80,14 @@ ROWS: Final[dict[str, tuple[str, str]]] = {
     "logprob_gap_max": ("logprob gap, largest", ".1e"),
     "instances_lost": ("losses of an instance", "d"),
 }
-"""Lines of the table: the field, what it is called, and its format."""
+"""Lines of the table: the figure of a job, what it is called, and its format."""
 
 
-def union(windows: Sequence[Window]) -> Window:
-    """Return from the first start to the last end."""
+def union(runs: Sequence[Run]) -> Window:
+    """Return the time from the first start to the last end."""
     return Window(
-        start_us=min(window.start_us for window in windows),
-        end_us=max(window.end_us for window in windows),
+        start_us=min(run.window.start_us for run in runs),
+        end_us=max(run.window.end_us for run in runs),
     )
 
 
@@ -137,71 +101,76 @@ def standard_error(first: Sequence[float], last: Sequence[float]) -> float:
     return math.sqrt(variance(first) / len(first) + variance(last) / len(last))
 
 
-def job_figures(without: Run, run: Run, *, spans: Sequence[Span]) -> JobFigures:
-    """Return the figures of a job that ran twice; `spans` are what the devices did."""
+def job_figures(without: Run, run: Run, *, spans: Sequence[Span]) -> Figures:
+    """Return the figures of a job that ran twice; `spans` are what the devices did.
+
+    Idle is the share of the job's wall time, from its submission to its end, in which the training
+    device ran no operation.
+    """
     rewards, steps = run.record.rewards, run.record.steps
     mine = [span for span in training(spans) if span.job_id == run.job_id]
-    return JobFigures(
-        name=run.task,
-        steps=len(steps),
-        reward_first10=fmean(rewards[:EDGE]),
-        reward_last10=fmean(rewards[-EDGE:]),
-        reward_se=standard_error(rewards[:EDGE], rewards[-EDGE:]),
-        reward_gap=abs(fmean(rewards) - fmean(without.record.rewards)),
-        heldout_before=run.record.held_out_before,
-        heldout_after=run.record.held_out_after,
-        device_seconds_per_step=covered_s(mine) / len(steps),
-        idle_without=idle_share(spans, window=without.window),
-        idle_with=idle_share(spans, window=run.window),
-        tokens_per_s_without=without.record.tokens_per_s,
-        tokens_per_s_with=run.record.tokens_per_s,
-        logprob_gap_mean=fmean(step.gap_mean for step in steps),
-        logprob_gap_max=max(step.gap_max for step in steps),
-        samples_complete=round(sum(step.complete for step in steps)),
-        instances_lost=round(sum(step.instances_lost for step in steps)),
-    )
+    return {
+        "name": run.task,
+        "steps": len(steps),
+        "reward_first10": fmean(rewards[:EDGE]),
+        "reward_last10": fmean(rewards[-EDGE:]),
+        "reward_se": standard_error(rewards[:EDGE], rewards[-EDGE:]),
+        "reward_gap": abs(fmean(rewards) - fmean(without.record.rewards)),
+        "heldout_before": run.record.held_out_before,
+        "heldout_after": run.record.held_out_after,
+        "device_seconds_per_step": covered_s(mine) / len(steps),
+        "idle_without": idle_share(spans, window=without.window),
+        "idle_with": idle_share(spans, window=run.window),
+        "tokens_per_s_without": without.record.a_second("tokens"),
+        "tokens_per_s_with": run.record.a_second("tokens"),
+        "logprob_gap_mean": fmean(step.gap_mean for step in steps),
+        "logprob_gap_max": max(step.gap_max for step in steps),
+        "samples_complete": round(sum(step.complete for step in steps)),
+        "instances_lost": round(sum(step.instances_lost for step in steps)),
+    }
 
 
-def job_checks(job: JobFigures, *, samples: int) -> list[Check]:
+def job_checks(job: Figures, *, samples: int) -> list[Check]:
     """Return what holds of every job: it learns, sampler and trainer agree, no sample is lost."""
-    gain = job.reward_last10 - job.reward_first10
+    name, gain = job["name"], job["reward_last10"] - job["reward_first10"]
+    mean_gap, gap = job["logprob_gap_mean"], job["logprob_gap_max"]
     return [
         Check(
-            name=f"learning of {job.name}",
-            passed=gain >= MIN_GAIN and gain > MIN_STANDARD_ERRORS * job.reward_se,
-            found=f"reward {job.reward_first10:.3f} → {job.reward_last10:.3f}, a gain of "
+            f"learning of {name}",
+            gain >= MIN_GAIN and gain > MIN_STANDARD_ERRORS * job["reward_se"],
+            f"reward {job['reward_first10']:.3f} → {job['reward_last10']:.3f}, a gain of "
             f"{gain:+.3f}; at least {MIN_GAIN} and {MIN_STANDARD_ERRORS:g} times "
-            f"{job.reward_se:.3f} are due",
+            f"{job['reward_se']:.3f} are due",
         ),
         Check(
-            name=f"held-out prompts of {job.name}",
-            passed=job.heldout_after > job.heldout_before,
-            found=f"accuracy {job.heldout_before:.3f} → {job.heldout_after:.3f}; it must rise",
+            f"held-out prompts of {name}",
+            job["heldout_after"] > job["heldout_before"],
+            f"accuracy {job['heldout_before']:.3f} → {job['heldout_after']:.3f}; it must rise",
         ),
         Check(
-            name=f"logprob gap of {job.name}",
-            passed=job.logprob_gap_mean <= MAX_MEAN_GAP and job.logprob_gap_max <= MAX_GAP,
-            found=f"mean {job.logprob_gap_mean:.1e}, largest {job.logprob_gap_max:.1e}; "
+            f"logprob gap of {name}",
+            mean_gap <= MAX_MEAN_GAP and gap <= MAX_GAP,
+            f"mean {mean_gap:.1e}, largest {gap:.1e}; "
             f"{MAX_MEAN_GAP:.0e} and {MAX_GAP:.0e} are allowed",
         ),
         Check(
-            name=f"samples of {job.name}",
-            passed=job.samples_complete == samples,
-            found=f"{job.samples_complete} of {samples} are complete; all must be",
+            f"samples of {name}",
+            job["samples_complete"] == samples,
+            f"{job['samples_complete']} of {samples} are complete; all must be",
         ),
     ]
 
 
 def verdict(
-    title: str, jobs: Sequence[JobFigures], *, lines: Sequence[str], checks: Sequence[Check]
+    title: str, jobs: Sequence[Figures], *, lines: Sequence[str], checks: Sequence[Check]
 ) -> RenderableType:
     """Return the closing table, a column for each job, and a line for each check."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for job in jobs:
-        table.add_column(job.name, justify="right")
+        table.add_column(job["name"], justify="right")
     for name, (label, form) in ROWS.items():
-        table.add_row(label, *(format(getattr(job, name), form) for job in jobs))
+        table.add_row(label, *(format(job[name], form) for job in jobs))
     marks = [
         Text(
             f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.found}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,8 @@ PLAYS: Final = {
     "serving": ("GRPO without and with what a serving engine lends", serving.play),
 }
 FILES: Final = ("summary.json", "demo.png", "trace.json")
+WIDTH: Final = 120
+"""Columns of what is shown where there is no terminal."""
 
 
 def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
@@ -40,7 +43,7 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     for name in FILES:
         (out_dir / name).unlink(missing_ok=True)
-    talk = Console(stderr=True)
+    talk = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     title, play = PLAYS[preset.shows]
     with Show(talk) as show:
@@ -54,7 +57,7 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
     checks += outcome.checks
     summary = {
         "preset": asdict(preset),
-        "jobs": [asdict(job) for job in jobs],
+        "jobs": jobs,
         "figures": outcome.figures,
         "checks": [asdict(check) for check in checks],
     }

@@ -9,24 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from plexsvc.demo.acts import Acts
-from plexsvc.demo.model import VOCAB_SIZE, device_bytes_for_one
+from plexsvc.demo.model import VOCAB_SIZE
 from plexsvc.demo.report import Check, Outcome, Run
-from plexsvc.demo.stage import FEW_SEQS, STATE, open_stage, stop
+from plexsvc.demo.stage import FEW_SEQS, STATE, open_stage, plexctl, stop
 from plexsvc.demo.traffic import Traffic
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.serving.control import ask
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 NAME: Final = "chat"
 REQUESTS_PER_S: Final = 3.0
@@ -47,12 +43,8 @@ def play(acts: Acts) -> Outcome:
     Raises:
         PlexError: when the cluster, the engine or a job fails.
     """
-    harvested: list[tuple[float, int]] = []
-    with open_stage(
-        acts.out_dir,
-        device_bytes=device_bytes_for_one(acts.num_parameters),
-        max_num_seqs=FEW_SEQS,
-    ) as stage:
+    harvested: list[tuple[int, float]] = []
+    with open_stage(acts.out_dir, device_bytes=acts.device_bytes, max_num_seqs=FEW_SEQS) as stage:
         acts.warm_up(stage)
         acts.show.act("starting a serving engine that lends")
         with (
@@ -76,20 +68,18 @@ def play(acts: Acts) -> Outcome:
         figures=figures,
         lines=[_line(report, name) for name in LATENCIES],
         checks=checks(figures, runs),
-        draw=lambda axes: _draw(axes, harvested),
+        curves={"tokens that the guest made": harvested},
     )
 
 
 @contextmanager
 def _served(acts: Acts) -> Iterator[str]:
     """Serve the fresh model, and lend to jobs of the warm one; yield the application's address."""
-    state = acts.out_dir / STATE
-    command = [sys.executable, "-m", "plexsvc.cli.main", "serve", str(acts.fresh)]
-    command += ["--name", NAME, "--port", "0", "--json", "--kv-bytes", str(KV_BYTES)]
-    command += ["--slo-ttft", str(SLO_TTFT_S), "--slo-tpot", str(SLO_TPOT_S)]
-    command += ["--lend", "--lend-model", str(acts.warm), "--cluster", str(state)]
-    command += ["--state-dir", str(state)]
-    log_path = acts.out_dir / "logs" / "serve.log"
+    state, log_path = acts.out_dir / STATE, acts.out_dir / "logs" / "serve.log"
+    command = plexctl("serve", str(acts.fresh), "--name", NAME, "--port", "0", "--json")
+    command += ("--kv-bytes", str(KV_BYTES), "--lend", "--lend-model", str(acts.warm))
+    command += ("--slo-ttft", str(SLO_TTFT_S), "--slo-tpot", str(SLO_TPOT_S))
+    command += ("--cluster", str(state), "--state-dir", str(state))
     with log_path.open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
     assert process.stdout is not None
@@ -105,14 +95,14 @@ def _served(acts: Acts) -> Iterator[str]:
 
 
 @contextmanager
-def _noted(out_dir: Path, points: list[tuple[float, int]]) -> Iterator[None]:
+def _noted(out_dir: Path, points: list[tuple[int, float]]) -> Iterator[None]:
     """Note when the guest has made how many tokens, as long as the block runs."""
-    over, began_s = threading.Event(), time.monotonic()
+    over = threading.Event()
 
     def look() -> None:
         while not over.wait(LOOK_S):
             tokens = int(_report(out_dir)["harvested_tokens"])
-            points.append((time.monotonic() - began_s, tokens))
+            points.append((time.time_ns() // 1000, tokens))
 
     looking = threading.Thread(target=look, name="report")
     looking.start()
@@ -138,40 +128,33 @@ def _line(report: Mapping[str, Any], name: str) -> str:
 
 def checks(figures: Mapping[str, Any], runs: Sequence[Run]) -> list[Check]:
     """Return what must hold of a job that learns in what an engine leaves, passed or not."""
-    found = []
     alone, lending = figures["alone"], figures["lending"]
-    for name in LATENCIES:  # judged where the engine alone keeps to its objective
-        enough = min(alone["requests"], lending["requests"]) >= MIN_REQUESTS
-        found.append(
-            Check(
-                name=f"{name.upper()} of those served",
-                passed=enough and (lending[name]["is_kept"] or not alone[name]["is_kept"]),
-                found=f"{_line(figures, name)}, and {MIN_REQUESTS} requests of each are due",
-            )
-        )
+    enough = min(alone["requests"], lending["requests"]) >= MIN_REQUESTS
+    sent, answered, tokens = figures["sent"], figures["answered"], figures["harvested_tokens"]
     lost = round(sum(step.instances_lost for run in runs for step in run.record.steps))
     return [
-        *found,
-        Check(
-            name="traffic",
-            passed=figures["answered"] == figures["sent"] > 0,
-            found=f"{figures['answered']} of {figures['sent']} requests were answered; all must be",
+        *(
+            Check(  # judged where the engine alone keeps to its objective
+                f"{name.upper()} of those served",
+                enough and (lending[name]["is_kept"] or not alone[name]["is_kept"]),
+                f"{_line(figures, name)}, and {MIN_REQUESTS} requests of each are due",
+            )
+            for name in LATENCIES
         ),
         Check(
-            name="harvest",
-            passed=figures["harvested_tokens"] >= MIN_HARVEST,
-            found=f"the guest made {figures['harvested_tokens']} tokens in "
-            f"{figures['harvested_share_of_idle']:.0%} of the engine's idle time; at least "
-            f"{MIN_HARVEST} are due",
+            "traffic",
+            answered == sent > 0,
+            f"{answered} of {sent} requests were answered; all must be",
         ),
         Check(
-            name="lost instances",
-            passed=lost == 0,
-            found=f"{lost} instances were lost under samples; none must be",
+            "harvest",
+            tokens >= MIN_HARVEST,
+            f"the guest made {tokens} tokens in {figures['harvested_share_of_idle']:.0%} of the "
+            f"engine's idle time; at least {MIN_HARVEST} are due",
+        ),
+        Check(
+            "lost instances",
+            lost == 0,
+            f"{lost} instances were lost under samples; none must be",
         ),
     ]
-
-
-def _draw(axes: Axes, points: Sequence[tuple[float, int]]) -> None:
-    axes.plot([at_s for at_s, _ in points], [tokens for _, tokens in points])
-    axes.set(title="Tokens that the guest made", xlabel="seconds", ylabel="tokens")

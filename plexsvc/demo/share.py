@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from plexclient.wire.v1 import service_pb2
+from plexclient.wire.v1 import reward_pb2, service_pb2
 from plexsvc.demo.acts import Acts
-from plexsvc.demo.model import device_bytes_for_one
-from plexsvc.demo.pool import PoolPoint, pool_figures, pool_point
 from plexsvc.demo.presets import Preset
-from plexsvc.demo.report import Check, Outcome, Run, union
-from plexsvc.demo.spans import Span, covered_s, training, within
+from plexsvc.demo.report import Check, Figures, Outcome, Run, union
+from plexsvc.demo.spans import Span, Window, covered_s, training, within
 from plexsvc.demo.stage import Stage, open_stage
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 WAIT_SHARES: Final = (0.6, 0.7)
-CALIBRATION: Final = {"steps": 12, "wait_ms": 500.0}
+CALIBRATION_STEPS: Final = 12
+CALIBRATION_WAIT_MS: Final = 500.0
 """The run that times a cycle has a tool too: work is slower after a wait, when caches are cold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPoint:
+    """The workers of the reward service at one moment."""
+
+    at_us: int
+    held: int
+    """Workers that are there, starting ones among them."""
+    busy: int
+    needed: Mapping[str, int]
+    """Requests of each job that run or wait, by its id."""
 
 
 def play(acts: Acts) -> Outcome:
@@ -32,12 +42,12 @@ def play(acts: Acts) -> Outcome:
     Raises:
         PlexError: when the cluster or a job fails.
     """
-    preset, device_bytes = acts.preset, device_bytes_for_one(acts.num_parameters)
+    preset = acts.preset
     acts.show.act(
-        f"starting a cluster; its training device has {device_bytes / 2**20:.1f} MiB, "
+        f"starting a cluster; its training device has {acts.device_bytes / 2**20:.1f} MiB, "
         f"the state of one job of {acts.num_parameters / 1e6:.1f} M parameters"
     )
-    with open_stage(acts.out_dir, device_bytes=device_bytes) as stage:
+    with open_stage(acts.out_dir, device_bytes=acts.device_bytes) as stage:
         acts.warm_up(stage)
         waits_ms = {task: _wait_ms(acts, stage, task) for task in preset.tasks}
         alone: list[Run] = []
@@ -48,19 +58,34 @@ def play(acts: Acts) -> Outcome:
         cpu_s = tree_seconds(stage.pid) - before_s + sum(run.record.cpu_s for run in alone)
         acts.show.act("both jobs share the device")
         shared = acts.play(stage, preset.tasks, label="shared", waits_ms=waits_ms)
-        plan = _Plan(stage.plan)
-        figures = sharing_figures(alone, shared, spans=stage.spans(), cpu_s=cpu_s)
+        spans = stage.spans()
+        figures = sharing_figures(alone, shared, spans=spans, cpu_s=cpu_s)
+        plan = plan_figures(stage.plan)
+        lines = [_line(figures), _plan_line(plan)]
         looks = stage.looks if preset.uses_rewards else []
-        points = [pool_point(pool, at_us=status.now_us) for status, _, pool in looks]
-        return Outcome(
-            without=alone,
-            runs=shared,
-            spans=stage.spans(),
-            figures=figures | {"plan": plan.figures},
-            lines=[_line(figures), plan.line, *_pool_lines(points, shared)],
-            checks=checks(figures, plan.figures, preset=preset, alone=alone, shared=shared),
-            draw=(lambda axes: _draw_pool(axes, points, shared)) if points else None,
+    points = [pool_point(pool, at_us=status.now_us) for status, _, pool in looks]
+    if points:
+        pool = pool_figures(points, window=union(shared))
+        lines.append(
+            f"reward workers, shared: {pool['mean_held']:.1f} held and {pool['mean_busy']:.1f} "
+            f"busy in the mean; own pools of the jobs, in which nothing waits, have "
+            f"{pool['zero_queue']}"
         )
+    return Outcome(
+        without=alone,
+        runs=shared,
+        spans=spans,
+        figures=figures | {"plan": plan},
+        lines=lines,
+        checks=checks(figures, plan, preset=preset, alone=alone, shared=shared),
+        curves={
+            "requests that run or wait": [(one.at_us, sum(one.needed.values())) for one in points],
+            "workers held": [(one.at_us, one.held) for one in points],
+            "workers busy": [(one.at_us, one.busy) for one in points],
+        }
+        if points
+        else {},
+    )
 
 
 def _wait_ms(acts: Acts, stage: Stage, task: str) -> float:
@@ -69,22 +94,23 @@ def _wait_ms(acts: Acts, stage: Stage, task: str) -> float:
     if not share:
         return 0.0
     acts.show.act(f"timing a cycle of {task}")
-    waits_ms = {task: CALIBRATION["wait_ms"]}
-    steps = int(CALIBRATION["steps"])
-    (run,) = acts.play(stage, [task], label="calibration", waits_ms=waits_ms, steps=steps)
+    waits_ms = {task: CALIBRATION_WAIT_MS}
+    (run,) = acts.play(
+        stage, [task], label="calibration", waits_ms=waits_ms, steps=CALIBRATION_STEPS
+    )
     work_s = fmean(step.wall_s - step.wait_s for step in run.record.steps)
     return 1000 * work_s * share / (1 - share)
 
 
 def sharing_figures(
     alone: Sequence[Run], shared: Sequence[Run], *, spans: Sequence[Span], cpu_s: float
-) -> dict[str, Any]:
+) -> Figures:
     """Return what sharing gave, and the most it could give by each limit alone.
 
     Sharing cannot end before the longest job, nor before the cores have given the processor time
     `cpu_s` of the runs alone, nor before the training device has run all operations one by one.
     """
-    window = union([run.window for run in shared])
+    window = union(shared)
     inside = [span for span in within(spans, window) if span.device_kind == "train"]
     moves = [span for span in inside if span.is_move]
     alone_s = [run.window.seconds for run in alone]
@@ -103,7 +129,7 @@ def sharing_figures(
     }
 
 
-def _line(found: Mapping[str, float]) -> str:
+def _line(found: Figures) -> str:
     most = {name: found[f"most_by_{name}"] for name in ("longest_job", "cores", "training_device")}
     limit = min(most, key=lambda name: most[name])
     return (
@@ -115,32 +141,33 @@ def _line(found: Mapping[str, float]) -> str:
     )
 
 
-class _Plan:
-    """What the planner said about the jobs that shared the device; empty if they never did."""
+def plan_figures(plan: service_pb2.PackReply | None) -> Figures:
+    """Return what the planner said of the jobs that shared the device; empty if they never did."""
+    reply = plan or service_pb2.PackReply()
+    sharing = [r for group in reply.groups if len(group.residents) > 1 for r in group.residents]
+    return {
+        "slowdown_predicted": {r.job_name: r.predicted_ppm / 1e6 for r in sharing},
+        "slowdown_measured": {r.job_name: r.measured_ppm / 1e6 or math.nan for r in sharing},
+        "was_warm": bool(sharing) and not any(r.is_cold for r in sharing),
+        "prefetches": reply.prefetches,
+        "prefetch_hits": reply.prefetch_hits,
+    }
 
-    def __init__(self, plan: service_pb2.PackReply | None) -> None:
-        reply = plan or service_pb2.PackReply()
-        sharing = [r for group in reply.groups if len(group.residents) > 1 for r in group.residents]
-        self.figures = {
-            "slowdown_predicted": {r.job_name: r.predicted_ppm / 1e6 for r in sharing},
-            "slowdown_measured": {r.job_name: r.measured_ppm / 1e6 or math.nan for r in sharing},
-            "was_warm": bool(sharing) and not any(r.is_cold for r in sharing),
-            "prefetches": reply.prefetches,
-            "prefetch_hits": reply.prefetch_hits,
-        }
-        each = [
-            f"{r.job_name} {r.predicted_ppm / 1e6:.2f} predicted, "
-            f"{r.measured_ppm / 1e6 or math.nan:.2f} measured"
-            for r in sharing
-        ]
-        self.line = (
-            f"slowdown by sharing: {', '.join(each) or 'the jobs never shared'}; "
-            f"{reply.prefetch_hits} of {reply.prefetches} prefetches met the next operation"
-        )
+
+def _plan_line(plan: Figures) -> str:
+    measured = plan["slowdown_measured"]
+    each = [
+        f"{name} {predicted:.2f} predicted, {measured[name]:.2f} measured"
+        for name, predicted in plan["slowdown_predicted"].items()
+    ]
+    return (
+        f"slowdown by sharing: {', '.join(each) or 'the jobs never shared'}; "
+        f"{plan['prefetch_hits']} of {plan['prefetches']} prefetches met the next operation"
+    )
 
 
 def checks(
-    found: Mapping[str, Any],
+    found: Figures,
     plan: Mapping[str, Any],
     *,
     preset: Preset,
@@ -150,71 +177,61 @@ def checks(
     """Return what must hold of jobs that share a device, passed or not."""
     made = [
         Check(
-            name="turns on the device",
-            passed=found["switches"] > 2,
-            found=f"{found['switches']} switches; jobs that share a device take turns",
+            "turns on the device",
+            found["switches"] > 2,
+            f"{found['switches']} switches; jobs that share a device take turns",
         ),
         Check(  # there is time to prefetch only where the device is idle now and then
-            name="warm placement",
-            passed=plan["was_warm"] and (plan["prefetches"] > 0 or not preset.wait_share),
-            found=f"cycles {'known' if plan['was_warm'] else 'not known'} from the runs alone, "
+            "warm placement",
+            plan["was_warm"] and (plan["prefetches"] > 0 or not preset.wait_share),
+            f"cycles {'known' if plan['was_warm'] else 'not known'} from the runs alone, "
             f"{plan['prefetches']} prefetches",
         ),
     ]
     least, most = WAIT_SHARES
     for run in alone if preset.wait_share else ():
-        share = run.record.wait_share
-        made.append(
-            Check(
-                name=f"waiting of {run.task}",
-                passed=least <= share <= most,
-                found=f"{share:.0%} of its cycle alone; {least:.0%} to {most:.0%} are due",
-            )
-        )
+        share = run.record.a_second("wait_s")
+        due = f"{share:.0%} of its cycle alone; {least:.0%} to {most:.0%} are due"
+        made.append(Check(f"waiting of {run.task}", least <= share <= most, due))
     for run in shared if preset.uses_rewards else ():
         failed, sent = run.record.hostile_failed, run.record.hostile_sent
-        made.append(
-            Check(
-                name=f"hostile programs of {run.task}",
-                passed=failed == sent > 0,
-                found=f"{failed} of {sent} failed; all must",
-            )
-        )
+        due = f"{failed} of {sent} failed; all must"
+        made.append(Check(f"hostile programs of {run.task}", failed == sent > 0, due))
     if preset.min_speedup:
-        made.append(
-            Check(
-                name="speedup",
-                passed=found["speedup"] >= preset.min_speedup,
-                found=f"{found['speedup']:.2f} times sooner than one after the other; "
-                f"{preset.min_speedup:g} is due",
-            )
-        )
+        due = f"{found['speedup']:.2f} times sooner than one after the other; "
+        due += f"{preset.min_speedup:g} is due"
+        made.append(Check("speedup", found["speedup"] >= preset.min_speedup, due))
     return made
 
 
-def _pool_lines(points: Sequence[PoolPoint], shared: Sequence[Run]) -> list[str]:
-    if not points:
-        return []
-    pool = pool_figures(points, window=union([run.window for run in shared]))
-    text = (
-        f"reward workers, shared: {pool.mean_held:.1f} held and {pool.mean_busy:.1f} busy in the "
-        f"mean; own pools of the jobs, in which nothing waits, have {pool.zero_queue}"
+def pool_point(reply: reward_pb2.RewardsReply, *, at_us: int) -> PoolPoint:
+    """Return what the reward service says of its pools."""
+    needed = Counter[str]()
+    for batch in reply.batches:
+        needed[batch.job_id] += batch.queued + batch.running
+    return PoolPoint(
+        at_us=at_us,
+        held=sum(pool.busy + pool.idle + pool.starting for pool in reply.pools),
+        busy=sum(pool.busy for pool in reply.pools),
+        needed=needed,
     )
-    return [text]
 
 
-def _draw_pool(axes: Axes, points: Sequence[PoolPoint], shared: Sequence[Run]) -> None:
-    window = union([run.window for run in shared])
-    shown = [point for point in points if window.start_us <= point.at_us <= window.end_us]
-    seconds = [(point.at_us - window.start_us) / 1e6 for point in shown]
-    for label, values in (
-        ("requests that run or wait", [sum(point.needed.values()) for point in shown]),
-        ("workers held", [point.held for point in shown]),
-        ("workers busy", [point.busy for point in shown]),
-    ):
-        axes.step(seconds, values, where="post", label=label)
-    axes.set(xlabel="seconds", title="Reward workers", yscale="symlog")
-    axes.legend()
+def pool_figures(points: Sequence[PoolPoint], *, window: Window) -> Figures:
+    """Return the figures of the window; zeros where no point lies in it.
+
+    A zero-queue pool has a worker for each request at once, and each job has its own, since that is
+    how rewards run without a pool that jobs share: it holds what each job needed at its peak.
+    """
+    inside = [point for point in points if window.start_us <= point.at_us <= window.end_us]
+    peaks = Counter[str]()
+    for point in inside:
+        peaks |= Counter(point.needed)
+    return {
+        "mean_held": fmean([point.held for point in inside] or [0]),
+        "mean_busy": fmean([point.busy for point in inside] or [0]),
+        "zero_queue": peaks.total(),
+    }
 
 
 def tree_seconds(root: int) -> float:

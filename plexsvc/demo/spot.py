@@ -15,18 +15,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.demo.acts import Acts
-from plexsvc.demo.model import device_bytes_for_one
-from plexsvc.demo.report import Check, Outcome, Run, union
-from plexsvc.demo.spans import Span, Window
+from plexsvc.demo.report import Check, Figures, Outcome, Run, union
+from plexsvc.demo.spans import Span
 from plexsvc.demo.stage import FEW_SEQS, STATE, open_stage
 from plexsvc.rollout.config import SpotConfig
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TRACE: Final = Path(__file__).with_name("spot_trace.csv")
 SCALE: Final = 60.0
@@ -66,13 +62,12 @@ def play(acts: Acts) -> Outcome:
     Raises:
         PlexError: when a cluster or a job fails.
     """
-    tasks, played = acts.preset.tasks, list[list[Run]]()
-    spans, points = list[Span](), list[SpotPoint]()
+    played, spans, points = list[list[Run]](), list[Span](), list[SpotPoint]()
     for number, label in ((0, "without"), (DEVICES, "spot")):
         with open_stage(
             acts.out_dir,
             state=f"{STATE}-{label}",
-            device_bytes=device_bytes_for_one(acts.num_parameters),
+            device_bytes=acts.device_bytes,
             max_num_seqs=FEW_SEQS,
             spot_devices=DEVICES,
             spot=SpotConfig(trace=str(TRACE), scale=SCALE),
@@ -80,12 +75,11 @@ def play(acts: Acts) -> Outcome:
             if not number:
                 acts.warm_up(stage)
             acts.show.act(f"both jobs with up to {number} spot instances")
-            runs = acts.play(stage, tasks, label=label, spot=number)
-            played.append(runs)
+            played.append(acts.play(stage, acts.preset.tasks, label=label, spot=number))
             spans += stage.spans()
             points = [spot_point(status.now_us, seen) for status, seen, _ in stage.looks]
     without, runs = played
-    window = union([run.window for run in runs])
+    window = union(runs)
     inside = [point for point in points if window.start_us <= point.at_us <= window.end_us]
     figures = spot_figures(inside)
     return Outcome(
@@ -98,11 +92,14 @@ def play(acts: Acts) -> Outcome:
             "all share these cores: the times do not say how much sooner more devices make it",
         ],
         checks=checks(figures, without=without, runs=runs),
-        draw=lambda axes: _draw(axes, inside, window),
+        curves={
+            "spot instances that take part": [(one.at_us, len(one.living)) for one in inside],
+            "that serve": [(one.at_us, one.serving) for one in inside],
+        },
     )
 
 
-def spot_figures(points: Sequence[SpotPoint]) -> dict[str, Any]:
+def spot_figures(points: Sequence[SpotPoint]) -> Figures:
     """Return what spot instances did."""
     return {
         "kills": sum(len(before.living - after.living) for before, after in pairwise(points)),
@@ -112,13 +109,13 @@ def spot_figures(points: Sequence[SpotPoint]) -> dict[str, Any]:
     }
 
 
-def checks(figures: dict[str, Any], *, without: Sequence[Run], runs: Sequence[Run]) -> list[Check]:
+def checks(figures: Figures, *, without: Sequence[Run], runs: Sequence[Run]) -> list[Check]:
     """Return what must hold of jobs whose spot instances are killed, passed or not."""
     found = [
         Check(
-            name="kills",
-            passed=figures["kills"] >= MIN_KILLS and figures["spot_tokens_per_s"] > 0,
-            found=f"{figures['kills']} spot instances went while the jobs ran, and they made up "
+            "kills",
+            figures["kills"] >= MIN_KILLS and figures["spot_tokens_per_s"] > 0,
+            f"{figures['kills']} spot instances went while the jobs ran, and they made up "
             f"to {figures['spot_tokens_per_s']:.0f} tokens/s; {MIN_KILLS} and tokens are due",
         )
     ]
@@ -127,21 +124,12 @@ def checks(figures: dict[str, Any], *, without: Sequence[Run], runs: Sequence[Ru
         gap = abs(fmean(after - first for first, after in pairs))
         found.append(
             Check(
-                name=f"rewards of {run.task}",
-                passed=gap <= MAX_REWARD_GAP,
-                found=f"the mean over all steps is {gap:.4f} off that of the run without spot "
+                f"rewards of {run.task}",
+                gap <= MAX_REWARD_GAP,
+                f"the mean over all steps is {gap:.4f} off that of the run without spot "
                 f"instances, {sum(a == b for a, b in pairs)} of {len(pairs)} steps are equal; "
                 f"{MAX_REWARD_GAP} is allowed: the last bits of logprobs depend on which samples "
                 "an engine has at once",
             )
         )
     return found
-
-
-def _draw(axes: Axes, points: Sequence[SpotPoint], window: Window) -> None:
-    seconds = [(point.at_us - window.start_us) / 1e6 for point in points]
-    axes.step(seconds, [point.serving for point in points], where="post", color="black")
-    for before, after in pairwise(points):
-        if before.living - after.living:
-            axes.axvline((after.at_us - window.start_us) / 1e6, color="tab:red", alpha=0.5)
-    axes.set(xlabel="seconds", title="Spot instances (red: killed)")

@@ -51,14 +51,12 @@ class Stage:
 
     Attributes:
         pid: the cluster's process.
-        job_names: what each job that was sent is called, by its id.
         plan: how the jobs last shared a group of devices; None before they did.
         looks: what the service said whenever the jobs were looked at.
     """
 
     def __init__(self, state_dir: Path, *, pid: int, calls: RouterStub) -> None:
         self.pid = pid
-        self.job_names: dict[str, str] = {}
         self.plan: service_pb2.PackReply | None = None
         self.looks: list[Look] = []
         self._state_dir = state_dir
@@ -72,15 +70,13 @@ class Stage:
         Raises:
             PlexError: `unavailable` with what the command said when it failed.
         """
-        argv = _plexctl("submit", "--json", "--state-dir", str(self._state_dir), "--name", name)
+        argv = plexctl("submit", "--json", "--state-dir", str(self._state_dir), "--name", name)
         done = subprocess.run(
             [*argv, str(script), *args], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
             raise PlexError(ErrorCode.UNAVAILABLE, f"plexctl submit {name} failed: {done.stderr}")
-        job_id = str(json.loads(done.stdout)["job_id"])
-        self.job_names[job_id] = name
-        return job_id
+        return str(json.loads(done.stdout)["job_id"])
 
     def wait(
         self, job_ids: Sequence[str], *, on_look: Callable[[Look], None], timeout_s: float
@@ -189,7 +185,7 @@ def open_stage(
     )
     config_path.write_text(dumps(config))
     tether = (sys.executable, "-m", "plexsvc.tether", str(os.getpid()))
-    up = _plexctl("up", "--config", str(config_path), "--state-dir", str(state_dir))
+    up = plexctl("up", "--config", str(config_path), "--state-dir", str(state_dir))
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
             [*tether, *up],
@@ -226,5 +222,6 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _plexctl(*args: str) -> tuple[str, ...]:
+def plexctl(*args: str) -> tuple[str, ...]:
+    """Return a command of `plexctl`, as this Python runs it."""
     return (sys.executable, "-m", "plexsvc.cli.main", *args)

@@ -1,7 +1,4 @@
-"""Traffic of a demo's serving engine: requests that come by chance, some seconds more of them.
-
-A formula and a seed give its shape; only its rate is chosen.
-"""
+"""Traffic of a demo's serving engine: requests that come by chance, some seconds more of them."""
 
 from __future__ import annotations
 
@@ -18,15 +15,12 @@ from typing import Final, Self
 BUSY_SHARE: Final = 0.3
 BUSY_RATE: Final = 5.0
 """Of requests, this share follows the one before so many times as soon."""
-
 PROMPT_TOKENS: Final = (8, 64)
 ANSWER_TOKENS: Final = (4, 32)
 FIRST_TOKEN: Final = 3
 """Token ids below are special."""
-
 MAX_OPEN: Final = 64
 """Requests open at once; more than these wait in line."""
-
 ANSWER_S: Final = 60.0
 
 
@@ -36,7 +30,7 @@ class Request:
 
     after_s: float
     """Time since the one before, at one a second in the mean."""
-    prompt: tuple[int, ...]
+    prompt: list[int]
     answer_tokens: int
 
 
@@ -50,15 +44,11 @@ def requests(seed: int, *, vocab_size: int) -> Iterator[Request]:
     dice = random.Random(seed)
     mean_s = 1.0 / (1 - BUSY_SHARE + BUSY_SHARE / BUSY_RATE)
     while True:
-        is_busy = dice.random() < BUSY_SHARE
-        yield Request(
-            after_s=mean_s * dice.expovariate(BUSY_RATE if is_busy else 1.0),
-            prompt=tuple(
-                dice.randrange(FIRST_TOKEN, vocab_size)
-                for _ in range(dice.randrange(*PROMPT_TOKENS))
-            ),
-            answer_tokens=dice.randrange(*ANSWER_TOKENS),
-        )
+        rate = BUSY_RATE if dice.random() < BUSY_SHARE else 1.0
+        after_s, length = mean_s * dice.expovariate(rate), dice.randrange(*PROMPT_TOKENS)
+        prompt = [dice.randrange(FIRST_TOKEN, vocab_size) for _ in range(length)]
+        answer_tokens = dice.randrange(*ANSWER_TOKENS)
+        yield Request(after_s=after_s, prompt=prompt, answer_tokens=answer_tokens)
 
 
 class Traffic:
@@ -91,15 +81,10 @@ class Traffic:
                 pool.submit(self._ask, request)
 
     def _ask(self, request: Request) -> None:
-        body = {
-            "model": self._name,
-            "prompt": list(request.prompt),
-            "max_tokens": request.answer_tokens,
-            "ignore_eos": True,
-        }
+        body = {"model": self._name, "prompt": request.prompt, "ignore_eos": True}
         asked = urllib.request.Request(
             f"{self._address}/completions",
-            data=json.dumps(body).encode(),
+            data=json.dumps(body | {"max_tokens": request.answer_tokens}).encode(),
             headers={"content-type": "application/json"},
         )
         try:

@@ -34,12 +34,11 @@ def make_run(
             gap_max=gap_max,
             wait_s=wait_s,
             wall_s=1.0,
-            ended_us=start_us + 1e6 * (index + 1),
             tokens=640,
             complete=complete,
             instances_lost=instances_lost,
         )
-        for index, reward in enumerate(rewards)
+        for reward in rewards
     )
     return Run(
         task=task,

@@ -15,7 +15,6 @@ STEP = {
     "gap_max": 1e-6,
     "wait_s": 0.6,
     "wall_s": 1.0,
-    "ended_us": 5e6,
     "tokens": 64,
     "complete": 8,
     "instances_lost": 0,
@@ -42,7 +41,7 @@ def test_a_written_record_is_read_back(tmp_path: Path) -> None:
     assert record.rewards == [0.0, 0.5, 1.0]
     assert (record.held_out_before, record.held_out_after, record.cpu_s) == (0.25, 0.5, 2.5)
     assert (record.hostile_sent, record.hostile_failed) == (14, 13)
-    assert record.wait_share == pytest.approx(0.6)
+    assert record.a_second("wait_s") == pytest.approx(0.6)
 
 
 @pytest.mark.usefixtures("examples")

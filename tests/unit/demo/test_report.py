@@ -10,7 +10,7 @@ from rich.console import Console
 
 from plexsvc.demo.report import (
     Check,
-    JobFigures,
+    Figures,
     idle_share,
     job_checks,
     job_figures,
@@ -23,13 +23,13 @@ from tests.rigs.demo_runs import RISING, SAMPLES, make_run, make_span
 SECOND = 1_000_000
 
 
-def figures_of(rewards: list[float], **facts: object) -> JobFigures:
+def figures_of(rewards: list[float], **facts: object) -> Figures:
     run = make_run("bits", rewards=rewards, **facts)  # type: ignore[arg-type] # by name
     return job_figures(make_run("bits", rewards=rewards), run, spans=[])
 
 
-def failed(job: JobFigures) -> list[str]:
-    samples = 128 * job.steps
+def failed(job: Figures) -> list[str]:
+    samples = 128 * job["steps"]
     return [check.name for check in job_checks(job, samples=samples) if not check.passed]
 
 
@@ -46,7 +46,7 @@ def test_rewards_of_learning_rate_zero_fail_the_learning_check(seed: int) -> Non
 
 def test_a_gain_within_three_standard_errors_fails_however_large() -> None:
     job = figures_of([*[0.0, 1.0] * 5, *[0.3, 1.0] * 5])
-    assert job.reward_last10 - job.reward_first10 == pytest.approx(0.15)
+    assert job["reward_last10"] - job["reward_first10"] == pytest.approx(0.15)
     assert failed(job) == ["learning of bits"]
 
 
@@ -69,9 +69,9 @@ def test_what_must_not_be_fails_its_check(facts: dict[str, object], name: str) -
 def test_a_failed_check_says_what_was_found_and_what_was_due() -> None:
     learning = job_checks(figures_of([0.3] * 20), samples=SAMPLES)[0]
     assert learning == Check(
-        name="learning of bits",
-        passed=False,
-        found="reward 0.300 → 0.300, a gain of +0.000; at least 0.15 and 3 times 0.000 are due",
+        "learning of bits",
+        False,
+        "reward 0.300 → 0.300, a gain of +0.000; at least 0.15 and 3 times 0.000 are due",
     )
 
 
@@ -91,9 +91,9 @@ def test_figures_of_a_job_are_of_its_own_operations_and_its_own_time() -> None:
         make_span("generate", 10 * SECOND, 18 * SECOND, device_kind="rollout", index=1),
     ]
     job = job_figures(without, run, spans=spans)
-    assert (job.idle_without, job.idle_with) == (0.75, 0.5)
-    assert job.device_seconds_per_step == pytest.approx(3 / len(RISING))
-    assert job.tokens_per_s_with == 640
+    assert (job["idle_without"], job["idle_with"]) == (0.75, 0.5)
+    assert job["device_seconds_per_step"] == pytest.approx(3 / len(RISING))
+    assert job["tokens_per_s_with"] == 640
 
 
 def test_operations_that_overlap_the_window_count_only_inside_it() -> None:
@@ -103,7 +103,7 @@ def test_operations_that_overlap_the_window_count_only_inside_it() -> None:
 
 def test_the_verdict_names_each_job_and_each_failed_check() -> None:
     out = io.StringIO()
-    checks = [Check(name="learning of bits", passed=False, found="no gain")]
+    checks = [Check("learning of bits", False, "no gain")]
     table = verdict("GRPO", [figures_of(RISING)], lines=["in words"], checks=checks)
     Console(file=out, width=200).print(table)
     for text in ("GRPO", "bits", "mean reward, last 10 steps", "in words"):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from plexclient.wire.v1 import reward_pb2, service_pb2
-from plexsvc.demo.show import Show, plain_line, sparkline
+from plexsvc.demo.show import Show
 
 NO_REWARDS = reward_pb2.RewardsReply()
 
@@ -32,20 +32,6 @@ def a_status() -> service_pb2.ClusterStatus:
     return status
 
 
-def test_a_plain_line_names_the_workers_of_rewards_where_jobs_use_them() -> None:
-    pool = reward_pb2.RewardPool(name="cpu", busy=2, idle=1, queued=40)
-    rewards = reward_pb2.RewardsReply(pools=[pool], batches=[reward_pb2.RewardBatch()])
-    line = plain_line(a_status(), running=[], rewards=rewards)
-    assert line.endswith(" | cpu 2 of 3 workers busy, 40 waiting")
-
-
-def test_a_plain_line_names_step_phase_reward_and_who_has_the_device() -> None:
-    status = a_status()
-    assert plain_line(status, running=list(status.jobs), rewards=NO_REWARDS).strip() == (
-        "bits step 3 reward 0.250 step | device 0 holds bits/actor, 7 switches, busy 50%"
-    )
-
-
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_show_prints_acts_and_progress_on_terminals_and_elsewhere(is_terminal: bool) -> None:
     out = io.StringIO()
@@ -54,8 +40,4 @@ def test_the_show_prints_acts_and_progress_on_terminals_and_elsewhere(is_termina
         show.look((a_status(), service_pb2.ListInstancesReply(), NO_REWARDS))
     assert "warm-up" in out.getvalue()
     assert "bits" in out.getvalue()
-
-
-def test_a_sparkline_shows_the_newest_points_between_bounds() -> None:
-    assert sparkline([-1.0, 0.0, 1.0, 2.0]) == "▁▁██"
-    assert len(sparkline([0.5] * 500)) < 100
+    assert "0.250" in out.getvalue()
