@@ -53,17 +53,13 @@ def _waiting(devices: Devices, members: tuple[WpgId, ...]) -> dict[WpgId, Operat
             continue
         if wpg.initialize is None and not devices.deployments[wpg.deployment_id].pending:
             continue
-        if _may_work(wpg) and wpg.move_id is None and wpg.switch is None:
+        is_to_start = wpg.state is WpgState.SPAWNING and wpg.initialize is not None
+        may_work = wpg.state is WpgState.READY or is_to_start
+        if may_work and wpg.move_id is None and wpg.switch is None:
             operation = _work_of(devices, wpg)
             if operation is not None and wpg.retry_us <= devices.now_us:
                 waiting[wpg_id] = operation
     return waiting
-
-
-def _may_work(wpg: Wpg) -> bool:
-    """Return whether a WPG's processes are up, or are to start with its first operation."""
-    is_to_start = wpg.state is WpgState.SPAWNING and wpg.initialize is not None
-    return wpg.state is WpgState.READY or is_to_start
 
 
 def _is_kept_out(wpg: Wpg) -> bool:

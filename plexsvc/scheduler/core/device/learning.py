@@ -23,7 +23,6 @@ from plexsvc.scheduler.core.planning.profiler import (
     CycleProfiler,
     KeptProfile,
     News,
-    ProfileKey,
     TokenCost,
     is_felt,
 )
@@ -134,7 +133,10 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
     elapsed_us, limit_us = devices.now_us - pattern.since_us, devices.limits.probe_timeout_us
     if elapsed_us < limit_us or not demands.is_placed(devices.placement, deployment):
         return
-    if elapsed_us < PROBES_AT_WORK * limit_us and _is_at_work(devices, deployment):
+    wpg, job = devices.wpg_of(deployment), devices.jobs[deployment.job_id]
+    has_work = bool(deployment.pending) or (wpg is not None and bool(wpg.running))
+    is_at_work = has_work or lanes.rolls_out(devices.queues, job)
+    if elapsed_us < PROBES_AT_WORK * limit_us and is_at_work:
         devices.set_timer(ProbeTimer(deployment_id), at_us=devices.now_us + limit_us)
         return
     busy_us = max(1, pattern.busy_us * PROBE_PERIOD_US // elapsed_us)
@@ -146,13 +148,6 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
     planner.learned(deployment.resident_id, profile, at_us=devices.now_us)
 
 
-def _is_at_work(devices: Devices, deployment: Deployment) -> bool:
-    """Return whether a job generates, or a deployment of it has something to do."""
-    wpg, job = devices.wpg_of(deployment), devices.jobs[deployment.job_id]
-    has_work = bool(deployment.pending) or (wpg is not None and bool(wpg.running))
-    return has_work or lanes.rolls_out(devices.queues, job)
-
-
 def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
     """Keep a deployment's cycle, what `wpg` took on a device and how long its job ran.
 
@@ -162,9 +157,14 @@ def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
     if profile is None:
         return
     key = demands.profile_key(devices.placement, deployment)
+    before = devices.placement.planning.book.warm(key, now_us=devices.now_us)
+    job, run_us = devices.jobs[deployment.job_id], 0 if before is None else before.run_us
+    if job.ending is JobState.COMPLETED:
+        ran_us = job.own_now_us(devices.now_us) - deployment.pattern.since_us
+        run_us = smoothed(run_us or None, max(1, ran_us))
     kept = KeptProfile(
         key=key,
-        run_us=_run_us(devices, deployment, key),
+        run_us=run_us,
         profile=replace(profile, switch_us=wpg.switch_cost_us or profile.switch_us),
         at_us=devices.now_us,
         device_bytes=max(wpg.device_bytes, default=0),
@@ -172,17 +172,6 @@ def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
     )
     devices.placement.planning.book.keep(kept)
     devices.emit(KeepProfile(kept=kept))
-
-
-def _run_us(devices: Devices, deployment: Deployment, key: ProfileKey) -> int:
-    """Return how long runs take: of earlier ones, and of this one if its job is completed."""
-    before = devices.placement.planning.book.warm(key, now_us=devices.now_us)
-    before_us = 0 if before is None else before.run_us
-    if devices.jobs[deployment.job_id].ending is not JobState.COMPLETED:
-        return before_us
-    job = devices.jobs[deployment.job_id]
-    ran_us = job.own_now_us(devices.now_us) - deployment.pattern.since_us
-    return smoothed(before_us or None, max(1, ran_us))
 
 
 def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -> None:

@@ -156,12 +156,6 @@ def charge(devices: Devices, waiter: JobId, blocker: JobId, *, waited_us: int) -
         devices.waits[pair] = devices.waits.get(pair, 0) + waited_us
 
 
-def forget_waits(devices: Devices, job_id: JobId) -> None:
-    """Drop what a job waited, and what others waited for it: nobody asks about it any more."""
-    for pair in [pair for pair in devices.waits if job_id in pair]:
-        del devices.waits[pair]
-
-
 def unpin(devices: Devices, wpg: Wpg, operation: Operation) -> None:
     """Charge a job whose save or publish stops reading its state with who waited for that room."""
     if operation.needs_device or operation.operation_id not in wpg.running:

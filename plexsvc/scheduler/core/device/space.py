@@ -46,11 +46,6 @@ def bytes_at(wpg: Wpg, device: Device) -> int:
     return wpg.device_bytes[device.ranks[wpg.wpg_id]] if wpg.device_bytes else 0
 
 
-def parked_bytes_at(wpg: Wpg, device: Device) -> int:
-    """Return what a WPG's process keeps on a device wherever its state is."""
-    return wpg.parked_bytes[device.ranks[wpg.wpg_id]] if wpg.parked_bytes else 0
-
-
 def victims_of(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...] | None:
     """Return whom to park so that `wpg` fits, or `None` if that cannot be done now.
 

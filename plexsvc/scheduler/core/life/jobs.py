@@ -6,7 +6,6 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.scheduler.core.cluster import Devices, Lives
-from plexsvc.scheduler.core.device import lease
 from plexsvc.scheduler.core.events import JobEndRequested, JobPinned, JobSubmitted
 from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.life.cancelling import ENDABLE
@@ -85,5 +84,7 @@ def drop_ended(lives: Lives, job: Job) -> None:
     ended[job.job_id] = job.state
     if len(ended) > MAX_ENDED_JOBS:
         forgotten, _ = ended.popitem(last=False)
-        lease.forget_waits(lives.devices, forgotten)
+        waits = lives.devices.waits
+        for pair in [pair for pair in waits if forgotten in pair]:
+            del waits[pair]
     deployments.announce_job(lives, job)

@@ -44,7 +44,9 @@ def came_up(devices: Devices, event: events.WpgReady) -> None:
         return
     wpg.device_bytes, wpg.parked_bytes = event.device_bytes, event.parked_bytes
     for device in wpg.devices:
-        nbytes = space.bytes_at(wpg, device) + space.parked_bytes_at(wpg, device)
+        nbytes = space.bytes_at(wpg, device)
+        if wpg.parked_bytes:
+            nbytes += wpg.parked_bytes[device.ranks[wpg.wpg_id]]
         total = device.bytes_total
         if nbytes > total:
             deployments.fail_wpg(

@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.bounds import (
-    NO_ROOM,
-    NOBODY,
-    Endings,
-    predicted,
-    predicted_with,
-    refusal,
-)
+from plexsvc.scheduler.core.planning.bounds import NO_ROOM, NOBODY, Endings, refusal
+from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.memory import size
 from plexsvc.scheduler.core.planning.places import (
     Barred,
@@ -27,7 +21,7 @@ from plexsvc.scheduler.core.planning.places import (
     whole_groups,
 )
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Load
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Load, Lodger
 from plexsvc.scheduler.core.planning.rooms import Gang
 
 TOLD_HOSTS: Final = 3
@@ -81,10 +75,10 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
         demand.profile,
         anchor_slot=now_us // planner.board.slot_us,
     )
-    residents = [r for group in spot.groups for r in group.residents.values()]
+    there = [r.lodger for group in spot.groups for r in group.residents.values()]
     met = {r.demand.resident_id for r in spot.met()}
-    before = predicted(residents)
-    after = predicted_with(demand, Load.of(demand), spot.units, residents)
+    own = Lodger(resident_id=demand.resident_id, load=Load.of(demand), units=spot.units)
+    before, after = forecast(there), forecast([*there, own])
     own_ppm = after.pop(demand.resident_id)
     return WhatIf(
         units=spot.units,

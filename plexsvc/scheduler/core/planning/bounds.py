@@ -174,19 +174,6 @@ def _target_ppm(load: Load, policy: Policy, *, is_settled: bool) -> int:
     return min(load.bound_ppm, target_ppm)
 
 
-def predicted(residents: Sequence[Resident]) -> dict[ResidentId, int]:
-    """Return the predicted slowdown of each job of a group, in ppm of its cycle alone."""
-    return forecast([resident.lodger for resident in residents])
-
-
-def predicted_with(
-    demand: Demand, load: Load, units: Gang, residents: Sequence[Resident]
-) -> dict[ResidentId, int]:
-    """Return the predicted slowdowns of a job that comes to `units` and of all there."""
-    own = Lodger(resident_id=demand.resident_id, load=load, units=units)
-    return forecast([*(resident.lodger for resident in residents), own])
-
-
 def _is_beyond(
     lodgers: Sequence[Lodger], slowdowns: dict[ResidentId, int], *, policy: Policy
 ) -> bool:

@@ -13,7 +13,7 @@ are chosen anew when a node comes (back).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from plexsvc.ids import ResidentId, UnitId
@@ -175,19 +175,6 @@ class Kept:
         )
         if made is not None:
             kept[resident_id] = made
-
-    def reserve_first(self, blocked: Iterable[Demand], *, now_us: int) -> None:
-        """Keep units for the first of several blocked jobs that has a right to them."""
-        for demand in blocked:
-            self.reserve_for(demand, now_us=now_us)
-            if demand.resident_id in self.reservations:
-                return
-
-    def choose_anew(self, demand: Demand, *, now_us: int) -> None:
-        """Choose again what is kept for a job: with the units that came, less may be missing."""
-        if demand.resident_id in self.reservations:
-            self.end(demand.resident_id)
-            self.reserve_for(demand, now_us=now_us)
 
     def end(self, resident_id: ResidentId) -> None:
         """Keep nothing for a job any more; all that wait look at the units again."""

@@ -199,7 +199,7 @@ class Search:
         that waits outside the overlap makes the other wait for it inside. Changes nothing.
         """
         policy, board = self.policy, self.board
-        gang = self._gang(demand, barred)
+        gang = self.idle_gang(demand, barred)
         if gang and (demand.is_cold or policy.preference is Preference.SPREAD):
             return Spot(units=gang)
         if demand.is_cold and not policy.cold_shares:
@@ -266,11 +266,6 @@ class Search:
         if load is None:
             load = self.loads[demand.resident_id] = Load.of(demand)
         return load
-
-    def _gang(self, demand: Demand, barred: Barred) -> Gang | None:
-        if len(self.board.idle) < demand.num_units:
-            return None
-        return self.idle_gang(demand, barred)
 
     def idle_gang(self, demand: Demand, barred: Barred) -> Gang | None:
         """Return idle units whose hosts have room for a job's state; None without such."""

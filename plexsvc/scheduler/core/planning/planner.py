@@ -13,7 +13,8 @@ from typing import Final
 
 from plexsvc.ids import ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.bounds import Spot, is_over, lived_with, predicted
+from plexsvc.scheduler.core.planning.bounds import Spot, is_over, lived_with
+from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.kept import Kept
 from plexsvc.scheduler.core.planning.paces import Paces
@@ -270,13 +271,17 @@ class Planner:
             waiting = self._concerned(changed, now_us=now_us)
             blocked: list[Demand] = []
             for demand in self._in_turn(waiting, now_us=now_us):
-                if self._has_new_units and demand.lost_place:
-                    self.kept.choose_anew(demand, now_us=now_us)
                 had_kept = demand.resident_id in self.kept.reservations
+                if had_kept and self._has_new_units and demand.lost_place:
+                    self.kept.end(demand.resident_id)  # with what came, less may be missing
+                    self.kept.reserve_for(demand, now_us=now_us)
+                    had_kept = demand.resident_id in self.kept.reservations
                 done = self._offer(demand, changed, hopes, now_us=now_us, claim=claim)
                 if done is not None:
-                    if had_kept:  # those before it were refused while units were kept for it
-                        self.kept.reserve_first(blocked, now_us=now_us)
+                    for before in blocked if had_kept else ():  # refused what was kept for it
+                        self.kept.reserve_for(before, now_us=now_us)
+                        if before.resident_id in self.kept.reservations:
+                            break
                     hopes.clear()
                     placed.append(done)
                     changed = [g for g in changed if g.group_id not in done.merged]
@@ -528,4 +533,4 @@ class Planner:
 
     def predicted(self, group: Group) -> dict[ResidentId, int]:
         """Return the predicted slowdown of each job of a group, in ppm."""
-        return predicted(list(group.residents.values()))
+        return forecast([resident.lodger for resident in group.residents.values()])

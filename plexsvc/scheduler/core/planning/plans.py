@@ -96,7 +96,9 @@ def propose(
     `wanted` says how many units to free; by default as many as some waiting job lacks.
     `O(groups^2)` within one size at worst; the least busy groups are tried first.
     """
-    wanted = _wanted_units(planner) if wanted is None else wanted
+    if wanted is None:
+        idle = len(planner.board.idle)
+        wanted = max((d.num_units - idle for d in planner.waiting.values()), default=0)
     moves: list[Move] = []
     if wanted == 0:
         return moves
@@ -226,12 +228,6 @@ def _worst_first(group: Group) -> list[ResidentId]:
     return sorted(group.residents, key=cost)
 
 
-def _wanted_units(planner: Planner) -> int:
-    """Return how many more idle units some waiting job could use."""
-    idle = len(planner.board.idle)
-    return max((d.num_units - idle for d in planner.waiting.values()), default=0)
-
-
 def _empty(
     planner: Planner,
     group: Group,
@@ -343,17 +339,16 @@ def _copy_of_board(board: Board, *, before: Board | None) -> Board:
         made.rooms.version = board.rooms.version
     made.memory = board.memory.copy()
     known = {} if before is None else before.groups
-    groups = {name: _copy_of_group(group, known.get(name)) for name, group in board.groups.items()}
+    groups: dict[int, Group] = {}
+    for name, group in board.groups.items():
+        same = known.get(name)
+        is_same = same is not None and same.version == group.version
+        groups[name] = same if is_same and same is not None else group.copy()
     made.groups = groups
     made.by_size = {
         size: {name: groups[name] for name in same} for size, same in board.by_size.items()
     }
     return made
-
-
-def _copy_of_group(group: Group, before: Group | None) -> Group:
-    is_same = before is not None and before.version == group.version
-    return before if is_same and before is not None else group.copy()
 
 
 def _apart(one: T) -> T:
