@@ -24,7 +24,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from plexsvc.scheduler.core.device import contest
-from plexsvc.scheduler.core.planning import bounds, planner, planners, policies, profile
+from plexsvc.scheduler.core.planning import (
+    bounds,
+    kept,
+    planner,
+    planners,
+    plans,
+    policies,
+    profile,
+)
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, QueueOrder
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS
@@ -69,6 +77,16 @@ def _policy(**parts: object) -> Callable[[Policy], Policy]:
     return lambda policy: replace(policy, **parts)  # type: ignore[arg-type]
 
 
+def _no_return(policy: Policy) -> Policy:
+    """Have a job that lost its place look for one as any other does, if before others."""
+    for module in (bounds, kept, planner):
+        module.lived_with = lambda *_: False  # type: ignore[attr-defined]
+    planner.Planner.lose = (  # type: ignore[method-assign]
+        lambda self, resident_id, **_: self.group_of(resident_id).group_id
+    )
+    return policy
+
+
 MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "none": lambda policy: policy,
     "rounds played": _off(profile, "is_sharp", lambda _: False),
@@ -80,6 +98,7 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "making room": _off(packing, "_make_room", _nothing),
     "fair turns": _policy(is_fair=False),
     "relief": _off(planner.Planner, "needs_relief", property(lambda _: False)),
+    "pauses": _off(plans, "_pause", lambda *_, **__: []),
     "last bursts": _off(bounds, "_ends_late", lambda *_, **__: False),
     "parts and merges": _off(
         planners, "in_service", lambda policy: replace(policy, cold_shares=policy.max_jobs > 1)
@@ -87,6 +106,7 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "pairing up": _off(packing, "_pair_up", _nothing),
     "parting": _off(packing, "_part", _nothing),
     "keeping apart": _off(packing, "_keep_apart", _nothing),
+    "return": _no_return,
     "lingering": _off(contest, "linger_us", lambda **_: 0),
     "bursts kept": _rules(keeps_bursts=False),
     "prefetch": _rules(prefetches=False),

@@ -7,14 +7,15 @@ operations of a group may use different devices. Nothing here changes any state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
 from typing import Final
 
 from plexsvc.ids import ResidentId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
-from plexsvc.scheduler.core.device.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, SyncAt
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
@@ -26,6 +27,22 @@ GIB: Final = 1 << 30
 
 LINGER_GRACE_US: Final = 2_000
 """How much later than expected a burst's next operation may come and still find its device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """When a job's next burst is expected to arrive."""
+
+    resident_id: ResidentId
+    at_us: int
+    spread_us: int
+    """How far off the expectation usually is: the jitter of its period."""
+
+    switch_us: int
+    """What bringing its state in takes; 0 when that costs nothing."""
+
+    has_slack: bool = False
+    """Whether a wait for its state costs the job nothing, mostly."""
 
 
 def entries(devices: Devices, waiting: Mapping[WpgId, Operation]) -> list[Entry]:
@@ -145,7 +162,7 @@ def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
             Expected(
                 resident_id=ResidentId(wpg_id),
                 at_us=at_us,
-                spread_us=spread_us(profile.period_us, profile.jitter_ppm),
+                spread_us=profile.period_us * profile.jitter_ppm // PPM,
                 switch_us=switch_us(devices, wpg),
                 has_slack=profile.slack_us > 0 and profile.sync_at is SyncAt.UPDATE,
             )
@@ -166,6 +183,43 @@ def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
         return None
     wpg = devices.wpgs[WpgId(chosen)]
     return wpg if wpg.residency is Residency.HOST else None
+
+
+def next_arrival(
+    candidates: Iterable[Expected],
+    *,
+    resident: ResidentId | None,
+    prefetched: ResidentId | None,
+    rules: Rules,
+    now_us: int,
+) -> ResidentId | None:
+    """Return the job whose state should come in now, None to leave the devices as they are.
+
+    `resident` is on the devices, `prefetched` the last one brought in ahead that has not run since.
+    The first arrival must lead every other by `rules.confidence_ppm` of the spread of the two
+    together; that of a job with slack, which has little to gain, by `rules.slack_confidence_ppm`. A
+    job that was brought in is left alone until its time has come. `O(candidates)`.
+
+    >>> from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
+    >>> soon = Expected(resident_id=ResidentId("a"), at_us=50, spread_us=10, switch_us=5)
+    >>> later = Expected(resident_id=ResidentId("b"), at_us=90, spread_us=10, switch_us=5)
+    >>> next_arrival([soon, later], resident=None, prefetched=None, rules=PLEX_RULES, now_us=0)
+    'a'
+    """
+    in_order = sorted(candidates, key=lambda one: (one.at_us, one.resident_id))
+    if not in_order:
+        return None
+    first, others = in_order[0], in_order[1:]
+    if first.resident_id == resident or first.switch_us == 0:
+        return None
+    needed_ppm = rules.slack_confidence_ppm if first.has_slack else rules.confidence_ppm
+    for other in others:
+        both_us = isqrt(first.spread_us**2 + other.spread_us**2)
+        if (other.at_us - first.at_us) * PPM // max(1, both_us) < needed_ppm:
+            return None
+    if prefetched is not None and prefetched == resident and now_us < first.at_us:
+        return None
+    return first.resident_id
 
 
 def is_sooner(devices: Devices, victims: tuple[WpgId, ...], *, than: Wpg) -> bool:
