@@ -55,9 +55,6 @@ class Placed:
     units: Gang
     """The units it uses; its group may have others besides."""
 
-    opened: bool = False
-    """Whether it has a group of its own, on units that were idle."""
-
     merged: tuple[int, ...] = ()
     """Groups that became part of `group_id` for it."""
 
@@ -502,7 +499,6 @@ class Planner:
             resident_id=demand.resident_id,
             group_id=group.group_id,
             units=spot.units,
-            opened=not spot.groups,
             merged=tuple(g.group_id for g in spot.groups if g is not group),
         )
 
@@ -523,7 +519,6 @@ class Planner:
             resident_id=resident_id,
             group_id=group.group_id,
             units=units,
-            opened=len(group.residents) == 1,
             merged=tuple(sorted(met - self.board.groups.keys())),
         )
 

@@ -34,10 +34,19 @@ T = TypeVar("T")
 
 NEW_GROUP: Final = 0
 
+GAIN_OVER_COST: Final = 3
+"""How many times its charge a repacking must gain."""
+
+MAX_REPACKED: Final = 16
+"""Moves of one repacking."""
+
+MAX_RELIEVED: Final = 8
+"""Moves of one relief."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A job that goes to another group; its operations wait for `charge_us`."""
+    """A job that goes to another group."""
 
     resident_id: ResidentId
     to_group: int
@@ -45,9 +54,6 @@ class Move:
 
     units: Gang
     """The units of that group it will use."""
-
-    charge_us: int
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,25 +75,11 @@ class Relief:
     """Jobs whose pause is over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repacking:
-    """When moves pay."""
-
-    link_bytes_s: int
-    """Unit to unit, bytes a second and unit."""
-
-    gain_over_cost: int = 3
-    """How many times its charge a repacking must gain."""
-
-    max_moves: int = 16
-    """Moves of one repacking."""
-
-
 def propose(
     planner: Planner,
     *,
     busy: AbstractSet[ResidentId],
-    rules: Repacking,
+    link_bytes_s: int,
     now_us: int,
     wanted: int | None = None,
 ) -> list[Move]:
@@ -105,12 +97,12 @@ def propose(
     taken: dict[int, list[Demand]] = {}
     groups = sorted(planner.board.groups.values(), key=lambda g: (g.duty_ppm, g.group_id))
     for group in groups:
-        if wanted <= 0 or len(moves) + len(group.residents) > rules.max_moves:
+        if wanted <= 0 or len(moves) + len(group.residents) > MAX_REPACKED:
             break
         is_busy = bool(group.probing) or any(j in busy for j in group.residents)
         if group.group_id in taken or is_busy:
             continue
-        found = _empty(planner, group, taken, rules=rules, now_us=now_us)
+        found = _empty(planner, group, taken, link_bytes_s=link_bytes_s, now_us=now_us)
         if found:
             moves.extend(found)
             taken[group.group_id] = []
@@ -122,9 +114,7 @@ def relieve(
     planner: Planner,
     *,
     busy: AbstractSet[ResidentId],
-    rules: Repacking,
     now_us: int,
-    max_moves: int = 8,
 ) -> Relief:
     """Return what helps the groups that are over their bounds; `book` books the pauses.
 
@@ -141,9 +131,11 @@ def relieve(
     claimed: set[UnitId] = set()
     resumed = _resumed(planner, now_us=now_us)
     for group in planner.in_trouble():
-        if group.group_id in taken or len(moves) == max_moves:
+        if group.group_id in taken or len(moves) == MAX_RELIEVED:
             continue
-        move = _relieving_move(planner, group, taken, claimed, busy=busy, rules=rules)
+        leaving = [group.residents[name].demand for name in _worst_first(group) if name not in busy]
+        found = (_move(planner, one, group, taken, onto_idle=claimed) for one in leaving)
+        move = next((one for one in found if one is not None), None)
         if move is not None:
             moves.append(move)
             claimed.update(move.units)
@@ -163,24 +155,6 @@ def book(planner: Planner, relief: Relief) -> None:
         group = planner.group_of(pause.resident_id)
         group.paused[pause.resident_id] = pause.why
         planner.board.mark(group)
-
-
-def _relieving_move(
-    planner: Planner,
-    group: Group,
-    taken: dict[int, list[Demand]],
-    claimed: set[UnitId],
-    *,
-    busy: AbstractSet[ResidentId],
-    rules: Repacking,
-) -> Move | None:
-    for resident_id in _worst_first(group):
-        if resident_id not in busy:
-            demand = group.residents[resident_id].demand
-            move = _move(planner, demand, group, taken, rules=rules, onto_idle=claimed)
-            if move is not None:
-                return move
-    return None
 
 
 def _pause(planner: Planner, group: Group, *, now_us: int) -> list[Pause]:
@@ -233,22 +207,23 @@ def _empty(
     group: Group,
     taken: dict[int, list[Demand]],
     *,
-    rules: Repacking,
+    link_bytes_s: int,
     now_us: int,
 ) -> list[Move]:
     moves, added, cost = [], [], 0
     for resident in group.residents.values():
-        move = _move(planner, resident.demand, group, taken, rules=rules)
+        move = _move(planner, resident.demand, group, taken)
         if move is None:
             break
         moves.append(move)
         taken.setdefault(move.to_group, []).append(resident.demand)
         added.append(move.to_group)
-        cost += move.charge_us * len(move.units)
+        charge_us = resident.demand.state_bytes * SECOND_US // max(1, link_bytes_s)
+        cost += charge_us * len(move.units)
     demands = [resident.demand for resident in group.residents.values()]
     stays_us = (planner.paces.remaining_us(demand, now_us=now_us) for demand in demands)
     lasts_us = max(stays_us, default=0)
-    pays = lasts_us * group.size >= rules.gain_over_cost * cost
+    pays = lasts_us * group.size >= GAIN_OVER_COST * cost
     if len(moves) == len(group.residents) and pays:
         return moves
     for target in reversed(added):
@@ -264,7 +239,6 @@ def _move(
     group: Group,
     taken: dict[int, list[Demand]],
     *,
-    rules: Repacking,
     onto_idle: AbstractSet[UnitId] | None = None,
 ) -> Move | None:
     """Return the move of a job out of a group, to one nobody moves to yet; None without such."""
@@ -275,8 +249,6 @@ def _move(
         resident_id=demand.resident_id,
         to_group=spot.groups[0].group_id if spot.groups else NEW_GROUP,
         units=spot.units,
-        charge_us=demand.state_bytes * SECOND_US // max(1, rules.link_bytes_s),
-        nbytes=demand.state_bytes * len(spot.units),
     )
 
 
@@ -302,17 +274,20 @@ class Question:
     busy: frozenset[ResidentId]
     """Jobs that stay where they are."""
 
-    rules: Repacking
+    link_bytes_s: int
+    """Of a link between units: what a repacking's moves are charged by."""
+
     now_us: int
 
 
 def compute(question: Question) -> Relief:
     """Return the plan: moves, pauses, and pauses that end."""
-    planner, busy, rules = question.planner, question.busy, question.rules
+    planner, busy, now_us = question.planner, question.busy, question.now_us
     if question.goal is Goal.RELIEF:
-        return relieve(planner, busy=busy, rules=rules, now_us=question.now_us)
+        return relieve(planner, busy=busy, now_us=now_us)
     wanted = len(planner.board.rooms) if question.goal is Goal.EMPTY else None
-    moves = propose(planner, busy=busy, rules=rules, now_us=question.now_us, wanted=wanted)
+    link_bytes_s = question.link_bytes_s
+    moves = propose(planner, busy=busy, link_bytes_s=link_bytes_s, now_us=now_us, wanted=wanted)
     return Relief(moves=tuple(moves))
 
 

@@ -19,7 +19,7 @@ from plexsvc.scheduler.core.events import PlanComputed, RepackRequested
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import pairs, placing, sharing
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.plans import NEW_GROUP, Goal, Question, Repacking, book
+from plexsvc.scheduler.core.planning.plans import NEW_GROUP, Goal, Question, book
 from plexsvc.scheduler.core.relocate import departures
 from plexsvc.scheduler.core.state import Deployment
 
@@ -86,7 +86,7 @@ def question(devices: Devices, goal: Goal, *, planner: Planner) -> Question:
         planner=planner,
         goal=goal,
         busy=frozenset(_busy(devices, planner)),
-        rules=Repacking(link_bytes_s=devices.limits.link_bytes_s),
+        link_bytes_s=devices.limits.link_bytes_s,
         now_us=devices.now_us,
     )
 

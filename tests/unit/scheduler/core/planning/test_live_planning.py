@@ -17,7 +17,7 @@ from plexsvc.scheduler.core.planning.bounds import is_full
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
-from plexsvc.scheduler.core.planning.plans import Repacking, copy_of, relieve
+from plexsvc.scheduler.core.planning.plans import copy_of, relieve
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Load, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
@@ -178,7 +178,7 @@ def test_a_larger_job_makes_one_group_of_smaller_ones_and_idle_units() -> None:
     planner.submit(demand("all", 4))
     (placed,) = planner.admit(0)
     planner.board.check()
-    assert (placed.group_id, placed.merged, placed.opened) == (1, (2,), False)
+    assert (placed.group_id, placed.merged) == (1, (2,))
     assert shape(planner) == {"a:0 a:1 a:2 a:3": ["all", "l", "r"]}
     planner.remove(ResidentId("all"))
     assert shape(planner) == {"a:0": ["l"], "a:2 a:3": ["r"]}
@@ -221,7 +221,7 @@ def test_a_cold_job_that_turns_out_not_to_fit_is_the_one_that_moves() -> None:
     admit(planner, *warm, demand("cold", is_cold=True))
     planner.move(ResidentId("cold"), (UnitId("a:0"),), now_us=0)
     planner.learned(ResidentId("cold"), demand("x", busy=25).profile, at_us=0)
-    relief = relieve(planner, busy=frozenset(), rules=Repacking(link_bytes_s=1), now_us=0)
+    relief = relieve(planner, busy=frozenset(), now_us=0)
     assert [(move.resident_id, move.units) for move in relief.moves] == [("cold", ("a:1",))]
 
 

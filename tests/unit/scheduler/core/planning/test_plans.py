@@ -12,7 +12,6 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import (
     NEW_GROUP,
     Move,
-    Repacking,
     book,
     copy_of,
     propose,
@@ -25,7 +24,7 @@ from plexsvc.scheduler.core.structures.ring import Ring
 from tests.unit.scheduler.core.planning.test_live_planning import admit, live
 from tests.unit.scheduler.core.planning.test_live_planning import demand as live_demand
 
-RULES = Repacking(link_bytes_s=10)
+LINK_BYTES_S = 10
 NOW_US = 40 * 170 * SECOND_US
 
 
@@ -52,20 +51,17 @@ def two_lonely_groups(*, state_bytes: int = 100, busy: int = 10) -> Planner:
 
 
 def test_nothing_moves_while_nobody_waits() -> None:
-    assert propose(two_lonely_groups(), busy=set(), rules=RULES, now_us=0) == []
+    assert propose(two_lonely_groups(), busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0) == []
 
 
-def test_one_of_two_lonely_groups_moves_in_with_the_other_and_is_charged() -> None:
+def test_one_of_two_lonely_groups_moves_in_with_the_other() -> None:
     planner = two_lonely_groups()
     planner.submit(demand("big", units=2))
     planner.submit(demand("one", busy=99))
     assert planner.admit(0) == []
-    moves = propose(planner, busy=set(), rules=RULES, now_us=0)
+    moves = propose(planner, busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0)
     there = (UnitId("n1"),)
-    charge_us = 10 * SECOND_US
-    assert moves == [
-        Move(resident_id=ResidentId("a"), to_group=2, units=there, charge_us=charge_us, nbytes=100)
-    ]
+    assert moves == [Move(resident_id=ResidentId("a"), to_group=2, units=there)]
     planner.move(ResidentId("a"), there, now_us=0)
     planner.board.check()
     assert planner.admit(1) == [], "it runs there still: the duty cap holds"
@@ -76,19 +72,22 @@ def test_one_of_two_lonely_groups_moves_in_with_the_other_and_is_charged() -> No
 def test_a_job_that_runs_stays() -> None:
     planner = two_lonely_groups()
     planner.submit(demand("big", units=2))
-    assert propose(planner, busy=set(planner.board.group_of), rules=RULES, now_us=0) == []
+    assert (
+        propose(planner, busy=set(planner.board.group_of), link_bytes_s=LINK_BYTES_S, now_us=0)
+        == []
+    )
 
 
 def test_moves_that_cost_more_than_they_gain_are_not_made() -> None:
     planner = two_lonely_groups(state_bytes=10**6)
     planner.submit(demand("big", units=2))
-    assert propose(planner, busy=set(), rules=RULES, now_us=0) == []
+    assert propose(planner, busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0) == []
 
 
 def test_no_move_breaks_a_duty_cap() -> None:
     planner = two_lonely_groups(busy=60)
     planner.submit(demand("big", units=2))
-    assert propose(planner, busy=set(), rules=RULES, now_us=0) == []
+    assert propose(planner, busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0) == []
 
 
 def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> None:
@@ -104,7 +103,7 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     planner.submit(demand("d", busy=75))
     assert planner.admit(0) == []
     assert "a there waits past its bound" in why(planner, ResidentId("d"), now_us=0)
-    moves = relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).moves
+    moves = relieve(planner, busy=set(), now_us=NOW_US).moves
     assert [(m.resident_id, m.to_group) for m in moves] == [("long", 2)]
     planner.move(ResidentId("long"), moves[0].units, now_us=0)
     for cycle in range(40):
@@ -118,17 +117,17 @@ def test_where_no_job_has_another_place_the_worst_fitting_one_is_paused_until_al
     planner.board.commit(group, demand("b2", busy=35), anchor_slot=0, shift_slots=0)
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), cycle * 170 * SECOND_US)
-    relief = relieve(planner, busy=set(), rules=RULES, now_us=NOW_US)
+    relief = relieve(planner, busy=set(), now_us=NOW_US)
     assert (relief.moves, [pause.resident_id for pause in relief.paused]) == ((), ["b2"])
     assert "a waits past its bound (max_slowdown)" in relief.paused[0].why
     assert not group.paused
     book(planner, relief)
     assert list(group.paused) == ["b2"]
-    assert relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).paused == ()
+    assert relieve(planner, busy=set(), now_us=NOW_US).paused == ()
     assert planner.needs_relief
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
-    relief = relieve(planner, busy=set(), rules=RULES, now_us=NOW_US)
+    relief = relieve(planner, busy=set(), now_us=NOW_US)
     assert relief.resumed == ("b2",)
     book(planner, relief)
     assert not planner.needs_relief
@@ -166,7 +165,7 @@ def test_pauses_take_turns_and_each_ends_within_the_paused_jobs_own_bound() -> N
             if second % 100 == 0 and other not in group.paused:
                 planner.note_phase(other, second * SECOND_US, alone_us=100 * SECOND_US)
                 cycles[other] += 1
-        relief = relieve(planner, busy=set(), rules=RULES, now_us=second * SECOND_US)
+        relief = relieve(planner, busy=set(), now_us=second * SECOND_US)
         book(planner, relief)
         turns.extend(pause.resident_id for pause in relief.paused)
         assert len(group.paused) <= 1
@@ -181,7 +180,7 @@ def test_nobody_is_paused_for_a_job_of_a_lower_priority() -> None:
     planner.board.commit(planner.board.groups[1], first, anchor_slot=0, shift_slots=0)
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), cycle * 170 * SECOND_US)
-    assert relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).paused == ()
+    assert relieve(planner, busy=set(), now_us=NOW_US).paused == ()
 
 
 def test_a_job_that_grew_is_paused_rather_than_one_that_is_as_it_was_placed() -> None:
@@ -191,7 +190,7 @@ def test_a_job_that_grew_is_paused_rather_than_one_that_is_as_it_was_placed() ->
         planner.note_phase(ResidentId("j0"), cycle * 200 * SECOND_US, alone_us=100 * SECOND_US)
         planner.note_phase(grown, cycle * 200 * SECOND_US, alone_us=190 * SECOND_US)
         planner.note_phase(ResidentId("j1"), cycle * 200 * SECOND_US, alone_us=200 * SECOND_US)
-    relief = relieve(planner, busy=set(), rules=RULES, now_us=39 * 200 * SECOND_US)
+    relief = relieve(planner, busy=set(), now_us=39 * 200 * SECOND_US)
     assert [pause.resident_id for pause in relief.paused] == [grown]
 
 
@@ -200,13 +199,11 @@ def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody
     assert not planner.needs_relief
     grown = grow(planner, "j2", busy=45)
     assert planner.needs_relief
-    assert (
-        relieve(planner, busy=set(planner.board.group_of), rules=RULES, now_us=NOW_US).moves == ()
-    )
-    (move,) = relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).moves
+    assert relieve(planner, busy=set(planner.board.group_of), now_us=NOW_US).moves == ()
+    (move,) = relieve(planner, busy=set(), now_us=NOW_US).moves
     assert (move.resident_id, move.to_group, move.units) == (grown, NEW_GROUP, (UnitId("n1"),))
     planner.move(grown, move.units, now_us=NOW_US)
-    assert not relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).moves
+    assert not relieve(planner, busy=set(), now_us=NOW_US).moves
     assert not planner.needs_relief
     planner.board.check()
 
@@ -214,7 +211,7 @@ def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody
 def test_a_job_that_grew_within_everybodys_bounds_stays() -> None:
     planner = crowd(20, 20, units=2)
     grow(planner, "j1", busy=30)
-    assert relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).moves == ()
+    assert relieve(planner, busy=set(), now_us=NOW_US).moves == ()
     assert not planner.needs_relief
 
 
