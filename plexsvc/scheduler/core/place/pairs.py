@@ -48,7 +48,10 @@ def admit(placement: Placement) -> list[Placed]:
     waiting = _waiting(placement)
     players = list(map(turns_of, _parts_of(placement).values())) if waiting else []
     for deployments in waiting:
-        parts = [_part(placement, one) for one in deployments]
+        parts = [
+            (placement.planning.planner(one.device_kind), demands.demand(placement, one))
+            for one in deployments
+        ]
         spots = _spots(parts, players, is_shared=placement.planning.policy.max_jobs > 1)
         if spots is None:
             if not placement.planning.policy.backfill:
@@ -157,11 +160,6 @@ def _waiting(placement: Placement) -> list[list[Deployment]]:
         return -demand.priority, 0 if is_fifo else -demand.expected_us, demand.arrived_us
 
     return sorted((each for each in found.values() if len(each) > 1), key=turn)
-
-
-def _part(placement: Placement, deployment: Deployment) -> Part:
-    planner, _ = demands.planner_of(placement, deployment)
-    return planner, demands.demand(placement, deployment)
 
 
 def _parts_of(placement: Placement) -> dict[str, list[tuple[Demand, Gang]]]:

@@ -48,7 +48,8 @@ def place(
     players, is_known = _players(placement), True
     for units in gangs:
         job = _turns(placement, job_id, at=_deal(wanted, units))
-        met = {w.job_id for w in _living(placement, units)} - {job_id}
+        there = (w for unit in units for w in placement.devices[Place.of(unit)].ranks)
+        met = {placement.wpgs[wpg_id].job_id for wpg_id in there} - {job_id}
         if job is None or any(players.get(other) is None for other in met):
             is_known = False
         elif keeps_bounds(job, _known(players, but=job_id)):
@@ -104,11 +105,6 @@ def _may_meet(placement: Placement, wpg: Wpg) -> bool:
     """Return whether others may get devices of a WPG in turn with it."""
     is_ending = wpg.state in {WpgState.STOPPING, WpgState.FORGETTING}
     return wpg.is_shared and placement.is_current(wpg) and not is_ending
-
-
-def _living(placement: Placement, units: Gang) -> list[Wpg]:
-    ranks = (w for unit in units for w in placement.devices[Place.of(unit)].ranks)
-    return [placement.wpgs[wpg_id] for wpg_id in dict.fromkeys(ranks)]
 
 
 def _deal(wanted: Sequence[Deployment], units: Gang) -> dict[DeploymentId, Gang]:
