@@ -1,8 +1,7 @@
 """Forecast of sharing: what jobs cost each other on the devices that they would share.
 
-Every shared placement asks this, live and in the simulator, and nothing else answers it. A job lies
-on the ring with the bursts of its cycle. Each burst is spread by how much its job's cycles were
-measured to vary:
+Every shared placement asks this, live and in the simulator, and nothing else answers it. A job
+is the bursts of its cycle. Each burst is spread by how much its job's cycles were measured to vary:
 
 - *Sharp*: a synchronous job whose cycles vary little. Its bursts come when they are expected. What
   it waits once makes all its later cycles later, so sharp jobs that share devices settle into
