@@ -1,32 +1,52 @@
-"""One rollout deployment: what its operations do to its fleet of instances."""
+"""One rollout deployment: its instances, as the rollout core orders.
+
+`post` gives the core an event and performs the orders that follow. What a generate is ordered goes
+to its `Generation`; what concerns instances is done here, in tasks of the manager's group.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from plexclient.wire.errors import to_wire
-from plexclient.wire.v1 import operations_pb2, worker_pb2
+import grpc.aio
+
+from plexclient.wire.errors import from_wire
+from plexclient.wire.v1 import (
+    common_pb2,
+    rollout_pb2,
+    service_pb2,
+    statemanager_pb2,
+    worker_pb2,
+)
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import OperationId
+from plexsvc.ids import OperationId, VersionId
+from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
-from plexsvc.rollout.core.events import Trained
-from plexsvc.rollout.core.orders import LeaveDevice
-from plexsvc.rollout.engines.base import MODEL
-from plexsvc.rollout.fleet import Fleet, Gone
-from plexsvc.rollout.generation import Generation, metrics_of
-from plexsvc.rollout.store import RecordStore
-from plexsvc.rollout.validation import GenerateLimits, check_generate, check_ids
+from plexsvc.rollout.core import events, orders
+from plexsvc.rollout.core.events import InstanceId
+from plexsvc.rollout.core.instances import DEDICATED
+from plexsvc.rollout.core.machine import RolloutCore
+from plexsvc.rollout.lines import Line, Served, close_lines
+from plexsvc.rollout.validation import GenerateLimits
+from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.keys import ClusterKeys
 
-APPLIED = operations_pb2.OPERATION_STATE_APPLIED
-FAILED = operations_pb2.OPERATION_STATE_FAILED
-REFUSED = operations_pb2.OPERATION_STATE_REFUSED
+log = Log(__name__)
+
+SLEEP_CALL_S: Final = 30.0
+"""How long an instance may take to end its step and go to sleep."""
 
 
-class RolloutDeployment:
-    """A deployment's fleet and limits, and how far its order has come."""
+class Deployment:
+    """A deployment's instances and limits, and how far its order has come.
+
+    Owned by the event loop; its tasks live in `group`.
+    """
 
     def __init__(
         self,
@@ -37,179 +57,418 @@ class RolloutDeployment:
         clock: Clock,
         group: asyncio.TaskGroup,
         keys: ClusterKeys,
-        gone: Callable[[RolloutDeployment, Gone | LeaveDevice], None],
+        tell: Callable[[rollout_pb2.ManagerNews], None],
     ) -> None:
+        """`tell` what becomes of instances: those that are gone, or left by a generate."""
         self.deployment_id, self.wpg_id = deployment_id, wpg_id
         self.applied_seq = 0
         self.exclusive_seq = 0
         """Highest Pull; an operation before it that is not known comes too late."""
         self.describe = worker_pb2.DescribeReply()
-        self.fleet = Fleet(
-            deployment_id,
-            config=config,
-            clock=clock,
-            group=group,
-            keys=keys,
-            gone=lambda order: gone(self, order),
-        )
-        self._config, self._clock = config, clock
         self.seeds = ""
         """The deployment whose generates these instances serve, if they have none of their own."""
-        self._takes_weights = False
+        self.takes_weights = False
         """Whether its weights come from another deployment, by `sync`."""
-        self._limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)
-
-    async def initialize(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
-        """Connect to the instances; those it had are let go, their samples go on with these.
-
-        Raises:
-            PlexError: `bad_request` without addresses; `unavailable` when one does not answer.
-        """
-        if not request.instance_addresses:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"{self.deployment_id} came without instance addresses"
-            )
-        given = request.deployment
-        self.fleet.core.is_shared = given.spec.shares_devices
-        self.describe = await self.fleet.connect(request.instance_addresses, fence=request.fence)
-        self._takes_weights = bool(given.spec.model_deployment_id)
-        self.seeds = given.spec.seeds
-        self._limits = GenerateLimits(
-            vocab_size=given.vocab_size or self.describe.vocab_size,
-            max_model_len=_shorter(given.spec.max_model_len, self.describe.max_sequence_length),
-            max_samples=self._config.max_samples_per_operation,
+        self.limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)
+        self.core = RolloutCore(
+            deployment_id,
+            max_losses=config.max_tries_per_sample,
+            max_pending=config.max_pending,
+            cut=config.cuts_at or None,
         )
-        reply = success(request.operation)
-        reply.result.metrics["instances"] = len(request.instance_addresses)
-        return reply
+        self.fence = common_pb2.Fence()
+        self.generates: dict[OperationId, Callable[[orders.SampleOrder], None]] = {}
+        """Who performs the orders of each generate."""
+        self.lines: dict[InstanceId, Line] = {}
+        self.sources: dict[VersionId, statemanager_pb2.PublishedVersion] = {}
+        """Where the wanted version lies and, while that is loaded, of the one before."""
+        self.asleep: set[InstanceId] = set()
+        """Those that are to sleep, so that others have their devices."""
+        self.progress = 0
+        """Grows while instances load or send tokens, and turns run that a version waits for."""
+        self.is_served, self.has_no_turns = asyncio.Event(), asyncio.Event()
+        self.window: asyncio.Future[orders.EndWindow] | None = None
+        """Whoever had the seeding window opened waits for its end."""
+        self.config, self.clock, self.group = config, clock, group
+        self._keys, self._tell = keys, tell
+        self._ids = itertools.count(1)
+        self._ticking: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._held_us, self._turned_us, self._held_at_us = 0, 0, clock.monotonic_us()
+        self._is_closed = False
 
-    async def pull(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
-        """Load a published version on every instance; only those that have it serve.
+    # ---- events in, orders out
 
-        Raises:
-            PlexError: what an instance refused it with.
+    def post(self, event: events.Event) -> None:
+        """Give the core an event and perform the orders that follow."""
+        for order in self.decide(event):
+            if not self._is_closed:
+                self._perform(order)
+
+    def decide(self, event: events.Event) -> list[orders.Order]:
+        """Give the core an event; return the orders that follow."""
+        self.held_us()  # until now, those that were spared before
+        ordered = self.core.handle(event)
+        for is_so, said in (
+            (self.core.is_served, self.is_served),
+            (not self.core.finishes_turns, self.has_no_turns),
+        ):
+            if is_so:
+                said.set()
+            else:
+                said.clear()
+        self.progress += isinstance(event, events.TokensArrived) and self.core.finishes_turns
+        return ordered
+
+    def held_us(self) -> int:
+        """Return the time of all instances together, but where generates did without them."""
+        now_us = self.clock.monotonic_us()
+        elapsed_us, self._held_at_us = now_us - self._held_at_us, now_us
+        instances, spared = self.core.instances, self.core.spared | self.asleep
+        self._held_us += elapsed_us * sum(one not in spared for one in instances)
+        turning = [one for one in instances.values() if one.turns and one.kind is DEDICATED]
+        if turning and not any(one.load > one.turns for one in instances.values()):
+            self._turned_us += elapsed_us * len(turning)
+        return self._held_us
+
+    def take_turned_us(self) -> int:
+        """Return the time of dedicated instances that had turns, since the last call.
+
+        Where samples of a generate run too, that one's operation has their devices.
         """
-        operation, version = request.operation, request.published.version
-        self.fleet.fence.CopyFrom(request.fence)
-        if operation.pull.finishes_turns:
-            await self.fleet.finish_turns()
-        loaded = await self.fleet.load(request.published)
-        self.exclusive_seq = max(self.exclusive_seq, operation.seq)
-        reply = success(operation)
-        reply.result.weight_version = version
-        reply.result.metrics["nbytes"] = max(one.nbytes for one in loaded)
-        reply.result.metrics["load_us"] = max(one.load_us for one in loaded)
-        reply.result.metrics["instances"] = len(loaded)
-        reply.result.texts["checksum"] = next((one.checksum for one in loaded if one.checksum), "")
-        reply.digest = reply.result.texts["checksum"].encode()
-        return reply
+        self.held_us()
+        taken, self._turned_us = self._turned_us, 0
+        return taken
 
-    async def prepare(self, operation: operations_pb2.Operation) -> None:
-        """Turn the texts and chats of a sample into token ids, and say how long it may get.
+    def _perform(self, order: orders.Order) -> None:
+        match order:
+            case (
+                orders.StartSamples()
+                | orders.StopSamples()
+                | orders.RecordTokens()
+                | orders.AnswerSamples()
+            ):
+                self.generates[order.operation_id](order)
+            case orders.SeekInstance():
+                if order.probe == 1:
+                    lost = self.core.instances[order.instance_id]
+                    log.warning("instance lost", address=lost.address, because=lost.lost_because)
+                self.group.create_task(self._seek(order.instance_id))
+            case orders.GiveUpInstance():
+                log.warning("instance given up", address=order.address, because=order.because)
+                is_dedicated = order.kind == DEDICATED.name
+                self._let_go(order, because=order.because, is_dedicated=is_dedicated)
+            case orders.ReleaseInstance():
+                log.info("instance drained", address=order.address)
+                self._let_go(order)
+            case orders.UpdateInstance():
+                self.group.create_task(self.update(order))
+            case orders.EndWindow():
+                if self.window is not None and not self.window.done():
+                    self.window.set_result(order)
+            case orders.LeaveDevice():
+                task = self.group.create_task(self._leave(order))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
 
-        Raises:
-            PlexError: `not_found` before the first sync of a deployment that takes the weights of
-                another; `bad_request`; `unavailable` when no instance could encode.
-        """
-        if self._takes_weights and self.fleet.core.version == MODEL:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
-                f"{self.deployment_id} has no weights yet: `sync` it before sampling",
-            )
-        generate = operation.generate
-        texts = generate.prompt_texts
-        encoded = [p for p in generate.prompts if p.text or p.chat or texts]
-        for index, prompt in enumerate(generate.prompts):  # before a tokenizer is asked about them
-            check_ids(prompt.token_ids, what=f"prompt {index}", limits=self._limits)
-        await self.fleet.encode(encoded, texts=texts)
-        longest = max((len(prompt.token_ids) for prompt in generate.prompts), default=0)
-        if not generate.sampling.max_tokens:
-            generate.sampling.max_tokens = max(1, self._limits.max_model_len - longest)
-
-    async def generate(
-        self, request: worker_pb2.ExecuteRequest, records: RecordStore
-    ) -> worker_pb2.ExecuteReply:
-        """Generate every sample into a token record, whose frames others read meanwhile.
-
-        Raises:
-            PlexError: `bad_request`, `payload_too_large`, `queue_full`, `worker_died`.
-        """
-        operation = request.operation
-        check_generate(operation.generate, self._limits)
-        self.fleet.fence.CopyFrom(request.fence)
-        record = records.open(operation)
-        record.open_samples(operation)
-        sampling = operation.generate.sampling
-        width = (1 + sampling.texts) * (1 + sampling.top_logprobs)
-        most_tokens = len(record.samples) * sampling.max_tokens * width
-        if sampling.prompt_logprobs:
-            prompts = sum(len(prompt.token_ids) for prompt in operation.generate.prompts)
-            width = (1 + sampling.texts) * (1 + sampling.top_prompt_logprobs)
-            most_tokens += prompts * max(1, sampling.n) * width
-        records.admit(record, most_tokens=most_tokens)
-        generation = Generation(
-            record,
-            self.fleet,
-            config=self._config,
-            clock=self._clock,
-            vocab_size=self._limits.vocab_size,
+    def _let_go(
+        self,
+        order: orders.GiveUpInstance | orders.ReleaseInstance,
+        *,
+        because: str = "",
+        is_dedicated: bool = False,
+    ) -> None:
+        """Say that an instance is gone; close its line unless a successor is to take its place."""
+        if order.instance_id not in self.core.instances:
+            self.group.create_task(self.lines.pop(order.instance_id).channel.close())
+        gone = rollout_pb2.InstanceGone(
+            wpg_id=self.wpg_id, address=order.address, because=because, is_dedicated=is_dedicated
         )
-        started_us, held_us = self._clock.monotonic_us(), self.fleet.held_us()
+        self._tell(rollout_pb2.ManagerNews(gone=gone))
+
+    def begin(
+        self, operation_id: OperationId, perform: Callable[[orders.SampleOrder], None]
+    ) -> None:
+        """Have `perform` do what the core orders for a generate; loads are balanced meanwhile."""
+        self.generates[operation_id] = perform
+        if self._ticking is None:
+            self._ticking = self.group.create_task(self._tick())
+
+    def end(self, operation_id: OperationId) -> None:
+        """Forget a generate that is over."""
+        del self.generates[operation_id]
+        if not self.generates and self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
+
+    async def _tick(self) -> None:
+        while True:
+            self.post(events.Ticked(at_us=self.clock.monotonic_us()))
+            await self.clock.sleep(self.config.balance_us)
+
+    async def _seek(self, one: InstanceId) -> None:
+        """Ask a lost instance in a while."""
+        await self.clock.sleep(self.config.probe_us)
+        line = self.lines.get(one)
+        if line is None or self._is_closed:
+            return
         try:
-            losses = await generation.run()
-        finally:
-            await self.fleet.left()  # before another order may wake them
-        wall_us = self._clock.monotonic_us() - started_us
-        reply = success(operation)
-        for name, value in metrics_of(record, wall_us=wall_us, losses=losses).items():
-            reply.result.metrics[name] = value
-        reply.result.metrics["instance_s"] = (self.fleet.held_us() - held_us) / 1e6
-        reply.result.weight_version = self.fleet.core.version.version
-        reply.digest = record.digest()
-        return reply
+            found = await line.probe()
+        except PlexError as error:
+            self.post(events.InstanceLost(instance_id=one, because=error.message, is_probe=True))
+            return
+        if found.is_asleep and one not in self.asleep:
+            because = "it did not wake"
+            self.post(events.InstanceLost(instance_id=one, because=because, is_probe=True))
+            return
+        log.info("instance answers", address=line.address, version=found.version)
+        answered = events.InstanceAnswered(instance_id=one, is_probe=True, **found._asdict())
+        self.post(answered)
 
-    async def seed(
-        self, request: worker_pb2.ExecuteRequest, served: RolloutDeployment
-    ) -> worker_pb2.ExecuteReply:
-        """Serve a generate of another deployment until its seeding window is over."""
-        operation, now_us = request.operation, self._clock.monotonic_us()
-        trained = None
-        if request.HasField("trained"):
-            ended_us = now_us - request.trained.ended_ago_us
-            trained = Trained(train_us=request.trained.train_us, ended_us=ended_us)
-        over = await served.fleet.seed(
-            OperationId(operation.after[0]),
-            [line.address for line in self.fleet.lines.values()],
-            fence=request.fence,
-            trained=trained,
+    async def update(
+        self, order: orders.UpdateInstance
+    ) -> rollout_pb2.LoadVersionReply | PlexError | None:
+        """Have an instance load a version; return its reply or refusal, None when it was lost."""
+        one, what = order.instance_id, f"load {order.version}"
+        line = self.lines.get(one)
+        if line is None:
+            return None
+        try:
+            reply = await self.load(line, order.version, fence=line.fence or self.fence)
+        except PlexError as error:
+            self.post(events.InstanceLost(instance_id=one, because=f"{what}: {error.message}"))
+            return None
+        refusal = from_wire(reply.error) if reply.HasField("error") else None
+        answered = events.InstanceAnswered(
+            instance_id=one,
+            version=VersionId.of(reply.version),
+            checksum=reply.checksum,
+            refusal=f"{what}: {refusal.message}" if refusal else "",
         )
-        reply = success(operation)
-        reply.result.metrics["seeded_s"] = over.seeded_us / 1e6
-        if over.next_window_us is not None:
-            reply.result.metrics["next_window_s"] = over.next_window_us / 1e6
-        if over.most_instances is not None:
-            reply.result.metrics["most_instances"] = over.most_instances
+        self.post(answered)
+        return refusal or reply
+
+    async def load(
+        self, line: Line, version: VersionId, *, fence: common_pb2.Fence
+    ) -> rollout_pb2.LoadVersionReply:
+        """Have the instance behind a line load a version, or wake with it.
+
+        Raises:
+            PlexError: `unavailable` when it hangs or is gone.
+        """
+        source = self.sources.get(version, statemanager_pb2.PublishedVersion(**version._asdict()))
+        return await line.load(
+            rollout_pb2.LoadVersionRequest(fence=fence, published=source),
+            wakes=self.core.is_shared or line.fence is not None,
+            stall_us=self.config.load_stall_us,
+            clock=self.clock,
+            group=self.group,
+            got_on=self._get_on,
+        )
+
+    def _get_on(self) -> None:
+        self.progress += 1
+
+    # ---- instances that come and go
+
+    async def connect(
+        self, addresses: Sequence[str], *, fence: common_pb2.Fence
+    ) -> worker_pb2.DescribeReply:
+        """Take these instances in place of those before; return what the first one is.
+
+        They get the version in use, if there is one; samples of the ones before go on with them.
+        When one cannot serve it, those before stay.
+
+        Raises:
+            PlexError: `unavailable`, naming the instance that does not answer or cannot serve.
+        """
+        fresh = {self._new_id(): self.open(address) for address in addresses}
+        before = {one: line for one, line in self.lines.items() if self.is_dedicated(one)}
+        try:
+            described = [await line.describe() for line in fresh.values()]
+            found = {one: await line.probe() for one, line in fresh.items()}
+            if before:
+                for one, line in fresh.items():
+                    found[one] = await self._catch_up(line, found[one], fence=fence)
+        except BaseException:
+            await close_lines(fresh)
+            raise
+        kept = {one: line for one, line in self.lines.items() if one not in before}
+        self.lines = fresh | kept
+        self.fence.CopyFrom(fence)
+        self.asleep = {one for one, has in found.items() if has.is_asleep}
+        joined = tuple(_joined(one, line, found[one]) for one, line in fresh.items())
+        self.post(events.InstancesReplaced(instances=joined))
+        await close_lines(before)
+        return described[0]
+
+    async def _catch_up(self, line: Line, found: Served, *, fence: common_pb2.Fence) -> Served:
+        """Give a successor the version in use; return that."""
+        wanted = self.core.version
+        if found.version == wanted:
+            return found
+        because = "it has another"
+        if wanted in self.sources:
+            try:
+                reply = await self.load(line, wanted, fence=fence)
+            except PlexError as error:
+                because = f"load {wanted}: {error.message}"
+            else:
+                if not reply.HasField("error"):
+                    return Served(VersionId.of(reply.version), reply.checksum)
+                because = f"load {wanted}: {from_wire(reply.error).message}"
+        raise PlexError(
+            ErrorCode.UNAVAILABLE,
+            f"instance {line.address} of {self.deployment_id} cannot serve "
+            f"{wanted}: {because}; the instances before go on",
+        )
+
+    async def replace(self, index: int, address: str) -> str:
+        """Take a new instance in the place of a lost one; return the address of that.
+
+        It gets the version in use, then samples. Safe to repeat.
+
+        Raises:
+            PlexError: `unavailable` when it does not answer.
+        """
+        known = list(self.lines.values())[index].address
+        if known == address:
+            return known
+        line, found = await self._reach(address)
+        gone, one = list(self.lines)[index], self._new_id()
+        before = self.lines[gone]
+        kept = self.lines.items()
+        self.lines = dict((one, line) if known == gone else (known, old) for known, old in kept)
+        log.info("instance replaced", lost=before.address, address=address)
+        self.post(events.SuccessorJoined(of=gone, joined=_joined(one, line, found)))
+        await before.channel.close()
+        return before.address
+
+    async def add(self, address: str, *, kind: str) -> None:
+        """Take one more instance; it gets the version in use by itself, then samples.
+
+        Safe to repeat.
+
+        Raises:
+            PlexError: `unavailable` when it does not answer.
+        """
+        if any(line.address == address for line in self.lines.values()):
+            return
+        line, found = await self._reach(address)
+        log.info("instance added", address=address, kind=kind, version=found.version)
+        self.join(line, found, kind=kind)
+
+    def join(self, line: Line, found: Served, *, kind: str) -> None:
+        """Take an instance that serves what was `found`."""
+        one = self._new_id()
+        self.lines[one] = line
+        self.post(_joined(one, line, found, kind=kind))
+
+    def drain(self, address: str) -> None:
+        """Have an instance's samples go on elsewhere, and let it go then."""
+        for one, line in self.lines.items():
+            if line.address == address:
+                self.post(events.InstanceDrained(instance_id=one))
+                return
+
+    def drop(self, address: str, *, because: str) -> None:
+        """Forget an instance whose process has ended; its calls break by themselves."""
+        for one, line in list(self.lines.items()):
+            if line.address == address and not self.is_dedicated(one):
+                self.post(events.InstanceEnded(instance_id=one, because=because))
+                self.group.create_task(self.lines.pop(one).channel.close())
+
+    async def lay_down(self, one: InstanceId, line: Line) -> rollout_pb2.SleepReply | None:
+        """Have an instance sleep; return its reply, or None when it was lost."""
+        self.asleep.add(one)
+        try:
+            request = rollout_pb2.SleepRequest(fence=self.fence)
+            reply = await line.stub.Sleep(request, timeout=SLEEP_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            because = f"sleep: {error_from(error).message}"
+            self.post(events.InstanceLost(instance_id=one, because=because))
+            return None
+        known = self.core.instances.get(one)
+        if known is not None and not reply.HasField("error"):
+            self.post(
+                events.InstanceAnswered(
+                    instance_id=one,
+                    version=known.version,
+                    checksum=known.checksum,
+                    is_asleep=True,
+                )
+            )
         return reply
 
+    async def _leave(self, order: orders.LeaveDevice) -> None:
+        """Have an instance sleep that a generate does without, and say so."""
+        one, line = order.instance_id, self.lines.get(order.instance_id)
+        if line is None:
+            return
+        reply = await self.lay_down(one, line)
+        if reply is not None and not reply.HasField("error"):
+            log.info("instance left its device", address=line.address)
+            left = rollout_pb2.InstanceLeft(
+                wpg_id=self.wpg_id, address=order.address, operation_id=order.operation_id
+            )
+            self._tell(rollout_pb2.ManagerNews(left=left))
+            return
+        self.asleep.discard(one)
+        if reply is not None:
+            because = f"sleep: {from_wire(reply.error).message}"
+            self.post(events.InstanceLost(instance_id=one, because=because))
 
-def _shorter(asked: int, able: int) -> int:
-    """Return the smaller of two lengths, of which 0 is none."""
-    return min(asked, able) if asked and able else asked or able
+    async def left(self) -> None:
+        """Return once those that generates did without sleep, or are lost."""
+        while self._leaving:
+            await asyncio.wait(self._leaving)
+
+    def views(self) -> dict[str, service_pb2.InstanceView]:
+        """Return the state of each instance by address."""
+        return {
+            one.address: service_pb2.InstanceView(
+                kind=one.kind.name,
+                phase=one.phase.value,
+                deployment_id=self.deployment_id,
+                version=one.version.version,
+                running=one.running,
+                pending=len(one.pending),
+                tokens_per_s=one.tokens_per_s if self.generates else 0,
+                because=one.lost_because,
+            )
+            for one in self.core.instances.values()
+        }
+
+    async def close(self) -> None:
+        """Close all channels; running calls end as lost."""
+        self._is_closed = True
+        await close_lines(self.lines)
+
+    def is_dedicated(self, one: InstanceId) -> bool:
+        """Whether an instance is dedicated, as one is that the core has forgotten."""
+        known = self.core.instances.get(one)
+        return known is None or known.kind is DEDICATED
+
+    def _new_id(self) -> InstanceId:
+        return InstanceId(next(self._ids))
+
+    def open(self, address: str, *, fence: common_pb2.Fence | None = None) -> Line:
+        """Return a line to an instance; nothing is sent yet."""
+        return Line(address, open_channel(address, self._keys), self.deployment_id, fence)
+
+    async def _reach(self, address: str) -> tuple[Line, Served]:
+        """Return a line to an instance that answers, and what it serves; else no line is left."""
+        line = self.open(address)
+        try:
+            return line, await line.probe()
+        except BaseException:
+            await line.channel.close()
+            raise
 
 
-def success(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:
-    """Return the reply of an operation that was applied."""
-    result = operations_pb2.OperationResult(operation_id=operation.operation_id, state=APPLIED)
-    return worker_pb2.ExecuteReply(result=result)
-
-
-def failure(
-    operation: operations_pb2.Operation, error: PlexError, *, state: int = FAILED
-) -> worker_pb2.ExecuteReply:
-    """Return the reply of an operation that was refused or failed."""
-    result = operations_pb2.OperationResult(
-        operation_id=operation.operation_id,
-        state=state,  # type: ignore[arg-type]  # an int of that enum
-        error=to_wire(error),
+def _joined(
+    one: InstanceId, line: Line, found: Served, *, kind: str = DEDICATED.name
+) -> events.InstanceJoined:
+    return events.InstanceJoined(
+        instance_id=one, address=line.address, kind=kind, **found._asdict()
     )
-    return worker_pb2.ExecuteReply(result=result)

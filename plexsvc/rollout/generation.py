@@ -10,15 +10,13 @@ from contextlib import suppress
 import grpc.aio
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
-from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, show
 from plexsvc.log import Log
 from plexsvc.rollout.answers import Answers, GarbageError
-from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import SampleKey
-from plexsvc.rollout.fleet import Fleet
+from plexsvc.rollout.deployment import Deployment
 from plexsvc.rollout.lines import PROBE_CALL_S, Line
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.sampling import root_of_seed, sample_seed
@@ -30,17 +28,9 @@ log = Log(__name__)
 class Generation:
     """One generate; its tasks live in a group of its own."""
 
-    def __init__(
-        self,
-        record: OperationRecord,
-        fleet: Fleet,
-        *,
-        config: RolloutConfig,
-        clock: Clock,
-        vocab_size: int,
-    ) -> None:
-        self._vocab_size = vocab_size
-        self._record, self._fleet, self._config, self._clock = record, fleet, config, clock
+    def __init__(self, record: OperationRecord, deployment: Deployment) -> None:
+        self._record, self._deployment = record, deployment
+        self._config, self._clock = deployment.config, deployment.clock
         operation = record.operation
         self._id = OperationId(operation.operation_id)
         sampling = operation.generate.sampling
@@ -63,7 +53,7 @@ class Generation:
         if not samples:  # a manager before had all of them, and no time to say so
             return 0
         self._answer = asyncio.get_running_loop().create_future()
-        self._fleet.begin(self._id, self.perform)
+        self._deployment.begin(self._id, self.perform)
         prompts = self._record.operation.generate.prompts
         submitted = events.SamplesSubmitted(
             operation_id=self._id,
@@ -77,7 +67,7 @@ class Generation:
             async with asyncio.TaskGroup() as self._group:
                 try:
                     pump = self._group.create_task(self._pump())
-                    self._fleet.post(submitted)
+                    self._deployment.post(submitted)
                     answer = await self._answer
                     pump.cancel()
                     if answer.error is not None:
@@ -85,8 +75,10 @@ class Generation:
                     return answer.losses
                 finally:  # before the group ends: no order may come for one that takes no tasks
                     now_us = self._clock.monotonic_us()
-                    self._fleet.post(events.OperationEnded(operation_id=self._id, at_us=now_us))
-                    self._fleet.end(self._id)
+                    self._deployment.post(
+                        events.OperationEnded(operation_id=self._id, at_us=now_us)
+                    )
+                    self._deployment.end(self._id)
         except BaseExceptionGroup as errors:
             raise first_failure(errors) from errors
 
@@ -114,7 +106,7 @@ class Generation:
         if any(self._tries[key] for key in order.samples):
             name, count = show(self._id), len(order.samples)
             log.warning("samples continue elsewhere", operation=name, samples=count)
-        line = self._fleet.lines[order.instance_id]
+        line = self._deployment.lines[order.instance_id]
         for requests in self._calls(order.samples):
             self._group.create_task(self._follow(line, order, requests))
 
@@ -170,7 +162,7 @@ class Generation:
 
     async def _stop(self, order: orders.StopSamples) -> None:
         """Have an instance abort samples; one that does not hear it sends them to their end."""
-        line = self._fleet.lines.get(order.instance_id)
+        line = self._deployment.lines.get(order.instance_id)
         if line is None:
             return
         ids = [self._request_id(key, attempt=self._tries[key] - 1) for key in order.samples]
@@ -207,29 +199,29 @@ class Generation:
             error=error,
             is_garbage=is_garbage,
         )
-        self._fleet.post(ended)
+        self._deployment.post(ended)
 
     async def _read(
         self, line: Line, order: orders.StartSamples, requests: list[rollout_pb2.InstanceRequest]
     ) -> None:
         request = rollout_pb2.InstanceGenerateRequest(
-            fence=line.fence or self._fleet.fence,
+            fence=line.fence or self._deployment.fence,
             requests=requests,
             version=order.version._asdict(),
         )
-        answers = Answers(requests, vocab_size=self._vocab_size)
+        answers = Answers(requests, vocab_size=self._deployment.limits.vocab_size)
         stream = line.stub.Generate(request)
         try:
             async with line.heard_within(self._config.stall_us):
                 while isinstance(frame := await stream.read(), rollout_pb2.InstanceFrame):
                     line.hear(self._config.stall_us)
-                    self._fleet.progress += 1
+                    self._deployment.progress += 1
                     arrivals = answers.take(frame.deltas)
                     self._arrived = zip(frame.deltas, arrivals, strict=True)
                     arrived = events.TokensArrived(
                         operation_id=self._id, instance_id=order.instance_id, arrivals=arrivals
                     )
-                    self._fleet.post(arrived)
+                    self._deployment.post(arrived)
         finally:
             stream.cancel()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import grpc.aio
 
@@ -17,20 +17,21 @@ from plexclient.wire.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
+from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
 from plexsvc.rollout.core.events import InstanceId
-from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
-from plexsvc.rpc.keys import ClusterKeys
 
 Reply = TypeVar("Reply")
 
 PROBE_CALL_S: Final = 2.0
 
+LOOKS: Final = 8
+"""Times that an instance is looked at in the time after which a load that hangs is given up."""
 
-@dataclass(frozen=True, slots=True)
-class Served:
+
+class Served(NamedTuple):
     """What an instance serves, and the checksum of its bytes."""
 
     version: VersionId
@@ -47,7 +48,7 @@ class Line:
     deployment_id: str
     """Whose instance it is."""
     fence: common_pb2.Fence | None = None
-    """Of an engine on training devices: the lease under which it is awake. None: the fleet's."""
+    """Of an engine on training devices: the lease under which it is awake. None: the deployment's."""
     limits: set[asyncio.Timeout] = field(default_factory=set)
     """When each call that waits for tokens gives the instance up."""
 
@@ -102,6 +103,61 @@ class Line:
         request = worker_pb2.DescribeRequest()
         return await self._ask(stub.Describe(request, timeout=PROBE_CALL_S))
 
+    async def load(
+        self,
+        request: rollout_pb2.LoadVersionRequest,
+        *,
+        wakes: bool,
+        stall_us: int,
+        clock: Clock,
+        group: asyncio.TaskGroup,
+        got_on: Callable[[], None],
+    ) -> rollout_pb2.LoadVersionReply:
+        """Have the instance load a version, however long it gets on; it `wakes` by it if it sleeps.
+
+        `got_on` is told whenever it has read more.
+
+        Raises:
+            PlexError: `unavailable` when it hangs or is gone.
+        """
+        try:
+            async with asyncio.timeout(stall_us / 1e6) as limit:
+                follow = self._follow(limit, stall_us=stall_us, clock=clock, got_on=got_on)
+                follows = group.create_task(follow)
+                try:
+                    return await (self.stub.Wake if wakes else self.stub.LoadVersion)(request)
+                except asyncio.CancelledError as error:
+                    task = asyncio.current_task()
+                    if task is not None and task.cancelling():
+                        raise
+                    text = f"instance {self.address} was let go while it loaded"
+                    raise PlexError(ErrorCode.UNAVAILABLE, text) from error
+                finally:
+                    follows.cancel()
+        except TimeoutError as error:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"instance {self.address} read nothing for {stall_us / 1e6:g} s "
+                "(rollout.load_stall_us)",
+            ) from error
+        except grpc.aio.AioRpcError as error:
+            raise error_from(error) from error
+
+    async def _follow(
+        self, limit: asyncio.Timeout, *, stall_us: int, clock: Clock, got_on: Callable[[], None]
+    ) -> None:
+        """Put the end of a load off whenever the instance has read more."""
+        loop, before = asyncio.get_running_loop(), -1
+        while not limit.expired():
+            with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # gone, or its line closed
+                request = rollout_pb2.InstanceStatsRequest()
+                found = (await self.stub.Stats(request, timeout=PROBE_CALL_S)).progress
+                if found > before >= 0:
+                    got_on()
+                    limit.reschedule(loop.time() + stall_us / 1e6)
+                before = found
+            await clock.sleep(stall_us // LOOKS)
+
     async def _ask(self, call: Awaitable[Reply]) -> Reply:
         try:
             return await call
@@ -112,13 +168,6 @@ class Line:
                 f"{error_from(error).message}",
                 instance=self.address,
             ) from error
-
-
-def open_line(
-    address: str, *, keys: ClusterKeys, deployment_id: str, fence: common_pb2.Fence | None = None
-) -> Line:
-    """Return a line to an instance of a deployment; nothing is sent yet."""
-    return Line(address, open_channel(address, keys), deployment_id, fence)
 
 
 async def close_lines(lines: Mapping[InstanceId, Line]) -> None:

@@ -13,7 +13,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, worker_pb2
 from plexsvc import progress
 from plexsvc.ids import VersionId, new_operation_id
-from plexsvc.rollout import manager
+from plexsvc.rollout import manager, operations
 from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.store import TOKEN_BYTES
 from tests.fakes.fake_engine import fake_text
@@ -731,7 +731,7 @@ async def test_turns_go_on_when_the_pull_that_waited_for_others_is_broken_off() 
         assert (await anext(early)).prompts
         (deployment,) = b.manager._deployments.values()
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(deployment.fleet.finish_turns())
+            waiting = group.create_task(operations.finish_turns(deployment))
             await asyncio.sleep(0)
             late = group.create_task(sampled(b, turn(b)))
             await asyncio.sleep(0.02)

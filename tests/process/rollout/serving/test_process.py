@@ -14,7 +14,7 @@ import pytest
 
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core.instances import SERVING
-from plexsvc.rollout.deployment import APPLIED
+from plexsvc.rollout.operations import APPLIED
 from plexsvc.rollout.serving.control import ask
 from tests.fakes.fake_instances import FakeInstance
 from tests.rigs.keys import keys_file
@@ -95,9 +95,9 @@ async def test_a_reclaim_in_mid_step_loses_no_sample_and_leaves_nothing_resident
         others = cast("list[FakeInstance]", [Served(dedicated)])
         async with bench(config=RolloutConfig(), others=others) as b:
             alone = await tokens_of(b)
-            fleet = b.manager._deployments["rollout"].fleet
-            await fleet.add(lent, kind=SERVING.name)
-            guest = next(one for one in fleet.core.instances.values() if one.kind is SERVING)
+            deployment = b.manager._deployments["rollout"]
+            await deployment.add(lent, kind=SERVING.name)
+            guest = next(one for one in deployment.core.instances.values() if one.kind is SERVING)
             async with asyncio.TaskGroup() as group, asyncio.timeout(60):
                 generating = group.create_task(tokens_of(b))
                 while not guest.tokens:  # noqa: ASYNC110 - it counts, and tells nobody
