@@ -48,7 +48,7 @@ class Line:
     deployment_id: str
     """Whose instance it is."""
     fence: common_pb2.Fence | None = None
-    """Of an engine on training devices: the lease under which it is awake. None: the deployment's."""
+    """Of an engine on training devices: under which lease it is awake. None: the deployment's."""
     limits: set[asyncio.Timeout] = field(default_factory=set)
     """When each call that waits for tokens gives the instance up."""
 

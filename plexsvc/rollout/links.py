@@ -14,12 +14,13 @@ import xxhash
 
 from plexclient.wire.v1 import (
     common_pb2,
+    operations_pb2,
     rollout_pb2,
     rollout_pb2_grpc,
-    service_pb2,
     worker_pb2,
     worker_pb2_grpc,
 )
+from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, VersionId, new_operation_id
 from plexsvc.log import Log
@@ -30,6 +31,23 @@ log = Log(__name__)
 
 AWAY: Final = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.OPERATION_TIMEOUT, ErrorCode.INTERNAL})
 """What a call to a manager that is away, or starts, ends with: it is made again."""
+
+GONE: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN}
+)
+"""What a call ends with when the process behind it dies."""
+
+RETRY_US: Final = 100_000
+"""Pause before a call to a manager that is not there, or not told yet, is made again."""
+
+TRIES: Final = 600
+"""Tries of a change or move of instances while their manager is away: about a minute of pauses."""
+
+SILENT_LOOKS: Final = 15
+"""Looks in a row that find no beat before a manager is killed."""
+
+START_LOOKS: Final = 120
+"""The same before its first beat: a process that starts on a busy machine is not silent."""
 
 KEPT: Final = "led"
 """Directory of the files about deployments, in that of the managers."""
@@ -45,8 +63,6 @@ class ManagerLink:
     address: str
     channel: grpc.aio.Channel
     kill: Callable[[], None]
-    jobs: dict[str, set[str]] = field(default_factory=dict)
-    """Its jobs, and the deployments of each."""
     incarnation: int = 0
     has_beaten: bool = False
     """Since it was looked at last."""
@@ -54,6 +70,15 @@ class ManagerLink:
     """Whether it has beaten since it was killed; a successor has longer for its first beat."""
     silent_looks: int = 0
     """In a row, since its process began or beat."""
+
+    def look(self) -> None:
+        """Kill a manager that was silent for too long."""
+        self.silent_looks = 0 if self.has_beaten else self.silent_looks + 1
+        self.has_beaten = False
+        if self.silent_looks >= (SILENT_LOOKS if self.is_up else START_LOOKS):
+            log.error("rollout manager hangs and is killed", address=self.address)
+            self.is_up, self.silent_looks = False, 0
+            self.kill()
 
     @property
     def worker(self) -> worker_pb2_grpc.WorkerAsyncStub:
@@ -83,6 +108,9 @@ class LedDeployment:
     deployment_id: str
     job_id: str
     link: ManagerLink
+    clock: Clock
+    is_gone: bool = False
+    """Whether it has ended: nothing is ordered again."""
     initialized: worker_pb2.ExecuteRequest | None = None
     addresses: list[str] = field(default_factory=list)
     """Of its dedicated instances."""
@@ -137,6 +165,74 @@ class LedDeployment:
         self.told.discard(address)
         await self.tell_again()
 
+    async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        """Return the answer to an order, given again while its manager is away or not told yet.
+
+        Raises:
+            PlexError: `not_found` once the deployment is gone.
+        """
+        while True:
+            try:
+                reply = await self.link.worker.Execute(request)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in GONE:
+                    raise error_from(error) from error
+            else:
+                is_refused = reply.result.state == operations_pb2.OPERATION_STATE_REFUSED
+                if not (is_refused and reply.result.error.code == ErrorCode.UNAVAILABLE.value):
+                    return reply  # else it came before its manager was told, or as it stopped
+            if self.is_gone:
+                raise no_deployment(self.deployment_id)
+            await self.clock.sleep(RETRY_US)
+
+    async def move(self, to: rollout_pb2.InstancesMove) -> rollout_pb2.MoveInstancesReply:
+        """Have all instances sleep or wake, by the successor if their manager dies.
+
+        Raises:
+            PlexError: what an instance refused; `unavailable` after `TRIES`.
+        """
+        request = rollout_pb2.MoveInstancesRequest(
+            fence=self.fence, wpg_id=self.wpg_id, deployment_id=self.deployment_id, to=to
+        )
+        for last in range(TRIES):
+            try:
+                return await self.link.manager.MoveInstances(request)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in GONE or last + 1 == TRIES:
+                    raise error_from(error) from error
+            await self.clock.sleep(RETRY_US)
+        raise AssertionError(TRIES)
+
+    async def cancel(self, operation_id: bytes = b"") -> None:
+        """Drop the record of an operation; without one, forget the deployment.
+
+        Raises:
+            PlexError: `stale_fence`; `unavailable` when the manager is not there.
+        """
+        request = worker_pb2.CancelRequest(
+            operation_id=operation_id, wpg_id=self.wpg_id, fence=self.fence
+        )
+        await cancel(self.link, request)
+
+    async def insist(self, address: str, **change: str | int | bool) -> None:
+        """Tell the manager of an instance until it has it, or a successor is told of all of them.
+
+        Raises:
+            PlexError: what it refused; `unavailable` after `TRIES`.
+        """
+        incarnation = self.link.incarnation
+        for last in range(TRIES):
+            try:
+                await self.change(address, **change)
+            except PlexError as error:
+                if error.code not in AWAY or last + 1 == TRIES:
+                    raise
+            else:
+                return
+            await self.clock.sleep(RETRY_US)
+            if self.link.incarnation != incarnation:
+                return
+
     async def change(self, address: str, **change: str | int | bool) -> None:
         """Take an instance, or let one go.
 
@@ -154,6 +250,22 @@ class LedDeployment:
             await self.link.manager.ChangeInstance(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             raise error_from(error) from error
+
+    def wants(self, kind: str) -> Wanted:
+        """Return how many instances of a kind it asks for."""
+        assert self.initialized is not None, self
+        given, deployment_id = self.initialized.deployment, DeploymentId(self.deployment_id)
+        asked = next((one for one in given.spec.instances if one.kind == kind), None)
+        if asked is None:
+            return Wanted(deployment_id=deployment_id, most=0)
+        return Wanted(
+            deployment_id=deployment_id,
+            least=asked.least,
+            most=asked.most,
+            price=asked.price if asked.HasField("price") else None,
+            model=given.spec.model,
+            tenant=given.tenant,
+        )
 
     async def tell_again(self) -> None:
         """Tell the manager of instances that are to go; those it is not told of stay noted."""
@@ -200,22 +312,6 @@ def restoring(deployment: LedDeployment) -> worker_pb2.ExecuteRequest:
     return request
 
 
-def wanted_of(given: service_pb2.Deployment, deployment: LedDeployment, *, kind: str) -> Wanted:
-    """Return how many instances of a kind a deployment asks for."""
-    spec, deployment_id = given.spec, DeploymentId(deployment.deployment_id)
-    asked = next((one for one in spec.instances if one.kind == kind), None)
-    if asked is None:
-        return Wanted(deployment_id=deployment_id, most=0)
-    return Wanted(
-        deployment_id=deployment_id,
-        least=asked.least,
-        most=asked.most,
-        price=asked.price if asked.HasField("price") else None,
-        model=spec.model,
-        tenant=given.tenant,
-    )
-
-
 def keep(deployment: LedDeployment, directory: Path, *, link: int) -> None:
     """Write down what the next service needs to lead a deployment of manager number `link`."""
     assert deployment.initialized is not None, deployment
@@ -237,3 +333,8 @@ def keep(deployment: LedDeployment, directory: Path, *, link: int) -> None:
 def kept_at(directory: Path, deployment_id: str) -> Path:
     """Return the file of a deployment that `keep` writes."""
     return directory / KEPT / xxhash.xxh3_128_hexdigest(deployment_id.encode())
+
+
+def no_deployment(deployment_id: str) -> PlexError:
+    """Return the error about a deployment that is not led any more."""
+    return PlexError(ErrorCode.NOT_FOUND, f"rollout deployment {deployment_id} is gone")

@@ -1,83 +1,35 @@
-"""The driver of a pool of instances that come and go: starts, drains and stops them as ordered.
+"""Pools of instances that come and go: of spot devices, and of serving engines' guests.
 
-There is one of spot devices and one of serving engines' guests.
-
-It stays in the scheduler's process, whichever managers have the instances.
+All managers of a cluster share them, so they are in the scheduler's process. Each starts, drains
+and stops instances as its core orders. What operators closed is kept in a file.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import PlexError
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId
 from plexsvc.log import Log
-from plexsvc.rollout.closed import keep_closed, read_closed
 from plexsvc.rollout.config import SpotConfig
 from plexsvc.rollout.core import pool
-from plexsvc.rollout.core.instances import Kind
+from plexsvc.rollout.core.instances import SERVING, SPOT, Kind
 from plexsvc.rollout.core.pool import Pool, SlotId, State
+from plexsvc.rollout.links import LedDeployment
 from plexsvc.rollout.providers.base import Hosts, Provider
+from plexsvc.rollout.providers.lent import LentEngines, Offer
 from plexsvc.rollout.providers.local import LocalProvider
 from plexsvc.rollout.providers.trace import Change, TraceProvider, read_trace
 
 log = Log(__name__)
 
 TICK_US: Final = 500_000
-
-
-class PooledFleet(Protocol):
-    """The instances of a deployment."""
-
-    async def add(self, address: str, *, kind: str) -> None:
-        """Take one more instance.
-
-        Raises:
-            PlexError: `unavailable` when it does not answer.
-        """
-        ...
-
-    async def drain(self, address: str) -> None:
-        """Have an instance's samples go on elsewhere, and let it go then."""
-        ...
-
-    async def drop(self, address: str, *, because: str) -> None:
-        """Forget an instance whose process has ended."""
-        ...
-
-
-FleetOf = Callable[[DeploymentId], PooledFleet | None]
-"""Returns the instances of a deployment, None if it is gone."""
-
-
-def changes_of(config: SpotConfig) -> Sequence[Change]:
-    """Return the changes of the configured trace, none without one.
-
-    Raises:
-        PlexError: `bad_request` for a trace that cannot be.
-    """
-    return read_trace(Path(config.trace), segment=config.segment) if config.trace else ()
-
-
-def provider_of(
-    config: SpotConfig, changes: Sequence[Change], *, hosts: Hosts, clock: Clock
-) -> Provider:
-    """Return the provider that the configuration asks for."""
-    if not changes:
-        return LocalProvider(hosts, clock, price=config.price)
-    return TraceProvider(
-        hosts,
-        clock,
-        changes,
-        scale=config.scale,
-        notice_us=config.notice_us,
-        price=config.price,
-    )
 
 
 class PooledInstances:
@@ -90,7 +42,7 @@ class PooledInstances:
         provider: Provider,
         *,
         clock: Clock,
-        fleet_of: FleetOf,
+        fleet_of: Callable[[str], LedDeployment | None],
         closed_file: Path,
     ) -> None:
         """Go on with the slots that `closed_file` says were closed by hand.
@@ -158,7 +110,9 @@ class PooledInstances:
             service_pb2.InstanceView(
                 device=slot_id,
                 kind=self.kind.name,
-                phase="closed" if self._is_closed(slot_id) else slot.state.value,
+                phase="closed"
+                if slot.state is State.FREE and slot_id in self.pool.closed
+                else slot.state.value,
                 deployment_id=slot.user or "",
                 price=slot.price,
                 because=self.pool.why_idle(slot),
@@ -166,10 +120,6 @@ class PooledInstances:
             for slot_id, slot in self.pool.slots.items()
             if slot.state not in {State.UP, State.DRAINING}
         ]
-
-    def _is_closed(self, slot_id: SlotId) -> bool:
-        is_free = self.pool.slots[slot_id].state is State.FREE
-        return is_free and slot_id in self.pool.closed
 
     def gone(self, address: str, *, because: str) -> None:
         """Take note that an instance broke, or without a cause, that it was drained."""
@@ -225,3 +175,164 @@ class PooledInstances:
         if address and fleet is not None:
             await fleet.drop(address, because=f"{slot_id} was taken back, or it was stopped")
         self.post(pool.InstanceStopped(slot_id=slot_id, number=order.number))
+
+
+class Pools:
+    """The pools of a cluster."""
+
+    def __init__(
+        self, *, clock: Clock, directory: Path, fleet_of: Callable[[str], LedDeployment | None]
+    ) -> None:
+        """Give instances to the deployments that `fleet_of` finds.
+
+        `directory` keeps the names of spot devices and engines that operators closed.
+
+        Raises:
+            PlexError: `bad_request` for a file there that is no such list.
+        """
+        self._clock, self._directory, self._fleet_of = clock, directory, fleet_of
+        self._lent = LentEngines(clock)
+        self.lent = self._pooled(SERVING, self._lent, self._lent)
+        self.spot: PooledInstances | None = None
+
+    @property
+    def _pools(self) -> list[PooledInstances]:
+        return [self.lent] if self.spot is None else [self.spot, self.lent]
+
+    def bill(self, deployment_id: str, use: service_pb2.JobUse) -> None:
+        """Add to `use` what a deployment had of spot devices and lent engines, and its cost."""
+        for one in self._pools:
+            if found := one.pool.bills.get(DeploymentId(deployment_id)):
+                use.pooled_us += found.held_us
+                use.cost += found.cost
+
+    def offer(self, request: service_pb2.LendInstanceRequest) -> None:
+        """Let deployments have the guest of a serving engine until its lease ends; 0 withdraws it.
+
+        Raises:
+            PlexError: `bad_request`, naming the field; `queue_full`.
+        """
+        offer = Offer(
+            name=request.name,
+            address=request.address,
+            model=request.model,
+            price=request.price,
+            owner=request.owner,
+            lend_to=frozenset(request.lend_to),
+        )
+        self._lent.lend(offer, lease_us=request.lease_us)
+
+    def use(
+        self, hosts: Hosts, changes: Sequence[Change], *, config: SpotConfig
+    ) -> PooledInstances:
+        """Give deployments spot instances from now on, while what this returns runs."""
+        provider: Provider = LocalProvider(hosts, self._clock, price=config.price)
+        if changes:
+            provider = TraceProvider(
+                hosts,
+                self._clock,
+                changes,
+                scale=config.scale,
+                notice_us=config.notice_us,
+                price=config.price,
+            )
+        self.spot = self._pooled(SPOT, hosts, provider)
+        return self.spot
+
+    def _pooled(self, kind: Kind, hosts: Hosts, provider: Provider) -> PooledInstances:
+        return PooledInstances(
+            kind,
+            hosts,
+            provider,
+            clock=self._clock,
+            fleet_of=self._fleet_of,
+            closed_file=self._directory / f"closed-{kind.name}.json",
+        )
+
+    def drain(self, device: str) -> None:
+        """Have the samples of an instance go on elsewhere, and close its spot device or engine.
+
+        Raises:
+            PlexError: `not_found` when there is none of that name; `disk_full`.
+        """
+        self._pool_of(device).close(device)
+
+    def open(self, device: str) -> None:
+        """Open a spot device or engine that `drain` closed.
+
+        Raises:
+            PlexError: `not_found` when there is none of that name; `bad_request` when it is not
+                closed; `disk_full`.
+        """
+        found = self._pool_of(device)
+        if device not in found.pool.closed:
+            is_leaving = found.pool.slots[device].is_noticed
+            was = "to be taken back by its provider" if is_leaving else "open"
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{found.kind.name} device {device} was not drained by `plexctl instance drain`: "
+                f"it is {was}",
+            )
+        found.open(device)
+
+    def _pool_of(self, device: str) -> PooledInstances:
+        for one in self._pools:
+            if device in one.pool.slots or device in one.pool.closed:
+                return one
+        raise PlexError(
+            ErrorCode.NOT_FOUND,
+            f"no spot device or serving engine {device!r}; `plexctl instance list` shows them. "
+            "Dedicated instances leave with `plexctl node drain`",
+        )
+
+
+def changes_of(config: SpotConfig) -> Sequence[Change]:
+    """Return the changes of the configured trace, none without one.
+
+    Raises:
+        PlexError: `bad_request` for a trace that cannot be.
+    """
+    return read_trace(Path(config.trace), segment=config.segment) if config.trace else ()
+
+
+def read_closed(path: Path) -> frozenset[SlotId]:
+    """Return the slots that the file names, none if there is no such file.
+
+    Raises:
+        PlexError: `bad_request` for a file that nobody here wrote.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, str(error)) from error
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise _unreadable(path, "it is not a list of names")
+    return frozenset(found)
+
+
+def keep_closed(path: Path, closed: Iterable[SlotId]) -> None:
+    """Write the slots in one step.
+
+    Raises:
+        PlexError: `disk_full`, with the file as it was.
+    """
+    unfinished = path.with_name(f".{path.name}")
+    try:
+        unfinished.write_text(json.dumps(sorted(closed)))
+        unfinished.replace(path)
+    except OSError as error:
+        raise PlexError(
+            ErrorCode.DISK_FULL,
+            f"what is closed cannot be kept in {path} ({error}); nothing was changed. Make room "
+            "and ask again",
+        ) from error
+
+
+def _unreadable(path: Path, because: str) -> PlexError:
+    return PlexError(
+        ErrorCode.BAD_REQUEST,
+        f"{path}, the list of closed spot devices, cannot be read: {because}. Remove it, and close "
+        "devices again with `plexctl instance drain`",
+    )

@@ -9,9 +9,9 @@ import grpc.aio
 import pytest
 
 from plexclient.wire.v1 import rollout_pb2
+from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rollout.links import LedDeployment, ManagerLink
-from plexsvc.rollout.managers import SILENT_LOOKS, START_LOOKS, _look
+from plexsvc.rollout.links import SILENT_LOOKS, START_LOOKS, LedDeployment, ManagerLink
 
 ADDRESS = "unix:i0"
 
@@ -52,7 +52,7 @@ def link() -> FakeLink:
 
 
 def led(link: FakeLink) -> LedDeployment:
-    return LedDeployment("job/rollout", "job", cast("ManagerLink", link))
+    return LedDeployment("job/rollout", "job", cast("ManagerLink", link), SystemClock())
 
 
 async def test_a_drain_that_meets_a_manager_that_is_away_is_ordered_again(link: FakeLink) -> None:
@@ -104,14 +104,14 @@ def test_a_manager_that_starts_is_given_longer_than_one_that_falls_silent() -> N
     kills: list[int] = []
     link = starting(kills)
     for _ in range(START_LOOKS - 1):
-        _look(link)
+        link.look()
     assert kills == []
     link.has_beaten = link.is_up = True
-    _look(link)
+    link.look()
     for _ in range(SILENT_LOOKS - 1):
-        _look(link)
+        link.look()
     assert kills == []
-    _look(link)
+    link.look()
     assert kills == [1]
 
 
@@ -119,5 +119,5 @@ def test_a_manager_that_never_beats_is_killed_in_the_end() -> None:
     kills: list[int] = []
     link = starting(kills)
     for _ in range(START_LOOKS):
-        _look(link)
+        link.look()
     assert kills == [1]

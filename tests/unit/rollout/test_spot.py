@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
 from plexclient.wire.v1 import rollout_pb2, service_pb2, worker_pb2
+from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
-from plexsvc.rollout import managers
+from plexsvc.rollout import links, managers
 from plexsvc.rollout.config import RolloutConfig, SpotConfig
-from plexsvc.rollout.spot import PooledInstances
+from plexsvc.rollout.core.instances import SPOT as SPOT_KIND
+from plexsvc.rollout.core.pool import SlotCame
+from plexsvc.rollout.providers.lent import LentEngines
+from plexsvc.rollout.spot import PooledInstances, keep_closed, read_closed
 from tests.fakes.fake_hosts import FakeHosts
 from tests.fakes.fake_instances import start_instance
 from tests.rigs.rollout_bench import APPLIED, FAST, Bench, bench, recorded
@@ -159,17 +165,17 @@ async def test_news_that_broke_with_the_line_come_again(monkeypatch: pytest.Monk
     hosts = FakeHosts(["n:0"], held=False)
     async with spot_bench(hosts) as b:
         await until(b, serving=1)
-        lose = vars(managers.Managers)["_lose"]
+        hear = vars(managers.Managers)["_hear"]
         broken: list[rollout_pb2.InstanceGone] = []
 
-        def breaks(gone: rollout_pb2.InstanceGone) -> None:
-            if not broken:
-                broken.append(gone)
+        def breaks(news: rollout_pb2.ManagerNews) -> None:
+            if news.HasField("gone") and not broken:
+                broken.append(news.gone)
                 empty = grpc.aio.Metadata()
                 raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, empty, empty, "cut")
-            lose(b.managers, gone)
+            hear(b.managers, news)
 
-        monkeypatch.setattr(b.managers, "_lose", breaks)
+        monkeypatch.setattr(b.managers, "_hear", breaks)
         b.managers.drain("n:0")
         await until(b, closed=1)
         assert broken
@@ -179,7 +185,7 @@ async def test_a_deployment_that_ends_while_its_manager_does_not_answer_is_forgo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(managers, "LOOK_US", 1000)
-    monkeypatch.setattr(managers, "SILENT_LOOKS", 10**6)
+    monkeypatch.setattr(links, "SILENT_LOOKS", 10**6)
     async with bench() as b:
         refuse = PlexError(ErrorCode.UNAVAILABLE, "no line")
         answers = [refuse, refuse, None]
@@ -190,7 +196,7 @@ async def test_a_deployment_that_ends_while_its_manager_does_not_answer_is_forgo
             if (answer := answers.pop(0)) is not None:
                 raise answer
 
-        monkeypatch.setattr(managers, "cancel", cancel)
+        monkeypatch.setattr(links, "cancel", cancel)
         await b.managers.forget("rollout")
         async with asyncio.timeout(10):
             while answers:  # noqa: ASYNC110 - what is awaited tells nobody
@@ -353,3 +359,57 @@ async def test_no_more_spot_instances_are_asked_for_than_the_seeding_window_says
         assert most[-1] == 1
         await until(b, serving=1, free=2)
     await engine.kill()
+
+
+def pooled(path: Path) -> PooledInstances:
+    hosts = LentEngines(SystemClock())
+    made = PooledInstances(
+        SPOT_KIND, hosts, hosts, clock=SystemClock(), fleet_of=lambda _: None, closed_file=path
+    )
+    for name in ("n:0", "n:1"):
+        made.post(SlotCame(slot_id=name))
+    return made
+
+
+def phases(made: PooledInstances) -> dict[str, str]:
+    return {view.device: view.phase for view in made.without_instance()}
+
+
+def test_a_successor_knows_what_was_closed_and_what_was_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "closed.json"
+    first = pooled(path)
+    assert phases(first) == {"n:0": "free", "n:1": "free"}
+    first.close("n:0")
+    first.close("n:1")
+    assert phases(pooled(path)) == {"n:0": "closed", "n:1": "closed"}
+    first.open("n:1")
+    assert phases(pooled(path)) == phases(first) == {"n:0": "closed", "n:1": "free"}
+
+
+def test_what_cannot_be_kept_is_refused_and_closes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "closed.json"
+    made = pooled(path)
+    with pytest.raises(PlexError, match="nothing was changed") as refused:
+        made.close("n:0")
+    assert refused.value.code is ErrorCode.DISK_FULL
+    assert phases(made) == {"n:0": "free", "n:1": "free"}
+    path.parent.mkdir()
+    made.close("n:0")
+    path.unlink()
+    path.parent.rmdir()
+    with pytest.raises(PlexError, match="nothing was changed"):
+        made.open("n:0")
+    assert phases(made) == {"n:0": "closed", "n:1": "free"}
+
+
+@pytest.mark.parametrize("told", ["", "{}", "[1]", '{"n:0": 1}', "["])
+def test_a_file_of_another_hand_is_refused_by_name(tmp_path: Path, told: str) -> None:
+    path = tmp_path / "closed.json"
+    path.write_text(told)
+    with pytest.raises(PlexError, match=r"closed\.json.* cannot be read"):
+        read_closed(path)
+
+
+def test_the_file_is_a_list_of_names(tmp_path: Path) -> None:
+    keep_closed(tmp_path / "closed.json", {"n:1", "n:0"})
+    assert json.loads((tmp_path / "closed.json").read_text()) == ["n:0", "n:1"]
