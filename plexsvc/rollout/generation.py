@@ -97,7 +97,9 @@ class Generation:
             case orders.StopSamples():
                 self._group.create_task(self._stop(order))
             case orders.RecordTokens():
-                self._keep(order)
+                for (delta, at), known in zip(self._arrived, order.known, strict=True):
+                    if known is not None:
+                        self._record.add(at.key, delta, known=known, is_last=at.is_last)
             case orders.AnswerSamples():
                 if not self._answer.done():
                     self._answer.set_result(order)
@@ -109,11 +111,6 @@ class Generation:
         line = self._deployment.lines[order.instance_id]
         for requests in self._calls(order.samples):
             self._group.create_task(self._follow(line, order, requests))
-
-    def _keep(self, order: orders.RecordTokens) -> None:
-        for (delta, at), known in zip(self._arrived, order.known, strict=True):
-            if known is not None:
-                self._record.add(at.key, delta, known=known, is_last=at.is_last)
 
     def _calls(self, keys: list[SampleKey]) -> Iterator[list[rollout_pb2.InstanceRequest]]:
         """Yield the requests of one instance in calls of at most `call_bytes`."""

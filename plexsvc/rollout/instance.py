@@ -84,7 +84,13 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         try:
             self._gate.admit_shared(request.fence, what=f"generate on {self._config.wpg_id}")
             if request.HasField("version"):
-                self._check_version(VersionId.of(request.version))
+                wanted = VersionId.of(request.version)
+                if self._engine.version != wanted:
+                    raise PlexError(  # noqa: TRY301 - told to the caller below, like all others
+                        ErrorCode.UNAVAILABLE,
+                        f"{self._config.wpg_id}/{self._config.rank} serves {self._engine.version}, "
+                        f"and {wanted} was asked; load it first",
+                    )
             left = len(request.requests)
             async with aclosing(self._engine.generate(request.requests)) as stream:  # type: ignore[type-var]  # an async generator
                 async for deltas in stream:
@@ -212,14 +218,6 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             version=self._engine.version._asdict(),
             checksum=self._checksum,
         )
-
-    def _check_version(self, wanted: VersionId) -> None:
-        if self._engine.version != wanted:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"{self._config.wpg_id}/{self._config.rank} serves {self._engine.version}, and "
-                f"{wanted} was asked; load it first",
-            )
 
 
 def _typed(error: Exception) -> PlexError:

@@ -49,7 +49,11 @@ class RecordFile:
             return
         try:
             if self._descriptor < 0:
-                self._open()
+                is_new = not self._path.exists()
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                self._descriptor = os.open(self._path, flags, 0o600)
+                if is_new:
+                    self._write(Entry(self._ids.SerializeToString()))
             self._write(entry)
         except OSError as error:
             log.warning("token record not kept for a successor", path=str(self._path), error=error)
@@ -58,9 +62,7 @@ class RecordFile:
 
     def remove(self) -> None:
         """Delete the file; safe to repeat."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self.close()
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -68,13 +70,6 @@ class RecordFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _open(self) -> None:
-        is_new = not self._path.exists()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._descriptor = os.open(self._path, flags, 0o600)
-        if is_new:
-            self._write(Entry(self._ids.SerializeToString()))
 
     def _write(self, entry: Entry) -> None:
         data = b"".join((_HEAD.pack(len(entry.frame), len(entry.spans)), *entry))

@@ -108,7 +108,11 @@ class OperationRecord:
             self._pend(sample).prompt_likely.extend(delta.prompt_likely)
             sample.has_prompt_logprobs = True
         if is_last:
-            self._finish(sample, delta)
+            sample.is_complete = True
+            pending = self._pend(sample)
+            pending.finish_reason = delta.finish_reason
+            pending.stop_reason = delta.stop_reason
+            pending.versions.extend(sample.versions.versions)
 
     def seal(self) -> None:
         """Close the pending deltas into frames, if there are any."""
@@ -184,13 +188,6 @@ class OperationRecord:
         self.generated += len(tokens)
         for span in delta.versions:
             extend_spans(sample.versions, version=span, start=max(span.start, start), end=span.end)
-
-    def _finish(self, sample: SampleRecord, delta: operations_pb2.SampleDelta) -> None:
-        sample.is_complete = True
-        pending = self._pend(sample)
-        pending.finish_reason = delta.finish_reason
-        pending.stop_reason = delta.stop_reason
-        pending.versions.extend(sample.versions.versions)
 
     def _pend(self, sample: SampleRecord) -> operations_pb2.SampleDelta:
         if sample.pending is None:

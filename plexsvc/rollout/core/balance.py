@@ -39,10 +39,14 @@ def compare(instances: Iterable[Instance]) -> None:
     only by what remains when its batch was larger than the other's.
     """
     known = [one for one in instances if one.step_s]
-    marks = [min(known, key=key, default=None) for key in (_step_s, _token_s)]
+    if not known:
+        return
+    fastest = min(known, key=lambda one: one.step_s)
+    ablest = min(known, key=lambda one: one.step_s / one.batch)
     for one in known:
         factors = [
-            one.step_s / (mark.step_s * max(1.0, one.batch / mark.batch)) for mark in marks if mark
+            one.step_s / (mark.step_s * max(1.0, one.batch / mark.batch))
+            for mark in (fastest, ablest)
         ]
         one.slowness = max(1, *map(int, factors))
 
@@ -84,14 +88,6 @@ def _beyond(instance: Instance, *, than: int) -> int:
     share = PLATEAU if instance.turns else KEPT  # turns leave their prefix behind
     kept = instance.profile.plateau(context=context, share=share)
     return 0 if kept is None else min(running - kept, level)
-
-
-def _step_s(instance: Instance) -> float:
-    return instance.step_s
-
-
-def _token_s(instance: Instance) -> float:
-    return instance.step_s / instance.batch
 
 
 def queued_in(instance: Instance, *, before: int) -> list[tuple[OperationId, SampleKey]]:

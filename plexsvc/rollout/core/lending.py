@@ -204,10 +204,17 @@ class Lender:
         self, serving: Serving, guests: Sequence[Guest], *, now_us: int, minute: int
     ) -> Decision:
         """Return who steps next; `guests` by place."""
-        self._gain_credit(now_us)
+        elapsed_us = 0 if self._credited_us is None else now_us - self._credited_us
+        self._credited_us = now_us
+        gained = self._credit_us + self.terms.share * elapsed_us
+        self._credit_us = min(float(CREDIT_US), gained)
         waiting = self._with_work(guests)
+        has_credit = self.terms.share >= 1 or self._credit_us > 0
+        may_run = self.is_lent and has_credit and self.terms.is_open(minute)
+        is_crowded = len(serving.newest_token_us) > SEATS_KEPT * serving.seats
+        must_serve = bool(serving.queued) or is_crowded or serving.is_short_of_memory
         otherwise = SERVE if serving.has_work else WAIT
-        if not waiting or not self._may_run(minute) or self._must_serve(serving):
+        if not waiting or not may_run or must_serve:
             return otherwise
         slack_us = self.slack_us(serving, now_us=now_us)
         if slack_us is None:
@@ -246,37 +253,21 @@ class Lender:
 
         The least over the requests that have tokens and one that may arrive right now.
         """
-        arriving_us = self._arrival_slack_us(len(serving.newest_token_us))
-        if not serving.newest_token_us or arriving_us is None:
+        count, ttft_us = len(serving.newest_token_us), _planned(self.objectives.ttft_us)
+        arriving_us = ttft_us // 2
+        if self._prompts:  # a long request that arrives now is computed with the batch there is
+            step = Step(prompt_tokens=self._long_prompt, samples=count)
+            prefill_us = self.serving_times.foretell_us(step)
+            if prefill_us is None:
+                return None
+            arriving_us = ttft_us - prefill_us
+        if not count:
             return arriving_us
-        batch = Step(samples=len(serving.newest_token_us))
-        decode_us = self.serving_times.foretell_us(batch)
+        decode_us = self.serving_times.foretell_us(Step(samples=count))
         if decode_us is None:
             return None
         waited_us = now_us - min(serving.newest_token_us)
         return min(arriving_us, _planned(self.objectives.tpot_us) - waited_us - decode_us)
-
-    def _arrival_slack_us(self, batch: int) -> int | None:
-        """Of a long request that arrives now, and is computed with the batch there is."""
-        if not self._prompts:
-            return _planned(self.objectives.ttft_us) // 2
-        step = Step(prompt_tokens=self._long_prompt, samples=batch)
-        prefill_us = self.serving_times.foretell_us(step)
-        return None if prefill_us is None else _planned(self.objectives.ttft_us) - prefill_us
-
-    def _must_serve(self, serving: Serving) -> bool:
-        is_crowded = len(serving.newest_token_us) > SEATS_KEPT * serving.seats
-        return bool(serving.queued) or is_crowded or serving.is_short_of_memory
-
-    def _may_run(self, minute: int) -> bool:
-        has_credit = self.terms.share >= 1 or self._credit_us > 0
-        return self.is_lent and has_credit and self.terms.is_open(minute)
-
-    def _gain_credit(self, now_us: int) -> None:
-        elapsed_us = 0 if self._credited_us is None else now_us - self._credited_us
-        self._credited_us = now_us
-        gained = self._credit_us + self.terms.share * elapsed_us
-        self._credit_us = min(float(CREDIT_US), gained)
 
 
 def _planned(objective_us: int) -> int:

@@ -79,7 +79,11 @@ class MemoryBudget:
 
         A budget below `least_bytes` is of no use, so it becomes 0.
         """
-        self._note(used_bytes, now_us=now_us)
+        if self._period_us is None or now_us - self._period_us >= RECENT_US:
+            self._period_us = now_us
+            self._peak_before_bytes, self._peak_bytes = self._peak_bytes, 0
+        self.used_bytes = used_bytes
+        self._peak_bytes = max(self._peak_bytes, used_bytes)
         while self.is_short and self.guest_bytes:
             half = self.guest_bytes // 2
             self.guest_bytes = half if half >= least_bytes else 0
@@ -89,13 +93,6 @@ class MemoryBudget:
     def reclaim(self) -> None:
         """Take everything back, until the next step of a guest."""
         self.guest_bytes, self.is_frozen = 0, True
-
-    def _note(self, used_bytes: int, *, now_us: int) -> None:
-        if self._period_us is None or now_us - self._period_us >= RECENT_US:
-            self._period_us = now_us
-            self._peak_before_bytes, self._peak_bytes = self._peak_bytes, 0
-        self.used_bytes = used_bytes
-        self._peak_bytes = max(self._peak_bytes, used_bytes)
 
 
 class Parts:

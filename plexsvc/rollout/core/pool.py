@@ -293,7 +293,11 @@ class Pool:
 
     def handle(self, event: Event) -> list[Order]:
         """Apply an event and return the orders that follow from it."""
-        return [*self._apply(event), *self._let_go(), *self._assign(), *self._share()]
+        ordered = self._apply(event)
+        for slot_id, slot in self.slots.items():  # of another price by now, or another model
+            if slot.user in self.wanted and not slot.suits(self.wanted[slot.user]):
+                ordered += self._drain(slot_id, slot)
+        return [*ordered, *self._assign(), *self._share()]
 
     def count(self, deployment_id: DeploymentId) -> int:
         """Return how many slots a deployment has that it will keep."""
@@ -315,59 +319,62 @@ class Pool:
     def _apply(self, event: Event) -> list[Order]:
         match event:
             case SlotCame():
-                slot = self.slots.setdefault(event.slot_id, Slot(event))
-                slot.terms, slot.is_noticed, slot.is_gone = event, False, False
+                known = self.slots.setdefault(event.slot_id, Slot(event))
+                known.terms, known.is_noticed, known.is_gone = event, False, False
                 return []
             case Wanted():
                 return self._want(event)
-            case Generating() | PoolTicked() | SlotOpened():
-                self._note(event)
+            case Generating():
+                if event.is_generating and event.deployment_id in self.wanted:
+                    self.generating.add(event.deployment_id)
+                else:
+                    self.generating.discard(event.deployment_id)
+                return []
+            case PoolTicked():
+                self._charge(event.at_us)
+                return []
+            case SlotOpened():
+                self.closed.discard(event.slot_id)
                 return []
             case SlotClosed():
                 self.closed.add(event.slot_id)
-                slot_ = self.slots.get(event.slot_id)
-                return [] if slot_ is None else self._drain(event.slot_id, slot_)
             case _:
-                slot_ = self.slots.get(event.slot_id)
-                return [] if slot_ is None else self._on_slot(event, slot_)
+                pass
+        slot = self.slots.get(event.slot_id)
+        return [] if slot is None else self._on_slot(event, slot)
 
-    def _note(self, event: Generating | PoolTicked | SlotOpened) -> None:
-        match event:
-            case PoolTicked():
-                self._charge(event.at_us)
-            case SlotOpened():
-                self.closed.discard(event.slot_id)
-            case Generating() if event.is_generating and event.deployment_id in self.wanted:
-                self.generating.add(event.deployment_id)
-            case Generating():
-                self.generating.discard(event.deployment_id)
-
-    def _on_slot(
-        self, event: SlotPriced | SlotNoticed | SlotGone | Outcome, slot: Slot
+    def _on_slot(  # noqa: PLR0911 - one answer an event
+        self, event: SlotPriced | SlotNoticed | SlotGone | SlotClosed | Outcome, slot: Slot
     ) -> list[Order]:
+        slot_id = event.slot_id
         match event:
             case SlotPriced():
                 slot.terms = replace(slot.terms, price=event.price)
                 return []
             case SlotNoticed():
                 slot.is_noticed = True
-                return self._drain(event.slot_id, slot)
+                return self._drain(slot_id, slot)
+            case SlotClosed():
+                return self._drain(slot_id, slot)
             case SlotGone():
                 slot.is_gone = True
-                return self._leave(event.slot_id, slot)
-            case _:
-                return self._on_instance(event, slot) if event.number == slot.number else []
-
-    def _on_instance(self, event: Outcome, slot: Slot) -> list[Order]:
-        match event:
+                return self._leave(slot_id, slot)
+            case _ if event.number != slot.number:  # of an instance that is no more
+                return []
             case InstanceUp():
-                return self._up(event.slot_id, slot)
+                if slot.state is not State.STARTING:
+                    return []
+                slot.enter(State.UP)
+                slot.failures = 0
+                return [] if self._is_open(slot_id, slot) else self._drain(slot_id, slot)
             case InstanceFailed():
                 return self._fail(event, slot)
             case SlotDrained():
-                return self._stop(event.slot_id, slot)
+                return self._stop(slot_id, slot)
             case InstanceStopped():
-                return self._free(event.slot_id, slot)
+                slot.enter(State.FREE)
+                slot.user = None
+                return self._leave(slot_id, slot) if slot.is_gone else []
         assert_never(event)
 
     def _charge(self, at_us: int) -> None:
@@ -392,13 +399,6 @@ class Pool:
             slot = self.slots[name]
             ordered += self._drain(name, slot) if event.most else self._stop(name, slot)
         return ordered
-
-    def _up(self, slot_id: SlotId, slot: Slot) -> list[Order]:
-        if slot.state is not State.STARTING:
-            return []
-        slot.enter(State.UP)
-        slot.failures = 0
-        return [] if self._is_open(slot_id, slot) else self._drain(slot_id, slot)
 
     def _fail(self, event: InstanceFailed, slot: Slot) -> list[Order]:
         """Leave a slot alone for a while, unless it is being taken back."""
@@ -431,23 +431,9 @@ class Pool:
             return []
         return self._stop(slot_id, slot)
 
-    def _free(self, slot_id: SlotId, slot: Slot) -> list[Order]:
-        slot.enter(State.FREE)
-        slot.user = None
-        return self._leave(slot_id, slot) if slot.is_gone else []
-
     def _is_open(self, slot_id: SlotId, slot: Slot) -> bool:
         """Whether a slot may get an instance, and keep one."""
         return not slot.is_noticed and slot_id not in self.closed
-
-    def _let_go(self) -> list[Order]:
-        """Drain instances that do not suit their deployments any more: of another price by now."""
-        return [
-            order
-            for slot_id, slot in self.slots.items()
-            if slot.user in self.wanted and not slot.suits(self.wanted[slot.user])
-            for order in self._drain(slot_id, slot)
-        ]
 
     def _assign(self) -> list[Order]:
         """Give free slots, the cheapest first, to deployments that want one."""
@@ -470,9 +456,13 @@ class Pool:
                 if counts[one] < want.most and slot.suits(want)
             ]
             if takers:
-                taker = min(takers)[-1]
+                slot.user = taker = min(takers)[-1]
                 counts[taker] += 1
-                started.append(self._start(name, taker))
+                self._numbers += 1
+                slot.number = self._numbers
+                slot.enter(State.STARTING)
+                start = StartInstance(slot_id=name, number=slot.number, deployment_id=taker)
+                started.append(start)
         return started
 
     def _share(self) -> list[Order]:
@@ -488,22 +478,12 @@ class Pool:
                 if slot.state is not State.UP or slot.user is None or not slot.suits(want):
                     continue
                 spare = counts[slot.user] - self.wanted[slot.user].least
-                is_owed = counts[poor] < want.least or self._is_passed_on(slot, to=poor)
+                is_busier = self._is_idle(slot, slot.user) > self._is_idle(slot, poor)
+                is_owed = counts[poor] < want.least or is_busier
                 if counts[slot.user] - counts[poor] >= 2 or (is_owed and spare > 0):
                     return self._drain(slot_id, slot)
         return []
 
-    def _is_passed_on(self, slot: Slot, *, to: DeploymentId) -> bool:
-        """Whether a deployment that generates gets a slot of one that does not."""
-        return slot.user is not None and self._is_idle(slot, slot.user) > self._is_idle(slot, to)
-
     def _is_idle(self, slot: Slot, deployment_id: DeploymentId) -> bool:
         """Whether others come first for a slot, since they generate."""
         return slot.terms.is_passed_on and deployment_id not in self.generating
-
-    def _start(self, slot_id: SlotId, deployment_id: DeploymentId) -> StartInstance:
-        slot = self.slots[slot_id]
-        self._numbers += 1
-        slot.enter(State.STARTING)
-        slot.user, slot.number = deployment_id, self._numbers
-        return StartInstance(slot_id=slot_id, number=slot.number, deployment_id=deployment_id)

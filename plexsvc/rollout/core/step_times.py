@@ -95,7 +95,8 @@ class StepForecast:
         if self._fit is None:
             return None
         plain = self._plain_us(step)
-        return round(plain * self._factor(_length(plain)))
+        known = self._factors.get(_length(plain))
+        return round(plain * (known or max([1.0, *self._factors.values()])))
 
     def tokens_within(self, allowed_us: int, *, samples: int, most: int) -> int:
         """Return the most tokens, up to `most`, of a step of at most `allowed_us`.
@@ -114,11 +115,6 @@ class StepForecast:
             middle = (least + beyond) // 2
             least, beyond = (middle, beyond) if fits(middle) else (least, middle)
         return least
-
-    def _factor(self, length: int) -> float:
-        """Return how much longer than plain steps of such length nearly always are at most."""
-        known = self._factors.get(length)
-        return known if known is not None else max([1.0, *self._factors.values()])
 
     def _plain_us(self, step: Step) -> float:
         assert self._fit is not None

@@ -76,7 +76,9 @@ class LentEngines:
         """
         before = self._lent.get(offer.slot_id)
         if lease_us == 0:
-            self._withdraw(before)
+            if before is not None and before.is_open:
+                log.info("serving engine withdrawn", slot=offer.slot_id)
+                before.is_open, before.until_us = False, self._clock.monotonic_us() + GRACE_US
             return
         if before is None and len(self._lent) >= MAX_LENT:
             text = f"{len(self._lent)} serving engines are lent already, the most that may be"
@@ -122,16 +124,22 @@ class LentEngines:
                 offer = self._lent[slot_id].offer if is_open else None
                 if slot_id in told and told[slot_id] == offer:
                     continue
-                if slot_id in told and offer is not None and _moved(told[slot_id], offer):
+                known, told[slot_id] = told.get(slot_id), offer
+                if offer is None:
+                    tell(SlotNoticed(slot_id=slot_id))
+                    continue
+                if known is not None and known.address != offer.address:
                     tell(SlotGone(slot_id=slot_id))  # another process of that name
-                told[slot_id] = offer
-                tell(SlotNoticed(slot_id=slot_id) if offer is None else _came(offer))
+                tell(
+                    SlotCame(
+                        slot_id=slot_id,
+                        price=offer.price,
+                        model=offer.model,
+                        tenants=offer.lend_to,
+                        is_passed_on=True,
+                    )
+                )
             await self._clock.sleep(LOOK_US)
-
-    def _withdraw(self, lent: _Lent | None) -> None:
-        if lent is not None and lent.is_open:
-            log.info("serving engine withdrawn", slot=lent.offer.slot_id)
-            lent.is_open, lent.until_us = False, self._clock.monotonic_us() + GRACE_US
 
     def _check(self, offer: Offer, before: _Lent | None, *, lease_us: int) -> None:
         if not 0 < lease_us <= MAX_LEASE_US:
@@ -156,20 +164,6 @@ class LentEngines:
                     f"{offer.owner!r}: two tenants do not lend to each other; let each use its "
                     "own engine, or name other tenants",
                 )
-
-
-def _came(offer: Offer) -> SlotCame:
-    return SlotCame(
-        slot_id=offer.slot_id,
-        price=offer.price,
-        model=offer.model,
-        tenants=offer.lend_to,
-        is_passed_on=True,
-    )
-
-
-def _moved(before: Offer | None, offer: Offer) -> bool:
-    return before is not None and before.address != offer.address
 
 
 def _refuse(field: str, problem: str) -> PlexError:

@@ -118,7 +118,10 @@ class TraceProvider:
             due_us = begun_us + round(at_us / self._scale)
             await self._clock.sleep(max(0, due_us - self._clock.monotonic_us()))
             if isinstance(what, PriceChange):
-                self._reprice(what.price, tell)
+                log.info("price of the trace", price=what.price)
+                self._price = what.price
+                for slot_id in self._slots.values():
+                    tell(SlotPriced(slot_id=slot_id, price=what.price))
             else:
                 self._play(what, node, tell)
         await asyncio.Event().wait()
@@ -140,12 +143,6 @@ class TraceProvider:
             else:
                 del self._slots[node]
                 tell(SlotGone(slot_id=slot_id))
-
-    def _reprice(self, price: float, tell: Tell) -> None:
-        log.info("price of the trace", price=price)
-        self._price = price
-        for slot_id in self._slots.values():
-            tell(SlotPriced(slot_id=slot_id, price=price))
 
 
 def _with_notices(

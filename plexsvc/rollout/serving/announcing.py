@@ -67,7 +67,11 @@ class Announcer:
                 await clock.sleep(LOOK_US)
         finally:
             if self._told:
-                await self._withdraw()
+                try:
+                    async with asyncio.timeout(LAST_CALL_S):
+                        await self._say(is_lent=False)
+                except TimeoutError:
+                    log.warning("cluster not told that the guest goes; its lease ends soon")
 
     async def _say(self, *, is_lent: bool) -> None:
         request = service_pb2.LendInstanceRequest()
@@ -81,10 +85,3 @@ class Announcer:
             self._told, self._because = None, error.message
         else:
             self._told, self._because = is_lent, ""
-
-    async def _withdraw(self) -> None:
-        try:
-            async with asyncio.timeout(LAST_CALL_S):
-                await self._say(is_lent=False)
-        except TimeoutError:
-            log.warning("cluster not told that the guest goes; its lease ends soon")

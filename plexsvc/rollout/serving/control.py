@@ -64,7 +64,9 @@ async def switches(path: Path, offered: Mapping[str, Switch]) -> AsyncIterator[N
         try:
             async with asyncio.timeout(CALL_S):
                 name = (await reader.readline()).decode().strip()
-                writer.write(json.dumps(await _turn(name, offered)).encode() + b"\n")
+                told = f"{name} is no switch of this engine; it has {', '.join(offered)}"
+                reply = await offered[name]() if name in offered else {"error": told}
+                writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
         finally:
             writer.close()
@@ -95,12 +97,6 @@ def _listening(path: Path) -> Iterator[socket.socket]:
     finally:
         listener.close()
         path.unlink(missing_ok=True)
-
-
-async def _turn(name: str, offered: Mapping[str, Switch]) -> Mapping[str, Any]:
-    if name not in offered:
-        return {"error": f"{name} is no switch of this engine; it has {', '.join(offered)}"}
-    return await offered[name]()
 
 
 async def ask(path: Path, name: str) -> dict[str, Any]:

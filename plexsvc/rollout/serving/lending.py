@@ -166,7 +166,11 @@ class Coserving:
         minute = self._clock.wall_us() // MINUTE_US % (24 * 60)
         decision = self.lender.decide(serving, guests, now_us=now_us, minute=minute)
         self._watch(decision, guests, now_us=now_us)
-        return self._step_of(decision, ready)
+        if decision.turn is Turn.GUEST:
+            chosen = self.guests[decision.guest].engine
+            chosen.allow(decision.tokens)
+            return chosen.steppable
+        return self._serving.steppable if self._serving.steppable in ready else None
 
     def lend(self) -> None:
         """Let the guests run from now on."""
@@ -246,10 +250,3 @@ class Coserving:
                 one.harvest.stalls += 1
                 one.progress_us = now_us
                 one.engine.hand_back_all()
-
-    def _step_of(self, decision: Decision, ready: Sequence[Steppable]) -> Steppable | None:
-        if decision.turn is Turn.GUEST:
-            chosen = self.guests[decision.guest].engine
-            chosen.allow(decision.tokens)
-            return chosen.steppable
-        return self._serving.steppable if self._serving.steppable in ready else None

@@ -137,23 +137,13 @@ async def _as_instance(
         servicer = InstanceServicer(guest, facts, clock=clock, open_version=opener.open)
         async with serving_instance(servicer, guest, facts) as address:
             engine.instances.append(address)
-            async with _announced(engine, place, tell, clock=clock):
+            if tell is None:
                 yield
-
-
-@asynccontextmanager
-async def _announced(
-    engine: ServingEngine, place: int, tell: Tell | None, *, clock: Clock
-) -> AsyncIterator[None]:
-    """Keep the cluster told of a guest, and withdraw it before its instance ends."""
-    if tell is None:
-        yield
-        return
-    address = engine.instances[place]
-    announcer = Announcer(engine.config, place, address, tell, is_lent=engine.is_lent)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(announcer.run(clock))
-        try:
-            yield
-        finally:
-            running.cancel()
+                return
+            announcer = Announcer(config, place, address, tell, is_lent=engine.is_lent)
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(announcer.run(clock))
+                try:
+                    yield
+                finally:
+                    running.cancel()  # withdrawn before its instance ends
