@@ -7,16 +7,18 @@ to do, and carries out what they decide. The owner's switches come as calls betw
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from plexsvc.clock import Clock
 from plexsvc.log import Log
-from plexsvc.rollout.core.lending import Decision, Guest, Lender, Serving, Turn
+from plexsvc.rollout.core.lending import Decision, Guest, Lender, Turn
 from plexsvc.rollout.core.lent_memory import Leases, MemoryBudget, Parts
-from plexsvc.rollout.core.step_times import Stepped
 from plexsvc.rollout.engines.executor import Steppable
+
+if TYPE_CHECKING:
+    from plexsvc.rollout.engines.vllm.shared import SharedCore
 
 log = Log(__name__)
 
@@ -32,76 +34,6 @@ STALL_US: Final = 2_000_000
 MINUTE_US: Final = 60_000_000
 
 
-class Kv(Protocol):
-    """KV memory of an engine."""
-
-    block_bytes: int
-
-    @property
-    def used_bytes(self) -> int:
-        """Return what requests hold."""
-        ...
-
-    def cached(self) -> Iterable[tuple[int, object]]:
-        """Return unused blocks that hold something computed."""
-        ...
-
-    def forget(self, blocks: Iterable[tuple[int, object]]) -> None:
-        """Drop what is in these blocks."""
-        ...
-
-    def resident_bytes(self) -> int:
-        """Return what is in memory."""
-        ...
-
-
-class Shared(Protocol):
-    """An engine that shares its device."""
-
-    @property
-    def steppable(self) -> Steppable:
-        """Return what the executor steps."""
-        ...
-
-    @property
-    def kv(self) -> Kv:
-        """Return its memory."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Return which weights it has."""
-        ...
-
-    def take_step(self) -> Stepped | None:
-        """Return the step that ended since the last call."""
-        ...
-
-    def new_prompts(self) -> Sequence[int]:
-        """Return lengths of new prompts."""
-        ...
-
-    def as_serving(self, *, is_short_of_memory: bool) -> Serving:
-        """Return what it has to do, as one that serves."""
-        ...
-
-    def as_guest(self) -> Guest:
-        """Return what it has to do, as a guest."""
-        ...
-
-    def allow(self, tokens: int) -> None:
-        """Bound the tokens of its next step."""
-        ...
-
-    def limit(self, nbytes: int) -> None:
-        """Bound its memory."""
-        ...
-
-    def hand_back_all(self) -> None:
-        """End all its requests; their callers take them elsewhere."""
-        ...
-
-
 @dataclass(slots=True)
 class Harvest:
     """What a guest got, since the start."""
@@ -115,7 +47,7 @@ class Harvest:
 class LentTo:
     """A guest as the policy follows it."""
 
-    engine: Shared
+    engine: SharedCore
     version: str
     progress_us: int
     """When it last stepped, or had nothing to do."""
@@ -130,8 +62,8 @@ class Coserving:
 
     def __init__(
         self,
-        serving: Shared,
-        guests: Sequence[Shared],
+        serving: SharedCore,
+        guests: Sequence[SharedCore],
         *,
         lender: Lender,
         budget: MemoryBudget,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from plexsvc.rollout.core.lending import GuestRecord, Lender, Objectives
 from plexsvc.rollout.core.lent_memory import LEASE_US, MemoryBudget
 from plexsvc.rollout.core.step_times import Step, Stepped
@@ -21,8 +23,8 @@ class Rig:
         self.guest = self.guests[0]
         self.guest.work = True
         self.lending = Coserving(
-            self.serving,
-            self.guests,
+            cast("Any", self.serving),
+            cast("Any", self.guests),
             lender=Lender(
                 objectives=Objectives(ttft_us=200_000, tpot_us=50_000),
                 guests=[GuestRecord() for _ in self.guests],
