@@ -103,7 +103,7 @@ class KeptDeployment(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, slots=True)
 class LedDeployment:
-    """What the successor of a manager is told of a deployment; a fleet, as the pool sees it."""
+    """A deployment as it is led: what a successor of its manager is told, and how it is called."""
 
     deployment_id: str
     job_id: str

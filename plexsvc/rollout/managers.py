@@ -80,17 +80,16 @@ class Managers(Pools):
         Raises:
             PlexError: `bad_request` for a file there that is no such list.
         """
+        super().__init__(clock=clock, directory=directory)
         self._links = [
             ManagerLink(address, open_channel(address, keys), kill) for address, kill in managers
         ]
-        self._deployments: dict[str, LedDeployment] = {}
         self._report: GivenUp | None = None
         self._report_left: Left | None = None
         self._report_turns: Turned | None = None
         self._group: asyncio.TaskGroup | None = None
         self._telling: dict[str, asyncio.Task[None]] = {}
         """Who tells the manager of a deployment what it was not told while it was away."""
-        super().__init__(clock=clock, directory=directory, fleet_of=self._deployments.get)
 
     async def run(self) -> None:
         """Follow every manager until cancelled."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +42,7 @@ class PooledInstances:
         provider: Provider,
         *,
         clock: Clock,
-        fleet_of: Callable[[str], LedDeployment | None],
+        deployments: Mapping[str, LedDeployment],
         closed_file: Path,
     ) -> None:
         """Go on with the slots that `closed_file` says were closed by hand.
@@ -56,7 +56,7 @@ class PooledInstances:
         self.addresses: dict[SlotId, str] = {}
         """Where the instance of each slot answers."""
         self._hosts, self._provider, self._clock = hosts, provider, clock
-        self._fleet_of = fleet_of
+        self._deployments = deployments
         self._starts: dict[SlotId, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
@@ -147,10 +147,10 @@ class PooledInstances:
         slot_id, number, deployment_id = order.slot_id, order.number, order.deployment_id
         try:
             address = await self._hosts.start(slot_id, number=number, deployment_id=deployment_id)
-            fleet = self._fleet_of(deployment_id)
-            if fleet is not None:
+            deployment = self._deployments.get(deployment_id)
+            if deployment is not None:
                 self.addresses[slot_id] = address
-                await fleet.add(address, kind=self.kind.name)
+                await deployment.add(address, kind=self.kind.name)
             self.post(pool.InstanceUp(slot_id=slot_id, number=number))
         except PlexError as error:
             log.warning("instance not started", slot=slot_id, because=error.message)
@@ -159,38 +159,39 @@ class PooledInstances:
 
     async def _drain(self, order: pool.DrainInstance) -> None:
         log.info("instance noticed", slot=order.slot_id, deployment=order.deployment_id)
-        fleet = self._fleet_of(order.deployment_id)
-        if fleet is None:
+        deployment = self._deployments.get(order.deployment_id)
+        if deployment is None:
             self.post(pool.SlotDrained(slot_id=order.slot_id, number=order.number))
         else:
-            await fleet.drain(self.addresses[order.slot_id])
+            await deployment.drain(self.addresses[order.slot_id])
 
     async def _stop(self, order: pool.StopInstance) -> None:
-        """Kill a process, then have its fleet forget it: its calls break as they would by then."""
+        """Kill a process, then have its deployment forget it: its calls break by then anyway."""
         slot_id = order.slot_id
         if start := self._starts.pop(slot_id, None):
             start.cancel()
         await self._hosts.stop(slot_id, number=order.number, deployment_id=order.deployment_id)
-        address, fleet = self.addresses.pop(slot_id, ""), self._fleet_of(order.deployment_id)
-        if address and fleet is not None:
-            await fleet.drop(address, because=f"{slot_id} was taken back, or it was stopped")
+        address = self.addresses.pop(slot_id, "")
+        deployment = self._deployments.get(order.deployment_id)
+        if address and deployment is not None:
+            because = f"{slot_id} was taken back, or it was stopped"
+            await deployment.drop(address, because=because)
         self.post(pool.InstanceStopped(slot_id=slot_id, number=order.number))
 
 
 class Pools:
     """The pools of a cluster."""
 
-    def __init__(
-        self, *, clock: Clock, directory: Path, fleet_of: Callable[[str], LedDeployment | None]
-    ) -> None:
-        """Give instances to the deployments that `fleet_of` finds.
+    def __init__(self, *, clock: Clock, directory: Path) -> None:
+        """Begin without deployments.
 
         `directory` keeps the names of spot devices and engines that operators closed.
 
         Raises:
             PlexError: `bad_request` for a file there that is no such list.
         """
-        self._clock, self._directory, self._fleet_of = clock, directory, fleet_of
+        self._clock, self._directory = clock, directory
+        self._deployments: dict[str, LedDeployment] = {}
         self._lent = LentEngines(clock)
         self.lent = self._pooled(SERVING, self._lent, self._lent)
         self.spot: PooledInstances | None = None
@@ -245,7 +246,7 @@ class Pools:
             hosts,
             provider,
             clock=self._clock,
-            fleet_of=self._fleet_of,
+            deployments=self._deployments,
             closed_file=self._directory / f"closed-{kind.name}.json",
         )
 

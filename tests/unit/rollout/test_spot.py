@@ -364,7 +364,7 @@ async def test_no_more_spot_instances_are_asked_for_than_the_seeding_window_says
 def pooled(path: Path) -> PooledInstances:
     hosts = LentEngines(SystemClock())
     made = PooledInstances(
-        SPOT_KIND, hosts, hosts, clock=SystemClock(), fleet_of=lambda _: None, closed_file=path
+        SPOT_KIND, hosts, hosts, clock=SystemClock(), deployments={}, closed_file=path
     )
     for name in ("n:0", "n:1"):
         made.post(SlotCame(slot_id=name))
