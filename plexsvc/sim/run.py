@@ -8,6 +8,7 @@ seed.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ from plexsvc.sim.virtual_driver import VirtualDriver
 from plexsvc.sim.workloads import Workload
 
 FOREVER_US: Final = 10**15
+COLLECT_EVERY: Final = 200_000
+"""Objects between two looks for circles of them, of which a run makes few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +81,13 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
     driver = VirtualDriver(
         core=core, costs=costs, clients=clients, watch=books.watch, end_us=FOREVER_US
     )
-    if not driver.run():
-        raise _never_ended(jobs, core)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(COLLECT_EVERY)
+    try:
+        if not driver.run():
+            raise _never_ended(jobs, core)
+    finally:
+        gc.set_threshold(*thresholds)
     books.accrue()
     outcome = Outcome(
         policy=policy.name,

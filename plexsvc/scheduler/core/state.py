@@ -329,6 +329,8 @@ class Wpg:
     @property
     def kept_places(self) -> tuple[Place, ...]:
         """Return the places that its instances have not left."""
+        if not self.left:
+            return self.places
         return tuple(p for rank, p in enumerate(self.places) if rank not in self.left)
 
     def incarnation_of(self, rank: int) -> int:

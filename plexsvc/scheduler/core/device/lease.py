@@ -68,10 +68,11 @@ def _give_up(devices: Devices, wpg: Wpg, held: Sequence[Device]) -> None:
     for device in held:
         device.holder = None
     _charge_waits(devices, wpg, held)
-    spent_us = 0 if wpg.busy_since_us is None else devices.now_us - wpg.busy_since_us
+    now_us = devices.now_us
+    spent_us = 0 if wpg.busy_since_us is None else now_us - wpg.busy_since_us
     devices.jobs[wpg.job_id].device_us += spent_us * len(held)
     for device in held:
-        device.held_since_us = devices.now_us
+        device.held_since_us = now_us
         device.busy_us += spent_us
 
 

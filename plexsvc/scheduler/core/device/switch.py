@@ -160,16 +160,17 @@ def _end(devices: Devices, wpg: Wpg, switch: Switch) -> None:
 
 
 def _account(devices: Devices, wpg: Wpg, *, nbytes: int, is_load: bool) -> None:
-    for place in wpg.kept_places:
+    took_us, places = devices.now_us - wpg.move_started_us, wpg.kept_places
+    for place in places:
         device = devices.at[place]
-        device.switch_us += devices.now_us - wpg.move_started_us
+        device.switch_us += took_us
         device.switches += is_load
     lease.note_span(
         devices,
         wpg,
         kind="load" if is_load else "offload",
         start_us=wpg.move_started_us,
-        nbytes=nbytes // len(wpg.kept_places),
+        nbytes=nbytes // len(places),
     )
 
 
