@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import grpc.aio
@@ -22,7 +22,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
@@ -271,58 +271,6 @@ class Deployment:
 
     # ---- instances that come and go
 
-    async def connect(
-        self, addresses: Sequence[str], *, fence: common_pb2.Fence
-    ) -> worker_pb2.DescribeReply:
-        """Take these instances in place of those before; return what the first one is.
-
-        They get the version in use, if there is one; samples of the ones before go on with them.
-        When one cannot serve it, those before stay.
-
-        Raises:
-            PlexError: `unavailable`, naming the instance that does not answer or cannot serve.
-        """
-        fresh = {self._new_id(): self.open(address) for address in addresses}
-        before = {one: line for one, line in self.lines.items() if self.is_dedicated(one)}
-        try:
-            described = [await line.describe() for line in fresh.values()]
-            found = {one: await line.probe() for one, line in fresh.items()}
-            if before:
-                for one, line in fresh.items():
-                    found[one] = await self._catch_up(line, found[one], fence=fence)
-        except BaseException:
-            await close_lines(fresh)
-            raise
-        kept = {one: line for one, line in self.lines.items() if one not in before}
-        self.lines = fresh | kept
-        self.fence.CopyFrom(fence)
-        self.asleep = {one for one, has in found.items() if has.is_asleep}
-        joined = tuple(_joined(one, line, found[one]) for one, line in fresh.items())
-        self.post(events.InstancesReplaced(instances=joined))
-        await close_lines(before)
-        return described[0]
-
-    async def _catch_up(self, line: Line, found: Served, *, fence: common_pb2.Fence) -> Served:
-        """Give a successor the version in use; return that."""
-        wanted = self.core.version
-        if found.version == wanted:
-            return found
-        because = "it has another"
-        if wanted in self.sources:
-            try:
-                reply = await self.load(line, wanted, fence=fence)
-            except PlexError as error:
-                because = f"load {wanted}: {error.message}"
-            else:
-                if not reply.HasField("error"):
-                    return Served(VersionId.of(reply.version), reply.checksum)
-                because = f"load {wanted}: {from_wire(reply.error).message}"
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
-            f"instance {line.address} of {self.deployment_id} cannot serve "
-            f"{wanted}: {because}; the instances before go on",
-        )
-
     async def replace(self, index: int, address: str) -> str:
         """Take a new instance in the place of a lost one; return the address of that.
 
@@ -335,12 +283,12 @@ class Deployment:
         if known == address:
             return known
         line, found = await self._reach(address)
-        gone, one = list(self.lines)[index], self._new_id()
+        gone, one = list(self.lines)[index], self.new_id()
         before = self.lines[gone]
         kept = self.lines.items()
         self.lines = dict((one, line) if known == gone else (known, old) for known, old in kept)
         log.info("instance replaced", lost=before.address, address=address)
-        self.post(events.SuccessorJoined(of=gone, joined=_joined(one, line, found)))
+        self.post(events.SuccessorJoined(of=gone, joined=joined(one, line, found)))
         await before.channel.close()
         return before.address
 
@@ -360,9 +308,9 @@ class Deployment:
 
     def join(self, line: Line, found: Served, *, kind: str) -> None:
         """Take an instance that serves what was `found`."""
-        one = self._new_id()
+        one = self.new_id()
         self.lines[one] = line
-        self.post(_joined(one, line, found, kind=kind))
+        self.post(joined(one, line, found, kind=kind))
 
     def drain(self, address: str) -> None:
         """Have an instance's samples go on elsewhere, and let it go then."""
@@ -449,7 +397,8 @@ class Deployment:
         known = self.core.instances.get(one)
         return known is None or known.kind is DEDICATED
 
-    def _new_id(self) -> InstanceId:
+    def new_id(self) -> InstanceId:
+        """Return an id that no instance has had."""
         return InstanceId(next(self._ids))
 
     def open(self, address: str, *, fence: common_pb2.Fence | None = None) -> Line:
@@ -466,9 +415,10 @@ class Deployment:
             raise
 
 
-def _joined(
+def joined(
     one: InstanceId, line: Line, found: Served, *, kind: str = DEDICATED.name
 ) -> events.InstanceJoined:
+    """Return what the core is told of an instance that serves what was `found`."""
     return events.InstanceJoined(
         instance_id=one, address=line.address, kind=kind, **found._asdict()
     )

@@ -21,10 +21,10 @@ from plexsvc.ids import OperationId, VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.instances import RESERVED
-from plexsvc.rollout.deployment import Deployment
+from plexsvc.rollout.deployment import Deployment, joined
 from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.generation import Generation, metrics_of
-from plexsvc.rollout.lines import Served
+from plexsvc.rollout.lines import Line, Served, close_lines
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rollout.validation import GenerateLimits, check_generate, check_ids
 from plexsvc.rpc.errors import error_from
@@ -53,7 +53,7 @@ async def initialize(
         )
     given = request.deployment
     deployment.core.is_shared = given.spec.shares_devices
-    described = await deployment.connect(request.instance_addresses, fence=request.fence)
+    described = await _connect(deployment, request.instance_addresses, fence=request.fence)
     deployment.describe = described
     deployment.takes_weights = bool(given.spec.model_deployment_id)
     deployment.seeds = given.spec.seeds
@@ -66,6 +66,60 @@ async def initialize(
     reply = success(request.operation)
     reply.result.metrics["instances"] = len(request.instance_addresses)
     return reply
+
+
+async def _connect(
+    deployment: Deployment, addresses: Sequence[str], *, fence: common_pb2.Fence
+) -> worker_pb2.DescribeReply:
+    """Take these instances in place of those before; return what the first one is.
+
+    They get the version in use, if there is one; samples of the ones before go on with them.
+    When one cannot serve it, those before stay.
+    """
+    fresh = {deployment.new_id(): deployment.open(address) for address in addresses}
+    lines = deployment.lines
+    before = {one: line for one, line in lines.items() if deployment.is_dedicated(one)}
+    try:
+        described = [await line.describe() for line in fresh.values()]
+        found = {one: await line.probe() for one, line in fresh.items()}
+        if before:
+            for one, line in fresh.items():
+                found[one] = await _catch_up(deployment, line, found[one], fence=fence)
+    except BaseException:
+        await close_lines(fresh)
+        raise
+    kept = {one: line for one, line in deployment.lines.items() if one not in before}
+    deployment.lines = fresh | kept
+    deployment.fence.CopyFrom(fence)
+    deployment.asleep = {one for one, has in found.items() if has.is_asleep}
+    taken = tuple(joined(one, line, found[one]) for one, line in fresh.items())
+    deployment.post(events.InstancesReplaced(instances=taken))
+    await close_lines(before)
+    return described[0]
+
+
+async def _catch_up(
+    deployment: Deployment, line: Line, found: Served, *, fence: common_pb2.Fence
+) -> Served:
+    """Give a successor the version in use; return that."""
+    wanted = deployment.core.version
+    if found.version == wanted:
+        return found
+    because = "it has another"
+    if wanted in deployment.sources:
+        try:
+            reply = await deployment.load(line, wanted, fence=fence)
+        except PlexError as error:
+            because = f"load {wanted}: {error.message}"
+        else:
+            if not reply.HasField("error"):
+                return Served(VersionId.of(reply.version), reply.checksum)
+            because = f"load {wanted}: {from_wire(reply.error).message}"
+    raise PlexError(
+        ErrorCode.UNAVAILABLE,
+        f"instance {line.address} of {deployment.deployment_id} cannot serve "
+        f"{wanted}: {because}; the instances before go on",
+    )
 
 
 async def pull(
