@@ -25,6 +25,7 @@ from plexsvc.ids import TenantId
 from plexsvc.router.http import asking, shapes
 from plexsvc.router.http.choices import Choice, Form, usage
 from plexsvc.router.http.server import TENANT, error_of, read_json
+from plexsvc.router.validation import bad_request
 
 SESSION: Final = "X-Session-Id"
 WRITE_S: Final = 60.0
@@ -144,6 +145,9 @@ async def _encoded(
 async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
     asked, tenant = await read_json(request), request[TENANT]
     session = request.headers.get(SESSION, "")
+    if not session.isprintable():  # bytes that are no text are surrogates here
+        problem = f"{SESSION}: it must be text that can be printed, not {session!r:.80}"
+        raise bad_request(problem, field=SESSION)
     operation = asking.operation_of(asked, is_chat=is_chat, session=session)
     form = Form(
         is_chat=is_chat,

@@ -86,7 +86,8 @@ async def serving(
 
 def _is_ours(line: logging.LogRecord) -> bool:
     """Return whether a line is about this process: bytes that are no HTTP fill no log."""
-    return not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError))
+    theirs = (HttpProcessingError, web.RequestPayloadError)
+    return not (line.exc_info and isinstance(line.exc_info[1], theirs))
 
 
 async def _listen(
@@ -121,7 +122,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
         raise PlexError(
             ErrorCode.PAYLOAD_TOO_LARGE, f"a body has {MAX_MESSAGE_BYTES} bytes at most"
         ) from None
-    except (ValueError, RecursionError, web.RequestPayloadError) as error:
+    except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
         raise PlexError(ErrorCode.BAD_REQUEST, f"the body is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise PlexError(ErrorCode.BAD_REQUEST, "the body must be a JSON object")

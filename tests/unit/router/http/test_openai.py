@@ -646,6 +646,21 @@ async def test_what_json_leaves_open_is_refused(samples: FakeSamples, body: str)
     assert not samples.asked
 
 
+async def test_a_session_that_is_no_text_is_refused(samples: FakeSamples) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer secret\r\n"
+    body = json.dumps({"model": MODEL, "prompt": "a"}).encode()
+    async with served(samples) as url:
+        host, _, port = url.removeprefix("http://").removesuffix("/v1").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        size = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(head + b"X-Session-Id: \xff\xfe\r\n" + size + body)
+        answer = await reader.read()
+        writer.close()
+    assert b"400 Bad Request" in answer
+    assert b"X-Session-Id" in answer
+    assert not samples.asked
+
+
 @pytest.mark.parametrize("is_chat", [False, True])
 async def test_a_field_that_is_null_is_not_given(samples: FakeSamples, is_chat: bool) -> None:
     fields = asking.HONOURED[is_chat] | asking.NEUTRAL.keys() | {"nobody_knows_this"}

@@ -156,6 +156,27 @@ async def test_what_is_no_http_is_answered_and_fills_no_log(
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    ("more", "body"),
+    [
+        (b"Content-Type: application/json; charset=foo\r\n", b"{}"),
+        (b"Content-Type: application/json; charset=utf-16\r\n", b"{}x"),
+        (b"Content-Encoding: gzip\r\n", b"abcd"),
+        (b"", b"\xff\xfe"),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_its_senders_fault_and_fills_no_log(
+    more: bytes, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = (
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer secret\r\nConnection: close\r\n"
+    )
+    async with served() as address, connected(address) as (reader, writer):
+        writer.write(head + more + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert b"400 Bad Request" in await closed(reader)
+    assert not caplog.records
+
+
 async def test_a_connection_beyond_the_bound_is_closed() -> None:
     async with served(max_connections=1) as address, connected(address) as (_, first):
         first.write(b"POST /echo HTTP/1.1\r\n")
