@@ -31,10 +31,9 @@ def main() -> None:
         if name in LENT:
             line = _lent(name, seed=options.seed, path=options.traffic, load=options.load)
         else:
-            summary, _ = compare_rollouts(
+            line, _ = compare_rollouts(
                 rollout_preset(name), seed=options.seed, told=lambda _policy, _step: None
             )
-            line = summary.as_json()
             line.pop("runs")
         print(json.dumps(line), flush=True)
 

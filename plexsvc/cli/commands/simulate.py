@@ -106,20 +106,19 @@ def _use_spot(name: str, *, seed: int, out: Path | None, export: Path | None, js
     if out is not None:
         make_directory(out, without=("summary.json", PICTURE))
     summary, outcomes = compare_rollouts(workload, seed=seed, told=_tell_step)
-    told = jsonlib.dumps(summary.as_json())
+    told = jsonlib.dumps(summary)
     if out is not None:
         (out / "summary.json").write_text(told + "\n", encoding="utf-8")
         draw(out / PICTURE, outcomes, title=f"{workload.name}, seed {seed}")
     if json:
         typer.echo(told)
         return
-    for field, value in summary.as_json().items():
+    for field, value in summary.items():
         if field != "runs":
             typer.echo(f"{field:22} {value}")
-    for one in summary.runs.values():
-        typer.echo(
-            f"{one.policy:22} {one.tokens_per_s:.0f} tokens/s, {one.tokens_per_dollar:.0f} tokens/$"
-        )
+    for policy, one in summary["runs"].items():
+        speed, cheapness = one["tokens_per_s"], one["tokens_per_dollar"]
+        typer.echo(f"{policy:22} {speed:.0f} tokens/s, {cheapness:.0f} tokens/$")
 
 
 def _lend(name: str, *, seed: int, out: Path | None, json: bool) -> None:
@@ -139,11 +138,11 @@ def _lend(name: str, *, seed: int, out: Path | None, json: bool) -> None:
     if json:
         typer.echo(told)
         return
-    for one in found.values():
-        kept = "kept" if one.is_kept else "MISSED"
+    for policy, one in found.items():
+        kept = "kept" if one["is_kept"] else "MISSED"
         typer.echo(
-            f"{one.sharing:10} {one.speedup:.2f} times as fast, objectives {kept}, "
-            f"{one.harvested:.0%} of idle time used"
+            f"{policy:10} {one['speedup']:.2f} times as fast, objectives {kept}, "
+            f"{one['harvested']:.0%} of idle time used"
         )
 
 

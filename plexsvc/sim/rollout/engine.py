@@ -83,8 +83,6 @@ class Engine:
     """One engine. Times are virtual, in microseconds."""
 
     profile: EngineProfile
-    shares_prompts: bool = True
-    """Whether samples of one prompt are prefilled once."""
     spent: Spent = field(default_factory=Spent)
     _waiting: deque[Task] = field(default_factory=deque)
     _running: dict[SampleKey, Task] = field(default_factory=dict)
@@ -227,7 +225,7 @@ class Engine:
             self._prefill(self._waiting.popleft())
 
     def _prefill(self, task: Task) -> None:
-        is_cached = self.shares_prompts and task.key[0] in self._prompts
+        is_cached = task.key[0] in self._prompts  # another sample of it was prefilled
         fresh = task.made + (0 if is_cached else task.prompt_tokens)
         self.spent.cached += task.prompt_tokens if is_cached else 0
         self.spent.prefilled += fresh

@@ -12,11 +12,11 @@ tokens are spread over turns is assumed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from plexsvc.rollout.core.lending import Objectives
 from plexsvc.sim.rollout.agentic import AgenticOutcome, AgenticRun, AgenticWorkload, Agents, Way
@@ -41,6 +41,9 @@ OWN_PULL_US: Final = 2 * SECOND_US
 FLEET: Final = 16
 TRAFFIC_S: Final = 3500
 PICTURE: Final = "lending.png"
+
+Lent = dict[str, dict[str, Any]]
+"""The figures of each policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,85 +156,64 @@ LENT: Final[Mapping[str, Callable[[], AgenticWorkload]]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LentSummary:
-    """What one policy came to; times of requests in ms."""
-
-    sharing: str
-    tokens_per_s: float
-    """Trained ones, of prompts and answers."""
-    speedup: float
-    """Against the job's own devices alone."""
-    rollout_s: float
-    """Of a step, on average."""
-    trajectories: int
-    handed_back: int
-    requests: int
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    tpot_p50_ms: float
-    tpot_p99_ms: float
-    is_kept: bool
-    """Whether both 99th percentiles are within their objectives."""
-    late: int
-    """Requests beyond one of the two."""
-    serving_share: float
-    """Of the lenders' time."""
-    harvested: float
-    """Of the time in which serving did not step and the guest had something to do."""
-    prompt_share: float
-    """Of the job's tokens, with what was cached."""
-
-
 def compare_lending(
     work: AgenticWorkload,
     *,
     seed: int,
     traffic: Sequence[Request] | None = None,
     policies: Sequence[Sharing] = tuple(Sharing),
-) -> dict[str, LentSummary]:
+) -> Lent:
     """Return what each policy comes to; without traffic it is generated like Azure's.
 
     Raises:
         PlexError: `internal` if a run never ends.
     """
     requests = Traffic().draw(seconds=TRAFFIC_S, seed=seed) if traffic is None else traffic
-    found: dict[str, LentSummary] = {}
+    found: Lent = {}
     base = 0.0
     for sharing in policies:
         run = AgenticRun(work, requests, sharing=sharing, seed=seed)
         outcome = run.run()
         speed = outcome.tokens * 1e6 / outcome.elapsed_us
         base = base or speed
-        found[sharing.value] = _summary(run, outcome, work.objectives, speedup=speed / base)
+        found[sharing.value] = _figures(run, outcome, work.objectives, speedup=speed / base)
     return found
 
 
-def _summary(
+def _figures(
     run: AgenticRun, outcome: AgenticOutcome, objectives: Objectives, *, speedup: float
-) -> LentSummary:
+) -> dict[str, Any]:
+    """Return what one policy came to; times of requests in ms.
+
+    Tokens are trained ones, of prompts and answers. The speedup is against the job's own devices
+    alone. Objectives are kept if both 99th percentiles are within them; a request beyond one of
+    them is late. Harvested is a share of the time in which serving did not step and the guest had
+    something to do. The share of prompts counts what was cached.
+    """
     seen = latency(run.lenders)
     computed = sum(one.guest.prefilled + one.guest.cached for one in run.devices)
     generated = sum(one.guest.generated for one in run.devices)
-    return LentSummary(
-        sharing=outcome.sharing.value,
-        tokens_per_s=round(outcome.tokens * 1e6 / outcome.elapsed_us, 1),
-        speedup=round(speedup, 3),
-        rollout_s=round(sum(outcome.rollouts_us) / len(outcome.rollouts_us) / 1e6, 1),
-        trajectories=outcome.trajectories,
-        handed_back=outcome.handed_back,
-        requests=seen.requests,
-        ttft_p50_ms=seen.ttft_p50,
-        ttft_p99_ms=seen.ttft_p99,
-        tpot_p50_ms=seen.tpot_p50,
-        tpot_p99_ms=seen.tpot_p99,
-        is_kept=seen.ttft_p99 <= objectives.ttft_us / 1000
+    return {
+        "sharing": outcome.sharing.value,
+        "tokens_per_s": round(outcome.tokens * 1e6 / outcome.elapsed_us, 1),
+        "speedup": round(speedup, 3),
+        "rollout_s": round(sum(outcome.rollouts_us) / len(outcome.rollouts_us) / 1e6, 1),
+        "trajectories": outcome.trajectories,
+        "handed_back": outcome.handed_back,
+        "requests": seen.requests,
+        "ttft_p50_ms": seen.ttft_p50,
+        "ttft_p99_ms": seen.ttft_p99,
+        "tpot_p50_ms": seen.tpot_p50,
+        "tpot_p99_ms": seen.tpot_p99,
+        "is_kept": seen.ttft_p99 <= objectives.ttft_us / 1000
         and seen.tpot_p99 <= objectives.tpot_us / 1000,
-        late=seen.late,
-        serving_share=round(_part(run.lenders, "serving_us", run.now_us * len(run.lenders)), 3),
-        harvested=round(_part(run.lenders, "guest_us", sum(one.idle_us for one in run.lenders)), 3),
-        prompt_share=round(computed / max(1, computed + generated), 3),
-    )
+        "late": seen.late,
+        "serving_share": round(_part(run.lenders, "serving_us", run.now_us * len(run.lenders)), 3),
+        "harvested": round(
+            _part(run.lenders, "guest_us", sum(one.idle_us for one in run.lenders)), 3
+        ),
+        "prompt_share": round(computed / max(1, computed + generated), 3),
+    }
 
 
 def _part(lenders: Sequence[CoservedDevice], field: str, whole_us: int) -> float:
@@ -239,27 +221,24 @@ def _part(lenders: Sequence[CoservedDevice], field: str, whole_us: int) -> float
 
 
 def lent_json(
-    found: Mapping[str, LentSummary], *, preset: str, seed: int, traffic: str = "generated"
+    found: Lent, *, preset: str, seed: int, traffic: str = "generated"
 ) -> dict[str, object]:
     """Return a comparison as JSON."""
-    policies = {name: asdict(one) for name, one in found.items()}
-    return {"preset": preset, "seed": seed, "traffic": traffic, "policies": policies}
+    return {"preset": preset, "seed": seed, "traffic": traffic, "policies": found}
 
 
-def draw_lending(
-    path: Path, found: Mapping[str, LentSummary], *, objectives: Objectives, title: str
-) -> None:
+def draw_lending(path: Path, found: Lent, *, objectives: Objectives, title: str) -> None:
     """Draw throughput and 99th percentiles under each policy, with the objectives."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3), layout="constrained")
     panels = figure.subplots(1, 3)
     names = list(found)
-    panels[0].bar(names, [one.speedup for one in found.values()])
+    panels[0].bar(names, [one["speedup"] for one in found.values()])
     panels[0].set(title="throughput, of own devices alone")
     bounds_us = (objectives.ttft_us, objectives.tpot_us)
     for panel, kind, bound_us in zip(panels[1:], ("ttft", "tpot"), bounds_us, strict=True):
-        panel.bar(names, [getattr(one, f"{kind}_p99_ms") for one in found.values()])
+        panel.bar(names, [one[f"{kind}_p99_ms"] for one in found.values()])
         panel.axhline(bound_us / 1000, color="tab:red")
         panel.set(title=f"{kind.upper()}, 99th percentile, ms")
     figure.suptitle(title)

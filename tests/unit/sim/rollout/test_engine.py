@@ -93,11 +93,9 @@ def test_a_batch_that_outgrows_the_cache_waits_and_ends_all_the_same() -> None:
 
 
 def test_samples_of_one_prompt_are_prefilled_once() -> None:
-    shared, apart = Engine(PROFILE), Engine(PROFILE, shares_prompts=False)
-    for engine in (shared, apart):
-        keys = [(0, sample) for sample in range(4)]
-        tasks = [Task(call=1, key=k, prompt_tokens=50, sent=0, made=0, length=5) for k in keys]
-        engine.start(tasks, now_us=0)
-        play(engine)
-    assert (shared.spent.prefilled, shared.spent.cached) == (50, 150)
-    assert (apart.spent.prefilled, apart.spent.cached) == (200, 0)
+    engine = Engine(PROFILE)
+    keys = [(0, sample) for sample in range(4)]
+    tasks = [Task(call=1, key=k, prompt_tokens=50, sent=0, made=0, length=5) for k in keys]
+    engine.start(tasks, now_us=0)
+    play(engine)
+    assert (engine.spent.prefilled, engine.spent.cached) == (50, 150)
