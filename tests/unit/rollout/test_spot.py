@@ -21,7 +21,7 @@ from plexsvc.ids import VersionId
 from plexsvc.rollout import links, managers
 from plexsvc.rollout.config import RolloutConfig, SpotConfig
 from plexsvc.rollout.core.instances import SPOT as SPOT_KIND
-from plexsvc.rollout.core.pool import SlotCame
+from plexsvc.rollout.core.pool import SlotCame, SlotPriced
 from plexsvc.rollout.providers.lent import LentEngines
 from plexsvc.rollout.spot import PooledInstances, keep_closed, read_closed
 from tests.fakes.fake_hosts import FakeHosts
@@ -36,13 +36,17 @@ LENT = service_pb2.InstanceRange(kind="serving", most=4)
 
 @asynccontextmanager
 async def spot_bench(
-    hosts: FakeHosts, *, held: bool = True, config: RolloutConfig = FAST
+    hosts: FakeHosts,
+    *,
+    held: bool = True,
+    config: RolloutConfig = FAST,
+    spot_range: service_pb2.InstanceRange = SPOT,
 ) -> AsyncIterator[Bench]:
     """A manager with one dedicated instance and those of `hosts`."""
     async with bench(held=held, config=config) as b, asyncio.TaskGroup() as group:
         spot = b.managers.use(hosts, (), config=SpotConfig())
         running = group.create_task(spot.run())
-        b.ranges = [SPOT]
+        b.ranges = [spot_range]
         assert (await b.initialize()).state == APPLIED
         try:
             yield b
@@ -159,6 +163,49 @@ async def test_a_drain_ends_whenever_its_manager_dies(fault: str) -> None:
                 engine.release()
         assert running.result().state == APPLIED
         await until(b, closed=1)
+
+
+@pytest.mark.parametrize("fault", ["none", "before", "after", "twice"])
+async def test_what_costs_more_than_its_deployment_pays_goes_whenever_its_manager_dies(
+    fault: str,
+) -> None:
+    hosts = FakeHosts(["n:0"], held=False)
+    pays = service_pb2.InstanceRange(kind="spot", most=1, price=1.0)
+    async with spot_bench(hosts, spot_range=pays) as b:
+        await b.pull(7)
+        await until(b, serving=1)
+        if fault == "before":
+            await b.serving.aclose()  # the order meets nobody
+        of(b).post(SlotPriced(slot_id="n:0", price=2.0))
+        await asyncio.sleep(0)
+        for _ in range({"none": 0, "twice": 2}.get(fault, 1)):
+            await b.kill_manager()
+        await until(b, free=1)
+        assert of(b).pool.slots["n:0"].price == 2.0
+        of(b).post(SlotPriced(slot_id="n:0", price=0.5))
+        await until(b, serving=1)
+
+
+@pytest.mark.parametrize("fault", ["none", "before", "twice"])
+async def test_a_deployment_has_no_more_instances_than_it_asked_for_whenever_its_manager_dies(
+    fault: str,
+) -> None:
+    hosts = FakeHosts(["n:0", "n:1"], held=False)
+    cap = service_pb2.InstanceRange(kind="spot", most=1)
+    async with spot_bench(hosts, spot_range=cap) as b:
+        await b.pull(7)
+        await until(b, serving=1, free=1)
+        if fault == "before":
+            await b.serving.aclose()
+        (first,) = of(b).addresses
+        b.managers.drain(first)
+        for _ in range({"none": 0, "twice": 2}.get(fault, 1)):
+            await b.kill_manager()
+        await until(b, serving=1, closed=1)  # the other takes its place, once it is gone
+        assert len(hosts.instances) == 1
+        b.managers.open(first)
+        await b.kill_manager()
+        await until(b, serving=1, free=1)
 
 
 async def test_news_that_broke_with_the_line_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
