@@ -17,7 +17,7 @@ from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, SyncAt
+from plexsvc.scheduler.core.planning.profile import PPM, Mode, SyncAt
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Pattern, Wpg
@@ -248,6 +248,7 @@ def _entry(devices: Devices, wpg: Wpg, operation: Operation) -> Entry:
     since_us = devices.now_us if operation.eligible_us is None else operation.eligible_us
     service_us = learning.predicted_us(deployment, operation)
     cost_us = switch_us(devices, wpg)
+    is_serial = profile is None or profile.mode is Mode.SYNC  # it generates nothing meanwhile
     slack_us = 0
     if profile is not None:
         slack_us = profile.period_us if profile.mode is Mode.ASYNC1 else profile.busy_us
@@ -260,17 +261,10 @@ def _entry(devices: Devices, wpg: Wpg, operation: Operation) -> Entry:
         setup_us=0 if wpg.residency is Residency.DEVICE else cost_us,
         burst_us=max(service_us, pattern.cycles.burst_us(max_gap_us=cost_us)),
         deadline_us=(pattern.arrived_us if is_under_way else since_us) + slack_us,
-        is_critical=_is_critical(devices, wpg, profile),
+        is_critical=is_serial or not lanes.rolls_out(devices.queues, devices.jobs[wpg.job_id]),
         continues_burst=False,
         is_paused=placing.paused(devices.placement, wpg) is not None,
     )
-
-
-def _is_critical(devices: Devices, wpg: Wpg, profile: Profile | None) -> bool:
-    """Return whether waiting lengthens a job's cycle: nothing is generated meanwhile."""
-    if profile is None or profile.mode is Mode.SYNC:
-        return True
-    return not lanes.rolls_out(devices.queues, devices.jobs[wpg.job_id])
 
 
 def _continues_burst(

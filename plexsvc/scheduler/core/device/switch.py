@@ -94,7 +94,18 @@ def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
     is_load = wpg.residency is Residency.LOADING
     wpg.shift(ResidencyTrigger.LOADED if is_load else ResidencyTrigger.OFFLOADED)
     wpg.move_id = None
-    _account(devices, wpg, nbytes=event.nbytes, is_load=is_load)
+    took_us, places = devices.now_us - wpg.move_started_us, wpg.kept_places
+    for place in places:
+        device = devices.at[place]
+        device.switch_us += took_us
+        device.switches += is_load
+    lease.note_span(
+        devices,
+        wpg,
+        kind="load" if is_load else "offload",
+        start_us=wpg.move_started_us,
+        nbytes=event.nbytes // len(places),
+    )
     wpg.left.clear()
     devices.touch(wpg.wpg_id)
     if is_load and wpg.switch is not None:
@@ -157,21 +168,6 @@ def _end(devices: Devices, wpg: Wpg, switch: Switch) -> None:
         lease.release(devices, wpg)
     else:
         lease.start(devices, wpg, devices.queues.operations[switch.operation_id])
-
-
-def _account(devices: Devices, wpg: Wpg, *, nbytes: int, is_load: bool) -> None:
-    took_us, places = devices.now_us - wpg.move_started_us, wpg.kept_places
-    for place in places:
-        device = devices.at[place]
-        device.switch_us += took_us
-        device.switches += is_load
-    lease.note_span(
-        devices,
-        wpg,
-        kind="load" if is_load else "offload",
-        start_us=wpg.move_started_us,
-        nbytes=nbytes // len(places),
-    )
 
 
 def _put_off(devices: Devices, wpg: Wpg, fault: Fault) -> bool:

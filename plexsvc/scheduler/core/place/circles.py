@@ -122,7 +122,8 @@ def _has_devices(placement: Placement, wanted: list[Deployment], stuck: Collecti
     stays = {wpg.wpg_id: wpg for job_id in stuck for wpg in _wpgs(placement, job_id)}
     may_meet = all(one.is_shared for one in wanted)
     back = [stays[wpg_id] for wpg_id, _ in placement.homeless if wpg_id in stays]
-    first = [w for w in back if _kind(placement, w) == kind and not (may_meet and w.is_shared)]
+    alike = [w for w in back if placement.deployments[w.deployment_id].device_kind == kind]
+    first = [w for w in alike if not (may_meet and w.is_shared)]
     rooms = placement.planning.planner(kind).board.rooms
     left = max(0, len(rooms) - len(_barred(placement, kind, stuck)) - len(first))
     if may_meet:
@@ -189,19 +190,11 @@ def _barred(
         place.unit
         for job_id in stuck
         for one in _wpgs(placement, job_id)
-        if not shared or _is_alone(placement, one)
+        if not shared
+        or (one.is_rollout and not placement.deployments[one.deployment_id].where_it_trains)
         for place in one.places
     }
     return {u for u in held.union(board.cordoned) if u in board.rooms}
-
-
-def _is_alone(placement: Placement, wpg: Wpg) -> bool:
-    """Return whether no training may have the devices of a WPG, too."""
-    return wpg.is_rollout and not placement.deployments[wpg.deployment_id].where_it_trains
-
-
-def _kind(placement: Placement, wpg: Wpg) -> str:
-    return placement.deployments[wpg.deployment_id].device_kind
 
 
 def _wpgs(placement: Placement, job_id: JobId) -> list[Wpg]:
@@ -223,17 +216,13 @@ def _fault(
         told.append(f"{job_id} {f'holds {has} and ' if has else ''}waits for {lacks}")
     others = "in a circle of jobs, each for devices that the others hold"
     held = others if len(stuck) > 1 else "for more than all devices, were others gone, hold"
+    gone = {n for n in placement.cordoned if n in placement.nodes}  # nobody gets their devices
+    gone.update(p.node_id for p in placement.devices if p.node_id not in placement.nodes)
+    without = f" (without nodes that are lost or closed: {', '.join(sorted(gone))})" if gone else ""
     return Fault(
         code=ErrorCode.NO_PLACEMENT,
         message=f"{deployment.deployment_id} would wait {held}: {'; '.join(told)}"
-        f"{_without_nodes(placement)}. It is not waited for; ask for fewer devices, or end one of "
+        f"{without}. It is not waited for; ask for fewer devices, or end one of "
         "the jobs and deploy again",
         facts=(("circle", " ".join(sorted(stuck))),),
     )
-
-
-def _without_nodes(placement: Placement) -> str:
-    """Name the nodes whose devices nobody gets by now."""
-    gone = {n for n in placement.cordoned if n in placement.nodes}
-    gone.update(p.node_id for p in placement.devices if p.node_id not in placement.nodes)
-    return f" (without nodes that are lost or closed: {', '.join(sorted(gone))})" if gone else ""

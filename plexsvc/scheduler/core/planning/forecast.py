@@ -128,7 +128,12 @@ def play(jobs: Sequence[Turns]) -> list[int]:
         last.update(dict.fromkeys(stage.units, at))
         next_number = (number + 1) % len(stages)
         heapq.heappush(ready, (end_us + stage.pause_us, at, next_number))
-    return [_pace_ppm(job, begun) for job, begun in zip(jobs, starts, strict=True)]
+    paces = []
+    for job, begun in zip(jobs, starts, strict=True):
+        first = min(SETTLED, len(begun) - 2)
+        alone_us = (len(begun) - 1 - first) * job.period_us
+        paces.append(max(PPM, (begun[-1] - begun[first]) * PPM // alone_us))
+    return paces
 
 
 def turns_of(parts: Sequence[tuple[Demand, Gang]]) -> Turns:
@@ -245,9 +250,3 @@ def _slowdown_ppm(job: Load, others: Sequence[Load], *, played_ppm: int, total_p
             if over_us > 0:
                 cost_ppm += over_us * PPM // other.period_us
     return max(PPM + cost_ppm, total_ppm)
-
-
-def _pace_ppm(job: Turns, begun: Sequence[int]) -> int:
-    first = min(SETTLED, len(begun) - 2)
-    took_us = begun[-1] - begun[first]
-    return max(PPM, took_us * PPM // ((len(begun) - 1 - first) * job.period_us))

@@ -4,13 +4,14 @@
 and the highest `(W + S') / S'`. `plex` asks, in this order:
 
 1. An operation that waited `2 * starve_factor * S'` goes first, the one that waited longest ahead.
-So no head-of-job operation waits more than `2 * starve_factor * S'` plus what then runs and one
+   So no head-of-job operation waits more than `2 * starve_factor * S'` plus what then runs and one
    operation with its switch of every other job of the group, unless its job is paused.
 2. A burst that is on the device is not torn, unless an operation whose wait lengthens its job's
-cycle is pending, the burst has the slack even for all of the other's, what is left of it exceeds
+   cycle is pending, the burst has the slack even for all of the other's, what is left of it exceeds
    the two extra switches, and the devices have time for them: where they have none, all are later.
 3. Between bursts, one that waited `starve_factor * S'` goes first, the one that waited longest
-ahead. 4. Operations on a critical path go by response ratio; without one, the least slack first.
+   ahead.
+4. Operations on a critical path go by response ratio; without one, the least slack first.
 """
 
 from __future__ import annotations
