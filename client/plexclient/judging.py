@@ -200,8 +200,13 @@ def rating(said: str, pattern: re.Pattern[str], *, scale: float) -> tuple[float,
         return math.nan, f"the judge gave no number by {pattern.pattern!r}"
     if pattern.pattern != PATTERN:
         return _share(said, marks[-1], scale=scale, is_chosen=True)
-    # A number that is said with its most is the mark, whatever else is counted beside it.
-    whole = [one for one in marks if _AFTER.match(said, one.end(), one.end() + _AROUND)]
+    # A number out of the scale, or of 100, is the mark, whatever else is counted beside it.
+    whole = [
+        one
+        for one in marks
+        if (most := _AFTER.match(said, one.end(), one.end() + _AROUND)) is not None
+        and float(most[1] or 100) in {scale, 100}
+    ]
     shares = {_share(said, one, scale=scale) for one in whole or marks}
     return shares.pop() if len(shares) == 1 else (math.nan, "score: the judge gave several numbers")
 

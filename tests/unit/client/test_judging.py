@@ -145,6 +145,7 @@ def test_a_mark_is_a_share_of_what_it_is_out_of(said: str) -> None:
     [
         *("95", "11/10", "110%", "1000000", "-5", "\u22125", "8/0", "-8/10", "10.5"),
         *("7-8", "7\u20138", "7 to 8", "8 or 9", "between 7 and 8", "8,5", "3.1.4", "not 8", "1e1"),
+        *("3 of 3 steps are right. Rating: 4", "1/2 of the facts, so 4", "Rating: 6 (2 of 5 hold)"),
         *("First 3. Then 8.", "8\n9", "7/10 or 8/10", "", "eight", "nan", "inf", "9" * 400),
     ],
 )
