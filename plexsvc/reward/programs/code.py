@@ -448,8 +448,14 @@ class _Tree:
         )
 
 
-READING: Final = {"getsource", "getsourcelines", "getsourcefile", "get_type_hints"}
-"""What tests cannot ask of a sample that is not in their process."""
+READING: Final = {
+    *("getsource", "getsourcelines", "getsourcefile", "get_type_hints", "getmembers", "isabstract"),
+    *("isfunction", "iscoroutinefunction", "isgeneratorfunction", "isasyncgenfunction"),
+    *("doctest", "runpy", "weakref", "multiprocessing", "ProcessPoolExecutor"),
+}
+"""What tests cannot ask of a sample that is not in their process, nor do with it."""
+READ_OF_IT: Final = {"__file__", "__module__", "__qualname__", "__wrapped__"}
+"""Attributes of Python's that what stands for the sample does not have."""
 
 
 def is_collected(path: str) -> bool:
@@ -508,13 +514,16 @@ def _refuse_what_runs_the_file(files: Mapping[str, str], path: str) -> None:
         except (SyntaxError, ValueError) as error:
             raise RefusedError(f"unit_tests: {one} is no Python: {error}") from None
         texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
-        words = {getattr(node, "attr", None) or getattr(node, "id", None) for node in nodes}
-        if reading := sorted(READING & words):
+        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        words = attributes | {node.id for node in nodes if isinstance(node, ast.Name)}
+        words |= {*_imports(text)}
+        if reading := sorted((READING & words) | (READ_OF_IT & attributes)):
             raise RefusedError(
-                f"unit_tests: {one} uses {reading[0]}, which reads the sample's text or types; "
-                "the sample runs elsewhere: test what it returns"
+                f"unit_tests: {one} uses {reading[0]}, which needs the sample's text, types or "
+                "functions in its own process; the sample runs elsewhere: test what it returns"
             )
-        if any(isinstance(value, str) and value.endswith(name) for value in texts):
+        is_run = "-m" in texts and PurePosixPath(path).stem in texts
+        if is_run or any(isinstance(value, str) and value.endswith(name) for value in texts):
             raise RefusedError(
                 f"unit_tests: {one} names the file {name}, which is not beside the tests: import "
                 "the sample, or judge a program by code_python with stdin and stdout"

@@ -212,6 +212,20 @@ def test_nothing_that_tests_expect_is_in_the_memory_or_the_files_of_the_sample(
         ("unit_tests", {"files": {"test_a.py": "def test_a(: pass"}}),
         ("unit_tests", {"files": {"test_a.py": "import runpy\nrunpy.run_path('solution.py')"}}),
         ("unit_tests", {"files": {"test_a.py": "import inspect\ninspect.getsource(f)"}}),
+        *(
+            ("unit_tests", {"files": {"test_a.py": f"import solution\n{text}"}})
+            for text in (
+                "import doctest\ndef test_a(): assert not doctest.testmod(solution).failed",
+                "from inspect import isfunction\ndef test_a(): assert isfunction(solution.f)",
+                "import asyncio\ndef test_a(): assert asyncio.iscoroutinefunction(solution.f)",
+                "import weakref\ndef test_a(): weakref.ref(solution.f)",
+                "import runpy\ndef test_a(): runpy.run_module('solution')",
+                "import multiprocessing as mp\ndef test_a(): mp.Pool(1).map(solution.f, [1])",
+                "def test_a(): assert open(solution.__file__).read()",
+                "def test_a(): assert solution.f.__wrapped__(1)",
+                "import subprocess\ndef test_a(): subprocess.run(['python', '-m', 'solution'])",
+            )
+        ),
         ("unit_tests", {"files": {"test_a.py": "x = 1"}}),
         ("unit_tests", {"files": {}, "path": "setup.cfg"}),
         ("unit_tests", {"files": {}, "given": ["nothing.py"]}),
