@@ -1302,4 +1302,544 @@ def test():
     assert got[-1] == {'a': 1}
 """,
     ),
+    "much of the language": (
+        """
+\"\"\"Doc of the module.
+
+>>> f(1)
+2
+\"\"\"
+
+import functools, abc, enum, typing, collections
+from dataclasses import dataclass, field
+
+
+class Shape(abc.ABC):
+    @abc.abstractmethod
+    def area(self) -> float: ...
+
+
+@dataclass(order=True)
+class Sq(Shape):
+    s: int = 1
+    tags: list = field(default_factory=list)
+
+    def area(self):
+        return self.s**2
+
+    def __len__(self):
+        return self.s
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Node:
+    def __init__(self, v, next=None):
+        self.v, self.next = v, next
+
+    def __iter__(self):
+        n = self
+        while n:
+            yield n.v
+            n = n.next
+
+
+class Account:
+    \"\"\"An account.\"\"\"
+
+    interest = 0.02
+
+    def __init__(self):
+        self._b = 0
+
+    @property
+    def b(self):
+        return self._b
+
+    @b.setter
+    def b(self, v):
+        if v < 0:
+            raise ValueError("negative")
+        self._b = v
+
+    @classmethod
+    def of(cls, v):
+        a = cls()
+        a.b = v
+        return a
+
+    @staticmethod
+    def double(x):
+        return 2 * x
+
+
+@functools.lru_cache(maxsize=None)
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+
+def gen(n):
+    for i in range(n):
+        yield i
+
+
+async def co(x):
+    return x
+
+
+def f(x: int = 1, *args, k: str = "a", **kw) -> int:
+    \"\"\"Add one.\"\"\"
+    return x + 1
+
+
+def outer():
+    c = 0
+
+    def inner():
+        nonlocal c
+        c += 1
+        return c
+
+    return inner
+
+
+class Stack(collections.UserList):
+    pass
+
+
+class P(typing.NamedTuple):
+    x: int
+    y: int = 0
+
+
+class MyErr(Exception):
+    def __init__(self, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+def boom(c):
+    raise MyErr(c)
+
+
+class Ctx:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *a):
+        return True
+
+
+class Cmp:
+    def __init__(self, v):
+        self.v = v
+
+    def __eq__(self, o):
+        return isinstance(o, Cmp) and self.v == o.v
+
+    def __hash__(self):
+        return hash(self.v)
+
+    def __lt__(self, o):
+        return self.v < o.v
+
+    def __repr__(self):
+        return f"Cmp({self.v})"
+
+    def __bool__(self):
+        return bool(self.v)
+
+    def __call__(self, x):
+        return self.v + x
+
+    def __getattr__(self, n):
+        if n == "magic":
+            return 42
+        raise AttributeError(n)
+
+
+if __name__ == "__main__":
+    print(f(int(input())))
+""",
+        """
+import pytest
+import solution
+
+
+def test_co_varnames():
+    assert solution.f.__code__.co_argcount == 1
+
+
+def test_defaults():
+    assert solution.f.__defaults__ == (1,) and solution.f.__kwdefaults__ == {"k": "a"}
+
+
+def test_annotations():
+    assert solution.f.__annotations__ == {"x": int, "k": str, "return": int}
+
+
+def test_cache_info():
+    solution.fib(20)
+    assert solution.fib.cache_info().hits > 0
+    solution.fib.cache_clear()
+
+
+def test_closure():
+    c = solution.outer()
+    assert [c(), c()] == [1, 2] and c.__closure__ is not None
+
+
+def test_abc_inst():
+    import collections.abc as a
+
+    assert (
+        isinstance(solution.Node(1), a.Iterable)
+        and isinstance(solution.gen(1), a.Iterator)
+        and isinstance(solution.Sq(), a.Sized)
+    )
+
+
+def test_geninst():
+    import types
+
+    g = solution.gen(3)
+    assert isinstance(g, types.GeneratorType) and next(g) == 0 and list(g) == [1, 2]
+
+
+def test_getsizeof():
+    import sys
+
+    assert sys.getsizeof(solution.gen(10)) < 10000
+
+
+def test_timeit():
+    import timeit
+
+    assert timeit.timeit(lambda: solution.f(1), number=3) < 10
+
+
+def test_import_module():
+    import importlib
+
+    assert importlib.import_module("solution").f(1) == 2
+
+
+def test_moddoc():
+    assert (
+        solution.__doc__.startswith("Doc")
+        and solution.f.__doc__ == "Add one."
+        and solution.Account.__doc__ == "An account."
+    )
+
+
+def test_mro():
+    assert solution.Sq.__mro__[1] is solution.Shape and issubclass(
+        solution.Sq, solution.Shape
+    )
+
+
+def test_bases():
+    assert solution.MyErr.__bases__ == (Exception,) and issubclass(
+        solution.MyErr, Exception
+    )
+
+
+def test_setter():
+    a = solution.Account.of(5)
+    a.b += 2
+    assert a.b == 7
+    with pytest.raises(ValueError, match="neg"):
+        a.b = -1
+
+
+def test_clsattr():
+    solution.Account.interest = 0.5
+    assert solution.Account().interest == 0.5
+
+
+def test_hasattr():
+    assert (
+        hasattr(solution, "f")
+        and not hasattr(solution, "zzz")
+        and not hasattr(solution.Account(), "zzz")
+    )
+
+
+def test_enum():
+    assert (
+        solution.Color(1) is solution.Color.RED
+        and list(solution.Color) == [solution.Color.RED, solution.Color.BLUE]
+        and solution.Color["RED"].name == "RED"
+        and len(solution.Color) == 2
+    )
+
+
+def test_enumkey():
+    d = {solution.Color.RED: 1}
+    assert d[solution.Color(1)] == 1 and solution.Color.RED in d
+
+
+def test_order():
+    assert (
+        sorted([solution.Sq(3), solution.Sq(1)]) == [solution.Sq(1), solution.Sq(3)]
+        and max(solution.Sq(3), solution.Sq(1)).s == 3
+    )
+
+
+def test_dc():
+    import dataclasses
+
+    assert (
+        dataclasses.asdict(solution.Sq(2)) == {"s": 2, "tags": []}
+        and dataclasses.replace(solution.Sq(2), s=3).s == 3
+        and dataclasses.is_dataclass(solution.Sq)
+        and [x.name for x in dataclasses.fields(solution.Sq)] == ["s", "tags"]
+    )
+
+
+def test_len():
+    assert len(solution.Sq(4)) == 4
+
+
+def test_set():
+    assert len({solution.Cmp(1), solution.Cmp(1), solution.Cmp(2)}) == 2
+
+
+def test_bool():
+    assert solution.Cmp(1) and not solution.Cmp(0)
+
+
+def test_call():
+    assert solution.Cmp(1)(2) == 3 and list(map(solution.Cmp(1), [1, 2])) == [2, 3]
+
+
+def test_getattr():
+    assert solution.Cmp(1).magic == 42 and getattr(solution.Cmp(1), "nope", 7) == 7
+
+
+def test_repr():
+    assert (
+        repr(solution.Cmp(3)) == "Cmp(3)"
+        and f"{solution.Cmp(3)!r}" == "Cmp(3)"
+        and str([solution.Cmp(1)]) == "[Cmp(1)]"
+    )
+
+
+def test_pattern():
+    match solution.P(1, 2):
+        case solution.P(x=1, y=y):
+            assert y == 2
+        case _:
+            assert False
+
+
+def test_pattern_dc():
+    match solution.Sq(2):
+        case solution.Sq(s=2):
+            pass
+        case _:
+            assert False
+
+
+def test_pattern_pos():
+    match solution.Sq(2):
+        case solution.Sq(2):
+            pass
+        case _:
+            assert False
+
+
+def test_unpack():
+    x, y = solution.P(1, 2)
+    assert (
+        (x, y) == (1, 2)
+        and solution.P(1)._replace(y=5) == (1, 5)
+        and solution.P._fields == ("x", "y")
+    )
+
+
+def test_star():
+    assert [*solution.Node(1, solution.Node(2))] == [1, 2] and sum(
+        solution.Node(1, solution.Node(2))
+    ) == 3
+
+
+def test_nextattr():
+    n = solution.Node(1, solution.Node(2))
+    assert n.next.v == 2 and n.next.next is None
+    n.next = None
+    assert list(n) == [1]
+
+
+def test_is():
+    n = solution.Node(1)
+    m = solution.Node(2, n)
+    assert m.next is n
+
+
+def test_exc():
+    with pytest.raises(solution.MyErr) as e:
+        solution.boom(3)
+    assert e.value.code == 3 and str(e.value) == "code 3" and e.type is solution.MyErr
+
+
+def test_excgroup():
+    try:
+        solution.boom(1)
+    except solution.MyErr as e:
+        assert e.args == ("code 1",)
+    else:
+        assert False
+
+
+def test_ctx():
+    with solution.Ctx() as c:
+        raise ValueError
+    assert c
+
+
+def test_userlist():
+    s = solution.Stack([1, 2])
+    s.append(3)
+    assert len(s) == 3 and s[-1] == 3 and s.pop() == 3 and list(s) == [1, 2]
+
+
+def test_async():
+    import asyncio
+
+    assert asyncio.run(solution.co(3)) == 3
+
+
+def test_gather():
+    import asyncio
+
+    async def go():
+        return await asyncio.gather(solution.co(1), solution.co(2))
+
+    assert asyncio.run(go()) == [1, 2]
+
+
+def test_partial():
+    import functools
+
+    assert (
+        functools.partial(solution.f, 4)() == 5
+        and functools.reduce(lambda a, b: a + solution.f(b), [1, 2], 0) == 5
+    )
+
+
+def test_threadpool():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as p:
+        assert list(p.map(solution.f, range(5))) == [1, 2, 3, 4, 5]
+
+
+def test_sort_key():
+    assert sorted(["b", "a"], key=lambda s: solution.f(ord(s))) == ["a", "b"]
+
+
+def test_deepcopy():
+    import copy
+
+    a = solution.Sq(2, [1])
+    b = copy.deepcopy(a)
+    b.tags.append(2)
+    assert a.tags == [1] and b.tags == [1, 2]
+
+
+def test_mutate_list():
+    a = solution.Sq(2)
+    a.tags.append(1)
+    assert a.tags == [1]
+
+
+def test_pickle():
+    import pickle
+
+    assert pickle.loads(pickle.dumps(solution.Sq(2))) == solution.Sq(2)
+
+
+def test_json():
+    import json
+
+    assert json.dumps(solution.P(1, 2)) == "[1, 2]"
+
+
+def test_dir():
+    assert "area" in dir(solution.Sq) and "s" in vars(solution.Sq(1))
+
+
+def test_patch_obj():
+    from unittest.mock import patch
+
+    with patch.object(solution, "f", return_value=9):
+        assert solution.f(1) == 9
+    assert solution.f(1) == 2
+
+
+def test_type():
+    assert (
+        type(solution.Sq(1)) is solution.Sq
+        and type(solution.f(1)) is int
+        and solution.Sq(1).__class__ is solution.Sq
+        and type(solution.Sq(1)).__name__ == "Sq"
+    )
+
+
+def test_warn_hash():
+    with pytest.raises(TypeError):
+        hash(solution.Sq(1))
+
+
+def test_typeerr():
+    with pytest.raises(TypeError):
+        solution.f("a")
+    with pytest.raises(TypeError):
+        solution.boom()
+
+
+def test_attrerr():
+    with pytest.raises(AttributeError):
+        solution.Color.GREEN
+    with pytest.raises(KeyError):
+        solution.Color["GREEN"]
+    with pytest.raises(ValueError):
+        solution.Color(9)
+
+
+def test_recursion():
+    import sys
+
+    assert solution.fib(200) > 10**40
+
+
+def test_iter_twice():
+    n = solution.Node(1)
+    assert list(n) == list(n) == [1]
+
+
+def test_enumerate_zip():
+    assert list(zip(solution.gen(2), solution.gen(2))) == [(0, 0), (1, 1)] and list(
+        enumerate(solution.gen(2))
+    ) == [(0, 0), (1, 1)]
+
+
+def test_itertools():
+    import itertools
+
+    assert list(itertools.islice(solution.gen(100), 3)) == [0, 1, 2]
+
+
+def test_yield_close():
+    g = solution.gen(3)
+    next(g)
+    g.close()
+    with pytest.raises(StopIteration):
+        next(g)
+""",
+    ),
 }
