@@ -51,18 +51,31 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once it serves; it runs on.")
     ] = False,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Wait while another service leads; then go on with what it ran."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Start a cluster on this machine and serve until TERM or Ctrl-C."""
     from plexsvc.cli.commands import up as command
+    from plexsvc.errors import ErrorCode, PlexError
 
     cluster = command.read_config(config, state_dir=state_dir, roots=root or ())
+    if detach and standby:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, "--detach returns once it serves, and --standby waits: give one"
+        )
     if detach:
         card = command.detach(cluster, config_path=config, roots=root or ())
         _print_card(card, state_dir=cluster.state_dir, json=json)
     else:
         command.serve(
-            cluster, on_up=lambda card: _print_card(card, state_dir=cluster.state_dir, json=json)
+            cluster,
+            waits=standby,
+            on_up=lambda card: _print_card(card, state_dir=cluster.state_dir, json=json),
         )
 
 

@@ -1,6 +1,6 @@
 """The embedded cluster: node agents, rollout managers, scheduler and router from one process.
 
-Theory of operation. Coming up: take the state directory's lock, open the store, start the agents,
+Theory of operation. Coming up: take the lead (`leading`), open the store, start the agents,
 rewards and rollout managers, run the scheduler, serve, publish the card. Going down is the same
 in reverse, whatever stopped it. Agents and what they run outlive a kill -9 of this process. The
 next cluster adopts them; while nobody does, nobody renews their leases, and they end after
@@ -25,10 +25,10 @@ from typing import Final, Self
 import grpc.aio
 
 from plexsvc.clock import Clock, SystemClock
+from plexsvc.cluster import leading
 from plexsvc.cluster.places import (
     Card,
     default_state_dir,
-    held,
     keys_file,
     make_state_dir,
     read_card,
@@ -52,6 +52,7 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
 from plexsvc.router.tls import client_tls
 from plexsvc.rpc.channels import bind, listen, new_server
+from plexsvc.rpc.errors import first_failure
 from plexsvc.rpc.keys import ClusterKeys, keep_keys
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.api.servicer import add_to_server as add_scheduler
@@ -59,6 +60,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.scheduler.live import LiveScheduler
+from plexsvc.store.leadership import Leadership
 from plexsvc.store.rows import NodeRow
 from plexsvc.store.store import Store, open_store
 
@@ -192,11 +194,15 @@ class EmbeddedCluster:
     card: Card
     live: LiveScheduler
 
-    def __init__(self, config: ClusterConfig, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: ClusterConfig, *, waits: bool = False, clock: Clock | None = None
+    ) -> None:
+        """Serve by `config`; with `waits`, once nobody else does."""
         token = secrets.token_urlsafe(24)
         self._config = replace(config, nodes=_with_rewards(config))
         self._clock = clock or SystemClock()
         self.keeps = False
+        self._waits = waits
         self._tokens = config.tokens or {token: DEFAULT_TENANT}
         self._stack = AsyncExitStack()
 
@@ -225,10 +231,10 @@ class EmbeddedCluster:
         state_dir = self._config.state_dir
         changes = changes_of(self._config.rollout.spot)
         make_state_dir(state_dir)
-        stack.enter_context(held(state_dir))
         url = self._config.database or f"sqlite:///{state_dir / 'plexsvc.db'}"
+        goes_on = await self._lead(stack, url)
         former = None
-        if found.find_all(state_dir):
+        if goes_on or found.find_all(state_dir):
             former = await asyncio.to_thread(read_former, url)
             self._stay_where(read_card(state_dir))  # it stays there for whoever comes after us
             self.keeps = True
@@ -239,9 +245,13 @@ class EmbeddedCluster:
         stack.callback(self._write_snapshot, store)
         keys = keep_keys(keys_file(state_dir))
         agents = await self._start_agents(stack, adopts=former is not None)
-        rewards = await self._start_rewards(stack)
-        rollout = await self._start_managers(stack, keys, adopts=former is not None)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        rewards, rewarding = self._start_rewards(stack, tasks)
+        rollout, managing = await self._start_managers(
+            stack, tasks, keys=keys, adopts=former is not None
+        )
+        if former is None:  # else who waits for training need not wait for these
+            await asyncio.gather(*rewarding, *managing)
         _run_beside(stack, tasks.create_task(rollout.run()))
         inner = _open_inner(self._config, keys)
         live = LiveScheduler(
@@ -255,7 +265,7 @@ class EmbeddedCluster:
             added=self._added(store),
         )
         self.live = live
-        _run_beside(stack, tasks.create_task(live.run()))
+        _run_beside(stack, tasks.create_task(self._run_live(live)))
         await live.ready()
         _run_beside(stack, tasks.create_task(live.reward_hosts.run(rewards)))
         spot = rollout.use(live.spot_hosts, changes, config=self._config.rollout.spot)
@@ -320,7 +330,56 @@ class EmbeddedCluster:
     def _leave_agents(self, launcher: LocalLauncher) -> None:
         launcher.leaves = self.keeps
 
-    async def _start_rewards(self, stack: AsyncExitStack) -> str:
+    async def _lead(self, stack: AsyncExitStack, url: str) -> bool:
+        """Become the one that leads here; return whether to go on with what another one ran.
+
+        Raises:
+            PlexError: `unavailable` when another leads and this one does not wait.
+        """
+        state_dir, waits = self._config.state_dir, self._waits
+        if not url.startswith("postgresql"):
+            await leading.hold(state_dir, stack, waits=waits, clock=self._clock)
+            return False
+        leadership = Leadership(url, holder=leading.name())
+        lost, loop = asyncio.Event(), asyncio.get_running_loop()
+        leadership.on_lost = partial(loop.call_soon_threadsafe, lost.set)
+        stack.callback(lambda: leadership.close(ends_all=not self.keeps))
+        await leading.lead(leadership, waits=waits, clock=self._clock)
+        if waits:
+            await leading.take_from_former(state_dir, stack, clock=self._clock)
+        else:
+            await leading.hold(state_dir, stack, waits=False, clock=self._clock)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        _run_beside(stack, tasks.create_task(self._until_lost(lost)))
+        return waits and leadership.took_over
+
+    async def _until_lost(self, lost: asyncio.Event) -> None:
+        await lost.wait()
+        self.keeps = True  # it is the other one's
+        raise PlexError(ErrorCode.STALE_FENCE, "another service leads this cluster; this one stops")
+
+    async def _run_live(self, live: LiveScheduler) -> None:
+        try:
+            await live.run()
+        except* PlexError as group:
+            cause = first_failure(group)
+            if isinstance(cause, PlexError) and cause.code is ErrorCode.STALE_FENCE:
+                self.keeps = True  # what runs is that one's
+            raise
+
+    def _keep_running(
+        self, stack: AsyncExitStack, tasks: asyncio.TaskGroup, process: ServiceProcess
+    ) -> asyncio.Task[str]:
+        """Start a process, and successors of it; return what ends when it serves first."""
+        stack.push_async_callback(process.stop)
+        started = tasks.create_task(process.start())
+        stack.callback(started.cancel)
+        _run_beside(stack, tasks.create_task(process.replace(self._clock)))
+        return started
+
+    def _start_rewards(
+        self, stack: AsyncExitStack, tasks: asyncio.TaskGroup
+    ) -> tuple[str, list[asyncio.Task[str]]]:
         """Start planner and proxy of rewards and keep them running; return the proxy's address."""
         place = self._config.state_dir / "rewards"
         directory = _runtime_dir(place, stack)
@@ -333,24 +392,22 @@ class EmbeddedCluster:
             planner=f"unix:{directory / 'planner.sock'}",
             history_dir=place.absolute() / "history",
         )
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        for name, module in _REWARD_PROCESSES:
-            process = ServiceProcess(name, module, config, directory=directory, logs=place)
-            await process.start()
-            stack.push_async_callback(process.stop)
-            _run_beside(stack, tasks.create_task(process.replace(self._clock)))
-        return config.listen
+        processes = (
+            ServiceProcess(name, module, config, directory=directory, logs=place)
+            for name, module in _REWARD_PROCESSES
+        )
+        return config.listen, [self._keep_running(stack, tasks, process) for process in processes]
 
     async def _start_managers(
-        self, stack: AsyncExitStack, keys: ClusterKeys, *, adopts: bool
-    ) -> Managers:
+        self, stack: AsyncExitStack, tasks: asyncio.TaskGroup, *, keys: ClusterKeys, adopts: bool
+    ) -> tuple[Managers, list[asyncio.Task[str]]]:
         """Start the rollout managers and keep them running; return who leads them."""
         place, given = self._config.state_dir / "rollout", self._config.rollout
         directory = _runtime_dir(place, stack)
         if not adopts:
             shutil.rmtree(place / KEPT, ignore_errors=True)
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
         led: list[tuple[str, Callable[[], None]]] = []
+        starting: list[asyncio.Task[str]] = []
         for number in range(given.managers):
             name, records = f"manager-{number}", place.absolute() / f"records-{number}"
             if not adopts:
@@ -365,12 +422,13 @@ class EmbeddedCluster:
             process = ServiceProcess(
                 name, "plexsvc.rollout.main", config, directory=directory, logs=place
             )
-            address = await process.start()
-            process.config = replace(config, listen=address)
-            stack.push_async_callback(process.stop)
-            _run_beside(stack, tasks.create_task(process.replace(self._clock)))
+            starting.append(self._keep_running(stack, tasks, process))
+            address = config.listen
+            if given.address:  # it takes a free port
+                address = await starting[-1]
+                process.config = replace(config, listen=address)
             led.append((address, process.kill))
-        return Managers(led, clock=self._clock, keys=keys, directory=place)
+        return Managers(led, clock=self._clock, keys=keys, directory=place), starting
 
     def _agent_config(self, node: NodeConfig, stack: AsyncExitStack) -> AgentConfig:
         place = self._config.state_dir / "nodes" / node.node_id

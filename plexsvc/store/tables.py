@@ -122,3 +122,14 @@ NODES: Final = sa.Table(
     sa.Column("is_member", sa.Boolean, nullable=False),
 )
 """One row a node that an operator added; the configured ones have none."""
+
+LEADER: Final = sa.Table(
+    "leader",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("session", sa.BigInteger, nullable=False),
+    sa.Column("renewed", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("until", sa.DateTime(timezone=True), nullable=False),
+)
+"""One row: who leads by which session of the server, and until when (`leadership`)."""

@@ -181,12 +181,16 @@ class Service:
         )
         self._config.write_text(extra + tables)
         self._process: subprocess.Popen[bytes] | None = None
+        self._standbys: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        for standby in self._standbys:
+            standby.kill()
+            standby.wait(timeout=20)
         self.stop()
         for agent in found.find_all(self._state_dir):  # of a service that was killed
             found.end(agent)
@@ -201,11 +205,38 @@ class Service:
 
     def launch(self) -> None:
         """Start the service; it may be killed before it serves."""
+        self._process = self._up()
+
+    def _up(self, *options: str) -> subprocess.Popen[bytes]:
         command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(self._config)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True
+            return subprocess.Popen(
+                [*command, *options], stdout=log, stderr=log, start_new_session=True
             )
+
+    def stand_by(self) -> None:
+        """Start one more service; return when it waits."""
+        self._log.touch()
+        before = self._log.read_text().count("standby")
+        self._standbys.append(self._up("--standby"))
+        deadline = time.monotonic() + self._boot_s
+        while self._log.read_text().count("standby") == before:
+            if self._standbys[-1].poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"no standby:\n{self._log.read_text()[-4000:]}")
+            time.sleep(0.1)  # noqa: TID251 - waits for another process, not for time to pass
+
+    def succeed(self) -> None:
+        """Go on with the standby that waits longest; return when it serves."""
+        self._process = self._standbys.pop(0)
+        self.live = _wait_until_up(
+            self._process, state_dir=self._state_dir, log=self._log, boot_s=self._boot_s
+        )
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The service that leads."""
+        assert self._process is not None
+        return self._process
 
     def kill(self) -> None:
         """Kill the service with SIGKILL, and it alone."""

@@ -71,21 +71,23 @@ def read_config(
     return replace(config, router=router, state_dir=state_dir or config.state_dir)
 
 
-def serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
+def serve(config: ClusterConfig, *, waits: bool, on_up: Callable[[Card], None]) -> None:
     """Serve in this process until TERM or INT, or until USR1, which leaves what runs on the nodes.
+
+    With `waits` it serves once nobody else does.
 
     Raises:
         PlexError: when the cluster does not come up, or a part of it fails for good.
     """
     logging.setup()
     try:
-        loops.run(_serve(config, on_up=on_up))
+        loops.run(_serve(config, waits=waits, on_up=on_up))
     except BaseExceptionGroup as group:
         raise first_failure(group) from group
 
 
-async def _serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
-    leave, cluster = asyncio.Event(), EmbeddedCluster(config)
+async def _serve(config: ClusterConfig, *, waits: bool, on_up: Callable[[Card], None]) -> None:
+    leave, cluster = asyncio.Event(), EmbeddedCluster(config, waits=waits)
 
     def leave_what_runs() -> None:
         cluster.keeps = True
