@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from plexsvc.errors import PlexError
-from plexsvc.node.messages import ForkOrder
+from plexsvc.node.messages import STACKS, ForkOrder
 from plexsvc.tether import (
     ORPHANED,
     die_before_parent,
@@ -76,6 +77,7 @@ def _close_fds(*, keep: frozenset[int]) -> None:
 def _reset_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(STACKS)  # to its log, whatever its threads are in
 
 
 def _call(order: ForkOrder, *, ready_fd: int) -> int:

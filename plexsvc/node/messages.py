@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 MAX_LINE_BYTES: Final = 1 << 20
 """Longest line either side accepts; a process's configuration must fit."""
+
+
+STACKS: Final = signal.SIGUSR2
+"""Has a process write the Python stacks of all its threads to its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Final
 from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.logs import why
+from plexsvc.node.messages import STACKS
 
 BURY_TRIES: Final = 500
 BURY_PAUSE_S: Final = 0.01
@@ -67,6 +68,11 @@ class Rank:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             self._signal_leader(number)
+
+    def write_stacks(self) -> None:
+        """Have it write the Python stacks of all its threads to its log."""
+        if self.pid and not self.ended.is_set():
+            self._signal_leader(STACKS)
 
     def fail(self, error: PlexError) -> None:
         """Record that it does not run and never did."""

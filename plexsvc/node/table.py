@@ -14,6 +14,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -32,6 +33,9 @@ log = Log(__name__)
 
 KILL_WAIT_S: Final = 10.0
 """How long the kernel may take to let go of killed ranks."""
+
+STACKS_S: Final = 0.2
+"""How long a process that hangs has to write its stacks."""
 
 MAX_READY_BYTES: Final = 4096
 """Longest address, which comes in one write."""
@@ -87,6 +91,7 @@ class RankTable:
     async def stop(self, proc_id: str, *, incarnation: int, grace_us: int) -> None:
         """End a process: TERM to its group, KILL after `grace_us`; return when it is gone.
 
+        One that does not end by itself hangs: before KILL it writes its stacks to its log.
         A process that is unknown, has ended, or is of a newer incarnation is left as it is.
         """
         rank = self._by_id.get(proc_id)
@@ -97,6 +102,11 @@ class RankTable:
             async with asyncio.timeout(grace_us / 1e6):
                 await rank.ended.wait()
         except TimeoutError:
+            log.warning("process hangs; its stacks are in its log", proc_id=proc_id)
+            rank.write_stacks()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STACKS_S):
+                    await rank.ended.wait()
             await self.kill([rank])
 
     async def kill(self, ranks: list[Rank]) -> None:

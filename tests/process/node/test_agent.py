@@ -141,6 +141,14 @@ async def test_stop_kills_what_ignores_term(agent: RunningAgent) -> None:
     assert (await agent.next_event("exited")).exited.signal == signal.SIGKILL
 
 
+async def test_the_stacks_of_what_hangs_are_in_its_log(agent: RunningAgent) -> None:
+    await agent.spawn("ignore_term")
+    await agent.stop("wpg_1/0", grace_us=50_000)
+    written = "".join(path.read_text() for path in agent.runtime_dir.glob("logs/*.log"))
+    assert "most recent call first" in written
+    assert "in ignore_term" in written
+
+
 async def test_what_a_rank_started_dies_with_it(agent: RunningAgent) -> None:
     reply = await agent.spawn("with_child")
     child = int(reply.address)
