@@ -32,6 +32,15 @@ RENEWALS: Final = 4
 RETRY_S: Final = 0.2
 """Pause before a server that does not answer is asked again."""
 
+_NOTICES: Final = {
+    "connect_timeout": 2,
+    "tcp_user_timeout": 2000,
+    "keepalives_idle": 1,
+    "keepalives_interval": 1,
+    "keepalives_count": 2,
+}
+"""Has a session end within seconds of the line to its server."""
+
 _LOCK: Final = "select pg_try_advisory_lock(hashtext('plexsvc'), 1)"
 _UNLOCK: Final = "select pg_advisory_unlock(hashtext('plexsvc'), 1)"
 _IS_THERE: Final = "select to_regclass('leader') is not null"
@@ -63,7 +72,9 @@ class Leadership:
     """
 
     def __init__(self, url: str, *, holder: str) -> None:
-        self._engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        self._engine = sa.create_engine(
+            url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool, connect_args=_NOTICES
+        )
         self._holder = holder
         self._session: sa.Connection | None = None
         self._stopped = threading.Event()
