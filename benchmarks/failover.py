@@ -1,6 +1,6 @@
 """How long jobs stand still when their service dies, without and with a standby.
 
-    python -m benchmarks.failover [--jobs 4] [--kills 5]
+    python -m benchmarks.failover [--jobs 4] [--nodes 8] [--kills 5]
 
 A service on PostgreSQL is killed with SIGKILL while each of its jobs runs no-ops on a training
 deployment of its own; a standby, which waits by then, goes on with them. Then the same without a
@@ -42,16 +42,16 @@ def measure(
 ) -> dict[str, float]:
     """Kill the service again and again; return how long its jobs waited."""
     first, last = list[float](), list[float]()
-    with ThreadPoolExecutor(len(actors) + 1) as threads:
+    with ThreadPoolExecutor(len(actors)) as threads:
         for _ in range(kills):
             prepare()
             for actor in actors:
                 actor.noop()
             service.kill()
             killed_s = time.monotonic()
-            serving = threads.submit(succeed)
-            ends = sorted(threads.map(answered_s, actors))
-            serving.result()
+            answers = [threads.submit(answered_s, actor) for actor in actors]
+            succeed()  # on this thread, because a service dies with the thread that started it
+            ends = sorted(answer.result() for answer in answers)
             first.append(ends[0] - killed_s)
             last.append(ends[-1] - killed_s)
     return {
@@ -65,12 +65,13 @@ def main() -> None:
     """Measure both ways."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--kills", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="plex-failover-") as scratch, running_postgres() as sql:
         home = Path(scratch)
         model = make_qwen3(home / "model", seed=1)
-        nodes = {"only": [TRAIN] * options.jobs}
+        nodes = {f"node-{number}": [TRAIN] for number in range(options.nodes)}
         extra = f'database = "{sql.create("failover")}"\n'
         with (
             Service(home, nodes=nodes, extra=extra) as service,
@@ -89,7 +90,9 @@ def main() -> None:
                 found = measure(
                     service, actors, kills=options.kills, prepare=prepare, succeed=succeed
                 )
-                report(way=way, jobs=options.jobs, kills=options.kills, **found)
+                report(
+                    way=way, jobs=options.jobs, nodes=options.nodes, kills=options.kills, **found
+                )
             for job in jobs:
                 job.__exit__(None, None, None)
 
