@@ -79,7 +79,6 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "Forward.temperature": TEMPERATURE,
     "ForwardBackward.loss_args": FINITE,
     "ForwardBackward.temperature": TEMPERATURE,
-    "Generate.expected_lengths": TOKENS,
     "InstanceRange.least": DEGREE,
     "InstanceRange.most": DEGREE,
     "InstanceRange.price": POSITIVE,

@@ -245,6 +245,8 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
 
     async def start(self, port: int = 0) -> str:
         """Serve the agent and its state manager; return the agent's address."""
+        if self.state_server is not None:
+            await self.state_server.stop(None)
         self.state_server = new_server(KEYS)
         statemanager_pb2_grpc.add_StateManagerServicer_to_server(
             FakeStateManager(self.behaviour, node_id=self.node_id), self.state_server
