@@ -23,9 +23,10 @@ class ErrorCode(StrEnum):
     UNKNOWN_MODEL = "unknown_model"
     """The model directory cannot be read, or holds an architecture that no backend runs."""
     UNAUTHENTICATED = "unauthenticated"
-    """The call carries no token, or one that the router does not know."""
+    """The call carries no token, or one that the router does not know, that expired or was revoked.
+    """
     FORBIDDEN = "forbidden"
-    """The tenant may not do this: only operators administer the cluster."""
+    """The token may not do this: only operators administer, and one of scope `read` only looks."""
     NOT_FOUND = "not_found"
     """No such job, deployment, operation, version or file of this tenant."""
     JOB_ENDED = "job_ended"

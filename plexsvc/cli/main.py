@@ -22,6 +22,7 @@ from plexsvc.cli.commands.simulate import simulate
 from plexsvc.cli.commands.status import status, top
 from plexsvc.cli.commands.submit import logs, submit
 from plexsvc.cli.commands.tenant import tenant
+from plexsvc.cli.commands.token import token_app
 
 if TYPE_CHECKING:
     from plexsvc.cluster.places import Card
@@ -153,6 +154,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(node_app, name="node")
 app.add_typer(reward_app, name="reward")
 app.add_typer(serve_app, name="serve")
+app.add_typer(token_app, name="token")
 
 
 def main() -> None:

@@ -274,6 +274,8 @@ class EmbeddedCluster:
         await inner.serve(stack, scheduler)
         router = self._router(scheduler, keys=keys, rewards=rewards)
         stack.push_async_callback(router.aclose)
+        await router.learn_tokens()
+        _run_beside(stack, tasks.create_task(router.follow_tokens()))
         await self._serve(stack, router, inner=inner.address)
         self.keeps = False
 
@@ -523,7 +525,7 @@ class _Inner:
             return
         add_scheduler(scheduler, self.server)
         stack.push_async_callback(self.server.stop, _STOP_GRACE_S)
-        stack.callback(scheduler.streams.stop)
+        stack.callback(scheduler.stop)
         await self.server.start()
 
 

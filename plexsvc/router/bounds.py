@@ -62,6 +62,7 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "CreateJobRequest.max_slowdown": Bound(0, 1000),
     "CreateJobRequest.priority": Bound(-1_000_000, 1_000_000),
     "CreateJobRequest.session_ttl_us": YEAR_US,
+    "CreateTokenRequest.lifetime_us": Bound(0, 100 * YEAR_US.high),
     "CycleSegment.duration_us": MONTH_US,
     "CycleSegment.offset_us": MONTH_US,
     "DeploymentSpec.kv_cache_bytes": BYTES,

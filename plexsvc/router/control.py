@@ -1,8 +1,9 @@
 """Control calls: checked, given their tenant and forwarded to the scheduler's method of that name.
 
 Everybody may look, with other tenants' names left out, and fields that are `members_only` in
-service.proto. A method that is `operators_only` there is for the tenants of `router.operators`
-alone. A new method needs nothing here unless its requests must satisfy a rule.
+service.proto. A method that is `operators_only` there is for operators alone: the tenants of
+`router.operators`, and who has a token of scope admin. A new method needs nothing here unless its
+requests must satisfy a rule.
 """
 
 from __future__ import annotations
@@ -54,15 +55,16 @@ class Control:
     def __init__(self, scheduler: SchedulerApi, *, config: RouterConfig) -> None:
         self._scheduler = scheduler
         self._config = config
-        self._operators = frozenset(config.operators)
 
-    async def forward(self, name: str, request: Any, *, tenant: TenantId) -> Message:
+    async def forward(
+        self, name: str, request: Any, *, tenant: TenantId, is_operator: bool = False
+    ) -> Message:
         """Return the scheduler's reply to a request that says who asks, whatever it claimed.
 
         Raises:
             PlexError: `bad_request`, `forbidden`, or what the scheduler refuses.
         """
-        method, is_operator = METHODS[name], tenant in self._operators
+        method = METHODS[name]
         request.tenant = tenant
         if "is_operator" in request.DESCRIPTOR.fields_by_name:
             request.is_operator = is_operator
@@ -79,11 +81,11 @@ class Control:
         describe = ASKED.get(name)
         words = re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
         asked = words if describe is None else describe(request)
-        who = ", ".join(sorted(self._operators)) or "nobody"
+        who = ", ".join(sorted(self._config.operators)) or "nobody"
         return PlexError(
             ErrorCode.FORBIDDEN,
             f"tenant {tenant!r} may not {asked}: only operators may (router.operators: {who}); "
-            "use an operator's token",
+            "use an operator's token, or one of scope admin",
             tenant=tenant,
         )
 
@@ -170,6 +172,7 @@ CHECKS: Final[Mapping[str, Callable[[Any, RouterConfig], None]]] = {
     "ExplainOperation": _check_explained,
     "ChangeNode": _check_change,
     "AddNode": _check_agent,
+    "CreateToken": names.check_token,
     "WhatIf": _check_shape,
     "MoveJob": _check_job,
     "PinJob": _check_job,
@@ -179,6 +182,8 @@ CHECKS: Final[Mapping[str, Callable[[Any, RouterConfig], None]]] = {
 ASKED: Final[Mapping[str, Callable[[Any], str]]] = {
     "ChangeNode": lambda request: f"{CHANGES[request.change]} node {request.node_id}",
     "AddNode": lambda request: f"add node agent {request.agent}",
+    "CreateToken": lambda request: f"create a token for tenant {request.owner!r}",
+    "RevokeToken": lambda request: f"revoke token {request.token_id!r}",
     "MoveJob": lambda request: f"move job {request.job_id}",
     "PinJob": lambda request: f"{'pin' if request.is_pinned else 'unpin'} job {request.job_id}",
 }

@@ -6,9 +6,10 @@ address; SIGTERM lets running calls end for a few seconds.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from plexsvc.clock import SystemClock
@@ -43,9 +44,13 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
     add_to_server(router, server)
     try:
         address = bind(server, config.listen, client_tls(config), key="router.listen")
+        with suppress(PlexError):  # it serves, and learns them when the scheduler answers
+            await router.learn_tokens()
         await server.start()
-        async with router.http():
+        async with router.http(), asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(router.follow_tokens())
             yield address
+            following.cancel()
     finally:
         router.stop()
         await server.stop(STOP_GRACE_S)

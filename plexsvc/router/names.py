@@ -15,6 +15,9 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 MAX_NAME_CHARS: Final = 64
 
+SCOPES: Final = ("read", "submit", "admin")
+"""What a token may do; each may do what those before it may."""
+
 
 def check_job(request: service_pb2.CreateJobRequest, config: RouterConfig) -> None:
     """Refuse a job with an id, a name or labels that no table could show.
@@ -62,6 +65,20 @@ def check_set(request: service_pb2.CreateDeploymentsRequest) -> None:
                 f"deployment {_shown(one.name)} of a set is of job {_shown(one.job_id)}; all are "
                 f"of {_shown(request.job_id)}"
             )
+
+
+def check_token(request: service_pb2.CreateTokenRequest, config: RouterConfig) -> None:
+    """Refuse a token of a tenant that cannot be, or of no scope there is.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    check_name("a tenant's name", request.owner)
+    _check_text("a token's name", request.name, most=config.max_name_chars, may_be_empty=True)
+    if request.scope not in SCOPES:
+        raise bad_request(
+            f"a token's scope is {_shown(request.scope)}; give one of {', '.join(SCOPES)}"
+        )
 
 
 def check_metrics(request: service_pb2.KeepAliveRequest, config: RouterConfig) -> None:

@@ -56,7 +56,9 @@ class Rewards:
             async for reply in replies:
                 yield reply
 
-    async def forward(self, name: str, request: Any, *, tenant: TenantId) -> Message:
+    async def forward(
+        self, name: str, request: Any, *, tenant: TenantId, is_operator: bool
+    ) -> Message:
         """Return the proxy's reply to a request that says who asks, whatever it claimed.
 
         Raises:
@@ -65,7 +67,7 @@ class Rewards:
         method = SERVICE.methods_by_name[name]
         request.tenant = tenant
         if "is_operator" in request.DESCRIPTOR.fields_by_name:
-            request.is_operator = tenant in self._config.operators
+            request.is_operator = is_operator
         bounds.check(request)
         return await services.call(
             self._channels.to(self._proxy()),

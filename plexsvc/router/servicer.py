@@ -7,12 +7,13 @@ is submitted with its refusal and takes its number there: a gap would hold its s
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from plexclient.wire.errors import refused, to_wire
 from plexclient.wire.v1 import operations_pb2 as ops
@@ -21,9 +22,10 @@ from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import PlexError
 from plexsvc.ids import TenantId
+from plexsvc.log import Log
 from plexsvc.router import bounds, models, names, rewards
 from plexsvc.router.api import SchedulerApi
-from plexsvc.router.auth import Tenants
+from plexsvc.router.auth import Caller, Tenants
 from plexsvc.router.channels import ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.control import METHODS, SERVICE, Control, shown
@@ -38,9 +40,14 @@ from plexsvc.router.roots import Roots
 from plexsvc.router.validation import OperationRules, bad_request, check_identity, digest_of
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.operating import OperationStreams
-from plexsvc.rpc.services import Context, Handler, Streaming, add_service
+from plexsvc.rpc.services import Context, Handler, Streaming, add_service, has_option
 from plexsvc.slots import Limit, Slots
 from plexsvc.weights.owner import SEAL, check_owner
+
+RETRY_US: Final = 1_000_000
+"""How long after the scheduler did not answer it is asked for tokens again."""
+
+log = Log(__name__)
 
 
 class RouterServicer:
@@ -54,7 +61,9 @@ class RouterServicer:
         clock: Clock,
         keys: ClusterKeys,
     ) -> None:
-        self.tenants = Tenants(config.tokens, ends=config.token_ends, clock=clock)
+        self.tenants = Tenants(
+            config.tokens, ends=config.token_ends, operators=config.operators, clock=clock
+        )
         self.control = Control(scheduler, config=config)
         self._scheduler = scheduler
         self._clock = clock
@@ -95,6 +104,36 @@ class RouterServicer:
         )
         routes = [*sandbox_fusion.routes(self.rewards), *openai.routes(backend)]
         return serving(routes, tenants=self.tenants, config=self._config)
+
+    async def learn_tokens(self, *, known: int = 0) -> None:
+        """Learn which tokens operators made, once the table is not of the revision that is known.
+
+        Raises:
+            PlexError: `unavailable`.
+        """
+        request = pb.WatchTokensRequest(revision=known)
+        self.tenants.learn(await self._scheduler.call("WatchTokens", request, pb.WatchTokensReply))
+
+    async def follow_tokens(self) -> None:
+        """Learn of every change of the tokens that operators made, until cancelled.
+
+        While the scheduler does not answer, those last known stay.
+        """
+        while True:
+            try:
+                await self.learn_tokens(known=self.tenants.revision)
+            except PlexError as error:
+                log.info("tokens not learned", error=error)
+                await self._clock.sleep(RETRY_US)
+
+    async def change_token(
+        self, name: str, request: Message, *, tenant: TenantId, is_operator: bool
+    ) -> Message:
+        """Create or revoke a token; this router heeds it from the answer on, others soon after."""
+        reply = await self.control.forward(name, request, tenant=tenant, is_operator=is_operator)
+        with suppress(PlexError):  # it is done, and will be learned
+            await self.learn_tokens()
+        return reply
 
     def stop(self) -> None:
         """Let streams that would stay open end; call it before the server is stopped."""
@@ -235,48 +274,74 @@ def _take_model(request: pb.CreateDeploymentRequest, source: pb.DeploymentSpec) 
 def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
     """Serve `router` on `server`: who calls is known before anything else is done."""
 
-    def known(method: Callable[..., Awaitable[Any]]) -> Handler:
+    @contextmanager
+    def known(name: str, context: Context) -> Iterator[Caller]:
+        caller = router.tenants.caller(context)
+        if not has_option(SERVICE.methods_by_name[name], pb.reads):
+            caller.check_may_change(name)
+        with router.calls.hold(caller.tenant):
+            yield caller
+
+    def calling(name: str, method: Callable[..., Awaitable[Any]]) -> Handler:
         async def handle(request: object, context: Context) -> object:
-            tenant = router.tenants.caller(context)
-            with router.calls.hold(tenant):
-                return await method(request, tenant=tenant)
+            with known(name, context) as caller:
+                async with caller.valid():
+                    return await method(request, tenant=caller.tenant)
 
         return handle
 
-    def streaming(method: Callable[..., AsyncGenerator[bytes]]) -> Streaming:
+    def forwarding(name: str, forward: Callable[..., Awaitable[Any]]) -> Handler:
+        async def handle(request: object, context: Context) -> object:
+            with known(name, context) as caller:
+                return await forward(
+                    name, request, tenant=caller.tenant, is_operator=caller.is_operator
+                )
+
+        return handle
+
+    def streaming(name: str, method: Callable[..., AsyncGenerator[bytes]]) -> Streaming:
         async def handle(request: Any, context: Context) -> AsyncGenerator[bytes]:
-            tenant = router.tenants.caller(context)
-            bounds.check(request)
-            with router.calls.hold(tenant):
-                async with aclosing(method(request, tenant=tenant)) as messages:
+            with known(name, context) as caller:
+                bounds.check(request)
+                sent = caller.through(method(request, tenant=caller.tenant))
+                async with aclosing(sent) as messages:
                     async for message in messages:
                         yield message
 
         return handle
 
     async def operate(_: object, context: Context) -> None:
-        tenant = router.tenants.caller(context)
-        with router.calls.hold(tenant):
-            await router.operations.serve(context, partial(router.submit_operation, tenant=tenant))
+        with known("Operate", context) as caller:
+            submit = partial(router.submit_operation, tenant=caller.tenant)
+            async with caller.valid():
+                await router.operations.serve(context, submit)
 
-    calls = {name: known(partial(router.control.forward, name)) for name in METHODS}
-    calls |= {name: known(partial(router.rewards.forward, name)) for name in rewards.METHODS}
+    calls = {name: forwarding(name, router.control.forward) for name in METHODS}
+    calls |= {name: forwarding(name, router.rewards.forward) for name in rewards.METHODS}
     calls |= {
-        "KeepAlive": known(router.keep_alive),
-        "CreateDeployment": known(router.create_deployment),
-        "CreateDeployments": known(router.create_deployments),
-        "SubmitOperation": known(router.submit_operation),
-        "StagePayload": known(router.uploads.relay),
-        "Operate": operate,
+        name: forwarding(name, router.change_token) for name in ("CreateToken", "RevokeToken")
     }
-    streams = {
-        "FetchResult": streaming(router.downloads.result),
-        "StreamGenerate": streaming(router.downloads.frames),
-        "Sample": streaming(router.downloads.sample),
-        "FetchModelFile": streaming(router.downloads.model_file),
-        "Score": streaming(router.rewards.score),
+    own: dict[str, Callable[..., Awaitable[Any]]] = {
+        "KeepAlive": router.keep_alive,
+        "CreateDeployment": router.create_deployment,
+        "CreateDeployments": router.create_deployments,
+        "SubmitOperation": router.submit_operation,
+        "StagePayload": router.uploads.relay,
     }
-    add_service(server, SERVICE, calls=calls, streams=streams)
+    calls |= {name: calling(name, method) for name, method in own.items()}
+    streams: dict[str, Callable[..., AsyncGenerator[bytes]]] = {
+        "FetchResult": router.downloads.result,
+        "StreamGenerate": router.downloads.frames,
+        "Sample": router.downloads.sample,
+        "FetchModelFile": router.downloads.model_file,
+        "Score": router.rewards.score,
+    }
+    add_service(
+        server,
+        SERVICE,
+        calls=calls | {"Operate": operate},
+        streams={name: streaming(name, method) for name, method in streams.items()},
+    )
 
 
 def _refuse(operation: ops.Operation, refusal: PlexError) -> None:

@@ -41,7 +41,7 @@ from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.scheduler.orders.watch import Watch
-from plexsvc.store.rows import JournalRow, NodeRow
+from plexsvc.store.rows import JournalRow, NodeRow, TokenRow
 from plexsvc.store.store import Store
 
 log = Log(__name__)
@@ -229,8 +229,12 @@ class LiveScheduler:
             raise self._storing.failure
         self._inbox.check_room()
 
-    async def remember(self, row: NodeRow) -> None:
-        """Have whoever leads next know of a node that an operator added; durable on return."""
+    def tokens(self) -> list[TokenRow]:
+        """Return the tokens that operators made, oldest first, from the store."""
+        return self._store.tokens()
+
+    async def remember(self, row: NodeRow | TokenRow) -> None:
+        """Have whoever leads next know of what an operator did; durable on return."""
         assert self._storing is not None, row
         await self._storing.write([row])
 

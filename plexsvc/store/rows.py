@@ -114,4 +114,24 @@ class NodeRow:
     is_member: bool
 
 
-Row = JobRow | DeploymentRow | OperationRow | OperationGone | ProfileRow | NodeRow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """A token that an operator made; times are of the wall clock, 0: never."""
+
+    token_id: str
+    tenant: str
+    scope: str
+    name: str
+    hash: bytes
+    """SHA-256 of its secret."""
+    created_us: int
+    expires_us: int
+    revoked_us: int
+
+    def ended_us(self, now_us: int) -> int:
+        """Return since when it lets nobody in, 0 while it does."""
+        ends = [at_us for at_us in (self.revoked_us, self.expires_us) if 0 < at_us <= now_us]
+        return min(ends, default=0)
+
+
+Row = JobRow | DeploymentRow | OperationRow | OperationGone | ProfileRow | NodeRow | TokenRow

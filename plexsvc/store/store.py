@@ -33,6 +33,7 @@ from plexsvc.store.rows import (
     ProfileRow,
     Row,
     SnapshotRow,
+    TokenRow,
 )
 from plexsvc.store.tables import (
     DEPLOYMENTS,
@@ -43,6 +44,7 @@ from plexsvc.store.tables import (
     OPERATIONS,
     PROFILES,
     SNAPSHOTS,
+    TOKENS,
 )
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
@@ -53,6 +55,7 @@ TABLES: Final[dict[type, sa.Table]] = {
     OperationRow: OPERATIONS,
     ProfileRow: PROFILES,
     NodeRow: NODES,
+    TokenRow: TOKENS,
 }
 
 
@@ -152,6 +155,11 @@ class Store:
         query = sa.select(NODES).where(NODES.c.is_member).order_by(NODES.c.agent)
         return [NodeRow(**fields) for fields in self._read(query, NodeRow)]
 
+    def tokens(self) -> list[TokenRow]:
+        """Return the tokens that operators made, oldest first."""
+        query = sa.select(TOKENS).order_by(TOKENS.c.created_us, TOKENS.c.token_id)
+        return [TokenRow(**fields) for fields in self._read(query, TokenRow)]
+
     def fail_orphans(self, *, reason: str, ended_us: int) -> int:
         """Mark jobs that an earlier scheduler left unfinished as failed; return how many."""
         unfinished = JOBS.c.state.in_(["queued", "running"])
@@ -167,7 +175,8 @@ class Store:
         """Delete what is only history by then; return how many rows went.
 
         The journal, snapshots and operations of schedulers that another had replaced before that
-        time, jobs that ended before it with their deployments, and cycles measured before it.
+        time, jobs that ended before it with their deployments, and cycles measured and tokens that
+        ended before it.
         """
         then = sa.select(sa.func.max(EPOCHS.c.scheduler_epoch)).where(
             EPOCHS.c.started_us < before_us
@@ -183,6 +192,10 @@ class Store:
             gone.append(sa.delete(DEPLOYMENTS).where(of_ended))
             gone.append(sa.delete(JOBS).where(ended))
             gone.append(sa.delete(PROFILES).where(PROFILES.c.at_us < before_us))
+            gone += [
+                sa.delete(TOKENS).where(end_us.between(1, before_us - 1))
+                for end_us in (TOKENS.c.revoked_us, TOKENS.c.expires_us)
+            ]
             return sum(int(self._connection.execute(one).rowcount) for one in gone)
 
     def keep_snapshot(self, snapshot: SnapshotRow) -> None:

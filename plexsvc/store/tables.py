@@ -123,6 +123,21 @@ NODES: Final = sa.Table(
 )
 """One row a node that an operator added; the configured ones have none."""
 
+TOKENS: Final = sa.Table(
+    "tokens",
+    METADATA,
+    sa.Column("token_id", sa.String(64), primary_key=True),
+    sa.Column("scheduler_epoch", sa.BigInteger, nullable=False),
+    sa.Column("tenant", sa.String(128), nullable=False),
+    sa.Column("scope", sa.String(16), nullable=False),
+    sa.Column("name", sa.String(256), nullable=False),
+    sa.Column("hash", sa.LargeBinary(32), nullable=False),
+    sa.Column("created_us", sa.BigInteger, nullable=False),
+    sa.Column("expires_us", sa.BigInteger, nullable=False),
+    sa.Column("revoked_us", sa.BigInteger, nullable=False),
+)
+"""One row a token that an operator made; the configured ones have none."""
+
 LEADER: Final = sa.Table(
     "leader",
     METADATA,

@@ -22,9 +22,10 @@ from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
+from plexsvc.router.auth import Caller
 from plexsvc.router.http import asking, shapes
 from plexsvc.router.http.choices import Choice, Form, usage
-from plexsvc.router.http.server import TENANT, error_of, read_json
+from plexsvc.router.http.server import CALLER, TENANT, error_of, read_json
 from plexsvc.router.validation import bad_request
 
 SESSION: Final = "X-Session-Id"
@@ -137,7 +138,7 @@ async def _encoded(
 ) -> operations_pb2.Prompt:
     """Return the one prompt of an operation that only encodes."""
     with backend.hold(request[TENANT]):
-        stream = _frames(backend.samples, operation, tenant=request[TENANT])
+        stream = _frames(backend.samples, operation, caller=request[CALLER])
         async with aclosing(stream) as frames:
             return (await anext(frames)).prompts[0]
 
@@ -164,7 +165,7 @@ async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) ->
     is_streamed = asking.wants(asked, "stream")
     has_usage = asking.wants_usage(asked)
     with backend.hold(tenant):
-        async with aclosing(_frames(backend.samples, operation, tenant=tenant)) as frames:
+        async with aclosing(_frames(backend.samples, operation, caller=request[CALLER])) as frames:
             prompts = list((await anext(frames)).prompts)
             first = await anext(frames)  # a refusal comes before anything is told
             answer = _Answer(operation, form, prompts, created_s=backend.clock.wall_us() // 10**6)
@@ -177,14 +178,15 @@ async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) ->
 
 
 async def _frames(
-    samples: Samples, operation: operations_pb2.Operation, *, tenant: TenantId
+    samples: Samples, operation: operations_pb2.Operation, *, caller: Caller
 ) -> AsyncGenerator[Frame]:
     """Yield the frames of a sample.
 
     Raises:
         PlexError: why it was refused or failed.
     """
-    async with aclosing(samples.sample(operation, tenant=tenant)) as messages:
+    sampled = caller.through(samples.sample(operation, tenant=caller.tenant))
+    async with aclosing(sampled) as messages:
         async for message in messages:
             frame = Frame.FromString(message)
             if frame.result.HasField("error"):

@@ -21,7 +21,7 @@ from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
 from plexsvc.log import Log
-from plexsvc.router.auth import Tenants
+from plexsvc.router.auth import Caller, Tenants
 from plexsvc.router.config import RouterConfig
 
 SILENT_S: Final = 10.0
@@ -43,6 +43,8 @@ _STATUS: Final = {
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TENANT: Final = web.RequestKey("tenant", TenantId)
+CALLER: Final = web.RequestKey("caller", Caller)
+READING: Final = ("GET", "HEAD")
 
 log = Log(__name__)
 
@@ -167,9 +169,12 @@ class _Guard:
         """Return the answer to a request."""
         self.silent.discard(request.protocol)
         try:
-            request[TENANT] = self._tenants.tenant_of(
+            caller = self._tenants.caller_of(
                 (name.lower(), value) for name, value in request.headers.items()
             )
+            if request.method not in READING:
+                caller.check_may_change(f"{request.method} {request.path}")
+            request[CALLER], request[TENANT] = caller, caller.tenant
             return await handler(request)
         except PlexError as error:
             return _answer(error)

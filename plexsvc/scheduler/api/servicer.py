@@ -18,6 +18,7 @@ from plexsvc.rpc.services import Context, Methods, add_service
 from plexsvc.scheduler.api import deployments, operators, sessions
 from plexsvc.scheduler.api.operations import Operations
 from plexsvc.scheduler.api.pace import Pace
+from plexsvc.scheduler.api.tokens import Tokens
 from plexsvc.scheduler.api.views import explaining, instances, nodes, pictures, report, status
 from plexsvc.scheduler.live import LiveScheduler
 
@@ -51,6 +52,7 @@ class SchedulerServicer:
             max_operations=scheduler.config.max_operations_per_stream,
             key="scheduler.max_operations_per_stream",
         )
+        self._tokens = Tokens(scheduler)
         pace = Pace(scheduler.clock)
 
         async def in_turn(method: Handled, request: Any) -> Message:
@@ -62,7 +64,13 @@ class SchedulerServicer:
             "CancelOperation": operations.cancel,
             "GetResult": operations.get_result,
             "PayloadStaged": operations.payload_staged,
+            **self._tokens.methods,
         }
+
+    def stop(self) -> None:
+        """Let calls that would stay open end; call it before the server is stopped."""
+        self.streams.stop()
+        self._tokens.stop()
 
     async def call(self, method: str, request: Message, reply: type[Reply]) -> Reply:
         """Return the reply of a method with one request and one reply.

@@ -31,6 +31,9 @@ CHANGING: list[Message] = [
     pb.DrainInstanceRequest(device="spot-a:0"),
     pb.OpenInstanceRequest(device="spot-a:0"),
     pb.LendInstanceRequest(name="chat", address="host:1", lease_us=1),
+    pb.CreateTokenRequest(owner="lab", scope="submit"),
+    pb.ListTokensRequest(),
+    pb.RevokeTokenRequest(token_id="tok-1"),
 ]
 LOOKING: list[Message] = [
     pb.ListNodesRequest(),
@@ -66,7 +69,7 @@ async def ask(control: Control, request: Message, *, tenant: TenantId) -> Messag
     copy = type(request)()
     copy.CopyFrom(request)
     name = next(n for n, method in METHODS.items() if method.input_type is request.DESCRIPTOR)
-    return await control.forward(name, copy, tenant=tenant)
+    return await control.forward(name, copy, tenant=tenant, is_operator=tenant == OPS)
 
 
 def test_every_forwarded_request_says_who_asks() -> None:

@@ -95,6 +95,22 @@ def test_options_of_methods_are_read_from_the_descriptor() -> None:
         "Repack",
         "MoveJob",
         "PinJob",
+        "CreateToken",
+        "ListTokens",
+        "RevokeToken",
+    }
+    reading = {name for name, m in methods.items() if services.has_option(m, pb.reads)}
+    assert reading == {
+        "ExplainOperation",
+        "GetPack",
+        "GetReport",
+        "GetRewards",
+        "GetStatus",
+        "ListInstances",
+        "ListJobs",
+        "ListNodes",
+        "Timeline",
+        "WhatIf",
     }
     assert "Operate" not in methods
     assert services.reply_type(methods["ListJobs"]) is pb.ListJobsReply

@@ -23,6 +23,7 @@ from plexsvc.store.rows import (
     OperationRow,
     ProfileRow,
     SnapshotRow,
+    TokenRow,
 )
 from plexsvc.store.store import _take_epoch, open_store, reopen_store
 from plexsvc.store.tables import METADATA
@@ -185,6 +186,27 @@ def test_the_nodes_that_were_added_are_known_until_they_are_forgotten(url: str) 
     store.close()
     after = open_store(url, now_us=2)
     assert after.nodes() == [here]
+    after.close()
+
+
+def token(token_id: str, **ends: int) -> TokenRow:
+    fields = {"created_us": 1, "expires_us": 0, "revoked_us": 0} | ends
+    return TokenRow(
+        token_id=token_id, tenant="lab", scope="read", name="", hash=b"h" * 32, **fields
+    )
+
+
+def test_tokens_are_known_to_the_next_until_they_ended_long_ago(url: str) -> None:
+    store = open_store(url, now_us=1)
+    lasting, late = token("tok-a"), token("tok-b", expires_us=20)
+    store.append((), [lasting, late, token("tok-c", expires_us=20), token("tok-d", expires_us=5)])
+    store.append((), [token("tok-c", revoked_us=4)])
+    store.close()
+    after = open_store(url, now_us=2)
+    assert [one.token_id for one in after.tokens()] == ["tok-a", "tok-b", "tok-c", "tok-d"]
+    assert [one.ended_us(10) for one in after.tokens()] == [0, 0, 4, 5]
+    assert after.forget(before_us=10) == 2
+    assert after.tokens() == [lasting, late]
     after.close()
 
 

@@ -40,6 +40,8 @@ OPERATORS_ONLY_FIELD_NUMBER: _ClassVar[int]
 operators_only: _descriptor.FieldDescriptor
 WAITS_FIELD_NUMBER: _ClassVar[int]
 waits: _descriptor.FieldDescriptor
+READS_FIELD_NUMBER: _ClassVar[int]
+reads: _descriptor.FieldDescriptor
 MEMBERS_ONLY_FIELD_NUMBER: _ClassVar[int]
 members_only: _descriptor.FieldDescriptor
 
@@ -1201,3 +1203,85 @@ class LendInstanceRequest(_message.Message):
     lend_to: _containers.RepeatedScalarFieldContainer[str]
     lease_us: int
     def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., price: _Optional[float] = ..., owner: _Optional[str] = ..., lend_to: _Optional[_Iterable[str]] = ..., lease_us: _Optional[int] = ...) -> None: ...
+
+class TokenView(_message.Message):
+    __slots__ = ("token_id", "owner", "scope", "name", "created_us", "expires_us", "revoked_us", "hash")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CREATED_US_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_US_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_US_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    token_id: str
+    owner: str
+    scope: str
+    name: str
+    created_us: int
+    expires_us: int
+    revoked_us: int
+    hash: bytes
+    def __init__(self, token_id: _Optional[str] = ..., owner: _Optional[str] = ..., scope: _Optional[str] = ..., name: _Optional[str] = ..., created_us: _Optional[int] = ..., expires_us: _Optional[int] = ..., revoked_us: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
+
+class CreateTokenRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "owner", "scope", "name", "lifetime_us")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_US_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    owner: str
+    scope: str
+    name: str
+    lifetime_us: int
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., owner: _Optional[str] = ..., scope: _Optional[str] = ..., name: _Optional[str] = ..., lifetime_us: _Optional[int] = ...) -> None: ...
+
+class CreateTokenReply(_message.Message):
+    __slots__ = ("token", "secret")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    token: TokenView
+    secret: str
+    def __init__(self, token: _Optional[_Union[TokenView, _Mapping]] = ..., secret: _Optional[str] = ...) -> None: ...
+
+class ListTokensRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ...) -> None: ...
+
+class ListTokensReply(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenView]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[TokenView, _Mapping]]] = ...) -> None: ...
+
+class RevokeTokenRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "token_id")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    token_id: str
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., token_id: _Optional[str] = ...) -> None: ...
+
+class WatchTokensRequest(_message.Message):
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    def __init__(self, revision: _Optional[int] = ...) -> None: ...
+
+class WatchTokensReply(_message.Message):
+    __slots__ = ("revision", "tokens")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenView]
+    def __init__(self, revision: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenView, _Mapping]]] = ...) -> None: ...

@@ -209,6 +209,21 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
                 _registered_method=True)
+        self.CreateToken = channel.unary_unary(
+                '/plexsvc.v1.Router/CreateToken',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.CreateTokenRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.CreateTokenReply.FromString,
+                _registered_method=True)
+        self.ListTokens = channel.unary_unary(
+                '/plexsvc.v1.Router/ListTokens',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ListTokensRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListTokensReply.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/plexsvc.v1.Router/RevokeToken',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.TokenView.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -432,6 +447,24 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -604,6 +637,21 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.RemoveProgram,
                     request_deserializer=plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.SerializeToString,
+            ),
+            'CreateToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateToken,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.CreateTokenRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.CreateTokenReply.SerializeToString,
+            ),
+            'ListTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokens,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ListTokensRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListTokensReply.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.TokenView.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1536,6 +1584,87 @@ class Router:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def CreateToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/CreateToken',
+            plexsvc_dot_v1_dot_service__pb2.CreateTokenRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.CreateTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/ListTokens',
+            plexsvc_dot_v1_dot_service__pb2.ListTokensRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListTokensReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/RevokeToken',
+            plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.TokenView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class SchedulerStub:
     """Called by routers only. `tenant` fields are filled by the router.
@@ -1681,6 +1810,26 @@ class SchedulerStub:
                 '/plexsvc.v1.Scheduler/LendInstance',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.LendInstanceRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+                _registered_method=True)
+        self.CreateToken = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/CreateToken',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.CreateTokenRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.CreateTokenReply.FromString,
+                _registered_method=True)
+        self.ListTokens = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/ListTokens',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ListTokensRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListTokensReply.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/RevokeToken',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.TokenView.FromString,
+                _registered_method=True)
+        self.WatchTokens = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/WatchTokens',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.WatchTokensRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.WatchTokensReply.FromString,
                 _registered_method=True)
 
 
@@ -1852,6 +2001,30 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1989,6 +2162,26 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.LendInstance,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.LendInstanceRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
+            ),
+            'CreateToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateToken,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.CreateTokenRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.CreateTokenReply.SerializeToString,
+            ),
+            'ListTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokens,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ListTokensRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListTokensReply.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.TokenView.SerializeToString,
+            ),
+            'WatchTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.WatchTokens,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.WatchTokensRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.WatchTokensReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -2721,6 +2914,114 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/LendInstance',
             plexsvc_dot_v1_dot_service__pb2.LendInstanceRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/CreateToken',
+            plexsvc_dot_v1_dot_service__pb2.CreateTokenRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.CreateTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/ListTokens',
+            plexsvc_dot_v1_dot_service__pb2.ListTokensRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListTokensReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/RevokeToken',
+            plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.TokenView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/WatchTokens',
+            plexsvc_dot_v1_dot_service__pb2.WatchTokensRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.WatchTokensReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -87,6 +87,9 @@ class RouterStub:
     GetRewards: _grpc.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]
     AddProgram: _grpc.UnaryUnaryMultiCallable[_reward_pb2.AddProgramRequest, _reward_pb2.RewardProgram]
     RemoveProgram: _grpc.UnaryUnaryMultiCallable[_reward_pb2.RemoveProgramRequest, _reward_pb2.RewardProgram]
+    CreateToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]
+    ListTokens: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]
+    RevokeToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
@@ -144,6 +147,9 @@ class RouterAsyncStub(RouterStub):
     GetRewards: _aio.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]  # type: ignore[assignment]
     AddProgram: _aio.UnaryUnaryMultiCallable[_reward_pb2.AddProgramRequest, _reward_pb2.RewardProgram]  # type: ignore[assignment]
     RemoveProgram: _aio.UnaryUnaryMultiCallable[_reward_pb2.RemoveProgramRequest, _reward_pb2.RewardProgram]  # type: ignore[assignment]
+    CreateToken: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]  # type: ignore[assignment]
+    ListTokens: _aio.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]  # type: ignore[assignment]
+    RevokeToken: _aio.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]  # type: ignore[assignment]
 
 class RouterServicer:
     """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant.
@@ -369,6 +375,24 @@ class RouterServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.RewardProgram, _abc.Awaitable[_reward_pb2.RewardProgram]]: ...
 
+    def CreateToken(
+        self,
+        request: _service_pb2.CreateTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.CreateTokenReply, _abc.Awaitable[_service_pb2.CreateTokenReply]]: ...
+
+    def ListTokens(
+        self,
+        request: _service_pb2.ListTokensRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListTokensReply, _abc.Awaitable[_service_pb2.ListTokensReply]]: ...
+
+    def RevokeToken(
+        self,
+        request: _service_pb2.RevokeTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.TokenView, _abc.Awaitable[_service_pb2.TokenView]]: ...
+
 def add_RouterServicer_to_server(servicer: RouterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class SchedulerStub:
@@ -407,6 +431,10 @@ class SchedulerStub:
     DrainInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]
     OpenInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]
     LendInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.LendInstanceRequest, _service_pb2.ListInstancesReply]
+    CreateToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]
+    ListTokens: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]
+    RevokeToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]
+    WatchTokens: _grpc.UnaryUnaryMultiCallable[_service_pb2.WatchTokensRequest, _service_pb2.WatchTokensReply]
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -442,6 +470,10 @@ class SchedulerAsyncStub(SchedulerStub):
     DrainInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     OpenInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     LendInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.LendInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
+    CreateToken: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]  # type: ignore[assignment]
+    ListTokens: _aio.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]  # type: ignore[assignment]
+    RevokeToken: _aio.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]  # type: ignore[assignment]
+    WatchTokens: _aio.UnaryUnaryMultiCallable[_service_pb2.WatchTokensRequest, _service_pb2.WatchTokensReply]  # type: ignore[assignment]
 
 class SchedulerServicer:
     """Called by routers only. `tenant` fields are filled by the router."""
@@ -609,5 +641,29 @@ class SchedulerServicer:
         request: _service_pb2.LendInstanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
+
+    def CreateToken(
+        self,
+        request: _service_pb2.CreateTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.CreateTokenReply, _abc.Awaitable[_service_pb2.CreateTokenReply]]: ...
+
+    def ListTokens(
+        self,
+        request: _service_pb2.ListTokensRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListTokensReply, _abc.Awaitable[_service_pb2.ListTokensReply]]: ...
+
+    def RevokeToken(
+        self,
+        request: _service_pb2.RevokeTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.TokenView, _abc.Awaitable[_service_pb2.TokenView]]: ...
+
+    def WatchTokens(
+        self,
+        request: _service_pb2.WatchTokensRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.WatchTokensReply, _abc.Awaitable[_service_pb2.WatchTokensReply]]: ...
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

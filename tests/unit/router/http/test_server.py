@@ -6,6 +6,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
+from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.auth import Tenants
 from plexsvc.router.config import RouterConfig
@@ -196,3 +198,30 @@ async def test_an_address_that_is_none_is_refused(listen: str) -> None:
     with pytest.raises(PlexError, match=r"router\.http_listen"):
         async with serving(ROUTES, tenants=TENANTS, config=config):
             pass
+
+
+async def test_a_token_that_may_only_read_gets_and_posts_nothing() -> None:
+    secret = "tok-1.secret"
+    view = pb.TokenView(token_id="tok-1", owner="acme", scope="read")
+    view.hash = sha256(secret.encode()).digest()
+    tenants = Tenants({})
+    tenants.learn(pb.WatchTokensReply(revision=1, tokens=[view]))
+    reached: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        reached.append(f"{request.method} {request[TENANT]}")
+        return web.Response()
+
+    routes = [web.get("/x", handle), web.post("/x", handle)]
+    config = RouterConfig(http_listen="127.0.0.1:0")
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with (
+        serving(routes, tenants=tenants, config=config) as address,
+        aiohttp.ClientSession(f"http://{address}", headers=headers) as http,
+    ):
+        async with http.get("/x") as got:
+            assert got.status == 200
+        async with http.post("/x", json={}) as refused:
+            assert refused.status == 403
+            assert "may only read, and POST /x does more" in await refused.text()
+    assert reached == ["GET acme"]

@@ -1,0 +1,85 @@
+"""`plexctl token`: create, list and revoke tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from plexsvc.cli.app import At, Commands, command
+
+_UNITS_US: Final = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
+
+token_app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    help="Create, list and revoke tokens (operators).",
+    epilog="Example: plexctl token create lab --expires 30d",
+)
+
+
+@command(token_app, "create", example="plexctl token create lab --expires 30d --name ada")
+def token_create(
+    at: At,
+    tenant: Annotated[str, typer.Argument(help="The tenant that it names.")],
+    scope: Annotated[
+        str,
+        typer.Option(help="read: status and reports. submit: jobs, too. admin: operates, too."),
+    ] = "submit",
+    expires: Annotated[
+        str, typer.Option(help="After how long: 90m, 12h, 30d. By default never.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="What to call it: who has it, what for.")] = "",
+) -> None:
+    """Create a token and print it; it is shown this once, and kept nowhere."""
+    from plexclient.wire.v1 import service_pb2
+
+    request = service_pb2.CreateTokenRequest(
+        owner=tenant, scope=scope, name=name, lifetime_us=_lifetime_us(expires)
+    )
+    with at.router() as router:
+        reply = router.CreateToken(request)
+    at.show(reply, reply.secret)
+
+
+@command(token_app, "list", example="plexctl token list --json")
+def token_list(at: At) -> None:
+    """Show the tokens that were created, without their secrets; those of the configuration are not.
+
+    Tokens that ended stay for `scheduler.history_days`.
+    """
+    from plexclient.wire.v1 import service_pb2
+    from plexsvc.show.tokens import tokens_view
+
+    with at.router() as router:
+        reply = router.ListTokens(service_pb2.ListTokensRequest())
+    at.show(reply, tokens_view(reply.tokens))
+
+
+@command(token_app, "revoke", example="plexctl token revoke tok-1f0c9a3b7d52")
+def token_revoke(
+    at: At, token_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, from the list.")]
+) -> None:
+    """Let a token in no more; what is open with it ends. Jobs end as if their clients had left."""
+    from plexclient.wire.v1 import service_pb2
+    from plexsvc.show.tokens import tokens_view
+
+    with at.router() as router:
+        found = router.RevokeToken(service_pb2.RevokeTokenRequest(token_id=token_id))
+    at.show(found, tokens_view([found]))
+
+
+def _lifetime_us(text: str) -> int:
+    """Return a duration such as `12h` or `30d`, 0 for none."""
+    from plexsvc.errors import ErrorCode, PlexError
+
+    if not text:
+        return 0
+    number, unit = text[:-1], text[-1]
+    if unit not in _UNITS_US or not number.isdecimal() or not int(number):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"--expires {text!r} is no time from now; give a whole number above 0 and one of "
+            f"{', '.join(_UNITS_US)}, such as 30d; without it the token does not expire",
+        )
+    return int(number) * _UNITS_US[unit]

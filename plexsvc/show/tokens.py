@@ -1,0 +1,26 @@
+"""Table of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from rich.console import RenderableType
+
+from plexclient.wire.v1 import service_pb2
+from plexsvc.show.status import table_of
+
+
+def tokens_view(tokens: Iterable[service_pb2.TokenView]) -> RenderableType:
+    """Return the table of `plexctl token list`."""
+    table = table_of("token", "tenant", "scope", "name", "created", "expires", "revoked")
+    for one in tokens:
+        ends = [_time(at_us) if at_us else "-" for at_us in (one.expires_us, one.revoked_us)]
+        table.add_row(
+            one.token_id, one.owner, one.scope, one.name or "-", _time(one.created_us), *ends
+        )
+    return table
+
+
+def _time(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="seconds")
