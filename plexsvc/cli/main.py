@@ -14,6 +14,7 @@ from plexsvc.cli.commands.job import job_app
 from plexsvc.cli.commands.model import model_app
 from plexsvc.cli.commands.node import node_app
 from plexsvc.cli.commands.pack import pack
+from plexsvc.cli.commands.quota import quota_app
 from plexsvc.cli.commands.replay import replay
 from plexsvc.cli.commands.report import report
 from plexsvc.cli.commands.reward import reward_app
@@ -152,6 +153,7 @@ app.add_typer(instance_app, name="instance")
 app.add_typer(job_app, name="job")
 app.add_typer(model_app, name="model")
 app.add_typer(node_app, name="node")
+app.add_typer(quota_app, name="quota")
 app.add_typer(reward_app, name="reward")
 app.add_typer(serve_app, name="serve")
 app.add_typer(token_app, name="token")

@@ -132,6 +132,7 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "SamplingParams.top_p": Bound(0, 1),
     "ScoreRequest.batch_size": Bound(0, 1 << 20),
     "ScoreSample.index": Bound(0, 1 << 20),
+    "SetQuotaRequest.most": COUNTER,
     "StageHeader.nbytes": BYTES,
     "StagedBundle.nbytes": BYTES,
     "Step.beta1": POSITIVE,

@@ -173,6 +173,7 @@ CHECKS: Final[Mapping[str, Callable[[Any, RouterConfig], None]]] = {
     "ChangeNode": _check_change,
     "AddNode": _check_agent,
     "CreateToken": names.check_token,
+    "SetQuota": names.check_quota,
     "WhatIf": _check_shape,
     "MoveJob": _check_job,
     "PinJob": _check_job,
@@ -184,6 +185,7 @@ ASKED: Final[Mapping[str, Callable[[Any], str]]] = {
     "AddNode": lambda request: f"add node agent {request.agent}",
     "CreateToken": lambda request: f"create a token for tenant {request.owner!r}",
     "RevokeToken": lambda request: f"revoke token {request.token_id!r}",
+    "SetQuota": lambda request: f"set the quota of tenant {request.owner!r}",
     "MoveJob": lambda request: f"move job {request.job_id}",
     "PinJob": lambda request: f"{'pin' if request.is_pinned else 'unpin'} job {request.job_id}",
 }

@@ -15,6 +15,9 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 MAX_NAME_CHARS: Final = 64
 
+QUOTAS: Final = ("jobs",)
+"""What a tenant's quota may be for."""
+
 SCOPES: Final = ("read", "submit", "admin")
 """What a token may do; each may do what those before it may."""
 
@@ -78,6 +81,22 @@ def check_token(request: service_pb2.CreateTokenRequest, config: RouterConfig) -
     if request.scope not in SCOPES:
         raise bad_request(
             f"a token's scope is {_shown(request.scope)}; give one of {', '.join(SCOPES)}"
+        )
+
+
+def check_quota(request: service_pb2.SetQuotaRequest, _: RouterConfig) -> None:
+    """Refuse a quota of a tenant that cannot be, of what is not counted, or of nothing at all.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    check_name("a tenant's name", request.owner)
+    if request.what not in QUOTAS:
+        raise bad_request(f"a quota is for {_shown(request.what)}; give one of {', '.join(QUOTAS)}")
+    if not request.most and not request.is_lifted:
+        raise bad_request(
+            f"a quota of 0 {request.what} would shut tenant {request.owner!r} out; give 1 or more, "
+            "or revoke its tokens"
         )
 
 

@@ -41,7 +41,7 @@ from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.scheduler.orders.watch import Watch
-from plexsvc.store.rows import JournalRow, NodeRow, TokenRow
+from plexsvc.store.rows import JournalRow, NodeRow, QuotaRow, TokenRow
 from plexsvc.store.store import Store
 
 log = Log(__name__)
@@ -74,7 +74,7 @@ class LiveScheduler:
         self.epoch = store.epoch
         inbox = Inbox(clock, max_waiting=config.max_inbox, max_batch=config.max_batch)
         self.post = inbox.post
-        self.registry = Registry(config)
+        self.registry = Registry(config, quotas=store.quotas())
         self.results = ResultBook(max_bytes=config.max_result_bytes)
         self.recorder = Recorder(self.registry, results=self.results, clock=clock)
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=inbox.post)
@@ -233,7 +233,7 @@ class LiveScheduler:
         """Return the tokens that operators made, oldest first, from the store."""
         return self._store.tokens()
 
-    async def remember(self, row: NodeRow | TokenRow) -> None:
+    async def remember(self, row: NodeRow | TokenRow | QuotaRow) -> None:
         """Have whoever leads next know of what an operator did; durable on return."""
         assert self._storing is not None, row
         await self._storing.write([row])

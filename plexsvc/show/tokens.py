@@ -1,4 +1,4 @@
-"""Table of tokens."""
+"""Tables of tokens and quotas."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def tokens_view(tokens: Iterable[service_pb2.TokenView]) -> RenderableType:
         table.add_row(
             one.token_id, one.owner, one.scope, one.name or "-", _time(one.created_us), *ends
         )
+    return table
+
+
+def quotas_view(quotas: Iterable[service_pb2.QuotaView]) -> RenderableType:
+    """Return the table of `plexctl quota list`."""
+    table = table_of("tenant", "quota", "at most", "used")
+    for one in quotas:
+        table.add_row(one.owner, one.what, str(one.most), str(one.used))
     return table
 
 

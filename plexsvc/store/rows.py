@@ -134,4 +134,22 @@ class TokenRow:
         return min(ends, default=0)
 
 
-Row = JobRow | DeploymentRow | OperationRow | OperationGone | ProfileRow | NodeRow | TokenRow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaRow:
+    """How much of something a tenant may have; 0: a quota that was lifted."""
+
+    tenant: str
+    what: str
+    most: int
+
+
+Row = (
+    JobRow
+    | DeploymentRow
+    | OperationRow
+    | OperationGone
+    | ProfileRow
+    | NodeRow
+    | TokenRow
+    | QuotaRow
+)

@@ -31,6 +31,7 @@ from plexsvc.store.rows import (
     OperationGone,
     OperationRow,
     ProfileRow,
+    QuotaRow,
     Row,
     SnapshotRow,
     TokenRow,
@@ -43,6 +44,7 @@ from plexsvc.store.tables import (
     NODES,
     OPERATIONS,
     PROFILES,
+    QUOTAS,
     SNAPSHOTS,
     TOKENS,
 )
@@ -56,6 +58,7 @@ TABLES: Final[dict[type, sa.Table]] = {
     ProfileRow: PROFILES,
     NodeRow: NODES,
     TokenRow: TOKENS,
+    QuotaRow: QUOTAS,
 }
 
 
@@ -159,6 +162,12 @@ class Store:
         """Return the tokens that operators made, oldest first."""
         query = sa.select(TOKENS).order_by(TOKENS.c.created_us, TOKENS.c.token_id)
         return [TokenRow(**fields) for fields in self._read(query, TokenRow)]
+
+    def quotas(self) -> list[QuotaRow]:
+        """Return the quotas that bind, by tenant."""
+        query = sa.select(QUOTAS).where(QUOTAS.c.most > 0)
+        query = query.order_by(QUOTAS.c.tenant, QUOTAS.c.what)
+        return [QuotaRow(**fields) for fields in self._read(query, QuotaRow)]
 
     def fail_orphans(self, *, reason: str, ended_us: int) -> int:
         """Mark jobs that an earlier scheduler left unfinished as failed; return how many."""

@@ -138,6 +138,16 @@ TOKENS: Final = sa.Table(
 )
 """One row a token that an operator made; the configured ones have none."""
 
+QUOTAS: Final = sa.Table(
+    "quotas",
+    METADATA,
+    sa.Column("tenant", sa.String(128), primary_key=True),
+    sa.Column("what", sa.String(32), primary_key=True),
+    sa.Column("scheduler_epoch", sa.BigInteger, nullable=False),
+    sa.Column("most", sa.BigInteger, nullable=False),
+)
+"""One row a quota that an operator set; its `most` is 0 once it is lifted."""
+
 LEADER: Final = sa.Table(
     "leader",
     METADATA,

@@ -16,11 +16,14 @@ import pytest
 
 import plexclient as plex
 from plexclient.failures import error_of
-from plexclient.wire.v1 import operations_pb2, service_pb2_grpc
+from plexclient.wire.v1 import operations_pb2, service_pb2, service_pb2_grpc
 from plexsvc.cluster.places import keys_file
 from tests.rigs.live_cluster import TETHERED, TRAIN, Service
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+QUOTA = ("quota", "set", "lab")
 
 
 def plexctl(service: Service, *arguments: str, token: str = "") -> tuple[Any, str]:
@@ -35,6 +38,15 @@ def create(service: Service, scope: str, *options: str) -> tuple[str, str]:
     """Return the id and the secret of a new token of the lab."""
     made, _ = plexctl(service, "token", "create", "lab", "--scope", scope, *options)
     return made["token"]["token_id"], made["secret"]
+
+
+def refused_job(address: str, secret: str) -> plex.PlexError:
+    """Return why one more job is refused; a client would try again for minutes."""
+    request = service_pb2.CreateJobRequest(job_id="job-more", name="more")
+    bearer = (("authorization", f"Bearer {secret}"),)
+    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
+        service_pb2_grpc.RouterStub(channel).CreateJob(request, metadata=bearer, timeout=60)
+    return error_of(caught.value, text="")
 
 
 @contextmanager
@@ -86,6 +98,10 @@ def test_tokens_are_used_held_to_their_scope_revoked_in_mid_stream_and_kept(
             job.deploy("actor", model="", backend="noop", role="actor").noop()
             seen, _ = plexctl(service, "status", token=reading)
             assert [one["job_id"] for one in seen["jobs"]] == [job.job_id]
+            assert "would shut tenant 'lab' out" in plexctl(service, *QUOTA, "--jobs", "0")[1]
+            quotas = [{"owner": "lab", "what": "jobs", "most": "1", "used": "1"}]
+            assert plexctl(service, *QUOTA, "--jobs", "1")[0]["quotas"] == quotas
+            assert "its quota is 1" in refused_job(address, working).message
         with (
             plex.connect(address, token=reading) as lab,
             pytest.raises(plex.PlexError) as caught,
@@ -110,10 +126,10 @@ def test_tokens_are_used_held_to_their_scope_revoked_in_mid_stream_and_kept(
                 error = error_of(ended.value, text="")
                 assert error.code == "unauthenticated"
                 assert f"token {token_id} of tenant 'lab' was revoked" in error.message
-        before = plexctl(service, "token", "list")
+        before = [plexctl(service, kind, "list") for kind in ("token", "quota")]
         assert working not in str(before)
         service.kill()
         service.start()
-        assert plexctl(service, "token", "list") == before
+        assert [plexctl(service, kind, "list") for kind in ("token", "quota")] == before
         assert "was revoked" in plexctl(service, "status", token=working)[1]
         assert plexctl(service, "status", token=reading)[0] is not None

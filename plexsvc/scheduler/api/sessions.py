@@ -31,8 +31,8 @@ async def create_job(
     """Open a job, or return the one already open under this id.
 
     Raises:
-        PlexError: `queue_full` beyond `max_jobs`, `not_found` for another tenant's job, `forbidden`
-            for a priority above the tenant's.
+        PlexError: `queue_full` beyond `max_jobs` or the tenant's quota, `not_found` for another
+            tenant's job, `forbidden` for a priority above the tenant's.
     """
     scheduler.check_open()
     if JobId(request.job_id) in scheduler.registry.jobs:
@@ -115,8 +115,16 @@ async def end_job(scheduler: LiveScheduler, request: service_pb2.EndJobRequest) 
 def _check_room(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:
     tenants = [job.tenant for job in scheduler.registry.live_jobs()]
     limit = Limit(total=scheduler.config.max_jobs, what="jobs", key="scheduler.max_jobs")
-    held = tenants.count(TenantId(request.tenant))
+    tenant = TenantId(request.tenant)
+    held, quota = tenants.count(tenant), scheduler.registry.job_quotas.get(tenant)
     limit.check(request.tenant, held=held, taken=len(tenants))
+    if quota is not None and held >= quota:
+        raise PlexError(
+            ErrorCode.QUEUE_FULL,
+            f"job {request.job_id!r} not opened: tenant {tenant!r} has {held} jobs, and its quota "
+            f"is {quota}; end one, or ask an operator for more (`plexctl quota set {tenant}`)",
+            limit=quota,
+        )
 
 
 def _check_priority(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:

@@ -22,6 +22,7 @@ from plexsvc.scheduler.core.vocabulary import (
     Place,
 )
 from plexsvc.scheduler.ledger.training import Training
+from plexsvc.store.rows import QuotaRow
 
 ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 
@@ -164,10 +165,11 @@ class Copies:
 
 
 class Registry:
-    """Jobs, deployments and operations in flight, by id."""
+    """Jobs, deployments and operations in flight, by id; and how many jobs tenants may have."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, quotas: Sequence[QuotaRow] = ()) -> None:
         self._config = config
+        self.job_quotas = {TenantId(row.tenant): row.most for row in quotas}
         self.jobs: dict[JobId, JobRecord] = {}
         self.deployments: dict[DeploymentId, DeploymentRecord] = {}
         self.by_wpg: dict[WpgId, WpgRecord] = {}

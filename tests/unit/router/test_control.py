@@ -34,6 +34,8 @@ CHANGING: list[Message] = [
     pb.CreateTokenRequest(owner="lab", scope="submit"),
     pb.ListTokensRequest(),
     pb.RevokeTokenRequest(token_id="tok-1"),
+    pb.SetQuotaRequest(owner="lab", what="jobs", most=1),
+    pb.ListQuotasRequest(),
 ]
 LOOKING: list[Message] = [
     pb.ListNodesRequest(),
@@ -123,6 +125,11 @@ def shape(*segments: tuple[int, int], **more: Any) -> pb.JobShape:
         (pb.AddNodeRequest(agent="host:99999"), "HOST:PORT"),
         (pb.AddNodeRequest(agent="unix:here.sock"), "unix:/PATH"),
         (pb.MoveJobRequest(), "job_id"),
+        (pb.CreateTokenRequest(owner="lab", scope="all"), "read, submit, admin"),
+        (pb.CreateTokenRequest(owner="../lab", scope="read"), "tenant's name"),
+        (pb.CreateTokenRequest(owner="lab", scope="read", name="a\n"), "token's name"),
+        (pb.SetQuotaRequest(owner="lab", what="jobs"), "quota of 0 jobs"),
+        (pb.SetQuotaRequest(owner="lab", what="gold", most=1), "one of jobs"),
         (pb.PinJobRequest(), "job_id"),
         (pb.PackRequest(window_us=1 << 62), "window"),
         (pb.WhatIfRequest(job=shape(num_devices=0)), "num_devices"),

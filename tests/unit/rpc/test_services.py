@@ -98,6 +98,8 @@ def test_options_of_methods_are_read_from_the_descriptor() -> None:
         "CreateToken",
         "ListTokens",
         "RevokeToken",
+        "SetQuota",
+        "ListQuotas",
     }
     reading = {name for name, m in methods.items() if services.has_option(m, pb.reads)}
     assert reading == {

@@ -22,6 +22,7 @@ from plexsvc.store.rows import (
     OperationGone,
     OperationRow,
     ProfileRow,
+    QuotaRow,
     SnapshotRow,
     TokenRow,
 )
@@ -207,6 +208,17 @@ def test_tokens_are_known_to_the_next_until_they_ended_long_ago(url: str) -> Non
     assert [one.ended_us(10) for one in after.tokens()] == [0, 0, 4, 5]
     assert after.forget(before_us=10) == 2
     assert after.tokens() == [lasting, late]
+    after.close()
+
+
+def test_quotas_bind_under_the_next_until_they_are_lifted(url: str) -> None:
+    store = open_store(url, now_us=1)
+    kept, other = (QuotaRow(tenant=t, what="jobs", most=2) for t in ("lab", "other"))
+    store.append((), [kept, other])
+    store.append((), [dataclasses.replace(other, most=0)])
+    store.close()
+    after = open_store(url, now_us=2)
+    assert after.quotas() == [kept]
     after.close()
 
 

@@ -1285,3 +1285,45 @@ class WatchTokensReply(_message.Message):
     revision: int
     tokens: _containers.RepeatedCompositeFieldContainer[TokenView]
     def __init__(self, revision: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenView, _Mapping]]] = ...) -> None: ...
+
+class QuotaView(_message.Message):
+    __slots__ = ("owner", "what", "most", "used")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    what: str
+    most: int
+    used: int
+    def __init__(self, owner: _Optional[str] = ..., what: _Optional[str] = ..., most: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
+
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "owner", "what", "most", "is_lifted")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    IS_LIFTED_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    owner: str
+    what: str
+    most: int
+    is_lifted: bool
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., owner: _Optional[str] = ..., what: _Optional[str] = ..., most: _Optional[int] = ..., is_lifted: _Optional[bool] = ...) -> None: ...
+
+class ListQuotasRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ...) -> None: ...
+
+class ListQuotasReply(_message.Message):
+    __slots__ = ("quotas",)
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    quotas: _containers.RepeatedCompositeFieldContainer[QuotaView]
+    def __init__(self, quotas: _Optional[_Iterable[_Union[QuotaView, _Mapping]]] = ...) -> None: ...

@@ -224,6 +224,16 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.TokenView.FromString,
                 _registered_method=True)
+        self.SetQuota = channel.unary_unary(
+                '/plexsvc.v1.Router/SetQuota',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.SetQuotaRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.FromString,
+                _registered_method=True)
+        self.ListQuotas = channel.unary_unary(
+                '/plexsvc.v1.Router/ListQuotas',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -465,6 +475,18 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetQuota(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQuotas(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -652,6 +674,16 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.TokenView.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.SetQuotaRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.SerializeToString,
+            ),
+            'ListQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQuotas,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1665,6 +1697,60 @@ class Router:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/SetQuota',
+            plexsvc_dot_v1_dot_service__pb2.SetQuotaRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/ListQuotas',
+            plexsvc_dot_v1_dot_service__pb2.ListQuotasRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class SchedulerStub:
     """Called by routers only. `tenant` fields are filled by the router.
@@ -1825,6 +1911,16 @@ class SchedulerStub:
                 '/plexsvc.v1.Scheduler/RevokeToken',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.TokenView.FromString,
+                _registered_method=True)
+        self.SetQuota = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/SetQuota',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.SetQuotaRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.FromString,
+                _registered_method=True)
+        self.ListQuotas = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/ListQuotas',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.FromString,
                 _registered_method=True)
         self.WatchTokens = channel.unary_unary(
                 '/plexsvc.v1.Scheduler/WatchTokens',
@@ -2019,6 +2115,18 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetQuota(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQuotas(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchTokens(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -2177,6 +2285,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.TokenView.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.SetQuotaRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.SerializeToString,
+            ),
+            'ListQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQuotas,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.SerializeToString,
             ),
             'WatchTokens': grpc.unary_unary_rpc_method_handler(
                     servicer.WatchTokens,
@@ -2995,6 +3113,60 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/RevokeToken',
             plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.TokenView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/SetQuota',
+            plexsvc_dot_v1_dot_service__pb2.SetQuotaRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/ListQuotas',
+            plexsvc_dot_v1_dot_service__pb2.ListQuotasRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListQuotasReply.FromString,
             options,
             channel_credentials,
             insecure,

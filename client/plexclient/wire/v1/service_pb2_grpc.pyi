@@ -90,6 +90,8 @@ class RouterStub:
     CreateToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]
     ListTokens: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]
+    SetQuota: _grpc.UnaryUnaryMultiCallable[_service_pb2.SetQuotaRequest, _service_pb2.ListQuotasReply]
+    ListQuotas: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListQuotasRequest, _service_pb2.ListQuotasReply]
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
@@ -150,6 +152,8 @@ class RouterAsyncStub(RouterStub):
     CreateToken: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]  # type: ignore[assignment]
     ListTokens: _aio.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]  # type: ignore[assignment]
     RevokeToken: _aio.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]  # type: ignore[assignment]
+    SetQuota: _aio.UnaryUnaryMultiCallable[_service_pb2.SetQuotaRequest, _service_pb2.ListQuotasReply]  # type: ignore[assignment]
+    ListQuotas: _aio.UnaryUnaryMultiCallable[_service_pb2.ListQuotasRequest, _service_pb2.ListQuotasReply]  # type: ignore[assignment]
 
 class RouterServicer:
     """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant.
@@ -393,6 +397,18 @@ class RouterServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.TokenView, _abc.Awaitable[_service_pb2.TokenView]]: ...
 
+    def SetQuota(
+        self,
+        request: _service_pb2.SetQuotaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListQuotasReply, _abc.Awaitable[_service_pb2.ListQuotasReply]]: ...
+
+    def ListQuotas(
+        self,
+        request: _service_pb2.ListQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListQuotasReply, _abc.Awaitable[_service_pb2.ListQuotasReply]]: ...
+
 def add_RouterServicer_to_server(servicer: RouterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class SchedulerStub:
@@ -434,6 +450,8 @@ class SchedulerStub:
     CreateToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]
     ListTokens: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]
+    SetQuota: _grpc.UnaryUnaryMultiCallable[_service_pb2.SetQuotaRequest, _service_pb2.ListQuotasReply]
+    ListQuotas: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListQuotasRequest, _service_pb2.ListQuotasReply]
     WatchTokens: _grpc.UnaryUnaryMultiCallable[_service_pb2.WatchTokensRequest, _service_pb2.WatchTokensReply]
 
 @_typing.type_check_only
@@ -473,6 +491,8 @@ class SchedulerAsyncStub(SchedulerStub):
     CreateToken: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]  # type: ignore[assignment]
     ListTokens: _aio.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]  # type: ignore[assignment]
     RevokeToken: _aio.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]  # type: ignore[assignment]
+    SetQuota: _aio.UnaryUnaryMultiCallable[_service_pb2.SetQuotaRequest, _service_pb2.ListQuotasReply]  # type: ignore[assignment]
+    ListQuotas: _aio.UnaryUnaryMultiCallable[_service_pb2.ListQuotasRequest, _service_pb2.ListQuotasReply]  # type: ignore[assignment]
     WatchTokens: _aio.UnaryUnaryMultiCallable[_service_pb2.WatchTokensRequest, _service_pb2.WatchTokensReply]  # type: ignore[assignment]
 
 class SchedulerServicer:
@@ -659,6 +679,18 @@ class SchedulerServicer:
         request: _service_pb2.RevokeTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.TokenView, _abc.Awaitable[_service_pb2.TokenView]]: ...
+
+    def SetQuota(
+        self,
+        request: _service_pb2.SetQuotaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListQuotasReply, _abc.Awaitable[_service_pb2.ListQuotasReply]]: ...
+
+    def ListQuotas(
+        self,
+        request: _service_pb2.ListQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListQuotasReply, _abc.Awaitable[_service_pb2.ListQuotasReply]]: ...
 
     def WatchTokens(
         self,

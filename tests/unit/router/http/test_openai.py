@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any
 
 import aiohttp
@@ -141,12 +142,16 @@ async def status(tenant: TenantId) -> pb.ClusterStatus:
     return pb.ClusterStatus(jobs=jobs, deployments=deployments)
 
 
+TENANTS = Tenants({"secret": "acme"})
+
+
 @asynccontextmanager
-async def served(samples: FakeSamples, *, calls: int = 8) -> AsyncIterator[str]:
+async def served(
+    samples: FakeSamples, *, calls: int = 8, tenants: Tenants = TENANTS
+) -> AsyncIterator[str]:
     slots = Slots(Limit(total=calls, what="calls", key="router.max_calls"))
     backend = Backend(samples=samples, status=status, hold=slots.hold, clock=SystemClock())
     config = RouterConfig(http_listen="127.0.0.1:0")
-    tenants = Tenants({"secret": "acme"})
     async with serving(routes(backend), tenants=tenants, config=config) as address:
         yield f"http://{address}/v1"
         assert not slots.taken
@@ -893,3 +898,23 @@ async def test_without_a_key_nothing_is_read(samples: FakeSamples) -> None:
                 with pytest.raises(openai.AuthenticationError):
                     await api.chat.completions.create(model=MODEL, messages=MESSAGES)
     assert not samples.asked
+
+
+async def test_a_stream_ends_by_name_when_its_token_is_revoked(samples: FakeSamples) -> None:
+    secret, tenants = "tok-1.secret", Tenants({})
+    view = pb.TokenView(token_id="tok-1", owner="acme", scope="submit")
+    view.hash = sha256(secret.encode()).digest()
+    tenants.learn(pb.WatchTokensReply(revision=1, tokens=[view]))
+    samples.hold = asyncio.Event()
+    async with (
+        served(samples, tenants=tenants) as url,
+        openai.AsyncOpenAI(base_url=url, api_key=secret, max_retries=0) as api,
+    ):
+        stream = await api.completions.create(model=MODEL, prompt="a", stream=True)
+        chunks = aiter(stream)
+        assert (await anext(chunks)).choices[0].text == TEXTS[0]
+        view.revoked_us = 5
+        tenants.learn(pb.WatchTokensReply(revision=2, tokens=[view]))
+        with pytest.raises(openai.APIError, match="tok-1 of tenant 'acme' was revoked"):
+            await anext(chunks)
+        await samples.left.wait()

@@ -1,0 +1,58 @@
+"""`plexctl quota`: how much a tenant may have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from plexsvc.cli.app import At, Commands, command
+
+if TYPE_CHECKING:
+    from plexclient.wire.v1 import service_pb2
+
+quota_app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    help="Set, lift and list quotas of tenants (operators).",
+    epilog="Example: plexctl quota set lab --jobs 4",
+)
+Tenant = Annotated[str, typer.Argument(help="The tenant that it binds.")]
+
+
+@command(quota_app, "set", example="plexctl quota set lab --jobs 4")
+def quota_set(
+    at: At, tenant: Tenant, jobs: Annotated[int, typer.Option(help="Jobs at once.", min=0)]
+) -> None:
+    """Bound what a tenant may have from now on; what it has stays. A job beyond it is refused."""
+    from plexclient.wire.v1 import service_pb2
+
+    _set(at, service_pb2.SetQuotaRequest(owner=tenant, what="jobs", most=jobs))
+
+
+@command(quota_app, "lift", example="plexctl quota lift lab")
+def quota_lift(at: At, tenant: Tenant) -> None:
+    """Take a tenant's quota away."""
+    from plexclient.wire.v1 import service_pb2
+
+    _set(at, service_pb2.SetQuotaRequest(owner=tenant, what="jobs", is_lifted=True))
+
+
+@command(quota_app, "list", example="plexctl quota list")
+def quota_list(at: At) -> None:
+    """Show the quotas that bind, and how much of each is used."""
+    from plexclient.wire.v1 import service_pb2
+
+    with at.router() as router:
+        _show(at, router.ListQuotas(service_pb2.ListQuotasRequest()))
+
+
+def _set(at: At, request: service_pb2.SetQuotaRequest) -> None:
+    with at.router() as router:
+        _show(at, router.SetQuota(request))
+
+
+def _show(at: At, reply: service_pb2.ListQuotasReply) -> None:
+    from plexsvc.show.tokens import quotas_view
+
+    at.show(reply, quotas_view(reply.quotas))

@@ -1,0 +1,37 @@
+"""Quotas: a job beyond its tenant's is refused, and what runs goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode, PlexError
+from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
+
+
+async def bind(rig: Rig, most: int) -> list[pb.QuotaView]:
+    request = pb.SetQuotaRequest(owner=TENANT, what="jobs", most=most, is_lifted=not most)
+    return list((await rig.scheduler.call("SetQuota", request, pb.ListQuotasReply)).quotas)
+
+
+async def test_a_job_beyond_its_tenants_quota_is_refused_and_those_it_has_go_on(
+    tmp_path: Path,
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job-1")
+        await rig.job("job-2")
+        assert await bind(rig, 1) == [pb.QuotaView(owner=TENANT, what="jobs", most=1, used=2)]
+        with pytest.raises(PlexError, match=r"has 2 jobs, and its quota is 1") as caught:
+            await rig.job("job-3")
+        assert caught.value.code is ErrorCode.QUEUE_FULL
+        assert set(rig.driver.registry.jobs) == {"job-1", "job-2"}
+        await rig.job("job-1")
+        other = pb.CreateJobRequest(job_id="job-4", name="job-4", tenant="rival")
+        await rig.scheduler.call("CreateJob", other, pb.Job)
+        assert await bind(rig, 3) == [pb.QuotaView(owner=TENANT, what="jobs", most=3, used=2)]
+        assert [row.most for row in rig.store.quotas()] == [3]
+        await rig.job("job-3")
+        assert await bind(rig, 0) == []
+        await rig.job("job-5")
