@@ -20,7 +20,7 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc import paths
 from plexsvc.clock import Clock
-from plexsvc.errors import PlexError
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.router import bounds, models, names, rewards
@@ -109,10 +109,17 @@ class RouterServicer:
         """Learn which tokens operators made, once the table is not of the revision that is known.
 
         Raises:
-            PlexError: `unavailable`.
+            PlexError: `unavailable`, also for a table older than that.
         """
         request = pb.WatchTokensRequest(revision=known)
-        self.tenants.learn(await self._scheduler.call("WatchTokens", request, pb.WatchTokensReply))
+        table = await self._scheduler.call("WatchTokens", request, pb.WatchTokensReply)
+        if table.revision < known:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"the scheduler's table of tokens has revision {table.revision}, and {known} came "
+                "before; it is not the newest scheduler",
+            )
+        self.tenants.learn(table)
 
     async def follow_tokens(self) -> None:
         """Learn of every change of the tokens that operators made, until cancelled.

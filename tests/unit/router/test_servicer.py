@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
@@ -15,9 +15,13 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode
 from plexsvc.router import relay
+from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
+from plexsvc.router.servicer import RETRY_US, RouterServicer
 from plexsvc.rpc.errors import error_from
+from tests.fakes.fake_clock import FakeClock
 from tests.rigs.faults import ERRORS, Faults, FaultyProxy
+from tests.rigs.keys import KEYS
 from tests.rigs.live_cluster import ROOT
 from tests.rigs.router_rig import (
     ACTOR,
@@ -264,3 +268,35 @@ async def test_uploads_of_one_tenant_leave_room_for_others() -> None:
         await until(lambda: rig.staging.partial == 3)
         rig.staging.gate.set()
         assert not [task for task in running if (await task).HasField("error")]
+
+
+class OldScheduler:
+    """Answers each who watches at once, with a table that another has replaced."""
+
+    asks = 0
+
+    async def call(self, method: str, request: Any, reply: type[Any]) -> Any:
+        del method, request, reply
+        self.asks += 1
+        await asyncio.sleep(0)
+        return pb.WatchTokensReply(revision=1)
+
+
+async def test_a_scheduler_with_an_older_table_is_asked_again_after_a_while_and_not_heeded() -> (
+    None
+):
+    clock, old = FakeClock(), OldScheduler()
+    router = RouterServicer(
+        cast("SchedulerApi", old), config=RouterConfig(), clock=clock, keys=KEYS
+    )
+    router.tenants.learn(pb.WatchTokensReply(revision=2, tokens=[pb.TokenView(token_id="tok-1")]))
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(router.follow_tokens())
+        for asks in (1, 2, 3):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert old.asks == asks
+            await clock.passes(RETRY_US)
+        following.cancel()
+    assert router.tenants.revision == 2
+    await router.aclose()
