@@ -23,6 +23,7 @@ from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
 from plexsvc.router import names
+from plexsvc.router.rates import Rates
 
 SCHEME: Final = "Bearer "
 STORED: Final = "tok-"
@@ -176,6 +177,7 @@ class Tenants:
         self._operators = frozenset(operators)
         self._clock = clock
         self._stored: dict[str, Stored] = {}
+        self.rates = Rates(clock)
         self.revision = 0
         """Of the scheduler's table; 0: none has come."""
 
@@ -184,6 +186,7 @@ class Tenants:
         if table.revision <= self.revision:
             return
         self.revision = table.revision
+        self.rates.learn(table.quotas)
         before, self._stored = self._stored, {}
         for view in table.tokens:
             one = before.get(view.token_id) or Stored(view, self._clock)

@@ -44,6 +44,8 @@ from plexsvc.rpc.services import Context, Handler, Streaming, add_service, has_o
 from plexsvc.slots import Limit, Slots
 from plexsvc.weights.owner import SEAL, check_owner
 
+UNCOUNTED: Final = ("KeepAlive", "EndJob", "CancelOperation")
+"""Calls that no quota of requests refuses: a job lives by them, or makes room."""
 RETRY_US: Final = 1_000_000
 """How long after the scheduler did not answer it is asked for tokens again."""
 
@@ -133,10 +135,10 @@ class RouterServicer:
                 log.info("tokens not learned", error=error)
                 await self._clock.sleep(RETRY_US)
 
-    async def change_token(
+    async def change_table(
         self, name: str, request: Message, *, tenant: TenantId, is_operator: bool
     ) -> Message:
-        """Create or revoke a token; this router heeds it from the answer on, others soon after."""
+        """Change tokens or quotas; this router heeds it from the answer on, others soon after."""
         reply = await self.control.forward(name, request, tenant=tenant, is_operator=is_operator)
         with suppress(PlexError):  # it is done, and will be learned
             await self.learn_tokens()
@@ -236,6 +238,16 @@ class RouterServicer:
         except PlexError as error:
             return refused(operation.operation_id, error)
 
+    async def submit_counted(
+        self, operation: ops.Operation, *, tenant: TenantId
+    ) -> ops.OperationResult:
+        """Do the same for one of a stream, whose operations count as requests."""
+        try:
+            self.tenants.rates.take(tenant)
+        except PlexError as error:
+            return refused(operation.operation_id, error)
+        return await self.submit_operation(operation, tenant=tenant)
+
     async def _status(self, tenant: TenantId) -> pb.ClusterStatus:
         found = await self.control.forward("GetStatus", pb.GetStatusRequest(), tenant=tenant)
         assert isinstance(found, pb.ClusterStatus), found
@@ -286,6 +298,8 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         caller = router.tenants.caller(context)
         if not has_option(SERVICE.methods_by_name[name], pb.reads):
             caller.check_may_change(name)
+        if name not in UNCOUNTED:
+            router.tenants.rates.take(caller.tenant)
         with router.calls.hold(caller.tenant):
             yield caller
 
@@ -319,14 +333,15 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
 
     async def operate(_: object, context: Context) -> None:
         with known("Operate", context) as caller:
-            submit = partial(router.submit_operation, tenant=caller.tenant)
+            submit = partial(router.submit_counted, tenant=caller.tenant)
             async with caller.valid():
                 await router.operations.serve(context, submit)
 
     calls = {name: forwarding(name, router.control.forward) for name in METHODS}
     calls |= {name: forwarding(name, router.rewards.forward) for name in rewards.METHODS}
     calls |= {
-        name: forwarding(name, router.change_token) for name in ("CreateToken", "RevokeToken")
+        name: forwarding(name, router.change_table)
+        for name in ("CreateToken", "RevokeToken", "SetQuota")
     }
     own: dict[str, Callable[..., Awaitable[Any]]] = {
         "KeepAlive": router.keep_alive,

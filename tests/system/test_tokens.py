@@ -23,7 +23,7 @@ from tests.rigs.live_cluster import TETHERED, TRAIN, Service
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-QUOTA = ("quota", "set", "lab")
+QUOTA = ("quota", "set", "lab", "jobs")
 
 
 def plexctl(service: Service, *arguments: str, token: str = "") -> tuple[Any, str]:
@@ -98,10 +98,14 @@ def test_tokens_are_used_held_to_their_scope_revoked_in_mid_stream_and_kept(
             job.deploy("actor", model="", backend="noop", role="actor").noop()
             seen, _ = plexctl(service, "status", token=reading)
             assert [one["job_id"] for one in seen["jobs"]] == [job.job_id]
-            assert "would shut tenant 'lab' out" in plexctl(service, *QUOTA, "--jobs", "0")[1]
+            assert "would shut tenant 'lab' out" in plexctl(service, *QUOTA, "0")[1]
             quotas = [{"owner": "lab", "what": "jobs", "most": "1", "used": "1"}]
-            assert plexctl(service, *QUOTA, "--jobs", "1")[0]["quotas"] == quotas
+            assert plexctl(service, *QUOTA, "1")[0]["quotas"] == quotas
             assert "its quota is 1" in refused_job(address, working).message
+            plexctl(service, "quota", "set", "lab", "requests", "1")
+            found = [refused_job(address, working).message for _ in range(9)]
+            assert any("made 1 requests within a second" in one for one in found)
+            plexctl(service, "quota", "lift", "lab", "requests")
         with (
             plex.connect(address, token=reading) as lab,
             pytest.raises(plex.PlexError) as caught,

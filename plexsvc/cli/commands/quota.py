@@ -15,27 +15,34 @@ quota_app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     help="Set, lift and list quotas of tenants (operators).",
-    epilog="Example: plexctl quota set lab --jobs 4",
+    epilog="Example: plexctl quota set lab jobs 4",
 )
 Tenant = Annotated[str, typer.Argument(help="The tenant that it binds.")]
+What = Annotated[str, typer.Argument(help="jobs: at once. requests: a second, through one router.")]
 
 
-@command(quota_app, "set", example="plexctl quota set lab --jobs 4")
+@command(quota_app, "set", example="plexctl quota set lab jobs 4")
 def quota_set(
-    at: At, tenant: Tenant, jobs: Annotated[int, typer.Option(help="Jobs at once.", min=0)]
+    at: At,
+    tenant: Tenant,
+    what: What,
+    most: Annotated[int, typer.Argument(min=0, help="How many.")],
 ) -> None:
-    """Bound what a tenant may have from now on; what it has stays. A job beyond it is refused."""
+    """Bound what a tenant may have from now on; what it has stays. More is refused, by name.
+
+    A request is a call, or an operation. Keeping a job alive, ending it and cancelling count not.
+    """
     from plexclient.wire.v1 import service_pb2
 
-    _set(at, service_pb2.SetQuotaRequest(owner=tenant, what="jobs", most=jobs))
+    _set(at, service_pb2.SetQuotaRequest(owner=tenant, what=what, most=most))
 
 
-@command(quota_app, "lift", example="plexctl quota lift lab")
-def quota_lift(at: At, tenant: Tenant) -> None:
+@command(quota_app, "lift", example="plexctl quota lift lab jobs")
+def quota_lift(at: At, tenant: Tenant, what: What) -> None:
     """Take a tenant's quota away."""
     from plexclient.wire.v1 import service_pb2
 
-    _set(at, service_pb2.SetQuotaRequest(owner=tenant, what="jobs", is_lifted=True))
+    _set(at, service_pb2.SetQuotaRequest(owner=tenant, what=what, is_lifted=True))
 
 
 @command(quota_app, "list", example="plexctl quota list")

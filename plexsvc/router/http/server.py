@@ -174,6 +174,7 @@ class _Guard:
             )
             if request.method not in READING:
                 caller.check_may_change(f"{request.method} {request.path}")
+            self._tenants.rates.take(caller.tenant)
             request[CALLER], request[TENANT] = caller, caller.tenant
             return await handler(request)
         except PlexError as error:

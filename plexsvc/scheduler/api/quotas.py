@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from collections.abc import Callable
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.ids import TenantId
@@ -12,32 +12,35 @@ from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.rows import QuotaRow
 
 
-async def set_quota(scheduler: LiveScheduler, request: pb.SetQuotaRequest) -> pb.ListQuotasReply:
-    """Set or lift a tenant's quota, which binds what comes; return all.
+class Quotas:
+    """The quotas of all tenants; `on_changed` is called for each that is set or lifted."""
 
-    Raises:
-        PlexError: why it could not be stored; the one before stays.
-    """
-    scheduler.check_open()
-    most = 0 if request.is_lifted else request.most
-    await scheduler.remember(QuotaRow(tenant=request.owner, what=request.what, most=most))
-    quotas, tenant = scheduler.registry.job_quotas, TenantId(request.owner)
-    if most:
-        quotas[tenant] = most
-    else:
-        quotas.pop(tenant, None)
-    return await list_quotas(scheduler, pb.ListQuotasRequest())
+    def __init__(self, scheduler: LiveScheduler, *, on_changed: Callable[[], None]) -> None:
+        self._scheduler = scheduler
+        self._on_changed = on_changed
+        self.methods: Methods = {"SetQuota": self.set, "ListQuotas": self.list}
 
+    async def set(self, request: pb.SetQuotaRequest) -> pb.ListQuotasReply:
+        """Set or lift a tenant's quota, which binds what comes; return all.
 
-async def list_quotas(scheduler: LiveScheduler, _: pb.ListQuotasRequest) -> pb.ListQuotasReply:
-    """Return the quotas by tenant, with what each has."""
-    used = Counter(job.tenant for job in scheduler.registry.live_jobs())
-    return pb.ListQuotasReply(
-        quotas=[
-            pb.QuotaView(owner=tenant, what="jobs", most=most, used=used[tenant])
-            for tenant, most in sorted(scheduler.registry.job_quotas.items())
-        ]
-    )
+        Raises:
+            PlexError: why it could not be stored; the one before stays.
+        """
+        self._scheduler.check_open()
+        most = 0 if request.is_lifted else request.most
+        row = QuotaRow(tenant=request.owner, what=request.what, most=most)
+        await self._scheduler.remember(row)
+        self._scheduler.registry.quotas[TenantId(row.tenant), row.what] = most
+        self._on_changed()
+        return await self.list(pb.ListQuotasRequest())
 
-
-METHODS: Final[Methods] = {"SetQuota": set_quota, "ListQuotas": list_quotas}
+    async def list(self, _: pb.ListQuotasRequest) -> pb.ListQuotasReply:
+        """Return the quotas that bind, by tenant, with what each has."""
+        registry = self._scheduler.registry
+        jobs = Counter(job.tenant for job in registry.live_jobs())
+        reply = pb.ListQuotasReply()
+        for (tenant, what), most in sorted(registry.quotas.items()):
+            if most:
+                used = jobs[tenant] if what == "jobs" else 0
+                reply.quotas.add(owner=tenant, what=what, most=most, used=used)
+        return reply

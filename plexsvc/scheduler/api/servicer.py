@@ -15,9 +15,10 @@ from google.protobuf.message import Message
 from plexclient.wire.v1 import service_pb2
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Methods, add_service
-from plexsvc.scheduler.api import deployments, operators, quotas, sessions
+from plexsvc.scheduler.api import deployments, operators, sessions
 from plexsvc.scheduler.api.operations import Operations
 from plexsvc.scheduler.api.pace import Pace
+from plexsvc.scheduler.api.quotas import Quotas
 from plexsvc.scheduler.api.tokens import Tokens
 from plexsvc.scheduler.api.views import explaining, instances, nodes, pictures, report, status
 from plexsvc.scheduler.live import LiveScheduler
@@ -29,7 +30,6 @@ CHANGES: Final[tuple[Methods, ...]] = (
     sessions.METHODS,
     deployments.METHODS,
     operators.METHODS,
-    quotas.METHODS,
     instances.CHANGES,
 )
 QUESTIONS: Final[tuple[Methods, ...]] = (
@@ -66,6 +66,7 @@ class SchedulerServicer:
             "GetResult": operations.get_result,
             "PayloadStaged": operations.payload_staged,
             **self._tokens.methods,
+            **Quotas(scheduler, on_changed=self._tokens.changed).methods,
         }
 
     def stop(self) -> None:

@@ -116,13 +116,13 @@ def _check_room(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest)
     tenants = [job.tenant for job in scheduler.registry.live_jobs()]
     limit = Limit(total=scheduler.config.max_jobs, what="jobs", key="scheduler.max_jobs")
     tenant = TenantId(request.tenant)
-    held, quota = tenants.count(tenant), scheduler.registry.job_quotas.get(tenant)
+    held, quota = tenants.count(tenant), scheduler.registry.quotas.get((tenant, "jobs"))
     limit.check(request.tenant, held=held, taken=len(tenants))
-    if quota is not None and held >= quota:
+    if quota and held >= quota:
         raise PlexError(
             ErrorCode.QUEUE_FULL,
             f"job {request.job_id!r} not opened: tenant {tenant!r} has {held} jobs, and its quota "
-            f"is {quota}; end one, or ask an operator for more (`plexctl quota set {tenant}`)",
+            f"is {quota}; end one, or ask an operator for more (`plexctl quota`)",
             limit=quota,
         )
 

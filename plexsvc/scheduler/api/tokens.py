@@ -122,15 +122,22 @@ class Tokens:
             view = _view(row)
             view.hash = row.hash
             reply.tokens.append(view)
+        for (tenant, what), most in self._scheduler.registry.quotas.items():
+            if what == "requests" and most:
+                reply.quotas.add(owner=tenant, what=what, most=most)
         return reply
+
+    def changed(self) -> None:
+        """Answer the routers that watch: their table, or what their tenants may ask, is another."""
+        self._revision += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _keep(self, row: TokenRow) -> None:
         await self._scheduler.remember(row)
         self._rows[row.token_id] = row
         self._trim()
-        self._revision += 1
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed()
 
     def _trim(self) -> None:
         now_us = self._scheduler.clock.wall_us()

@@ -165,11 +165,11 @@ class Copies:
 
 
 class Registry:
-    """Jobs, deployments and operations in flight, by id; and how many jobs tenants may have."""
+    """Jobs, deployments and operations in flight, by id; and what tenants may have at most."""
 
     def __init__(self, config: SchedulerConfig, *, quotas: Sequence[QuotaRow] = ()) -> None:
         self._config = config
-        self.job_quotas = {TenantId(row.tenant): row.most for row in quotas}
+        self.quotas = {(TenantId(row.tenant), row.what): row.most for row in quotas}
         self.jobs: dict[JobId, JobRecord] = {}
         self.deployments: dict[DeploymentId, DeploymentRecord] = {}
         self.by_wpg: dict[WpgId, WpgRecord] = {}

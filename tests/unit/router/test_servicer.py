@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import grpc.aio
@@ -14,9 +15,11 @@ from plexclient.wire.v1 import common_pb2, worker_pb2
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode
+from plexsvc.ids import TenantId
 from plexsvc.router import relay
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
+from plexsvc.router.rates import Rates
 from plexsvc.router.servicer import RETRY_US, RouterServicer
 from plexsvc.rpc.errors import error_from
 from tests.fakes.fake_clock import FakeClock
@@ -300,3 +303,19 @@ async def test_a_scheduler_with_an_older_table_is_asked_again_after_a_while_and_
         following.cancel()
     assert router.tenants.revision == 2
     await router.aclose()
+
+
+async def test_operations_of_a_stream_count_as_requests_and_keeping_alive_does_not() -> None:
+    async with start_rig() as rig:
+        quota = pb.QuotaView(owner=TENANT, what="requests", most=1)
+        rig.router.tenants.rates = Rates(FakeClock())
+        rig.router.tenants.learn(pb.WatchTokensReply(revision=1, quotas=[quota]))
+        submit = partial(rig.router.submit_counted, tenant=TenantId(TENANT))
+        operations = [rig.client.operation(batch(SHORT), forward_backward=PPO) for _ in range(2)]
+        answers = [await submit(operation) for operation in operations]
+        assert [answer.error.code for answer in answers] == ["", "queue_full"]
+        assert rig.scheduler.effects == [operations[0].operation_id]
+        with pytest.raises(grpc.aio.AioRpcError):
+            await rig.client.stub.ListJobs(pb.ListJobsRequest(), metadata=metadata(), timeout=60)
+        alive = pb.KeepAliveRequest(job_id=JOB)
+        await rig.client.stub.KeepAlive(alive, metadata=metadata(), timeout=60)

@@ -1279,12 +1279,14 @@ class WatchTokensRequest(_message.Message):
     def __init__(self, revision: _Optional[int] = ...) -> None: ...
 
 class WatchTokensReply(_message.Message):
-    __slots__ = ("revision", "tokens")
+    __slots__ = ("revision", "tokens", "quotas")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     tokens: _containers.RepeatedCompositeFieldContainer[TokenView]
-    def __init__(self, revision: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenView, _Mapping]]] = ...) -> None: ...
+    quotas: _containers.RepeatedCompositeFieldContainer[QuotaView]
+    def __init__(self, revision: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenView, _Mapping]]] = ..., quotas: _Optional[_Iterable[_Union[QuotaView, _Mapping]]] = ...) -> None: ...
 
 class QuotaView(_message.Message):
     __slots__ = ("owner", "what", "most", "used")

@@ -35,3 +35,22 @@ async def test_a_job_beyond_its_tenants_quota_is_refused_and_those_it_has_go_on(
         await rig.job("job-3")
         assert await bind(rig, 0) == []
         await rig.job("job-5")
+
+
+async def test_routers_that_watch_are_told_of_quotas_of_requests_alone(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+
+        async def watched() -> pb.WatchTokensReply:
+            request = pb.WatchTokensRequest()
+            return await rig.scheduler.call("WatchTokens", request, pb.WatchTokensReply)
+
+        before = await watched()
+        await bind(rig, 1)
+        asked = pb.SetQuotaRequest(owner=TENANT, what="requests", most=9)
+        await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)
+        told = await watched()
+        assert told.revision > before.revision
+        assert list(told.quotas) == [pb.QuotaView(owner=TENANT, what="requests", most=9)]
+        asked = pb.SetQuotaRequest(owner=TENANT, what="requests", is_lifted=True)
+        await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)
+        assert not (await watched()).quotas
