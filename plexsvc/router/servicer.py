@@ -44,8 +44,8 @@ from plexsvc.rpc.services import Context, Handler, Streaming, add_service, has_o
 from plexsvc.slots import Limit, Slots
 from plexsvc.weights.owner import SEAL, check_owner
 
-UNCOUNTED: Final = ("KeepAlive", "EndJob", "CancelOperation")
-"""Calls that no quota of requests refuses: a job lives by them, or makes room."""
+UNCOUNTED: Final = ("KeepAlive", "EndJob", "CancelOperation", "SubmitOperation")
+"""Calls that count as no request: a job lives by them or makes room, or counts itself."""
 RETRY_US: Final = 1_000_000
 """How long after the scheduler did not answer it is asked for tokens again."""
 
@@ -222,6 +222,7 @@ class RouterServicer:
         `SubmitOperation` is this, and so is each message of `Operate`.
         """
         try:
+            self.tenants.rates.take(tenant)
             check_identity(operation)
             operation.digest = digest_of(operation)
             operation.tenant = tenant
@@ -237,16 +238,6 @@ class RouterServicer:
             return await self._scheduler.submit(operation)
         except PlexError as error:
             return refused(operation.operation_id, error)
-
-    async def submit_counted(
-        self, operation: ops.Operation, *, tenant: TenantId
-    ) -> ops.OperationResult:
-        """Do the same for one of a stream, whose operations count as requests."""
-        try:
-            self.tenants.rates.take(tenant)
-        except PlexError as error:
-            return refused(operation.operation_id, error)
-        return await self.submit_operation(operation, tenant=tenant)
 
     async def _status(self, tenant: TenantId) -> pb.ClusterStatus:
         found = await self.control.forward("GetStatus", pb.GetStatusRequest(), tenant=tenant)
@@ -333,7 +324,7 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
 
     async def operate(_: object, context: Context) -> None:
         with known("Operate", context) as caller:
-            submit = partial(router.submit_counted, tenant=caller.tenant)
+            submit = partial(router.submit_operation, tenant=caller.tenant)
             async with caller.valid():
                 await router.operations.serve(context, submit)
 

@@ -310,7 +310,7 @@ async def test_operations_of_a_stream_count_as_requests_and_keeping_alive_does_n
         quota = pb.QuotaView(owner=TENANT, what="requests", most=1)
         rig.router.tenants.rates = Rates(FakeClock())
         rig.router.tenants.learn(pb.WatchTokensReply(revision=1, quotas=[quota]))
-        submit = partial(rig.router.submit_counted, tenant=TenantId(TENANT))
+        submit = partial(rig.router.submit_operation, tenant=TenantId(TENANT))
         operations = [rig.client.operation(batch(SHORT), forward_backward=PPO) for _ in range(2)]
         answers = [await submit(operation) for operation in operations]
         assert [answer.error.code for answer in answers] == ["", "queue_full"]
