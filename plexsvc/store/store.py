@@ -85,8 +85,22 @@ class Store:
         """
         if events and not rows and self.append_now(events, is_synced=True):
             return
-        with self._led():
-            self._write(events, rows)
+        try:
+            with self._led():
+                self._write(events, rows)
+        except PlexError as error:
+            # The server can commit a batch and die before it says so; the writer repeats it.
+            if error.code != ErrorCode.INTERNAL or not self._has(events):
+                raise
+
+    def _has(self, events: Sequence[JournalRow]) -> bool:
+        """Whether all of these events are in the journal as they are."""
+        where = sa.and_(
+            JOURNAL.c.scheduler_epoch == self.epoch, JOURNAL.c.idx.in_([row.idx for row in events])
+        )
+        query = sa.select(JOURNAL).where(where).order_by(JOURNAL.c.idx)
+        found = [JournalRow(**fields) for fields in self._read(query, JournalRow)]
+        return bool(events) and found == list(events)
 
     @contextmanager
     def _led(self) -> Iterator[None]:

@@ -98,7 +98,7 @@ class Postgres:
         self.run("pg_ctl", "-D", data, "-o", options, "-l", log, "-w", "-t", "20", "start")
 
     def restart(self) -> None:
-        """Start it again; whoever was connected is not any more."""
+        """Start it, again if it runs; whoever was connected is not any more."""
         data, log = str(self.root / "d"), str(self.root / "log")
         self.run("pg_ctl", "-D", data, "-l", log, "-m", "fast", "-w", "-t", "20", "restart")
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,6 +72,27 @@ def test_a_job_goes_on_bit_for_bit_when_its_leader_is_killed_or_stands_still(
                     # One that stands still is ended by its successor.
                     assert leader.wait(timeout=20) == -signal.SIGKILL
             assert actor.digest() == expected
+        assert [j.reason for j in service.live.jobs().values()] == ["", ""]
+
+
+def test_a_job_goes_on_bit_for_bit_when_its_database_dies_and_comes_back(
+    service: Service, postgres: Postgres, tiny_model: Path
+) -> None:
+    with service.live.connect() as connection:
+        with connection.job("alone") as job:
+            alone = deploy(job, tiny_model)
+            for _ in Program(alone, 3).operations():
+                pass
+            expected = alone.digest()
+        with connection.job("without-a-database") as job, ThreadPoolExecutor(1) as thread:
+            actor = deploy(job, tiny_model)
+            back = []
+            for done, _ in enumerate(Program(actor, 3).operations()):
+                if done in {1, 3}:
+                    postgres.stop()  # as a crash: what was not committed is lost
+                    back.append(thread.submit(postgres.restart))
+            assert actor.digest() == expected
+            assert [one.result() for one in back] == [None, None]
         assert [j.reason for j in service.live.jobs().values()] == ["", ""]
 
 

@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
@@ -238,6 +240,28 @@ def test_a_repeated_index_is_refused_and_nothing_of_the_batch_is_kept(url: str) 
         store.append([entry(2), entry(1)])
     assert refused.value.code == ErrorCode.INTERNAL
     assert list(stored.journal(store)) == [entry(1)]
+    store.close()
+
+
+def test_a_batch_that_was_committed_without_a_word_is_written_once_when_it_is_repeated(
+    url: str,
+) -> None:
+    store = open_store(url, now_us=1)
+
+    def commit_and_die(connection: sa.Connection) -> None:
+        driver: Any = connection.connection
+        driver.commit()
+        raise OperationalError("commit", None, Exception("the server closed the connection"))
+
+    sa.event.listen(store._engine, "commit", commit_and_die)
+    with pytest.raises(PlexError) as unheard:
+        store.append([entry(1), entry(2)], [job()])
+    assert unheard.value.code == ErrorCode.UNAVAILABLE
+    sa.event.remove(store._engine, "commit", commit_and_die)
+    store.append([entry(1), entry(2)], [job()])
+    store.append([entry(3)])
+    assert list(stored.journal(store)) == [entry(1), entry(2), entry(3)]
+    assert stored.jobs(store) == [job()]
     store.close()
 
 
