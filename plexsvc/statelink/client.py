@@ -107,8 +107,11 @@ class ExportReport:
 class MoveHandlers(Protocol):
     """What a rank does at the edges of a move; called on the client's data thread."""
 
-    def export(self) -> ExportReport:
-        """Return what must survive; the rank is between operations. Publish and save ask too."""
+    def export(self, *, beside: bool) -> ExportReport:
+        """Return what must survive; the rank is between operations. Publish and save ask too.
+
+        `beside` an operation that runs: at once, as the last one left it that wrote weights.
+        """
         ...
 
     def restored(self, scalars: Scalars) -> None:
@@ -119,7 +122,8 @@ class MoveHandlers(Protocol):
 class _NoHandlers:
     """A client without state of its own: nothing dirty, nothing to restore."""
 
-    def export(self) -> ExportReport:
+    def export(self, *, beside: bool) -> ExportReport:
+        del beside
         return ExportReport(dirty=frozenset(), scalars={}, applied_seq=0)
 
     def restored(self, scalars: Scalars) -> None:
@@ -343,8 +347,7 @@ class StateClient:
             return error
 
     def _export(self, request: Message) -> Message:
-        del request
-        report = self._handlers.export()
+        report = self._handlers.export(beside=request.header.get("beside", False))
         for region in self._regions.values():
             region.memory.settle()
         header = {

@@ -81,13 +81,24 @@ class RankLink:
         Raises:
             PlexError: `worker_died`, or what the rank's handler raised.
         """
-        reply = self._ask(Message(header={"op": "export"})).header
-        self.last_export = Export(
+        self.last_export = self._ask_export({})
+        return self.last_export
+
+    def export_beside(self) -> Export:
+        """Ask how the last operation left it that wrote weights, while another may run.
+
+        Raises:
+            PlexError: as `export`.
+        """
+        return self._ask_export({"beside": True})
+
+    def _ask_export(self, how: Mapping[str, bool]) -> Export:
+        reply = self._ask(Message(header={"op": "export", **how})).header
+        return Export(
             dirty=frozenset(reply["dirty"]),
             scalars=reply["scalars"],
             applied_seq=int(reply["applied_seq"]),
         )
-        return self.last_export
 
     def release(self) -> None:
         """Have the client park its regions.

@@ -293,7 +293,7 @@ class StateManagerServicer:
     def _draft(self, request: pb.PublishRequest, caller: Caller) -> Draft:
         """Copy parameters, or all the state that is asked for; the caller holds the lock."""
         wpg_id = WpgId(request.wpg_id)
-        taken = snapshot.take(self._node, wpg_id)
+        taken = snapshot.take(self._node, wpg_id, beside=request.beside)
         kinds = COMPLETE_KINDS if request.complete else PUBLISHED_KINDS
         if request.gradients:
             kinds |= {pieces.GRADIENTS}
@@ -301,7 +301,7 @@ class StateManagerServicer:
         if not index and not request.complete:
             text = f"{request.deployment_id} has no parameters on this node; initialize it first"
             raise PlexError(ErrorCode.BAD_REQUEST, text)
-        is_boundary = request.complete and not request.mid_window
+        is_boundary = request.complete and not (request.mid_window or request.beside)
         if is_boundary and snapshot.has_gradients(self._node, wpg_id):
             text = f"{wpg_id} has accumulated gradients, which belong to its ranks"
             raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; step or zero_grad first")

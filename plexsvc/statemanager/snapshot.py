@@ -33,14 +33,17 @@ class Snapshot:
     applied_seq: int
 
 
-def take(node: Node, wpg_id: WpgId) -> Snapshot:
+def take(node: Node, wpg_id: WpgId, *, beside: bool = False) -> Snapshot:
     """Ask resident ranks for their scalars and return the state; the caller holds the WPG's lock.
+
+    `beside` an operation that writes no weights, the state is that before it, but for gradients.
 
     Raises:
         PlexError: `not_found`, `worker_died`.
     """
     wpg, links = node.state_of(wpg_id), node.links_of(wpg_id)
-    if wpg.residency is Residency.DEVICE:
+    exports = {link.rank: link.export_beside() for link in links} if beside else {}
+    if wpg.residency is Residency.DEVICE and not beside:
         for link in links:
             link.export()
         with node.lock:
@@ -51,8 +54,8 @@ def take(node: Node, wpg_id: WpgId) -> Snapshot:
         index=tuple(piece for link in links for piece in _kept(wpg, link)),
         # A region of a GPU is copied off it once, however many tensors lie in it.
         region=functools.cache(lambda rank, name: by_rank[rank].memory.view(name)),
-        scalars={link.rank: link.last_export.scalars for link in links},
-        applied_seq=wpg.applied_seq,
+        scalars={link.rank: exports.get(link.rank, link.last_export).scalars for link in links},
+        applied_seq=min((e.applied_seq for e in exports.values()), default=wpg.applied_seq),
     )
 
 

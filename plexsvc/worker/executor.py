@@ -54,6 +54,9 @@ LOG_TAIL_BYTES: Final = 4096
 REPLACES: Final = frozenset({"load", "pull"})
 """Operations that replace weights; one that fails while it runs leaves them half replaced."""
 
+WRITES: Final = REPLACES | {"initialize", "step"}
+"""Operations that write weights, or the scalars beside them."""
+
 COMPUTED: Final = frozenset({"forward", "forward_backward", "backward", "step"})
 """Operations that all ranks compute together before any of them writes a weight."""
 
@@ -132,6 +135,8 @@ class Executor:
         self._memory: StateMemory | None = None
         self._operations: Operations | None = None
         self._between_operations = threading.Lock()
+        self._written = ExportReport(dirty=frozenset(), scalars={}, applied_seq=0)
+        """What the last operation left that wrote weights."""
         self.ledger = Ledger(max_replies=config.max_recorded_replies)
 
     def build(self, memory: StateMemory | None) -> None:
@@ -173,17 +178,25 @@ class Executor:
 
     # -- moves: called on the state client's thread, between operations ------------------------
 
-    def export(self) -> ExportReport:
-        """Return what must survive a move; waits for the running operation to end."""
+    def export(self, *, beside: bool = False) -> ExportReport:
+        """Return what must survive a move; waits for the running operation to end.
+
+        `beside` the running operation, which writes no weights: as it was before that.
+        """
+        if beside:
+            return self._written
         with self._between_operations:
-            held = {spec.name for spec in self._backend.regions() if not spec.droppable}
-            if self._backend.is_grad_dirty:
-                held |= {spec.name for spec in self._backend.regions()}
-            return ExportReport(
-                dirty=frozenset(held),
-                scalars=self._backend.scalars(),
-                applied_seq=max(0, self.ledger.applied_seq),
-            )
+            return self._report()
+
+    def _report(self) -> ExportReport:
+        held = {spec.name for spec in self._backend.regions() if not spec.droppable}
+        if self._backend.is_grad_dirty:
+            held |= {spec.name for spec in self._backend.regions()}
+        return ExportReport(
+            dirty=frozenset(held),
+            scalars=self._backend.scalars(),
+            applied_seq=max(0, self.ledger.applied_seq),
+        )
 
     def restored(self, scalars: Scalars) -> None:
         """Take the scalars back after a load."""
@@ -208,6 +221,8 @@ class Executor:
                     outcome = self._run(operation, request.published, held)
                 outcome.reply.run_us = self._clock.monotonic_us() - started_us
                 self._record(operation, outcome.reply, attempt=attempt)
+                if operation.WhichOneof("body") in WRITES:
+                    self._written = self._report()
             except Exception as error:  # noqa: BLE001 - the record failed: nobody may go on
                 reply = _failed(operation, self._told(operation, error), log_tail=_tail(error))
                 outcome = Outcome(reply=reply, must_exit=True)

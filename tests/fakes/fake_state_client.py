@@ -101,7 +101,7 @@ class FakeStateClient:
     def park(self) -> dict[str, int]:
         """Copy what is dirty, take every page away; return the bytes kept by region."""
         assert self.handlers is not None
-        report = self.handlers.export()
+        report = self.handlers.export(beside=False)
         self._scalars = report.scalars
         for name, region in self.regions.items():
             spec = self.specs[name]

@@ -123,6 +123,17 @@ def test_a_complete_copy_holds_moments_scalars_and_the_last_number(
     assert not daemon.published("a", 2).scalars_json
 
 
+def test_a_copy_beside_an_operation_is_of_what_the_last_one_that_wrote_weights_left(
+    daemon: Daemon,
+) -> None:
+    rank = build(daemon, "a", [slice(0, 4)])[0]
+    rank("set", dirty=["grads"], written={"adam_step": 1}, fail_on="export")
+    manifest = daemon.published("a", 1, complete=True, beside=True)
+    assert json.loads(manifest.scalars_json) == {"0": {"adam_step": 1}}
+    assert manifest.applied_seq == 1
+    assert {piece.kind for piece in manifest.pieces} == {"exp_avg", "param"}
+
+
 def test_accumulated_gradients_are_in_no_complete_copy(daemon: Daemon) -> None:
     rank = daemon.client("a")
     rank("allocate", regions=[{"name": "grads", "nbytes": 4096, "droppable": True}])

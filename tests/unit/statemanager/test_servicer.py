@@ -78,7 +78,8 @@ class Rank:
         address = self.region.memory.address
         np.ctypeslib.as_array(mapping.buffer_at(address, STATE_BYTES)).view("<f4")[:] = value
 
-    def export(self) -> ExportReport:
+    def export(self, *, beside: bool) -> ExportReport:
+        del beside
         return ExportReport(dirty=frozenset(), scalars={}, applied_seq=1)
 
     def restored(self, scalars: object) -> None:

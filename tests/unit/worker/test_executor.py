@@ -155,6 +155,17 @@ def test_an_export_says_that_clean_gradients_need_not_survive() -> None:
     assert rank.executor.export().scalars == {"adam_step": 12}
 
 
+def test_an_export_beside_an_operation_is_of_the_last_one_that_wrote_weights() -> None:
+    rank = Rank()
+    rank.run(rank.train(1))
+    rank.run(operation(2, "step"))
+    written = rank.executor.export()
+    rank.run(rank.train(3))
+    beside = rank.executor.export(beside=True)
+    assert (beside.applied_seq, beside.scalars) == (2, written.scalars)
+    assert rank.executor.export().applied_seq == 3
+
+
 def test_a_reference_trains_nothing() -> None:
     rank = Rank(role="reference", optimizer=None)
     for made in (rank.train(1), operation(2, "step"), operation(3, "zero_grad")):
