@@ -12,20 +12,18 @@ from typing import Final
 
 from rich.console import Console
 
-from plexsvc import perfetto
 from plexsvc.demo import plots, serving, share, spot
 from plexsvc.demo.acts import Acts
 from plexsvc.demo.presets import find_preset
 from plexsvc.demo.report import job_checks, job_figures, verdict
 from plexsvc.demo.show import Show
-from plexsvc.demo.spans import trace_events
 
 PLAYS: Final = {
     "sharing": ("GRPO on one device, without and with another job", share.play),
     "spot": ("GRPO without and with spot instances that are killed", spot.play),
     "serving": ("GRPO without and with what a serving engine lends", serving.play),
 }
-FILES: Final = ("summary.json", "demo.png", "trace.json")
+FILES: Final = ("summary.json", "demo.png")
 WIDTH: Final = 120
 """Columns of what is shown where there is no terminal."""
 
@@ -62,8 +60,6 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
         "checks": [asdict(check) for check in checks],
     }
     (out_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    names = {run.job_id: run.task for run in outcome.runs}
-    perfetto.write(out_dir / "trace.json", trace_events(outcome.spans, names=names))
     plots.draw(out_dir / "demo.png", outcome)
     if as_json:
         print(json.dumps(summary))

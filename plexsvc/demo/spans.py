@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc import perfetto
 
 MOVES: Final = frozenset({"load", "offload"})
 """Kinds of span that move state; all others are operations."""
@@ -91,26 +90,3 @@ def covered_s(spans: Iterable[Span]) -> float:
 def training(spans: Iterable[Span]) -> list[Span]:
     """Return the operations that ran on training devices."""
     return [span for span in spans if span.device_kind == "train" and not span.is_move]
-
-
-def trace_events(spans: Sequence[Span], *, names: Mapping[str, str]) -> list[perfetto.TraceEvent]:
-    """Return a trace for Perfetto: a row for each device; `names` says what to call each job."""
-    first_us = min((span.start_us for span in spans), default=0)
-    rows = sorted({(span.device, span.device_kind) for span in spans})
-    events = [perfetto.label("devices", pid=1)] if rows else []
-    row_of = {device: row for row, (device, _) in enumerate(rows)}
-    events += [
-        perfetto.label(f"{kind} device {device}", pid=1, tid=row_of[device])
-        for device, kind in rows
-    ]
-    return events + [
-        perfetto.span(
-            f"{names.get(span.job_id, span.job_id)}: {span.kind}",
-            pid=1,
-            tid=row_of[span.device],
-            start_us=span.start_us - first_us,
-            end_us=span.end_us - first_us,
-            category="move" if span.is_move else "operation",
-        )
-        for span in spans
-    ]

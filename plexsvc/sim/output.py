@@ -1,4 +1,4 @@
-"""Outputs of runs (`--out`): summaries, lines to check each job by, tables, pictures, tracks."""
+"""Outputs of runs (`--out`): a summary, lines to check each job by, a report and a picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from plexsvc import perfetto
 from plexsvc.errors import PlexError
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim import pictures
@@ -16,14 +15,12 @@ from plexsvc.sim.cluster import GB
 from plexsvc.sim.records import Outcome, Record, Stay
 from plexsvc.sim.summary import Summary, slowdown, wait_ratio
 from plexsvc.sim.tables import report
-from plexsvc.sim.tracks import tracks
 
 FILES: Final = (
     "summary.json",
     "jobs.jsonl",
     "nodes.jsonl",
     "report.md",
-    "perfetto.json",
     "run.png",
 )
 """What a run leaves."""
@@ -43,7 +40,7 @@ def write_outputs(
     beside: Sequence[Outcome],
     title: str,
 ) -> None:
-    """Write what one run came to: its summary, lines, tables, tracks and picture.
+    """Write what one run came to: its summary, lines, report and picture.
 
     The picture has the waits of the runs `beside`, too.
     """
@@ -51,7 +48,6 @@ def write_outputs(
     _write_lines(out / "jobs.jsonl", [job_line(r, seed=summary.seed) for r in outcome.records])
     _write_lines(out / "nodes.jsonl", node_lines(outcome))
     (out / "report.md").write_text(report(outcome, title=title), encoding="utf-8")
-    perfetto.write(out / "perfetto.json", tracks(outcome))
     runs = [*beside, outcome]
     pictures.draw(out / "run.png", runs, bound_s=summary.lower_bound_s, title=title)
 

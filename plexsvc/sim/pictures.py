@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from plexsvc.ids import UnitId
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.sim.records import Outcome, Record
+from plexsvc.sim.records import Outcome, Record, Stay
 from plexsvc.sim.summary import wait_ratio
-from plexsvc.sim.tracks import Span, lived, waits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +31,8 @@ _HOLDING: Final = 1e-3
 _PALE: Final = 0.75
 """How far the colour of a node that is held and idle goes towards white."""
 _HOUR_US: Final = 3600 * SECOND_US
+
+Span = tuple[int, int]
 
 
 def draw(path: Path, outcomes: Sequence[Outcome], *, bound_s: float, title: str) -> None:
@@ -195,3 +196,26 @@ def _owner(record: Record) -> str:
 def _extent(outcome: Outcome) -> Span:
     first_us = min(record.job.demand.arrived_us for record in outcome.records)
     return first_us, max(record.finish_us or first_us for record in outcome.records)
+
+
+def waits(record: Record) -> list[Span]:
+    """Return when a job waited for a place: after its arrival, and after each loss of a node."""
+    since = [record.job.demand.arrived_us, *(restart.at_us for restart in record.restarts)]
+    found = []
+    for at_us in since:
+        ends = [stay.since_us for stay in record.stays if stay.since_us >= at_us]
+        until_us = record.start_us if at_us == since[0] else min(ends, default=record.finish_us)
+        if until_us is not None and until_us > at_us:
+            found.append((at_us, until_us))
+    return found
+
+
+def lived(stays: Sequence[Stay], record: Record) -> Iterator[tuple[Stay, Span]]:
+    """Return when each stay of a job began and ended: it moved, lost a node or was done."""
+    ends = [restart.at_us for restart in record.restarts]
+    if not stays:
+        return
+    last_us = record.finish_us if record.finish_us is not None else stays[-1].since_us
+    for stay, next_us in zip(stays, [*(s.since_us for s in stays[1:]), last_us], strict=True):
+        cut = [at_us for at_us in ends if stay.since_us <= at_us < next_us]
+        yield stay, (stay.since_us, min([next_us, *cut]))

@@ -40,7 +40,7 @@ def simulate(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of samples and faults.")] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for per-job lines, plots, a Perfetto trace.")
+        Path | None, typer.Option(help="Directory for per-job lines, a report and a picture.")
     ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Write trace.jsonl and cluster.json there; play nothing.")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc import perfetto
-from plexsvc.demo.spans import Window, covered_s, from_wire, trace_events, training, within
+from plexsvc.demo.spans import Window, covered_s, from_wire, training, within
 from tests.rigs.demo_runs import make_span
 
 pairs = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
@@ -44,17 +40,3 @@ def test_spans_of_the_wire_name_their_device_and_its_kind() -> None:
     wire = [service_pb2.Span(node_id="n", device=1, kind="step", job_id="j", start_us=2, end_us=3)]
     (span,) = from_wire(wire, kinds={"n:1": "train"})
     assert (span.device, span.device_kind, span.kind, span.job_id) == ("n:1", "train", "step", "j")
-
-
-def test_a_trace_has_a_row_for_each_device_and_an_event_for_each_span(tmp_path: Path) -> None:
-    spans = [
-        make_span("step", 100, 130),
-        make_span("generate", 120, 220, device_kind="rollout", index=2),
-    ]
-    perfetto.write(tmp_path / "trace.json", trace_events(spans, names={"job-bits": "bits"}))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert rows == {0: "train device n:0", 1: "rollout device n:2"}
-    done = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
-    assert done == [("bits: step", 0, 0, 30), ("bits: generate", 1, 20, 100)]
-    assert trace_events([], names={}) == []

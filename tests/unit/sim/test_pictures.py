@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plexsvc.sim.pictures import busy_share
+from plexsvc.scheduler.core.planning.profile import SECOND_US
+from plexsvc.sim.pictures import busy_share, lived, waits
+from tests.rigs.records import moved_record
 
 
 def test_a_span_counts_in_each_bucket_by_what_it_covers() -> None:
@@ -23,3 +25,10 @@ def test_no_time_of_any_span_is_lost() -> None:
 
 def test_what_lies_outside_is_cut_off() -> None:
     assert busy_share([(0, 100)], first_us=40, end_us=60, buckets=2) == pytest.approx([1, 1])
+
+
+def test_a_stay_ends_with_the_loss_of_a_node() -> None:
+    record = moved_record()
+    ends = [until_us // SECOND_US for _, (_, until_us) in lived(record.stays, record)]
+    assert ends == [100, 140, 310]
+    assert [(s // SECOND_US, e // SECOND_US) for s, e in waits(record)] == [(0, 10), (140, 290)]
