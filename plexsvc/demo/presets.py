@@ -15,7 +15,7 @@ class Preset:
     name: str
     shows: str = "sharing"
     """`sharing`: each job alone, then all on one device. `spot`: both jobs without spot instances,
-    then with them. `serving`: one job without a serving engine's guest, then with it."""
+    then with them."""
     tasks: tuple[str, ...] = ("count_bits", "spell_backward")
     """The verifiable tasks (examples/verifiable_tasks.py), a job each."""
     steps: int = 80
@@ -52,7 +52,6 @@ PRESETS: Final = {
             uses_rewards=True,
         ),
         Preset(name="spot", shows="spot", steps=40),
-        Preset(name="serving", shows="serving", tasks=("count_bits",), steps=40),
     )
 }
 """`frozen` learns at rate 0: its learning check must fail, and the demo with it."""

@@ -1,7 +1,7 @@
 """Report of a demo: figures of each job, checks that must hold, one table.
 
 Each demo plays its jobs twice with the same seeds: *without* what it shows (another job on the
-device, spot instances, a lent engine) and *with* it.
+device, spot instances) and *with* it.
 """
 
 from __future__ import annotations

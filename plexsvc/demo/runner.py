@@ -12,7 +12,7 @@ from typing import Final
 
 from rich.console import Console
 
-from plexsvc.demo import plots, serving, share, spot
+from plexsvc.demo import plots, share, spot
 from plexsvc.demo.acts import Acts
 from plexsvc.demo.presets import find_preset
 from plexsvc.demo.report import job_checks, job_figures, verdict
@@ -21,7 +21,6 @@ from plexsvc.demo.show import Show
 PLAYS: Final = {
     "sharing": ("GRPO on one device, without and with another job", share.play),
     "spot": ("GRPO without and with spot instances that are killed", spot.play),
-    "serving": ("GRPO without and with what a serving engine lends", serving.play),
 }
 FILES: Final = ("summary.json", "demo.png")
 WIDTH: Final = 120

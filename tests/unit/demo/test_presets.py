@@ -9,7 +9,7 @@ from plexsvc.errors import PlexError
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(PlexError, match="arithmetic, code, frozen, serving, spot, waits"):
+    with pytest.raises(PlexError, match="arithmetic, code, frozen, spot, waits"):
         find_preset("nope")
 
 
