@@ -71,6 +71,18 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         )
         return node_pb2.StopReply()
 
+    async def WriteStacks(
+        self, request: node_pb2.WriteStacksRequest, context: Context | None
+    ) -> node_pb2.WriteStacksReply:
+        """Answer with what a process wrote of where it is."""
+        try:
+            what = f"stacks of {request.proc_id}"
+            self._lease.check_epoch(request.fence.scheduler_epoch, what=what)
+        except PlexError as error:
+            await abort_with(context, error)
+        log_path, stacks = await self._table.write_stacks(request.proc_id)
+        return node_pb2.WriteStacksReply(log_path=log_path, stacks=stacks)
+
     async def Events(
         self, request: node_pb2.EventsRequest, context: Context | None
     ) -> AsyncIterator[node_pb2.NodeEvent]:

@@ -37,6 +37,10 @@ KILL_WAIT_S: Final = 10.0
 STACKS_S: Final = 0.2
 """How long a process that hangs has to write its stacks."""
 
+MAX_STACKS_BYTES: Final = 1 << 15
+SHOWN_CALLS: Final = 6
+"""How many lines of a thread's stack an error shows: the innermost calls come first."""
+
 MAX_READY_BYTES: Final = 4096
 """Longest address, which comes in one write."""
 
@@ -103,11 +107,25 @@ class RankTable:
                 await rank.ended.wait()
         except TimeoutError:
             log.warning("process hangs; its stacks are in its log", proc_id=proc_id)
-            rank.write_stacks()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STACKS_S):
-                    await rank.ended.wait()
+            await self.write_stacks(proc_id)
             await self.kill([rank])
+
+    async def write_stacks(self, proc_id: str) -> tuple[str, str]:
+        """Have a process write its stacks to its log; return that log and where its threads are.
+
+        Of a process that is unknown or has ended there is nothing.
+        """
+        rank = self._by_id.get(proc_id)
+        if rank is None or rank.ended.is_set():
+            return "", ""
+        begins = rank.log_path.stat().st_size
+        rank.write_stacks()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STACKS_S):
+                await rank.ended.wait()
+        written = logs.tail(rank.log_path, num_bytes=MAX_STACKS_BYTES, begins=begins)
+        innermost = ("\n".join(one.splitlines()[:SHOWN_CALLS]) for one in written.split("\n\n"))
+        return str(rank.log_path), "\n".join(innermost)
 
     async def kill(self, ranks: list[Rank]) -> None:
         """Kill `ranks` at once; return when they are gone.

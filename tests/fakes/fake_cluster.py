@@ -315,6 +315,14 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
             await server.stop(None)
         return node_pb2.StopReply()
 
+    async def WriteStacks(
+        self, request: node_pb2.WriteStacksRequest, context: Any
+    ) -> node_pb2.WriteStacksReply:
+        if request.proc_id not in self.ranks:
+            return node_pb2.WriteStacksReply()
+        stacks = f"the stacks of {request.proc_id}"
+        return node_pb2.WriteStacksReply(log_path="/its/log", stacks=stacks)
+
     async def Events(
         self, request: node_pb2.EventsRequest, context: Any
     ) -> AsyncIterator[node_pb2.NodeEvent]:

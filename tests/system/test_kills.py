@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,8 +38,9 @@ with plex.connect(sys.argv[1], token=sys.argv[2]) as cluster:
 """
 
 
-def deploy(job: plex.Job, model: Path) -> plex.Actor:
-    return job.deploy("actor", model=str(model), backend="megatron", optimizer=plex.AdamW(lr=1e-2))
+def deploy(job: plex.Job, model: Path, **options: Any) -> plex.Actor:
+    optimizer = plex.AdamW(lr=1e-2)
+    return job.deploy("actor", model=str(model), backend="megatron", optimizer=optimizer, **options)
 
 
 def bytes_in_use(cluster: LiveCluster) -> int:
@@ -74,13 +76,15 @@ def test_a_stopped_worker_is_found_by_its_silence_and_fails_its_job(
         pytest.raises(plex.PlexError) as caught,
         connection.job("frozen") as job,
     ):
-        actor = deploy(job, tiny_model)
-        (pid,) = rank_processes(cluster, [actor.deployment_id])
-        os.kill(pid, signal.SIGSTOP)
+        actor = deploy(job, tiny_model, parallel=plex.Parallel(tp=2))
+        pids = rank_processes(cluster, [actor.deployment_id])
+        os.kill(pids[0], signal.SIGSTOP)
         actor.forward_backward(fixed_batch(1), loss="ppo")
     assert caught.value.code == "worker_died"
     assert "stopped answering" in caught.value.message
-    wait_until(lambda: not is_alive(pid), what="the stopped rank is gone")
+    assert "in agree\n" in caught.value.message, "where the other rank waits"
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(is_alive, pids)), what="the ranks are gone")
     wait_until(lambda: bytes_in_use(cluster) == 0, what="devices freed")
 
 

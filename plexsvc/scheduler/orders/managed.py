@@ -107,7 +107,7 @@ async def publish(
     carriers = reach.carriers(record.wpg_id, record.nodes)
     what = f"a copy of the state of {record.wpg_id}"
     try:
-        async with reach.watch.over(what, carriers, stuck=ErrorCode.OPERATION_TIMEOUT):
+        async with reach.watched(what, record.wpg_id, carriers, stuck=ErrorCode.OPERATION_TIMEOUT):
             for node_id in record.nodes:
                 reply = await reach.ask_state(node_id, lambda state: state.Publish(request))
                 _check(reply)

@@ -131,7 +131,7 @@ async def _move_all(
     """
     moves = [_move_on(reach, node_id, action, to=to) for node_id in nodes]
     what = f"a move of {action.wpg_id} to the {to}"
-    async with reach.watch.over(what, reach.carriers(action.wpg_id, nodes)):
+    async with reach.watched(what, action.wpg_id, reach.carriers(action.wpg_id, nodes)):
         return await asyncio.gather(*moves, return_exceptions=True)
 
 

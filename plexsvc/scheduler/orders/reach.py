@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import grpc.aio
 
 from plexclient.wire.v1 import (
     common_pb2,
+    node_pb2,
     rollout_pb2,
     service_pb2,
     statemanager_pb2,
@@ -18,6 +21,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, VersionId, WpgId
 from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.config import SchedulerConfig
@@ -26,12 +30,17 @@ from plexsvc.scheduler.core.vocabulary import NodeBytes
 from plexsvc.scheduler.ledger.jobs import Published, Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import Nodes
-from plexsvc.scheduler.orders.ranks import ASK_S, Ranks
+from plexsvc.scheduler.orders.ranks import ASK_S, Rank, Ranks
 from plexsvc.scheduler.orders.underway import Underway
 from plexsvc.scheduler.orders.versions import Versions
-from plexsvc.scheduler.orders.watch import Carrier, Watch
+from plexsvc.scheduler.orders.watch import Carrier, HungError, Watch
 
 T = TypeVar("T")
+
+SHOWN: Final = 8
+"""Of how many ranks the verdict on what hangs shows the stacks."""
+STACKS_S: Final = 2.0
+"""How long the verdict on what hangs waits for its stacks."""
 
 
 GivenUp = Callable[[str, str, str], None]
@@ -172,6 +181,40 @@ class Reach:
     def silence_s(self) -> float:
         """How long work on state may not get on before it is given up, in seconds."""
         return self.config.progress_timeout_us / 1e6
+
+    @asynccontextmanager
+    async def watched(
+        self,
+        what: str,
+        wpg_id: WpgId,
+        carriers: Sequence[Carrier],
+        *,
+        stuck: ErrorCode = ErrorCode.WORKER_DIED,
+    ) -> AsyncIterator[None]:
+        """Watch over the work in the body; an error of what hangs says where its ranks are.
+
+        Raises:
+            HungError: as `Watch.over`.
+        """
+        try:
+            async with self.watch.over(what, carriers, stuck=stuck):
+                yield
+        except HungError as verdict:
+            where = await asyncio.gather(
+                *(self._stacks(rank) for rank in self.ranks.of(wpg_id)[:SHOWN])
+            )
+            message = "\n".join([verdict.message, *filter(None, where)])
+            raise HungError(verdict.code, message, **verdict.facts) from None
+
+    async def _stacks(self, rank: Rank) -> str:
+        """Return the Python stacks of a process, and which log has them whole."""
+        request = node_pb2.WriteStacksRequest(fence=self.fence(lease_no=0), proc_id=rank.proc_id)
+        with suppress(grpc.aio.AioRpcError, PlexError):  # its node hangs too, or is lost
+            agent = self.nodes.link(rank.node_id).agent
+            found = await agent.WriteStacks(request, timeout=STACKS_S)
+            if found.stacks:
+                return f"{rank.proc_id} is at ({rank.node_id}: {found.log_path})\n{found.stacks}"
+        return ""
 
     def carriers(self, wpg_id: WpgId, nodes: Iterable[NodeId]) -> list[Carrier]:
         """Return who works on a WPG's state with its ranks: they, and state managers of nodes."""

@@ -242,7 +242,7 @@ async def _execute(
         pause_us=reach.config.exit_report_us // (MAX_EXECUTE_TRIES - 1), max_tries=MAX_EXECUTE_TRIES
     )
     execute = partial(Rank.execute, request=request, clock=reach.clock, patience=patience)
-    async with reach.watch.over(what, ranks):
+    async with reach.watched(what, record.wpg_id, ranks):
         if len(ranks) == 1:
             return [await execute(ranks[0])]
         async with asyncio.TaskGroup() as group:

@@ -50,6 +50,10 @@ class Carrier(Protocol):
         ...
 
 
+class HungError(PlexError):
+    """The verdict on work that hangs."""
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Work:
     what: str
@@ -61,12 +65,12 @@ class _Work:
     asked_us: int
     count: int = -1
     silent_looks: int = 0
-    verdict: PlexError | None = None
+    verdict: HungError | None = None
 
     def give_up(self, message: str, *, carrier: Carrier, code: ErrorCode) -> None:
         """End the wait for it, with this error."""
         if self.verdict is None:
-            self.verdict = PlexError(code, message, worker=carrier.name)
+            self.verdict = HungError(code, message, worker=carrier.name)
             self.limit.reschedule(asyncio.get_running_loop().time())
 
 
@@ -85,7 +89,7 @@ class Watch:
         """Watch the calls in the body, which are cancelled when one of `carriers` hangs.
 
         Raises:
-            PlexError: `worker_died` when one does not answer any more, `stuck` when they answer
+            HungError: `worker_died` when one does not answer any more, `stuck` when they answer
                 and the work does not get on.
         """
         now_us = self._clock.monotonic_us()

@@ -58,6 +58,11 @@ class RunningAgent:
         request = node_pb2.StopRequest(fence=fence, proc_id=proc_id, grace_us=grace_us)
         await self.stub.Stop(request, timeout=30)
 
+    async def stacks(self, proc_id: str) -> node_pb2.WriteStacksReply:
+        fence = common_pb2.Fence(scheduler_epoch=1)
+        request = node_pb2.WriteStacksRequest(fence=fence, proc_id=proc_id)
+        return await self.stub.WriteStacks(request, timeout=30)
+
     async def renew(self, *, epoch: int = 1, ttl_us: int) -> node_pb2.RenewReply:
         request = node_pb2.RenewRequest(scheduler_epoch=epoch, ttl_us=ttl_us)
         return await self.stub.Renew(request, timeout=60)

@@ -149,6 +149,18 @@ async def test_the_stacks_of_what_hangs_are_in_its_log(agent: RunningAgent) -> N
     assert "in ignore_term" in written
 
 
+async def test_a_process_says_where_it_is_and_goes_on(agent: RunningAgent) -> None:
+    reply = await agent.spawn("ignore_term")
+    found = await agent.stacks("wpg_1/0")
+    assert found.log_path == reply.log_path
+    assert "in ignore_term" in found.stacks
+    assert "in ignore_term" in tail(Path(found.log_path))
+    assert is_alive(reply.pid)
+    os.kill(reply.pid, signal.SIGSTOP)
+    assert not (await agent.stacks("wpg_1/0")).stacks
+    assert await agent.stacks("unknown/0") == node_pb2.WriteStacksReply()
+
+
 async def test_what_a_rank_started_dies_with_it(agent: RunningAgent) -> None:
     reply = await agent.spawn("with_child")
     child = int(reply.address)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from plexclient.wire.v1 import common_pb2 as plexsvc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15plexsvc/v1/node.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\"\x89\x01\n\x08ProcSpec\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\r\n\x05image\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x04 \x01(\t\x12\x0e\n\x06job_id\x18\x06 \x01(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x0e\n\x06wpg_id\x18\x08 \x01(\t\x12\x0c\n\x04rank\x18\t \x01(\rJ\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06\"T\n\x0cSpawnRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.plexsvc.v1.ProcSpec\"^\n\nSpawnReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x10\n\x08log_path\x18\x04 \x01(\t\"R\n\x0bStopRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0f\n\x07proc_id\x18\x02 \x01(\t\x12\x10\n\x08grace_us\x18\x03 \x01(\x04\"\x0b\n\tStopReply\"$\n\rEventsRequest\x12\x13\n\x0b\x61\x66ter_index\x18\x01 \x01(\x04\"\xbb\x01\n\tNodeEvent\x12\r\n\x05index\x18\x01 \x01(\x04\x12&\n\x05ready\x18\x02 \x01(\x0b\x32\x15.plexsvc.v1.ProcReadyH\x00\x12(\n\x06\x65xited\x18\x03 \x01(\x0b\x32\x16.plexsvc.v1.ProcExitedH\x00\x12\x44\n\x17state_manager_restarted\x18\x04 \x01(\x0b\x32!.plexsvc.v1.StateManagerRestartedH\x00\x42\x07\n\x05\x65vent\"B\n\tProcReady\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"t\n\nProcExited\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x0e\n\x06signal\x18\x03 \x01(\x05\x12\x10\n\x08log_tail\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0b\n\x03pid\x18\x06 \x01(\r\"(\n\x15StateManagerRestarted\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"7\n\x0cRenewRequest\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x0e\n\x06ttl_us\x18\x02 \x01(\x04\"K\n\nRenewReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x1b\n\x13max_scheduler_epoch\x18\x02 \x01(\x04\"\x15\n\x13NodeDescribeRequest\"\xfb\x01\n\x0fNodeDescription\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12.\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x1d.plexsvc.v1.DeviceDescription\x12\x12\n\nhost_bytes\x18\x03 \x01(\x04\x12\x15\n\rstate_manager\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x61ta_socket\x18\x05 \x01(\t\x12\x10\n\x08hostname\x18\x06 \x01(\t\x12&\n\x05procs\x18\x07 \x03(\x0b\x32\x17.plexsvc.v1.ProcSummary\x12\x18\n\x10next_event_index\x18\x08 \x01(\x04\x12\x13\n\x0bruntime_dir\x18\t \x01(\t\"y\n\x11\x44\x65viceDescription\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0b\x62ytes_total\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0c\n\x04\x63pus\x18\x05 \x01(\r\x12\x15\n\ris_reward_gpu\x18\x06 \x01(\x08\"o\n\x0bProcSummary\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0e\n\x06wpg_id\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t2\xbc\x02\n\x04Node\x12\x39\n\x05Spawn\x12\x18.plexsvc.v1.SpawnRequest\x1a\x16.plexsvc.v1.SpawnReply\x12\x36\n\x04Stop\x12\x17.plexsvc.v1.StopRequest\x1a\x15.plexsvc.v1.StopReply\x12<\n\x06\x45vents\x12\x19.plexsvc.v1.EventsRequest\x1a\x15.plexsvc.v1.NodeEvent0\x01\x12\x39\n\x05Renew\x12\x18.plexsvc.v1.RenewRequest\x1a\x16.plexsvc.v1.RenewReply\x12H\n\x08\x44\x65scribe\x12\x1f.plexsvc.v1.NodeDescribeRequest\x1a\x1b.plexsvc.v1.NodeDescriptionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15plexsvc/v1/node.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\"\x89\x01\n\x08ProcSpec\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\r\n\x05image\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x04 \x01(\t\x12\x0e\n\x06job_id\x18\x06 \x01(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x0e\n\x06wpg_id\x18\x08 \x01(\t\x12\x0c\n\x04rank\x18\t \x01(\rJ\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06\"T\n\x0cSpawnRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.plexsvc.v1.ProcSpec\"^\n\nSpawnReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x10\n\x08log_path\x18\x04 \x01(\t\"R\n\x0bStopRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0f\n\x07proc_id\x18\x02 \x01(\t\x12\x10\n\x08grace_us\x18\x03 \x01(\x04\"\x0b\n\tStopReply\"G\n\x12WriteStacksRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0f\n\x07proc_id\x18\x02 \x01(\t\"4\n\x10WriteStacksReply\x12\x10\n\x08log_path\x18\x01 \x01(\t\x12\x0e\n\x06stacks\x18\x02 \x01(\t\"$\n\rEventsRequest\x12\x13\n\x0b\x61\x66ter_index\x18\x01 \x01(\x04\"\xbb\x01\n\tNodeEvent\x12\r\n\x05index\x18\x01 \x01(\x04\x12&\n\x05ready\x18\x02 \x01(\x0b\x32\x15.plexsvc.v1.ProcReadyH\x00\x12(\n\x06\x65xited\x18\x03 \x01(\x0b\x32\x16.plexsvc.v1.ProcExitedH\x00\x12\x44\n\x17state_manager_restarted\x18\x04 \x01(\x0b\x32!.plexsvc.v1.StateManagerRestartedH\x00\x42\x07\n\x05\x65vent\"B\n\tProcReady\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"t\n\nProcExited\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x0e\n\x06signal\x18\x03 \x01(\x05\x12\x10\n\x08log_tail\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0b\n\x03pid\x18\x06 \x01(\r\"(\n\x15StateManagerRestarted\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"7\n\x0cRenewRequest\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x0e\n\x06ttl_us\x18\x02 \x01(\x04\"K\n\nRenewReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x1b\n\x13max_scheduler_epoch\x18\x02 \x01(\x04\"\x15\n\x13NodeDescribeRequest\"\xfb\x01\n\x0fNodeDescription\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12.\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x1d.plexsvc.v1.DeviceDescription\x12\x12\n\nhost_bytes\x18\x03 \x01(\x04\x12\x15\n\rstate_manager\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x61ta_socket\x18\x05 \x01(\t\x12\x10\n\x08hostname\x18\x06 \x01(\t\x12&\n\x05procs\x18\x07 \x03(\x0b\x32\x17.plexsvc.v1.ProcSummary\x12\x18\n\x10next_event_index\x18\x08 \x01(\x04\x12\x13\n\x0bruntime_dir\x18\t \x01(\t\"y\n\x11\x44\x65viceDescription\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0b\x62ytes_total\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0c\n\x04\x63pus\x18\x05 \x01(\r\x12\x15\n\ris_reward_gpu\x18\x06 \x01(\x08\"o\n\x0bProcSummary\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0e\n\x06wpg_id\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t2\x89\x03\n\x04Node\x12\x39\n\x05Spawn\x12\x18.plexsvc.v1.SpawnRequest\x1a\x16.plexsvc.v1.SpawnReply\x12\x36\n\x04Stop\x12\x17.plexsvc.v1.StopRequest\x1a\x15.plexsvc.v1.StopReply\x12K\n\x0bWriteStacks\x12\x1e.plexsvc.v1.WriteStacksRequest\x1a\x1c.plexsvc.v1.WriteStacksReply\x12<\n\x06\x45vents\x12\x19.plexsvc.v1.EventsRequest\x1a\x15.plexsvc.v1.NodeEvent0\x01\x12\x39\n\x05Renew\x12\x18.plexsvc.v1.RenewRequest\x1a\x16.plexsvc.v1.RenewReply\x12H\n\x08\x44\x65scribe\x12\x1f.plexsvc.v1.NodeDescribeRequest\x1a\x1b.plexsvc.v1.NodeDescriptionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,28 +42,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPREQUEST']._serialized_end=466
   _globals['_STOPREPLY']._serialized_start=468
   _globals['_STOPREPLY']._serialized_end=479
-  _globals['_EVENTSREQUEST']._serialized_start=481
-  _globals['_EVENTSREQUEST']._serialized_end=517
-  _globals['_NODEEVENT']._serialized_start=520
-  _globals['_NODEEVENT']._serialized_end=707
-  _globals['_PROCREADY']._serialized_start=709
-  _globals['_PROCREADY']._serialized_end=775
-  _globals['_PROCEXITED']._serialized_start=777
-  _globals['_PROCEXITED']._serialized_end=893
-  _globals['_STATEMANAGERRESTARTED']._serialized_start=895
-  _globals['_STATEMANAGERRESTARTED']._serialized_end=935
-  _globals['_RENEWREQUEST']._serialized_start=937
-  _globals['_RENEWREQUEST']._serialized_end=992
-  _globals['_RENEWREPLY']._serialized_start=994
-  _globals['_RENEWREPLY']._serialized_end=1069
-  _globals['_NODEDESCRIBEREQUEST']._serialized_start=1071
-  _globals['_NODEDESCRIBEREQUEST']._serialized_end=1092
-  _globals['_NODEDESCRIPTION']._serialized_start=1095
-  _globals['_NODEDESCRIPTION']._serialized_end=1346
-  _globals['_DEVICEDESCRIPTION']._serialized_start=1348
-  _globals['_DEVICEDESCRIPTION']._serialized_end=1469
-  _globals['_PROCSUMMARY']._serialized_start=1471
-  _globals['_PROCSUMMARY']._serialized_end=1582
-  _globals['_NODE']._serialized_start=1585
-  _globals['_NODE']._serialized_end=1901
+  _globals['_WRITESTACKSREQUEST']._serialized_start=481
+  _globals['_WRITESTACKSREQUEST']._serialized_end=552
+  _globals['_WRITESTACKSREPLY']._serialized_start=554
+  _globals['_WRITESTACKSREPLY']._serialized_end=606
+  _globals['_EVENTSREQUEST']._serialized_start=608
+  _globals['_EVENTSREQUEST']._serialized_end=644
+  _globals['_NODEEVENT']._serialized_start=647
+  _globals['_NODEEVENT']._serialized_end=834
+  _globals['_PROCREADY']._serialized_start=836
+  _globals['_PROCREADY']._serialized_end=902
+  _globals['_PROCEXITED']._serialized_start=904
+  _globals['_PROCEXITED']._serialized_end=1020
+  _globals['_STATEMANAGERRESTARTED']._serialized_start=1022
+  _globals['_STATEMANAGERRESTARTED']._serialized_end=1062
+  _globals['_RENEWREQUEST']._serialized_start=1064
+  _globals['_RENEWREQUEST']._serialized_end=1119
+  _globals['_RENEWREPLY']._serialized_start=1121
+  _globals['_RENEWREPLY']._serialized_end=1196
+  _globals['_NODEDESCRIBEREQUEST']._serialized_start=1198
+  _globals['_NODEDESCRIBEREQUEST']._serialized_end=1219
+  _globals['_NODEDESCRIPTION']._serialized_start=1222
+  _globals['_NODEDESCRIPTION']._serialized_end=1473
+  _globals['_DEVICEDESCRIPTION']._serialized_start=1475
+  _globals['_DEVICEDESCRIPTION']._serialized_end=1596
+  _globals['_PROCSUMMARY']._serialized_start=1598
+  _globals['_PROCSUMMARY']._serialized_end=1709
+  _globals['_NODE']._serialized_start=1712
+  _globals['_NODE']._serialized_end=2105
 # @@protoc_insertion_point(module_scope)

@@ -59,6 +59,22 @@ class StopReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class WriteStacksRequest(_message.Message):
+    __slots__ = ("fence", "proc_id")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    PROC_ID_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    proc_id: str
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., proc_id: _Optional[str] = ...) -> None: ...
+
+class WriteStacksReply(_message.Message):
+    __slots__ = ("log_path", "stacks")
+    LOG_PATH_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    log_path: str
+    stacks: str
+    def __init__(self, log_path: _Optional[str] = ..., stacks: _Optional[str] = ...) -> None: ...
+
 class EventsRequest(_message.Message):
     __slots__ = ("after_index",)
     AFTER_INDEX_FIELD_NUMBER: _ClassVar[int]

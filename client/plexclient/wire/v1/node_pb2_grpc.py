@@ -44,6 +44,11 @@ class NodeStub:
                 request_serializer=plexsvc_dot_v1_dot_node__pb2.StopRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_node__pb2.StopReply.FromString,
                 _registered_method=True)
+        self.WriteStacks = channel.unary_unary(
+                '/plexsvc.v1.Node/WriteStacks',
+                request_serializer=plexsvc_dot_v1_dot_node__pb2.WriteStacksRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_node__pb2.WriteStacksReply.FromString,
+                _registered_method=True)
         self.Events = channel.unary_stream(
                 '/plexsvc.v1.Node/Events',
                 request_serializer=plexsvc_dot_v1_dot_node__pb2.EventsRequest.SerializeToString,
@@ -72,6 +77,12 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteStacks(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,6 +119,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=plexsvc_dot_v1_dot_node__pb2.StopRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_node__pb2.StopReply.SerializeToString,
+            ),
+            'WriteStacks': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteStacks,
+                    request_deserializer=plexsvc_dot_v1_dot_node__pb2.WriteStacksRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_node__pb2.WriteStacksReply.SerializeToString,
             ),
             'Events': grpc.unary_stream_rpc_method_handler(
                     servicer.Events,
@@ -179,6 +195,33 @@ class Node:
             '/plexsvc.v1.Node/Stop',
             plexsvc_dot_v1_dot_node__pb2.StopRequest.SerializeToString,
             plexsvc_dot_v1_dot_node__pb2.StopReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteStacks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Node/WriteStacks',
+            plexsvc_dot_v1_dot_node__pb2.WriteStacksRequest.SerializeToString,
+            plexsvc_dot_v1_dot_node__pb2.WriteStacksReply.FromString,
             options,
             channel_credentials,
             insecure,

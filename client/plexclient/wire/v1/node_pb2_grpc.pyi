@@ -34,6 +34,7 @@ class NodeStub:
     Spawn: _grpc.UnaryUnaryMultiCallable[_node_pb2.SpawnRequest, _node_pb2.SpawnReply]
     """repeating a proc_id is answered from the record"""
     Stop: _grpc.UnaryUnaryMultiCallable[_node_pb2.StopRequest, _node_pb2.StopReply]
+    WriteStacks: _grpc.UnaryUnaryMultiCallable[_node_pb2.WriteStacksRequest, _node_pb2.WriteStacksReply]
     Events: _grpc.UnaryStreamMultiCallable[_node_pb2.EventsRequest, _node_pb2.NodeEvent]
     """ordered, replayable: index > after_index"""
     Renew: _grpc.UnaryUnaryMultiCallable[_node_pb2.RenewRequest, _node_pb2.RenewReply]
@@ -45,6 +46,7 @@ class NodeAsyncStub(NodeStub):
     Spawn: _aio.UnaryUnaryMultiCallable[_node_pb2.SpawnRequest, _node_pb2.SpawnReply]  # type: ignore[assignment]
     """repeating a proc_id is answered from the record"""
     Stop: _aio.UnaryUnaryMultiCallable[_node_pb2.StopRequest, _node_pb2.StopReply]  # type: ignore[assignment]
+    WriteStacks: _aio.UnaryUnaryMultiCallable[_node_pb2.WriteStacksRequest, _node_pb2.WriteStacksReply]  # type: ignore[assignment]
     Events: _aio.UnaryStreamMultiCallable[_node_pb2.EventsRequest, _node_pb2.NodeEvent]  # type: ignore[assignment]
     """ordered, replayable: index > after_index"""
     Renew: _aio.UnaryUnaryMultiCallable[_node_pb2.RenewRequest, _node_pb2.RenewReply]  # type: ignore[assignment]
@@ -63,6 +65,12 @@ class NodeServicer:
         request: _node_pb2.StopRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.StopReply, _abc.Awaitable[_node_pb2.StopReply]]: ...
+
+    def WriteStacks(
+        self,
+        request: _node_pb2.WriteStacksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.WriteStacksReply, _abc.Awaitable[_node_pb2.WriteStacksReply]]: ...
 
     def Events(
         self,

@@ -141,6 +141,7 @@ async def test_an_operation_stuck_on_ranks_ends_its_deployment(rig: Rig) -> None
     stuck = await rig.run("a", "step")
     assert stuck.error.code == ErrorCode.WORKER_DIED
     assert "scheduler.progress_timeout_us" in stuck.error.message
+    assert "/its/log)\nthe stacks of wpg-1-1/0" in stuck.error.message
     assert (await rig.run("a")).error.code == ErrorCode.DEPLOYMENT_FAILED
     await rig.job("b")
     await rig.deploy("b")
@@ -219,6 +220,7 @@ async def test_a_move_of_which_no_byte_moves_is_given_up(shared: Rig) -> None:
         failed = await shared.run("b")
     assert failed.error.code == ErrorCode.DEPLOYMENT_FAILED
     assert "made no progress" in failed.error.message
+    assert "the stacks of wpg-1-2/0" in failed.error.message
 
 
 @pytest.mark.parametrize(("kind", "method"), [("publish", "Publish"), ("state_digest", "Digest")])
