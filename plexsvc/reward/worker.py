@@ -35,6 +35,7 @@ def serve(line: socket.socket, *, is_sandbox_known: bool) -> None:
     """Serve a proxy until it closes the line."""
     die_before_parent()
     set_process_name("reward-worker")
+    sys.set_int_max_str_digits(0)  # numbers may have any length: a stage has a limit of its own
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, resource.RLIM_INFINITY))
     sandbox = open_sandbox(is_known_to_work=is_sandbox_known)
     with line:

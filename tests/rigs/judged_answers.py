@@ -93,6 +93,12 @@ NUMERIC_RIGHT: list[tuple[str, Any]] = [
     ("It adds up to 42", 42),
     ("So there are 3*4 = 12", 12),
     ("(3 + 4) * 6 = 42", 42),
+    ("9" * 6000, "9" * 6000),
+    ("9" * 300, 10**300 - 1),
+    ("0." + "3" * 5000, "1/3"),
+    ("1) 42", "42"),
+    ("0.30000000000000004", 0.30000000000000004),
+    ("4! = 24", "24"),
 ]
 
 NUMERIC_WRONG: list[tuple[str, Any]] = [
@@ -236,6 +242,8 @@ NUMERIC_WRONG: list[tuple[str, Any]] = [
     ("42 through 43", 43),
     ("A: 41, B: 42, C: 43", 43),
     ("$41 = 42$", 42),
+    ("9" * 300, "9" * 299 + "8"),
+    ("I think 42 but maybe 43", "43"),
 ]
 
 MATH_RIGHT: list[tuple[str, Any]] = [
@@ -439,6 +447,26 @@ MATH_RIGHT: list[tuple[str, Any]] = [
     ("\\boxed{\\frac{84}{2}=42}", "42"),
     ("\\boxed{\\text{A, C}}", "A, C"),
     ("Final Answer: The final answer is $2$. I hope it is correct.", "2"),
+    ("\\boxed{\\sqrt{50}}", "5\\sqrt2"),
+    ("\\boxed{1,2,1}", "1,1,2"),
+    ("\\boxed{\\{1,2,2\\}}", "\\{1,2\\}"),
+    ("\\boxed{" + "9" * 6000 + "}", "9" * 6000),
+    ("\\boxed{2023!}", "2023!"),
+    ("\\boxed{120}", "5!"),
+    ("\\boxed{5!}", "5!"),
+    ("\\boxed{(A) 5}", "A"),
+    ("\\boxed{A) 5}", "A"),
+    ("\\boxed{A. 5}", "A"),
+    ("\\boxed{\\text{A: five}}", "A"),
+    ("\\boxed{\\text{Option C}}", "C"),
+    ("C", "C"),
+    ("(C)", "C"),
+    ("\\boxed{x\\in\\{3\\}}", "3"),
+    ("\\boxed{x<3 \\text{ and } x>1}", "(1,3)"),
+    ("\\boxed{x<-1 \\text{ or } x>3}", "(-\\infty,-1)\\cup(3,\\infty)"),
+    ("\\boxed{x\\ne 3}", "(-\\infty,3)\\cup(3,\\infty)"),
+    ("\\boxed{2\\pi k, k\\in\\mathbb{Z}}", "2\\pi k"),
+    ("\\boxed{\\frac13 \\approx 0.333}", "\\frac13"),
 ]
 
 MATH_WRONG: list[tuple[str, Any]] = [
@@ -606,4 +634,20 @@ MATH_WRONG: list[tuple[str, Any]] = [
     ("\\boxed{40<x<44}", "42"),
     ("\\boxed{x\\le 42}", "42"),
     ("The answer is $x+1$. The answer is $x+2$.", "x+2"),
+    ("\\boxed{1,2,2}", "1,2"),
+    ("\\boxed{1,1,2}", "1,2"),
+    ("\\boxed{\\{1,2,2\\}}", "1,2"),
+    ("\\boxed{1,2}", "1,2,2"),
+    ("\\boxed{1,1,2}", "1,2,2"),
+    ("\\boxed{1}, \\boxed{2}, \\boxed{2}", "1,1,2"),
+    ("\\boxed{4210_6}", "4210_5"),
+    ("\\boxed{4210}", "4210_5"),
+    ("The answer is not $5\\sqrt2$", "5\\sqrt2"),
+    ("The answer isn't $5\\sqrt2$", "5\\sqrt2"),
+    ("It cannot be $5\\sqrt2$", "5\\sqrt2"),
+    ("\\boxed{x=y=x+1}", "x+1"),
+    ("\\boxed{5}", "5!"),
+    ("12 and a half", "12"),
+    ("\\boxed{1}", "x^2+y^2=1"),
+    ("\\boxed{\\sqrt2 \\approx 1.5}", "\\sqrt2"),
 ]

@@ -50,7 +50,7 @@ def _plain(text: str, work: Work) -> str:
 
 
 def _numeric(work: Work) -> Scored:
-    expected = _number_of(work.reference)
+    expected, *as_printed = _numbers_of(work.reference)
     found = last_number(work.text)
     if found is None:
         is_there = any(map(str.isdigit, work.text))
@@ -58,7 +58,7 @@ def _numeric(work: Work) -> Scored:
         return Scored(score=0.0, detail=f"the text holds {found_text}")
     tolerance = work.settings.get("tolerance")
     if tolerance is None:
-        is_right = found.means(expected)
+        is_right = any(found.means(one) for one in (expected, *as_printed))
     elif not 0 <= tolerance < math.inf:
         raise RefusedError(f"numeric: the tolerance must be 0 or more, not {tolerance}")
     else:
@@ -68,16 +68,16 @@ def _numeric(work: Work) -> Scored:
     return Scored(score=float(is_right), detail=f"the last number is {_shown(found)}")
 
 
-def _number_of(reference: Any) -> Number:
+def _numbers_of(reference: Any) -> list[Number]:
+    """Return what a reference means: of a float 15 digits, which somebody wrote, or all."""
     is_number = isinstance(reference, str | int | float) and not isinstance(reference, bool)
-    # What a float has beyond 15 digits is not what somebody wrote.
-    text = f"{reference:.15g}" if isinstance(reference, float) else str(reference)
-    number = read(text) if is_number else None
-    if number is None:
+    texts = [f"{reference:.15g}"] if isinstance(reference, float) else []
+    numbers = [read(text) for text in (*texts, str(reference)) if is_number]
+    if not numbers or None in numbers:
         raise RefusedError(
             f"numeric: the reference must be a number, not {cut(repr(reference), 256)}"
         )
-    return number
+    return [number for number in numbers if number is not None]
 
 
 def _shown(number: Number) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any, Final
 
 import math_verify
@@ -28,7 +29,7 @@ _SAID: Final = re.compile(
 _MATH: Final = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _DENIES: Final = re.compile(r"\\neq?\b|≠|\bnot\b|n't\b|\\not\b", re.IGNORECASE)
 _DENIES_NEXT: Final = re.compile(
-    r"(?:\bnot|n't|\bnever|\d\W*\bor)(?:\s+(?:be|equal to|equal|the answer))*[\s$*(\[\\]*$",
+    r"(?:not|n't|\bnever|\d\W*\bor)(?:\s+(?:be|equal to|equal|the answer))*[\s$*(\[\\]*$",
     re.IGNORECASE,
 )
 _ADDS: Final = re.compile(
@@ -40,6 +41,17 @@ _TASKS: Final = re.compile(
     r"\\[bp]?mod\b|\\det\b|\blcm\b|\bgcd\b|\bmod\b"
 )
 """What `math-verify` computes while it reads."""
+_BASE: Final = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
+_ABOUT: Final = re.compile(r"\\approx(?![A-Za-z])|≈")
+_LETTER: Final = re.compile(
+    r"(?:[Oo]ption |[Cc]hoice )?\(?([A-J])(?:\)|[.:]|\)[.:]|\Z)\s*(.*)", re.DOTALL
+)
+_NOT_CHOSEN: Final = re.compile(r"\b[A-J][).:]|\A\W*(?:is|or|and|not|wrong|incorrect|false)\b")
+_ALL_WHOLE: Final = re.compile(r",?\s*[a-z]\s*\\in\s*\\mathbb\s*\{?\s*Z\s*\}?\s*$")
+
+
+MAX_BARE: Final = 256
+"""Characters of a text that may be the answer as a whole."""
 
 
 class NoExpressionError(ValueError):
@@ -76,6 +88,11 @@ def is_right(text: str, reference: str) -> bool:
         )
     if said and not _MATH.search(said[-1]):
         return all(expected.is_answered_by(one.strip(" *")) for one in said)
+    envs = list(_MATH.finditer(text))
+    if envs and _DENIES_NEXT.search(text[max(0, envs[-1].start() - 64) : envs[-1].start()]):
+        return False
+    if not said and not envs and len(text) < MAX_BARE:
+        return expected.is_answered_by(text.strip(" *.\n")) or expected.is_found_in(text)
     alone = [one for one in said if len(_MATH.findall(one)) == 1]
     return all(map(expected.is_found_in, (*alone, text)))
 
@@ -110,11 +127,18 @@ def _are_boxes_right(
         return all(_is_number_right(inside, expected) for inside in insides)
     if all(map(expected.is_answered_by, insides)):
         return True
-    return len(insides) > 1 and expected.is_answered_by(", ".join(insides))
+    lists = (insides, [inside.strip() for _, inside, _ in boxes])
+    return len(insides) > 1 and any(expected.is_answered_by(", ".join(one)) for one in lists)
 
 
 def _is_number_right(answer: str, expected: Number) -> bool:
     """Whether an answer is the expected number: alone, or at the end of what equals it."""
+    if (about := _about(answer)) is not None:
+        return any(
+            _is_number_right(one, expected) and _is_near(other, expected.value)
+            for one, other in (about, about[::-1])
+        )
+    answer = re.sub(r"^\s*[A-Za-z]\s*\\in\s*(?=\\\{)", "", answer)
     *others, last = _sides(answer)
     found = last_number(last, is_only=True)
     if found is None and len(others) == 1:  # 5 = x
@@ -126,12 +150,29 @@ def _is_number_right(answer: str, expected: Number) -> bool:
     return reference is None or all(reference.agrees_with(other, expected) for other in others)
 
 
-def _sides(equation: str) -> list[str]:
-    """Return what stands between the equals signs that are in no brackets."""
+def _about(answer: str) -> tuple[str, str] | None:
+    """Return what stands on the two sides of `≈`; None where nothing does."""
+    first, *rest = _ABOUT.split(answer)
+    return (first, rest[0]) if first.strip() and len(rest) == 1 else None
+
+
+def _is_near(written: str, value: Any) -> bool:
+    """Whether a number rounds a value, or cuts it, to the digits that it has."""
+    number = last_number(written, is_only=True)
+    places = re.search(r"\.(\d*)\D*$", written)
+    unit = Fraction(1, 10 ** len(places[1])) if places else Fraction(1)
+    if number is None:
+        return False
+    away = value - number.value
+    return bool(abs(away) * 2 <= unit or 0 <= (away if value > 0 else -away) < unit)
+
+
+def _sides(equation: str, at: str = "=") -> list[str]:
+    """Return what stands between the equals signs, or commas, that are in no brackets."""
     depth, sides = 0, [""]
     for before, char in zip(" " + equation, equation, strict=False):
         depth += (char in "([{") - (char in ")]}")
-        if char == "=" and depth <= 0 and before not in "<>!\\:":
+        if char == at and depth <= 0 and before not in "<>!\\:":
             sides.append("")
         else:
             sides[-1] += char
@@ -153,8 +194,15 @@ class _Expression:
         is_text = isinstance(self.parsed[0], str)  # math-verify cannot read it
         if _text_of(answer) == _text_of(self.text) and (is_text or "=" not in answer):
             return True
+        if re.fullmatch(r"\(?[A-J]\)?", choice := simplify(self.text).strip()):
+            chosen = _LETTER.match(simplify(answer).strip())
+            if chosen and chosen[2]:
+                return chosen[1] in choice and not _NOT_CHOSEN.search(chosen[2])
+            answer = chosen[1] if chosen else answer
         if is_text:
             return False
+        if (about := _about(answer)) is not None:
+            return self.is_answered_by(about[0]) and _is_near(about[1], sympy.N(self.parsed[0], 30))
         return self._equals(_parse(f"\\boxed{{{_without_styles(answer)}}}"), answer)
 
     def agrees_with(self, side: str, number: Number) -> bool:
@@ -167,31 +215,63 @@ class _Expression:
         return not parsed or isinstance(parsed[0], str) or self._may_equal(parsed[0])
 
     def _equals(self, found: list[Any], written: str) -> bool:
-        if not found or not _are_equal(self.parsed, found):
+        if not found:
             return False
         one, expected = found[0], self.parsed[0]
+        described = [_described(expected, self.text), _described(one, written)]
+        if None not in described and any(isinstance(x, _CHOICES) for x in (one, expected)):
+            return bool(described[0] == described[1])
+        if not _are_equal(self.parsed, found):
+            return False
         if isinstance(one, str) or isinstance(expected, str):
             return True
+        return self._has_the_form(found, written) and self._agrees_with_itself(one)
+
+    def _has_the_form(self, found: list[Any], written: str) -> bool:
+        """Whether an equal answer is worked out, and written as what the reference is."""
+        one, expected = found[0], self.parsed[0]
         is_work_left = _tasks_of(one) - _tasks_of(expected) or any(
             pattern.search(written) and not pattern.search(self.text)
             for pattern in (_DENIES, _TASKS)
         )
-        shapes = {_shape(written), _shape(self.text)}
-        if is_work_left or shapes == {"point", "set"}:
-            return False
-        # A set of equations is a choice; one equation must not contradict the reference.
-        is_compared = isinstance(expected, Relational) or isinstance(one, sympy.Set)
+        is_equation = isinstance(expected, sympy.Eq) and not isinstance(one, Relational)
+        return (
+            not is_work_left
+            and {_shape(written), _shape(self.text)} != {"point", "set"}
+            and _BASE.findall(written) == _BASE.findall(self.text)
+            and not (is_equation and not any(map(_is_name, expected.args)))
+            and self._repeats(found)
+        )
+
+    def _agrees_with_itself(self, one: Any) -> bool:
+        """Whether an equation does: one must not contradict the reference, several are a choice."""
+        is_compared = isinstance(self.parsed[0], Relational) or isinstance(one, sympy.Set)
         equations = () if is_compared else one.atoms(sympy.Eq)
         return all(self._may_equal(side) for equation in equations for side in equation.args)
 
-    def _may_equal(self, side: Any) -> bool:
-
-        symbols: set[Any] = getattr(side, "free_symbols", set())
-        if getattr(side, "is_Symbol", True) or side.atoms(AppliedUndef):
+    def _repeats(self, found: list[Any]) -> bool:
+        """Whether a list has each item as often as the reference; sets in braces need not."""
+        sets = (self.parsed[0], found[0])
+        mine, theirs = str(self.parsed[-1]), str(found[-1])
+        are_lists = all(isinstance(one, sympy.FiniteSet) for one in sets)
+        if not are_lists or _shape(mine) == _shape(theirs) == "set":
             return True
+        expected, items = _items(mine), _items(theirs)
+        if all(len(one) <= len(of) for one, of in zip((expected, items), sets, strict=True)):
+            return True
+        return len(expected) == len(items) and all(
+            sum(_are_equal(one, other) for other in expected)
+            == sum(_are_equal(one, other) for other in items)
+            for one in expected
+        )
+
+    def _may_equal(self, side: Any) -> bool:
+        symbols: set[Any] = getattr(side, "free_symbols", set())
+        own: set[Any] = getattr(self.parsed[0], "free_symbols", set())
+        if getattr(side, "is_Symbol", True) or side.atoms(AppliedUndef):
+            return side not in own or side == self.parsed[0]
         if not symbols:
             return _are_equal(self.parsed, [side])
-        own = self.parsed[0].free_symbols
         is_unsolved = len(symbols) == 1 and side.atoms(sympy.Number, sympy.Function)
         return bool(own) or not is_unsolved
 
@@ -199,7 +279,9 @@ class _Expression:
 def _text_of(expression: str) -> str:
     """Return what an expression says of a name, or all of it, without space and sizes."""
     expression = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", expression)
-    return re.sub(r"\s|\\(?:left|right|[,;:!])|(?<=\\)[dt](?=frac)", "", _sides(expression)[-1])
+    name = re.match(r"\s*[A-Za-z]\w*(?:\(\w+\))?\s*=", expression)
+    said = _sides(expression)[-1] if name else expression
+    return re.sub(r"\s|\\(?:left|right|[,;:!])|(?<=\\)[dt](?=frac)", "", said)
 
 
 def _shape(text: str) -> str:
@@ -208,10 +290,51 @@ def _shape(text: str) -> str:
     return "point" if text.startswith("(") else "set" if text.startswith("\\{") else ""
 
 
-def _parse(text: str) -> list[Any]:
+_CHOICES: Final = (sympy.FiniteSet, sympy.Ne)
 
+
+def _described(answer: Any, written: str) -> Any:
+    """Return the numbers that inequalities or an interval describe; None for anything else.
+
+    Commas between inequalities mean `or` where no number fulfils all of them.
+    """
+    parts = answer.args if isinstance(answer, sympy.FiniteSet) else (answer,)
+    are_unequal = all(
+        isinstance(one, Relational) and not isinstance(one, sympy.Eq) for one in parts
+    )
+    if isinstance(answer, sympy.Interval | sympy.Union):
+        return answer
+    if not parts or not are_unequal or len(answer.free_symbols) != 1:
+        return None
+    try:
+        sets = [one.as_set() for one in parts]
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+    both, either = sympy.Intersection(*sets), sympy.Union(*sets)
+    if re.search(r"\bor\b|\\lor|\\cup", written):
+        return either
+    is_all = both is not sympy.S.EmptySet
+    return (
+        both
+        if len(parts) == 1 or (is_all and re.search(r"\band\b|\\land", written))
+        else (None if is_all else either)
+    )
+
+
+def _items(written: str) -> list[list[Any]]:
+    """Return the items of a list, without the comma of thousands."""
+    inside = re.sub(r"^\W*\\\{|\\(?:right)?\\?\}\W*$", "", written)
+    inside = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", inside)
+    return [_parse(f"${one}$") for one in _sides(inside, ",")]
+
+
+def _is_name(side: Any) -> bool:
+    return bool(side.is_Symbol or isinstance(side, AppliedUndef))
+
+
+def _parse(text: str) -> list[Any]:
     # The stage has a timeout of its own; those of math-verify are signals.
-    text = text.replace("\\varnothing", "\\emptyset")
+    text = text.replace("\\varnothing", "\\emptyset").replace("\\lor", "\\text{ or }")
     return list(math_verify.parse(text, parsing_timeout=None))
 
 
@@ -223,9 +346,8 @@ def _are_equal(expected: list[Any], found: list[Any]) -> bool:
 
 
 def _without_styles(text: str) -> str:
-    return re.sub(
-        r"\\(?:mathbf|boldsymbol|underline|bm|mathit)\s*\{([^{}]*)\}", r"\1", text
-    ).rstrip(". ")
+    text = re.sub(r"\\(?:mathbf|boldsymbol|underline|bm|mathit)\s*\{([^{}]*)\}", r"\1", text)
+    return _ALL_WHOLE.sub("", text).rstrip(". ")
 
 
 def _tasks_of(expression: Any) -> set[str]:

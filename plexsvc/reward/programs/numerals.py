@@ -59,6 +59,7 @@ _DENIED_BEFORE: Final = re.compile(
     r"[ \t({\[\"']*\Z|"
     r"\d[^\w\n=:.]{0,3}(?:\b(?:or|and|to|through|until)\b)?(?:\s+(?:maybe|perhaps|also|even))*"
     r"[ \t({\[\"']*\Z|"
+    r"\d\W{1,3}but\s+(?:also|even|maybe|perhaps|possibly)\s*\Z|"
     r"\d[^\w\n]{0,3}\bor\s+[A-Za-z]\w*\s*=\s*\Z|"  # x = 1 or y = 2
     r"\b([A-Za-z]\w*)\s*=\s*[-+]?\d[\d.,/]*[^\w\n]{1,3}(?:and\s+)?\1\s*=\s*\Z|"  # x = 1, x = 2
     r"\b[A-D][).:]\s*[-+]?\d[\d./]*\W{1,3}[B-E][).:]\s*\Z",  # A) 1 B) 2
@@ -74,7 +75,8 @@ _DENIED_AFTER: Final = re.compile(
     r"|cubed|\w+ths|trillion|bn|lakhs?|crores?|at (?:least|most))\b)"
     r"|\W*(?:(?:(?:is|was|are|would be|seems|looks)\s*)?"
     r"(?:n't|not|wrong|incorrect|false|impossible|too (?:small|large|big|low|high))\b"
-    r"|can(?:not|'t)\b|or\s+(?:more|less|so|fewer|something|maybe|perhaps)\b)|\?\W*no\b",
+    r"|can(?:not|'t)\b|or\s+(?:more|less|so|fewer|something|maybe|perhaps)\b"
+    r"|and\s+(?:an?|one|two|three)\s+(?:half|halves|thirds?|quarters?)\b)|\?\W*no\b",
     re.IGNORECASE,
 )
 _DENIED_AFTER_UNIT: Final = re.compile(
@@ -83,7 +85,7 @@ _DENIED_AFTER_UNIT: Final = re.compile(
     re.IGNORECASE,
 )
 _AROUND: Final = 256
-"""Characters around a number that are looked at, and of a number."""
+"""Characters around a number that are looked at."""
 _LEFT_OF_EQUALS: Final = re.compile(
     r"(?:^|[\n,;:]|(?<![*+/-])(?<![*+/-]\s)\$|[A-Za-z.]\s)\s*([-+\d][^\s=]*)\s*\Z"
 )
@@ -91,6 +93,7 @@ _LEFT_OF_EQUALS: Final = re.compile(
 _WRITTEN: Final = (
     (re.compile(r"</?[A-Za-z][^<>\n]{0,80}>"), " "),  # tags
     (re.compile(r"<<[^<>\n]{0,80}>>"), " "),  # a calculation beside its result
+    (re.compile(r"(?m)^\s{0,8}\d{1,2}\)[ \t]+(?=\S)"), ""),  # the number of an item
     (re.compile(r"(?<=\d)\*\*(?=\d)"), "^"),
     (
         re.compile(
@@ -226,7 +229,7 @@ def read(text: str) -> Number | None:
     Number(value=Fraction(1234, 1), digits=0, unit='cm')
     """
     text = simplify(text).strip().strip("$ ").strip()
-    found = _NUMBER.match(text)
+    found = None if text.endswith("!") else _NUMBER.match(text)  # a factorial is a task
     return _checked(text, found) if found is not None else None
 
 
@@ -257,7 +260,7 @@ def _checked(text: str, found: re.Match[str]) -> Number | None:
         or _DENIED_BEFORE.search(before)
         or re.search(r"^[KMB]\b|\d", after)
     )
-    value, digits = (None, 0) if is_denied or len(found[0]) > _AROUND else _value(found)
+    value, digits = (None, 0) if is_denied else _value(found)
     if value is None:
         return None
     scale = _SCALE.match(after)

@@ -8,6 +8,7 @@ is one line of JSON. The script imports nothing of this package, because it is c
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -41,6 +42,12 @@ def _refuse_elsewhere(uri: str) -> NoReturn:
 
 def _no_json(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _number(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"{digits[:32]} is more than a number with a fraction or exponent can be")
+    return number
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -86,12 +93,15 @@ def main(packages: str) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError, RecursionError, re.error) as error:
         return {"refused": f"the schema is none: {error}"}
     try:
-        validate(json.loads(asked["text"], parse_constant=_no_json, object_pairs_hook=_object))
-    except (
-        ValueError,
-        RecursionError,
-        OverflowError,
-    ) as error:  # neither JSON nor what the schema says
+        validate(
+            json.loads(
+                asked["text"],
+                parse_float=_number,
+                parse_constant=_no_json,
+                object_pairs_hook=_object,
+            )
+        )
+    except (ValueError, RecursionError, OverflowError) as error:  # no JSON, or not the schema's
         return {"score": 0.0, "detail": str(error)[:1024]}
     return {"score": 1.0, "detail": ""}
 

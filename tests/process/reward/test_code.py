@@ -450,6 +450,8 @@ for _ in range(400):
         ("[1, true]", {"uniqueItems": True}, 1),
         ("{}", {"properties": {"a": {"default": 1}}, "allOf": [{"required": ["a"]}]}, 0),
         ("1" * 5000, {"type": "integer"}, 1),
+        ("1" * 500, {"multipleOf": 0.5}, 0),
+        *((text, {"type": "number"}, 0) for text in ("1e999", "-1e999", "1" * 400 + ".5")),
         ('"٣"', {"pattern": "^\\d$"}, 0),
         ('"\\u0663"', {"patternProperties": {"a": {}}, "pattern": "\\w"}, 0),
         (' {"a":\r\n1}\n', {"required": ["a"]}, 1),

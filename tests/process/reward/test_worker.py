@@ -68,6 +68,17 @@ def test_a_worker_is_warmed_while_it_is_idle(zygote: socket.socket, tmp_path: Pa
         assert (tmp_path / "here").exists()
 
 
+def test_a_worker_reads_numbers_of_any_length(zygote: socket.socket) -> None:
+    ours, _ = start(zygote)
+    digits = "9" * 6000
+    with ours:
+        for program, text in (("numeric", digits), ("math", f"\\boxed{{{digits}}}")):
+            for reference in (digits, f'"{digits}"'):
+                ours.sendall(messages.encode(Task(program, 0, text, reference, "", {})))
+                done = read(ours)
+                assert (done.how, done.score) == ("scored", 1.0), done
+
+
 def test_what_one_worker_needs_is_imported_once_for_all(
     zygote: socket.socket, tmp_path: Path
 ) -> None:

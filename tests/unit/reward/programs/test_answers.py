@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +14,15 @@ from plexsvc.reward.sandbox.opening import NoSandbox
 from tests.rigs.judged_answers import MATH_RIGHT, MATH_WRONG, NUMERIC_RIGHT, NUMERIC_WRONG
 
 NONE = NoSandbox("these programs need none")
+
+
+@pytest.fixture(autouse=True)
+def any_length() -> Iterator[None]:
+    """Read numbers of any length, as workers do."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    yield
+    sys.set_int_max_str_digits(before)
 
 
 def score(program: str, text: str, reference: object = None, **settings: object) -> float:
