@@ -62,7 +62,7 @@ from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.leadership import Leadership
 from plexsvc.store.rows import NodeRow
-from plexsvc.store.store import Store, open_store
+from plexsvc.store.store import Store, database_file, open_store
 
 DEFAULT_TENANT: Final = "default"
 _MAX_RUNTIME_PATH: Final = 70
@@ -161,6 +161,8 @@ class ClusterConfig:
                 ErrorCode.BAD_REQUEST, f"two nodes are called {twice!r}; each has a name of its own"
             )
         self.router.check_roots(self.state_dir)
+        if self.database:
+            database_file(self.database)
         if self.reward.listen.endswith(":0") or self.reward.listen.startswith(_WILDCARDS):
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
@@ -339,8 +341,11 @@ class EmbeddedCluster:
             PlexError: `unavailable` when another leads and this one does not wait.
         """
         state_dir, waits = self._config.state_dir, self._waits
-        if not url.startswith("postgresql"):
-            await leading.hold(state_dir, stack, waits=waits, clock=self._clock)
+        file = database_file(url)
+        if file is not None:
+            hold = partial(leading.hold, state_dir, stack, waits=waits, clock=self._clock)
+            await hold()
+            await hold(database=file)
             return False
         leadership = Leadership(url, holder=leading.name())
         lost, loop = asyncio.Event(), asyncio.get_running_loop()

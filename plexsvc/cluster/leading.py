@@ -29,15 +29,22 @@ LEAVE_US: Final = 1_000_000
 log = Log(__name__)
 
 
-async def hold(state_dir: Path, stack: AsyncExitStack, *, waits: bool, clock: Clock) -> None:
-    """Hold the state directory; with `waits`, once nobody else does.
+async def hold(
+    state_dir: Path,
+    stack: AsyncExitStack,
+    *,
+    waits: bool,
+    clock: Clock,
+    database: Path | None = None,
+) -> None:
+    """Hold the state directory, or a file as database; with `waits`, once nobody else does.
 
     Raises:
         PlexError: `unavailable` when another service holds it.
     """
     while True:
         try:
-            stack.enter_context(held(state_dir))
+            stack.enter_context(held(state_dir, database=database))
         except PlexError:
             if not waits:
                 raise

@@ -127,17 +127,28 @@ def find_cluster(state_dir: Path, *, address: str | None, token: str | None) -> 
 
 
 @contextmanager
-def held(state_dir: Path) -> Iterator[None]:
-    """Hold the state directory for this process's cluster.
+def held(state_dir: Path, *, database: Path | None = None) -> Iterator[None]:
+    """Hold the state directory for this process's cluster, or with `database` that file alone.
 
     Raises:
-        PlexError: `unavailable` when another one holds it.
+        PlexError: `unavailable` when another one holds it, or no file can be made there.
     """
-    with (state_dir / _LOCK).open("a") as file:
+    lock = state_dir / _LOCK if database is None else database.with_name(f"{database.name}.lock")
+    try:
+        file = lock.open("a")
+    except OSError as error:
+        raise PlexError(ErrorCode.UNAVAILABLE, f"cannot hold {lock}: {error}") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise runs_already(state_dir) from error
+            if database is None:
+                raise runs_already(state_dir) from error
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"another service uses the database {database} (pid {lock.read_text()}); stop it, "
+                "or name another `database`",
+            ) from error
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.store.appender import SqliteAppender
@@ -302,6 +302,27 @@ class Store:
             return [
                 {name: row[name] for name in names} for row in connection.execute(query).mappings()
             ]
+
+
+def database_file(url: str) -> Path | None:
+    """Return the file that a URL names, None for a database server.
+
+    Raises:
+        PlexError: `bad_request` for any other URL.
+    """
+    try:
+        made = sa.make_url(url)
+    except ArgumentError:
+        made = None
+    if made is not None and made.drivername == "postgresql+psycopg":
+        return None
+    if made is None or made.drivername != "sqlite" or made.database in {None, "", ":memory:"}:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"database = {'?' if made is None else made.render_as_string()!r} names no store; give "
+            "sqlite:////DIRECTORY/FILE or postgresql+psycopg://USER@HOST/NAME",
+        )
+    return Path(str(made.database))
 
 
 def open_store(url: str, *, now_us: int) -> Store:

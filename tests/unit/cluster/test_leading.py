@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,18 @@ async def test_one_that_does_not_wait_is_refused_and_one_that_does_is_next(tmp_p
                 assert not waits.done()
         assert holder(tmp_path) is not None
     assert holder(tmp_path) is None
+
+
+async def test_a_database_file_has_one_service_whatever_their_directories(tmp_path: Path) -> None:
+    database, other = tmp_path / "plex.db", tmp_path / "other"
+    other.mkdir()
+    async with AsyncExitStack() as stack:
+        hold = partial(leading.hold, waits=False, clock=SystemClock(), database=database)
+        await hold(tmp_path, stack)
+        with pytest.raises(PlexError, match=f"uses the database {database} .pid {os.getpid()}"):
+            await hold(other, stack)
+    async with AsyncExitStack() as stack:
+        await hold(other, stack)
 
 
 def test_a_leader_that_stands_still_is_ended(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from plexsvc.store.rows import (
     SnapshotRow,
     TokenRow,
 )
-from plexsvc.store.store import _take_epoch, open_store, reopen_store
+from plexsvc.store.store import _take_epoch, database_file, open_store, reopen_store
 from plexsvc.store.tables import METADATA
 from tests.rigs import stored
 from tests.rigs.store_rows import entry, job
@@ -269,6 +269,15 @@ def test_a_store_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
     with pytest.raises(PlexError) as refused:
         open_store(f"sqlite:///{tmp_path}/missing/plex.db", now_us=1)
     assert refused.value.code == ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("url", ["foo", "mysql://a/b", "sqlite://", "sqlite:///:memory:"])
+def test_a_url_of_no_store_is_refused(url: str) -> None:
+    with pytest.raises(
+        PlexError, match="names no store; give sqlite:////DIRECTORY/FILE"
+    ) as refused:
+        database_file(url)
+    assert refused.value.code == ErrorCode.BAD_REQUEST
 
 
 def test_sqlite_keeps_every_commit_through_a_power_cut(tmp_path: Path) -> None:
