@@ -39,10 +39,17 @@ def run(
         die_with_parent(agent_pid)
         die_before_parent()  # the state manager keeps every job's state, a rank one job's
         set_process_name(order.name)
-        _take_streams(log_fd)
+        null_fd = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null_fd, 0)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
         ready_fd = os.open(order.ready_path, os.O_WRONLY | os.O_NONBLOCK)  # the agent reads already
-        _close_fds(keep=kept_fds | {0, 1, 2, ready_fd})
-        _reset_signals()
+        keep = kept_fds | {0, 1, 2, ready_fd}
+        for fd in sorted(open_fds() - keep):
+            os.close(fd)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        faulthandler.register(STACKS)  # to its log, whatever its threads are in
         set_environment(order.env)
         code = _call(order, ready_fd=ready_fd)
     finally:
@@ -60,24 +67,6 @@ def open_fds() -> frozenset[int]:
     """Return this process's open descriptors."""
     listed = list(Path("/proc/self/fd").iterdir())
     return frozenset(int(entry.name) for entry in listed if entry.is_symlink())  # not the lister's
-
-
-def _take_streams(log_fd: int) -> None:
-    null_fd = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null_fd, 0)
-    os.dup2(log_fd, 1)
-    os.dup2(log_fd, 2)
-
-
-def _close_fds(*, keep: frozenset[int]) -> None:
-    for fd in sorted(open_fds() - keep):
-        os.close(fd)
-
-
-def _reset_signals() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.register(STACKS)  # to its log, whatever its threads are in
 
 
 def _call(order: ForkOrder, *, ready_fd: int) -> int:

@@ -47,11 +47,6 @@ class DeviceConfig:
         stands_in = self.kind == "reward" and self.memory == "cpu"
         if self.gpu is not None and (self.gpu < 0 or not (self.memory == "cuda" or stands_in)):
             raise _bad(f"gpu is {self.gpu}, memory {self.memory!r}; a cuda device has a gpu from 0")
-        self._check_cpus()
-        if self.bytes_total <= 0:
-            raise _bad(f"bytes_total is {self.bytes_total}; a device has some memory")
-
-    def _check_cpus(self) -> None:
         if self.kind == "reward" and self.memory == "cuda" and self.gpu is None:
             raise _bad("gpu of a reward device with memory 'cuda' is missing; say which GPU it is")
         takes = self.kind == "reward" and self.gpu is None
@@ -60,6 +55,8 @@ class DeviceConfig:
                 f"cpus is {self.cpus}, kind {self.kind!r}, gpu {self.gpu}; a reward device without "
                 "a gpu has 1 at least, and no other has any"
             )
+        if self.bytes_total <= 0:
+            raise _bad(f"bytes_total is {self.bytes_total}; a device has some memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

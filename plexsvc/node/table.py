@@ -310,7 +310,15 @@ class RankTable:
                 "node; stop some and spawn again",
                 limit=self._config.max_processes,
             )
-        return _parse_config(spec)
+        try:
+            config = json.loads(spec.config_json or "{}")
+        except json.JSONDecodeError as error:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"{spec.proc_id}: config_json is not JSON: {error}"
+            ) from error
+        if not isinstance(config, dict):
+            raise PlexError(ErrorCode.BAD_REQUEST, f"{spec.proc_id}: config_json is not an object")
+        return config
 
     def _forget_old_records(self) -> None:
         ended = [proc_id for proc_id, rank in self._by_id.items() if rank.ended.is_set()]
@@ -318,18 +326,6 @@ class RankTable:
             del self._by_id[proc_id]
         keep = {rank.log_path for rank in self.living()}
         logs.prune(self._log_dir, max_logs=self._config.max_logs, keep=keep)
-
-
-def _parse_config(spec: node_pb2.ProcSpec) -> dict[str, Any]:
-    try:
-        config = json.loads(spec.config_json or "{}")
-    except json.JSONDecodeError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{spec.proc_id}: config_json is not JSON: {error}"
-        ) from error
-    if not isinstance(config, dict):
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{spec.proc_id}: config_json is not an object")
-    return config
 
 
 def _stopped_early(rank: Rank) -> PlexError:

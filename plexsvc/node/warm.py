@@ -175,17 +175,14 @@ class WarmImage:
             while line := await reader.readline():
                 report = messages.decode_report(line)
                 if isinstance(report, Preloaded):
-                    self._take_preloaded(report)
+                    log.info("zygote warm", image=self._image.name, took_us=report.took_us)
+                    if report.native_threads != 1:
+                        log.warning(
+                            "zygote may not fork safely: its preload started threads",
+                            image=self._image.name,
+                            threads=report.threads,
+                            native_threads=report.native_threads,
+                        )
+                    self._is_warm.set()
                 else:
                     self._on_report(self._image.name, report)
-
-    def _take_preloaded(self, report: Preloaded) -> None:
-        log.info("zygote warm", image=self._image.name, took_us=report.took_us)
-        if report.native_threads != 1:
-            log.warning(
-                "zygote may not fork safely: its preload started threads",
-                image=self._image.name,
-                threads=report.threads,
-                native_threads=report.native_threads,
-            )
-        self._is_warm.set()

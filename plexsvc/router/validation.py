@@ -112,7 +112,25 @@ class OperationRules:
             )
         kind = _kind(operation)
         _check_role(kind, deployment)
-        self._check_body(kind, operation, deployment)
+        match kind:
+            case "forward":
+                _check_temperature(operation.forward.temperature)
+            case "forward_backward":
+                body = operation.forward_backward
+                check_loss(body.loss, body.loss_args, role=deployment.spec.role)
+                _check_temperature(operation.forward_backward.temperature)
+            case "backward":
+                _check_temperature(operation.backward.temperature)
+            case "step":
+                _check_step(operation.step, deployment)
+            case "generate":
+                self._check_prompts(operation.generate)
+            case "pull":
+                _check_pull(operation.pull, deployment)
+            case "seed":
+                _check_seed(operation, deployment)
+            case _:
+                pass  # the router's roots look at paths; the others have no contents
         if kind in BATCH_KINDS:
             self._check_payload(kind, operation, deployment)
         elif operation.HasField("payload"):
@@ -133,32 +151,6 @@ class OperationRules:
         limit = deployment.spec.micro_batch_tokens or self._config.default_micro_batch_tokens
         dp = deployment.spec.parallel.dp or 1
         return layout.plan(lengths.tolist(), dp=dp, micro_batch_tokens=limit)
-
-    def _check_body(
-        self,
-        kind: str,
-        operation: operations_pb2.Operation,
-        deployment: service_pb2.Deployment,
-    ) -> None:
-        match kind:
-            case "forward":
-                _check_temperature(operation.forward.temperature)
-            case "forward_backward":
-                body = operation.forward_backward
-                check_loss(body.loss, body.loss_args, role=deployment.spec.role)
-                _check_temperature(operation.forward_backward.temperature)
-            case "backward":
-                _check_temperature(operation.backward.temperature)
-            case "step":
-                _check_step(operation.step, deployment)
-            case "generate":
-                self._check_prompts(operation.generate)
-            case "pull":
-                _check_pull(operation.pull, deployment)
-            case "seed":
-                _check_seed(operation, deployment)
-            case _:
-                pass  # the router's roots look at paths; the others have no contents
 
     def _check_payload(
         self,

@@ -137,7 +137,13 @@ def bind(
             port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise _not_bound(address, error, key=key) from error
-    _hold_back(port)
+    sockets = (place for place in Path("/proc/self/fd").iterdir() if place.is_socket())
+    for place in sockets:
+        with suppress(OSError), socket.socket(fileno=os.dup(int(place.name))) as found:
+            is_listening = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            is_tcp = found.family != socket.AF_UNIX
+            if is_listening and is_tcp and found.getsockname()[1] == port:
+                found.listen(MAX_UNACCEPTED)
     return f"{address.rpartition(':')[0]}:{port}"
 
 
@@ -200,17 +206,6 @@ class _KeyedCall:
     def future(self, *arguments: Any, **named: Any) -> Any:
         """Return at once; of a blocking channel."""
         return self._call.future(*arguments, metadata=self._metadata, **named)
-
-
-def _hold_back(port: int) -> None:
-    """Set how many may wait to be accepted; gRPC has no option for it."""
-    sockets = (place for place in Path("/proc/self/fd").iterdir() if place.is_socket())
-    for place in sockets:
-        with suppress(OSError), socket.socket(fileno=os.dup(int(place.name))) as found:
-            is_listening = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            is_tcp = found.family != socket.AF_UNIX
-            if is_listening and is_tcp and found.getsockname()[1] == port:
-                found.listen(MAX_UNACCEPTED)
 
 
 _TLS_NAME: Final = ("grpc.ssl_target_name_override", TLS_NAME)

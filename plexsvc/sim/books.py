@@ -83,7 +83,10 @@ class Books:
         for action in ordered:
             self._note_action(action)
         if self.drains and any(map(self._is_draining, self.drains)):
-            self._note_empty()
+            lived_on = {place.node_id for life in self._lives.values() for place in life.places}
+            for node_id in filter(self._is_draining, list(self.drains)):
+                if node_id not in lived_on:
+                    self.drains[node_id].empty_us = self.now_us
         for kind, planner in self.view.planners.items():
             if planner.relieved_us != self._relieved_us.get(kind, NEVER_US):
                 self._relieved_us[kind] = planner.relieved_us
@@ -101,7 +104,13 @@ class Books:
     def _note_event(self, event: events.Event) -> None:
         match event:
             case events.WpgForgotten():
-                self._forgotten(event)
+                life = self._lives.pop(event.wpg_id)
+                self.memory.leave(event.wpg_id)
+                if self._holder_of(life.deployment_id) is not None:
+                    for place in life.places:
+                        self._taken[place] -= 1
+                        if not self._taken[place]:
+                            self._hold(place, -1)
             case events.ResidencyMoved():
                 self._loaded(event.wpg_id)
             case events.NodeCordoned(is_drained=True, node_id=node_id):
@@ -141,15 +150,6 @@ class Books:
                 self._cut_over(action)
             case _:
                 pass
-
-    def _forgotten(self, event: events.WpgForgotten) -> None:
-        life = self._lives.pop(event.wpg_id)
-        self.memory.leave(event.wpg_id)
-        if self._holder_of(life.deployment_id) is not None:
-            for place in life.places:
-                self._taken[place] -= 1
-                if not self._taken[place]:
-                    self._hold(place, -1)
 
     def _spawning(self, action: actions.SpawnWpg) -> None:
         """Note who has which places, and where a job lives."""
@@ -249,9 +249,3 @@ class Books:
 
     def _is_draining(self, node_id: NodeId) -> bool:
         return node_id in self.drains and self.drains[node_id].empty_us is None
-
-    def _note_empty(self) -> None:
-        lived_on = {place.node_id for life in self._lives.values() for place in life.places}
-        for node_id in filter(self._is_draining, list(self.drains)):
-            if node_id not in lived_on:
-                self.drains[node_id].empty_us = self.now_us

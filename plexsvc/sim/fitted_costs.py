@@ -102,7 +102,15 @@ class FittedCosts:
         self._begun: set[tuple[DeploymentId, OperationKind]] = set()
         self._backend = {o.deployment_id: o.backend for o in observed.operations}
         self._failed = _failures(observed.operations)
-        self._operations = self._fit_operations(observed.operations)
+        samples = observed.operations
+        groups: dict[tuple[Hashable, ...], list[OperationSample]] = {}
+        for sample in samples:
+            if sample.fault is None:
+                for key in _classes(sample):
+                    groups.setdefault(key, []).append(sample)
+        self._operations = {
+            key: _operation_cost(self._part(group)) for key, group in groups.items()
+        }
         self._bytes, self._moves = self._fit_moves(observed.moves)
         self._spawned = {s.deployment_id: s for s in observed.spawns}
         self._spawn_us, self._warm_us = _fit_spawns(observed)
@@ -161,16 +169,6 @@ class FittedCosts:
     def forget_us(self) -> int:
         """Return the mean time of a forget."""
         return self._forget_us
-
-    def _fit_operations(
-        self, samples: Sequence[OperationSample]
-    ) -> dict[tuple[Hashable, ...], _OperationCost]:
-        groups: dict[tuple[Hashable, ...], list[OperationSample]] = {}
-        for sample in samples:
-            if sample.fault is None:
-                for key in _classes(sample):
-                    groups.setdefault(key, []).append(sample)
-        return {key: _operation_cost(self._part(group)) for key, group in groups.items()}
 
     def _fit_moves(
         self, samples: Sequence[MoveSample]

@@ -117,7 +117,15 @@ class VirtualDriver:
         self.events += 1
         event = _stamped(post.event, at_us=self.now_us)
         if client is not None:
-            self._know(event, client)
+            job_id = getattr(event, "job_id", None)
+            if job_id is not None:
+                self.client_of.setdefault(job_id, client)
+            if isinstance(event, DeploymentsDeclared):
+                self.client_of.update((one.deployment_id, client) for one in event.deployments)
+            elif isinstance(event, DeploymentRequested):
+                self.client_of[event.deployment_id] = client
+            elif isinstance(event, OperationSubmitted):
+                self.client_of[event.operation_id] = client
         actions = self.core.handle(event)
         if self.watch is not None:
             self.watch(event, actions)
@@ -125,18 +133,6 @@ class VirtualDriver:
             self._post(client.happened(event, tag=post.tag), client)
         for action in actions:
             PERFORM.get(type(action), VirtualDriver.tell)(self, action)
-
-    def _know(self, event: Event, client: Client) -> None:
-        """Remember whom answers about the event's subject go to."""
-        job_id = getattr(event, "job_id", None)
-        if job_id is not None:
-            self.client_of.setdefault(job_id, client)
-        if isinstance(event, DeploymentsDeclared):
-            self.client_of.update((one.deployment_id, client) for one in event.deployments)
-        elif isinstance(event, DeploymentRequested):
-            self.client_of[event.deployment_id] = client
-        elif isinstance(event, OperationSubmitted):
-            self.client_of[event.operation_id] = client
 
     def _post(self, posts: Posts, client: Client) -> None:
         for post in posts:

@@ -237,12 +237,6 @@ def _check(api: Any, name: str, answer: Sequence[Any], *, where: str) -> Sequenc
     raise PlexError(kind, f"{name} on {where}: {reason}", cuda=int(code))
 
 
-def _empty_torchs_pool() -> None:
-    """Give back what torch keeps of past activations: a parked rank has no use for it."""
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.cuda.empty_cache()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DeviceArray:
     """What torch needs to see device memory as an array."""
@@ -300,7 +294,8 @@ class CudaMemory:
             self._driver.settle()
             self._is_attached = False
             self._driver.unmap(self._address, self._nbytes)
-            _empty_torchs_pool()
+            if (torch := sys.modules.get("torch")) is not None:
+                torch.cuda.empty_cache()
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """Return a tensor over the memory; it does not own it."""

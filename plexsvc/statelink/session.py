@@ -131,7 +131,12 @@ class StateSession:
         """Close both connections."""
         for sock in (self._data_sock, self._call_sock):
             if sock is not None:
-                _shut(sock)
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # the state manager left first
+                finally:
+                    sock.close()
 
     def _join(self, returning: Facts) -> None:
         self.hang_up()
@@ -155,12 +160,3 @@ def _connect(path: str) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the state manager left first
-    finally:
-        sock.close()

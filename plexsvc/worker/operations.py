@@ -133,7 +133,8 @@ class Operations:
             case "step":
                 return self._step(operation.step)
             case "zero_grad":
-                return self._clear()
+                self._check_trains("zero_grad")
+                return lambda: self._zero_grad
             case "load":
                 return self._load(operation.load, held, tenant=operation.tenant)
             case "pull":
@@ -268,10 +269,6 @@ class Operations:
             return lambda: self._metrics({**apply(), "lr": hyper.lr})
 
         return run
-
-    def _clear(self) -> Run:
-        self._check_trains("zero_grad")
-        return lambda: self._zero_grad
 
     def _zero_grad(self) -> Answer:
         self._backend.zero_grad()

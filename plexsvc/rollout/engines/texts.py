@@ -52,7 +52,7 @@ class Pieces:
     def of(self, tokens: Sequence[int]) -> list[str]:
         """Return the text that each token completes; "" while a character is incomplete."""
         return [
-            self._special_text(token)
+            (self.special[token][0] if self.keeps_special else "")
             if token in self.special
             else self._stream.step(self.tokenizer, token) or ""
             for token in tokens
@@ -61,9 +61,6 @@ class Pieces:
     def alone(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each token by itself, special ones included."""
         return [self.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
-
-    def _special_text(self, token: int) -> str:
-        return self.special[token][0] if self.keeps_special else ""
 
 
 class Texts:

@@ -63,9 +63,6 @@ class ServingConfig:
         for name in ("kv_bytes", "max_model_len", "max_num_seqs", "memory_bytes"):
             if getattr(self, name) < 0:
                 raise refuse(name, f"is {getattr(self, name)}; it is not negative")
-        self._check_guests()
-
-    def _check_guests(self) -> None:
         if len(self.guests) > MAX_GUESTS:
             raise refuse("lend_model", f"is given {len(self.guests)} times, {MAX_GUESTS} at most")
         named = [guest.resolve().name for guest in self.guests]

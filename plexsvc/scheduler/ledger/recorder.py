@@ -341,7 +341,12 @@ class Recorder:
             record.reason = action.reason
             record.device_us = action.device_us
             record.ended_us = self._clock.wall_us()
-            self._stop_deployments(record)
+            for deployment_id in record.deployment_ids:
+                deployment = self._registry.deployments[deployment_id]
+                if deployment.state is not DeploymentState.FAILED:
+                    deployment.state = DeploymentState.STOPPED
+                self._settled.tell(deployment_id, None)
+                self._registry.let_go(deployment.initialize_id)
             self._ends.tell(record.job_id, None)
             self._drop_answers(of=self._registry.forget_jobs())
         self._add(rows.job(record))
@@ -353,15 +358,6 @@ class Recorder:
                 del self._answered[operation_id]
                 self._remove(operation_id)
                 self._results.drop(operation_id)
-
-    def _stop_deployments(self, record: JobRecord) -> None:
-        """Let nobody wait for a deployment of an ended job."""
-        for deployment_id in record.deployment_ids:
-            deployment = self._registry.deployments[deployment_id]
-            if deployment.state is not DeploymentState.FAILED:
-                deployment.state = DeploymentState.STOPPED
-            self._settled.tell(deployment_id, None)
-            self._registry.let_go(deployment.initialize_id)
 
     def keep_profile(self, action: actions.KeepProfile) -> None:
         """Have a measured cycle stored."""

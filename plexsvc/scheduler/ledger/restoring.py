@@ -53,7 +53,14 @@ def restore(
         if kept.record and found is not None and found.job_id in registry.jobs:
             registry.deployments[found.deployment_id] = _deployment(kept, found)
             registry.jobs[found.job_id].deployment_ids.append(found.deployment_id)
-    _check_whole(registry, view)
+    lost: list[str] = [*(view.jobs.keys() - registry.jobs.keys())]
+    lost += view.deployments.keys() - registry.deployments.keys()
+    if lost:
+        raise PlexError(
+            ErrorCode.INTERNAL,
+            "what runs cannot be taken over: the store has no record of "
+            f"{', '.join(sorted(lost))}; end what runs with `plexctl down`",
+        )
     for wpg in view.wpgs.values():
         record = _wpg(registry.deployments[wpg.deployment_id], wpg)
         recorder.wpg_opened(record, is_current=view.is_current(wpg))
@@ -66,17 +73,6 @@ def restore(
         *map(rows.job, registry.jobs.values()),
         *map(rows.deployment, registry.deployments.values()),
     ]
-
-
-def _check_whole(registry: Registry, view: ClusterView) -> None:
-    lost: list[str] = [*(view.jobs.keys() - registry.jobs.keys())]
-    lost += view.deployments.keys() - registry.deployments.keys()
-    if lost:
-        raise PlexError(
-            ErrorCode.INTERNAL,
-            "what runs cannot be taken over: the store has no record of "
-            f"{', '.join(sorted(lost))}; end what runs with `plexctl down`",
-        )
 
 
 def _restore_operations(registry: Registry, recorder: Recorder, view: ClusterView) -> None:

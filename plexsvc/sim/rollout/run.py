@@ -137,7 +137,14 @@ class RolloutRun(Floor):
             PlexError: `internal` if the run never ends.
         """
         if self._policy.uses_spot:
-            self._plan_spot()
+            for change in self._work.spot.changes:
+                slot, price = change.slot, self._work.spot.price
+                if change.is_add:
+                    came = pool.SlotCame(slot_id=slot, price=price)
+                    self._at(change.at_us, came)
+                    continue
+                self._at(change.at_us - self._work.spot.notice_us, pool.SlotNoticed(slot_id=slot))
+                self._at(change.at_us, pool.SlotGone(slot_id=slot))
             self._tick()
         self._begin_step()
         while not self._is_over:
@@ -190,7 +197,11 @@ class RolloutRun(Floor):
             work.prompts * work.samples * work.prompt_tokens
         )
         self._untrained = work.prompts * work.samples
-        self._want_instances()
+        if self._policy.uses_spot:
+            most = self._work.spot.most
+            if most is None:
+                most = self._seeding.most_instances
+            self._tell_pool(pool.Wanted(deployment_id=DEPLOYMENT, most=most))
         self.tell(events.VersionWanted(version=self.version))
         if self._policy.seeds or not self.core.instances:
             self._wake()
@@ -323,26 +334,8 @@ class RolloutRun(Floor):
 
     # ---- the pool
 
-    def _plan_spot(self) -> None:
-        """Let spot devices come and go as the workload says."""
-        for change in self._work.spot.changes:
-            slot, price = change.slot, self._work.spot.price
-            if change.is_add:
-                came = pool.SlotCame(slot_id=slot, price=price)
-                self._at(change.at_us, came)
-                continue
-            self._at(change.at_us - self._work.spot.notice_us, pool.SlotNoticed(slot_id=slot))
-            self._at(change.at_us, pool.SlotGone(slot_id=slot))
-
     def _at(self, at_us: int, fact: pool.Fact) -> None:
         self.after(max(0, at_us), lambda: self._tell_pool(fact))
-
-    def _want_instances(self) -> None:
-        if self._policy.uses_spot:
-            most = self._work.spot.most
-            if most is None:
-                most = self._seeding.most_instances
-            self._tell_pool(pool.Wanted(deployment_id=DEPLOYMENT, most=most))
 
     def _tell_pool(self, event: pool.Event) -> None:
         for order in self._pool.handle(event):

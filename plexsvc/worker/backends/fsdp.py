@@ -205,7 +205,14 @@ class FsdpBackend:
             scale = torch.clamp(hyper.clip_grad_norm / (total + 1e-6), max=1.0)
             for grad in self._grads:
                 grad.mul_(scale)
-        update = self._plan_update(hyper)
+        tensors = []
+        for i, held in enumerate(self._layout.held):
+            moments = {kind: self._moments[kind][i].view for kind in fsdp_state.MOMENTS}
+            decays = hyper.decay_vectors or len(held.global_shape) > VECTOR_DIMS
+            tensors.append(
+                Tensors(param=self._params[i], grad=self._grads[i], decays=decays, **moments)
+            )
+        update = Update(tensors, hyper)
 
         def apply() -> dict[str, float]:
             self._steps += 1
@@ -214,16 +221,6 @@ class FsdpBackend:
             return {"grad_norm": norm, "steps": float(self._steps)}
 
         return apply
-
-    def _plan_update(self, hyper: AdamW) -> Update:
-        tensors = []
-        for i, held in enumerate(self._layout.held):
-            moments = {kind: self._moments[kind][i].view for kind in fsdp_state.MOMENTS}
-            decays = hyper.decay_vectors or len(held.global_shape) > VECTOR_DIMS
-            tensors.append(
-                Tensors(param=self._params[i], grad=self._grads[i], decays=decays, **moments)
-            )
-        return Update(tensors, hyper)
 
     def zero_grad(self) -> None:
         """Clear the gradients in place."""

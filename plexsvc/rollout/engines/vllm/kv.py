@@ -64,7 +64,10 @@ class KvMemory:
             self._return(len(self._withheld) - wanted)
         else:
             free = self._pool.get_num_free_blocks()
-            self._withhold(min(wanted - len(self._withheld), free))
+            count = min(wanted - len(self._withheld), free)
+            taken = self._pool.get_new_blocks(count)
+            self._withheld += taken
+            self._give_back([block.block_id for block in taken])
         return wanted - len(self._withheld)
 
     def cached(self) -> Iterator[CachedBlock]:
@@ -82,11 +85,6 @@ class KvMemory:
     def resident_bytes(self) -> int:
         """Return how much of the KV tensors is in memory. `O(pages)`."""
         return sum(pages.resident_bytes(address, nbytes) for address, nbytes in self._spans())
-
-    def _withhold(self, count: int) -> None:
-        taken = self._pool.get_new_blocks(count)
-        self._withheld += taken
-        self._give_back([block.block_id for block in taken])
 
     def _return(self, count: int) -> None:
         kept = len(self._withheld) - count

@@ -90,7 +90,9 @@ def refusal(
     shut = _why_shut(spot, demand, policy=policy, without=without)
     if shut is not None:
         return shut
-    is_return = _is_return(spot, demand)
+    is_return = demand.lost_place > 0 and all(
+        lived_with(demand, r, group) for group in spot.groups for r in group.on(spot.units)
+    )
     full = _why_full(spot.crowd(), load, policy=policy, is_return=is_return)
     if full is not None:
         return full
@@ -146,13 +148,6 @@ def lived_with(demand: Demand, other: Resident, group: Group) -> bool:
     """
     there = {group.group_id, other.demand.lost_place}
     return demand.lost_place > 0 and demand.lost_place in there
-
-
-def _is_return(spot: Spot, demand: Demand) -> bool:
-    """Return whether a job meets only those with which it lived before."""
-    return demand.lost_place > 0 and all(
-        lived_with(demand, r, group) for group in spot.groups for r in group.on(spot.units)
-    )
 
 
 def is_over(group: Group, *, policy: Policy) -> bool:

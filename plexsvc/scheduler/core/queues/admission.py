@@ -33,7 +33,15 @@ def submit(queues: Queues, event: OperationSubmitted) -> None:
         return
     fault = _why_not(queues, event)
     if fault is not None:
-        _refuse(queues, event, fault)
+        endings.tell_refused(
+            queues, event.operation_id, fault, state=OperationState.REFUSED, is_final=False
+        )
+        if not event.is_staged and fault.code not in RETRYABLE:
+            queues.emit(DropPayload(operation_id=event.operation_id))
+        if fault.code is ErrorCode.DEPLOYMENT_FAILED:
+            job = queues.jobs[event.job_id]
+            job.turned_away[event.operation_id] = fault
+            endings.wake_dependants(queues, event.operation_id, job)
         return
     deployment = queues.deployments[event.deployment_id]
     operation = Operation(
@@ -160,15 +168,3 @@ def _order_fault(queues: Queues, deployment: Deployment, event: OperationSubmitt
             facts=(("limit", str(limits.max_pending_per_wpg)),),
         )
     return None
-
-
-def _refuse(queues: Queues, event: OperationSubmitted, fault: Fault) -> None:
-    endings.tell_refused(
-        queues, event.operation_id, fault, state=OperationState.REFUSED, is_final=False
-    )
-    if not event.is_staged and fault.code not in RETRYABLE:
-        queues.emit(DropPayload(operation_id=event.operation_id))
-    if fault.code is ErrorCode.DEPLOYMENT_FAILED:
-        job = queues.jobs[event.job_id]
-        job.turned_away[event.operation_id] = fault
-        endings.wake_dependants(queues, event.operation_id, job)

@@ -93,19 +93,16 @@ class MegatronBackend:
         self.reseed(config.seed)
         self._megatron = model.megatron_config(self._hf, config.parallel, dtype=self._dtype)
         self._model = model.build_model(self._hf, self._megatron, is_critic=self._is_critic)
-        self._params = self._describe_params()
-        self._regions = state.region_specs(
-            self._params, itemsize=self._dtype.itemsize, is_trained=config.has_optimizer
-        )
-
-    def _describe_params(self) -> list[state.Param]:
         layer_of = {i: layer.layer_number - 1 for i, layer in enumerate(self._model.decoder.layers)}
         geometry = model.geometry(self._hf, is_critic=self._is_critic)
         found = []
         for name, tensor in self._model.named_parameters():
             runs = mapping.runs_of(name, tuple(tensor.shape), layer_of=layer_of, geometry=geometry)
             found.append(state.Param(name=name, tensor=tensor, runs=tuple(runs)))
-        return found
+        self._params = found
+        self._regions = state.region_specs(
+            self._params, itemsize=self._dtype.itemsize, is_trained=config.has_optimizer
+        )
 
     def regions(self) -> tuple[RegionSpec, ...]:
         """Return the device memory this rank needs."""

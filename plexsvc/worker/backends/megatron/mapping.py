@@ -104,7 +104,17 @@ def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry
     if rest.startswith("self_attention.linear_qkv."):
         return _qkv(shape, kind=rest.rsplit(".", 1)[1], prefix=prefix, geometry=geometry)
     if rest == "mlp.linear_fc1.weight":
-        return _gate_up(shape, prefix=prefix, geometry=geometry)
+        half = shape[0] // 2
+        return [
+            Run(
+                row=at,
+                num_rows=half,
+                name=f"{prefix}mlp.{part}.weight",
+                global_shape=(geometry.ffn, geometry.hidden),
+                hf_row=geometry.tp_rank * half,
+            )
+            for at, part in ((0, "gate_proj"), (half, "up_proj"))
+        ]
     columns = {
         "self_attention.linear_proj.weight": (
             "self_attn.o_proj.weight",
@@ -122,20 +132,6 @@ def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry
         hf_col=geometry.tp_rank * shape[1],
     )
     return [run]
-
-
-def _gate_up(shape: tuple[int, ...], *, prefix: str, geometry: Geometry) -> list[Run]:
-    half = shape[0] // 2
-    return [
-        Run(
-            row=at,
-            num_rows=half,
-            name=f"{prefix}mlp.{part}.weight",
-            global_shape=(geometry.ffn, geometry.hidden),
-            hf_row=geometry.tp_rank * half,
-        )
-        for at, part in ((0, "gate_proj"), (half, "up_proj"))
-    ]
 
 
 def _qkv(shape: tuple[int, ...], *, kind: str, prefix: str, geometry: Geometry) -> list[Run]:

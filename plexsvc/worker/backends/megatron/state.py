@@ -88,7 +88,21 @@ class Trained:
         wrapped = Float16Module(config, model) if is_bf16 else model
         with _AllocatingIn(memory, is_new=is_new):
             self.ddp = _wrap(config, wrapped)
-            self.optimizer = _make_optimizer(self.ddp, is_bf16=is_bf16)
+            ddp = self.ddp
+            settings = OptimizerConfig(
+                optimizer="adam",
+                lr=0.0,  # every step brings its own
+                weight_decay=0.01,  # non-zero, so that vectors get a group of their own
+                bf16=is_bf16,
+                params_dtype=torch.bfloat16 if is_bf16 else torch.float32,
+                use_distributed_optimizer=False,
+            )
+            self.optimizer = get_megatron_optimizer(
+                settings,
+                [ddp],
+                config_overrides=get_standard_config_overrides(settings),
+                use_gloo_process_groups=torch.cuda.is_available(),
+            )
         _check_grads(self.ddp, memory[GRADS])
         self._main = {id(p.tensor): self._main_of(p) for p in params}
         if is_bf16:
@@ -201,13 +215,11 @@ class _AllocatingIn(TorchFunctionMode):
             grads = self._memory[GRADS].view(torch.float32)
             return grads.zero_() if self._is_new else grads
         if func is torch.Tensor.float and args[0].dtype is torch.bfloat16:
-            return self._master(args[0])
+            param = args[0]
+            place = self._masters.add(param.shape)
+            master = view(self._memory[MASTERS], place, dtype=torch.float32)
+            return master.copy_(param) if self._is_new else master
         return func(*args, **given)
-
-    def _master(self, param: Tensor) -> Tensor:
-        place = self._masters.add(param.shape)
-        master = view(self._memory[MASTERS], place, dtype=torch.float32)
-        return master.copy_(param) if self._is_new else master
 
 
 def _check_grads(ddp: Any, memory: Tensor) -> None:
@@ -219,20 +231,3 @@ def _check_grads(ddp: Any, memory: Tensor) -> None:
 
 def _lies_in(tensor: Tensor, memory: Tensor) -> bool:
     return 0 <= tensor.data_ptr() - memory.data_ptr() < memory.numel()
-
-
-def _make_optimizer(ddp: Any, *, is_bf16: bool) -> Any:
-    settings = OptimizerConfig(
-        optimizer="adam",
-        lr=0.0,  # every step brings its own
-        weight_decay=0.01,  # non-zero, so that vectors get a group of their own
-        bf16=is_bf16,
-        params_dtype=torch.bfloat16 if is_bf16 else torch.float32,
-        use_distributed_optimizer=False,
-    )
-    return get_megatron_optimizer(
-        settings,
-        [ddp],
-        config_overrides=get_standard_config_overrides(settings),
-        use_gloo_process_groups=torch.cuda.is_available(),
-    )
