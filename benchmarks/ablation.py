@@ -29,7 +29,6 @@ from plexsvc.scheduler.core.planning import (
     kept,
     planner,
     planners,
-    plans,
     policies,
     profile,
 )
@@ -98,7 +97,6 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "making room": _off(packing, "_make_room", _nothing),
     "fair turns": _policy(is_fair=False),
     "relief": _off(planner.Planner, "needs_relief", property(lambda _: False)),
-    "pauses": _off(plans, "_pause", lambda *_, **__: []),
     "last bursts": _off(bounds, "_ends_late", lambda *_, **__: False),
     "parts and merges": _off(
         planners, "in_service", lambda policy: replace(policy, cold_shares=policy.max_jobs > 1)

@@ -45,7 +45,7 @@ def pack_view(pack: service_pb2.PackReply, *, width: int) -> RenderableType:
     )
     parts: list[RenderableType] = [head]
     for group in pack.groups:
-        parts += [Text(), _ring(group, window, width=width), _figures(group), *_pauses(group)]
+        parts += [Text(), _ring(group, window, width=width), _figures(group)]
     if not pack.groups:
         parts.append(Text("no training deployment is placed"))
     if pack.idle:
@@ -147,11 +147,6 @@ def _figures(group: service_pb2.PackGroup) -> Table:
             ", ".join(notes(resident)),
         )
     return table
-
-
-def _pauses(group: service_pb2.PackGroup) -> list[Text]:
-    paused = [resident for resident in group.residents if resident.paused]
-    return [Text(f"{_label(r)} is paused: {r.paused}", style="yellow") for r in paused]
 
 
 def _label(resident: service_pb2.PackResident) -> str:

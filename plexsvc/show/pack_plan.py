@@ -164,7 +164,6 @@ def notes(resident: service_pb2.PackResident) -> list[str]:
     told = [
         (resident.is_cold, "being profiled"),
         (resident.is_late, "late"),
-        (bool(resident.paused), "paused"),
         (resident.is_pinned, "pinned"),
         (bool(resident.moving_to), f"moves to {', '.join(resident.moving_to)}"),
     ]

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from plexsvc.ids import DeploymentId, NodeId, OperationId, ResidentId, UnitId, WpgId
+from plexsvc.ids import DeploymentId, NodeId, OperationId, UnitId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core import actions, events
-from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Place
 from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.hosts import HostMemory
-from plexsvc.sim.records import Drained, Lost, Move, Pause, Record, Stay
+from plexsvc.sim.records import Drained, Lost, Move, Record, Stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +66,6 @@ class Books:
     _running: dict[OperationId, tuple[WpgId, int]] = field(default_factory=dict)
     _number_of: dict[UnitId, int] = field(default_factory=dict)
     _charged_us: int = 0
-    _relieved_us: dict[str, int] = field(default_factory=dict)
-    _paused: dict[ResidentId, Pause] = field(default_factory=dict)
 
     def place_of(self, deployment_id: DeploymentId) -> tuple[tuple[UnitId, ...], int]:
         """Return the nodes of a training deployment, and the bytes of it on the disk of each."""
@@ -87,12 +84,6 @@ class Books:
             for node_id in filter(self._is_draining, list(self.drains)):
                 if node_id not in lived_on:
                     self.drains[node_id].empty_us = self.now_us
-        for kind, planner in self.view.planners.items():
-            if planner.relieved_us != self._relieved_us.get(kind, NEVER_US):
-                self._relieved_us[kind] = planner.relieved_us
-                self._note_pauses(planner)
-        if self._paused:
-            self._end_pauses()
 
     def accrue(self) -> None:
         """Charge the nodes that are held, for the time until now."""
@@ -227,25 +218,6 @@ class Books:
             self.switches += 1
             record = self.record_of[self._lives[wpg_id].deployment_id]
             (record.prefetch if is_ahead else record.switch).append((since_us, self.now_us))
-
-    def _note_pauses(self, planner: Planner) -> None:
-        """Note whose pause began: relief was just considered."""
-        paused = {j: why for g in planner.board.groups.values() for j, why in g.paused.items()}
-        for resident_id, why in paused.items():
-            if resident_id not in self._paused:
-                self._paused[resident_id] = Pause(since_us=self.now_us, why=why)
-                record = self.record_of[DeploymentId(resident_id)]
-                record.pauses.append(self._paused[resident_id])
-
-    def _end_pauses(self) -> None:
-        """Note whose pause ended: by relief, or because the job moved or left."""
-        boards = [planner.board for planner in self.view.planners.values()]
-        for resident_id in list(self._paused):
-            groups = [
-                b.groups[b.group_of[resident_id]] for b in boards if resident_id in b.group_of
-            ]
-            if not any(resident_id in group.paused for group in groups):
-                self._paused.pop(resident_id).until_us = self.now_us
 
     def _is_draining(self, node_id: NodeId) -> bool:
         return node_id in self.drains and self.drains[node_id].empty_us is None

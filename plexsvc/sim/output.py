@@ -90,10 +90,6 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
         "sync_at": demand.profile.sync_at.value,
         "cycles": record.job.cycles,
         "switch_cost_s": demand.profile.switch_us / SECOND_US,
-        "pauses": [
-            {"at_s": _s(pause.since_us), "until_s": _s(pause.until_us), "why": pause.why}
-            for pause in record.pauses
-        ],
         "bytes": {
             "device_per_node": demand.state_bytes,
             "host_per_node": record.host_bytes,

@@ -17,15 +17,6 @@ class Stay:
     nodes: tuple[UnitId, ...]
 
 
-@dataclass(slots=True, kw_only=True)
-class Pause:
-    """A time in which a job ran only while no other of its group waited, and why."""
-
-    since_us: int
-    why: str
-    until_us: int | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """A copy of a job's state to other nodes, while which its operations waited, and why."""
@@ -84,9 +75,6 @@ class Record:
 
     disk_bytes: int = 0
     """The rest, on each node's disk."""
-
-    pauses: list[Pause] = field(default_factory=list)
-    """Times it was put last in its group because it made others late."""
 
     phases: list[str] = field(default_factory=list)
 

@@ -57,7 +57,6 @@ class Summary:
     prefetch_hits: int
     prefetch_wasted: int
     moves: int
-    pauses: int
     events: int
     wall_s: float
     isolated_error: str | None = None
@@ -204,7 +203,6 @@ def summarise(
         prefetch_hits=outcome.prefetch_hits,
         prefetch_wasted=outcome.prefetch_wasted,
         moves=sum(len(r.moves) for r in records),
-        pauses=sum(len(r.pauses) for r in records),
         events=outcome.events,
         wall_s=round(wall_s, 3),
         isolated_error=isolated_error,

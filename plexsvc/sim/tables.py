@@ -56,13 +56,11 @@ def _parts(record: Record) -> dict[str, int]:
     assert record.start_us is not None, record
     assert record.finish_us is not None, record
     lost = f"after {len(record.restarts)} lost nodes, and the work lost with them"
-    paused = f"paused: {record.pauses[0].why}" if record.pauses else "paused"
     parts = {
         "in the queue": record.start_us - record.job.demand.arrived_us,
         "for its own switches": sum(end - start for start, end in record.switch),
         f"in {len(record.moves)} moves": sum(m.until_us - m.since_us for m in record.moves),
         lost: sum(end - start for start, end in record.lost) + _homeless_us(record),
-        paused: sum((p.until_us or record.finish_us) - p.since_us for p in record.pauses),
     }
     excess = record.finish_us - record.job.demand.arrived_us - record.alone_us
     parts["behind operations of others"] = excess - sum(parts.values())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from plexsvc.ids import NodeId, TenantId, UnitId
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.sim.records import Lost, Move, Outcome, Pause, Record, Restart, Stay
+from plexsvc.sim.records import Lost, Move, Outcome, Record, Restart, Stay
 from tests.rigs.traces import job
 
 
@@ -30,7 +30,6 @@ def moved_record(name: str = "j", *, tenant: str = "") -> Record:
         phases=["sync"] * 3,
         moves=[Move(since_us=90 * SECOND_US, until_us=100 * SECOND_US, why="n0 is drained")],
         restarts=[Restart(at_us=140 * SECOND_US, node_id=NodeId("n1"))],
-        pauses=[Pause(since_us=12 * SECOND_US, until_us=18 * SECOND_US, why="others are late")],
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
-from plexsvc.scheduler.core.planning.plans import Goal, Relief
+from plexsvc.scheduler.core.planning.plans import Goal, Plan
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
 from plexsvc.scheduler.core.vocabulary import (
     DeviceFacts,
@@ -380,7 +380,7 @@ class PlanComputed(Fact):
     device_kind: str
     goal: Goal
     base: int
-    plan: Relief
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

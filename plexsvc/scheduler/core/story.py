@@ -9,7 +9,7 @@ from plexsvc.ids import JobId, OperationId, WpgId, show
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import learning, space
-from plexsvc.scheduler.core.place import circles, placing, reasons
+from plexsvc.scheduler.core.place import circles, reasons
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import AFTER_WRITING, Fault, OperationState, WpgState
@@ -164,10 +164,6 @@ def _plan(cluster: Cluster, deployment: Deployment) -> list[str]:
         facts.append("its cycle is being profiled")
     if key in group.late:
         facts.append("it is late: measured past its bound, so its group takes no further job")
-    if key in group.paused:
-        facts.append(
-            f"it is paused, and runs when nobody else of its group waits: {group.paused[key]}"
-        )
     return facts
 
 
@@ -261,9 +257,6 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
         ]
         facts += [fact for holder in holders for fact in _holding(cluster, holder, now_us=now_us)]
         return f"waits for its device, held by {', '.join(told)}", facts
-    paused = placing.paused(cluster.placement, wpg)
-    if paused is not None:
-        return f"is paused, it runs only when no other job of its group waits: {paused}", facts
     if wpg.retry_us > now_us:
         return "waits to try again: its last context switch found no room", facts
     if wpg.residency is not Residency.DEVICE:

@@ -20,7 +20,7 @@ from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import Action, ComputePlan
 from plexsvc.scheduler.core.events import PlanComputed
 from plexsvc.scheduler.core.planning import plans
-from plexsvc.scheduler.core.planning.plans import Goal, Question, Relief
+from plexsvc.scheduler.core.planning.plans import Goal, Plan, Question
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.handler import Handler, Work
 
@@ -90,10 +90,10 @@ class Beside:
 def _no_plan(action: ComputePlan, fault: Fault) -> PlanComputed:
     """Return the plan that changes nothing."""
     log.error("plan not computed", kind=action.device_kind, goal=action.goal, error=fault.message)
-    return _told(action, Relief())
+    return _told(action, Plan())
 
 
-def _told(action: ComputePlan, plan: Relief) -> PlanComputed:
+def _told(action: ComputePlan, plan: Plan) -> PlanComputed:
     return PlanComputed(
         device_kind=action.device_kind, goal=action.goal, base=action.base, plan=plan
     )

@@ -179,8 +179,3 @@ def test_residents_of_different_devices_of_a_group_do_not_overlap() -> None:
     window = Window(start_us=0, length_us=10 * S)
     assert shared(reply(one, two).groups[0], window) == []
     assert shared(reply(one, two, both).groups[0], window) == [(3 * S, 5 * S)]
-
-
-def test_a_pause_is_told_below_the_figures() -> None:
-    lines = shown(pack_view(reply(resident(paused="code/actor is late")), width=120))
-    assert "math/actor is paused: code/actor is late" in lines

@@ -18,7 +18,6 @@ def queued(record: Record, *, wait_s: int) -> Record:
         finish_us=wait_s * SECOND_US + record.alone_us,
         moves=[],
         restarts=[],
-        pauses=[],
     )
 
 

@@ -793,7 +793,7 @@ class HostUse(_message.Message):
     def __init__(self, use: _Optional[str] = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class PackResident(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "devices", "anchor_us", "shift_us", "period_us", "segments", "duty_ppm", "bound_ppm", "predicted_ppm", "measured_ppm", "wait_us", "wait_ratio_ppm", "state_bytes", "is_cold", "is_pinned", "is_late", "paused", "moving_to", "residency", "is_running", "name", "busy")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "devices", "anchor_us", "shift_us", "period_us", "segments", "duty_ppm", "bound_ppm", "predicted_ppm", "measured_ppm", "wait_us", "wait_ratio_ppm", "state_bytes", "is_cold", "is_pinned", "is_late", "moving_to", "residency", "is_running", "name", "busy")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -813,7 +813,6 @@ class PackResident(_message.Message):
     IS_COLD_FIELD_NUMBER: _ClassVar[int]
     IS_PINNED_FIELD_NUMBER: _ClassVar[int]
     IS_LATE_FIELD_NUMBER: _ClassVar[int]
-    PAUSED_FIELD_NUMBER: _ClassVar[int]
     MOVING_TO_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     IS_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -838,13 +837,12 @@ class PackResident(_message.Message):
     is_cold: bool
     is_pinned: bool
     is_late: bool
-    paused: str
     moving_to: _containers.RepeatedScalarFieldContainer[str]
     residency: _common_pb2.Residency
     is_running: bool
     name: str
     busy: _containers.RepeatedCompositeFieldContainer[BusySpan]
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., anchor_us: _Optional[int] = ..., shift_us: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., duty_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., is_cold: _Optional[bool] = ..., is_pinned: _Optional[bool] = ..., is_late: _Optional[bool] = ..., paused: _Optional[str] = ..., moving_to: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., is_running: _Optional[bool] = ..., name: _Optional[str] = ..., busy: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ...) -> None: ...
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., anchor_us: _Optional[int] = ..., shift_us: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., duty_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., is_cold: _Optional[bool] = ..., is_pinned: _Optional[bool] = ..., is_late: _Optional[bool] = ..., moving_to: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., is_running: _Optional[bool] = ..., name: _Optional[str] = ..., busy: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ...) -> None: ...
 
 class PackWaiting(_message.Message):
     __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "since_us", "reason", "name")

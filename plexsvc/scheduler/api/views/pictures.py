@@ -137,7 +137,6 @@ def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service
         shown.predicted_ppm = predicted.get(key, 0)
         shown.measured_ppm = planner.paces.measured(key) or 0
         shown.is_late = key in group.late
-        shown.paused = look.lens.text(group.paused.get(key, ""))
         view.residents.append(shown)
     return view
 

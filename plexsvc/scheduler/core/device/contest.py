@@ -16,7 +16,6 @@ from plexsvc.ids import ResidentId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
-from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.profile import PPM, Mode, SyncAt
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
 from plexsvc.scheduler.core.queues import lanes
@@ -154,8 +153,6 @@ def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
             continue
         if not devices.is_current(wpg) or deployment.is_held:
             continue
-        if placing.paused(devices.placement, wpg) is not None:
-            continue
         if wpg.retry_us > devices.now_us or devices.jobs[wpg.job_id].ending is not None:
             continue
         expected.append(
@@ -263,7 +260,6 @@ def _entry(devices: Devices, wpg: Wpg, operation: Operation) -> Entry:
         deadline_us=(pattern.arrived_us if is_under_way else since_us) + slack_us,
         is_critical=is_serial or not lanes.rolls_out(devices.queues, devices.jobs[wpg.job_id]),
         continues_burst=False,
-        is_paused=placing.paused(devices.placement, wpg) is not None,
     )
 
 

@@ -70,16 +70,6 @@ def least_used(
     return min(blocks, key=lambda block: max(map(used, block)), default=None)
 
 
-def paused(placement: Placement, wpg: Wpg) -> str | None:
-    """Return why a WPG runs only when no other of its group waits; None if it is free."""
-    deployment = placement.deployments[wpg.deployment_id]
-    board = placement.planning.planner(deployment.device_kind).board
-    group_id = board.group_of.get(deployment.resident_id)
-    if group_id is None or deployment.wpg_id != wpg.wpg_id:
-        return None
-    return board.groups[group_id].paused.get(deployment.resident_id)
-
-
 def resize(placement: Placement, deployment: Deployment, device_bytes: tuple[int, ...]) -> None:
     """Book what a deployment's state takes, now that it is known."""
     planner, key = planner_of(placement, deployment)

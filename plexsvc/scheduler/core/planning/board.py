@@ -269,7 +269,6 @@ class Board:
         resident = group.residents.pop(resident_id)
         group.late.pop(resident_id, None)
         group.probing.pop(resident_id, None)
-        group.paused.pop(resident_id, None)
         self.leaving.pop(resident_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
         self._book(resident, -1)
@@ -412,7 +411,6 @@ class Board:
             kept.residents.update(group.residents)
             kept.late.update(group.late)
             kept.probing.update(group.probing)
-            kept.paused.update(group.paused)
             kept.duty_ppm += group.duty_ppm
         self._span(kept, units)
         self.group_of.update(dict.fromkeys(kept.residents, kept.group_id))
@@ -436,7 +434,7 @@ class Board:
     ) -> list[Group]:
         """Divide a group over sets of connected jobs; units without a job become idle."""
         residents, was = group.residents, group.units
-        late, probing, paused = group.late, group.probing, group.paused
+        late, probing = group.late, group.probing
         self._forget(group)
         made = []
         for at, (units, jobs) in enumerate(pieces):
@@ -444,7 +442,6 @@ class Board:
             piece.residents = {j: r for j, r in residents.items() if j in jobs}
             piece.late = {j: ppm for j, ppm in late.items() if j in jobs}
             piece.probing = {j: None for j in probing if j in jobs}
-            piece.paused = {j: why for j, why in paused.items() if j in jobs}
             piece.duty_ppm = sum(p.duty_ppm for p in piece.profiles)
             if at == 0:
                 self._span(piece, units)

@@ -76,9 +76,6 @@ class Group:
     probing: dict[ResidentId, None] = field(default_factory=dict)
     """Cold jobs whose cycle is not known yet."""
 
-    paused: dict[ResidentId, str] = field(default_factory=dict)
-    """Jobs that run only while no other of the group waits, and why."""
-
     is_closed: bool = False
     """Takes no further job: one of its units is cordoned."""
 
@@ -122,7 +119,6 @@ class Group:
             residents={name: replace(one) for name, one in self.residents.items()},
             late=self.late.copy(),
             probing=self.probing.copy(),
-            paused=self.paused.copy(),
         )
 
     def duty_on(self, unit_id: UnitId) -> int:
@@ -154,7 +150,7 @@ def check_group(group: Group, *, cordoned: Collection[UnitId]) -> None:
     if residents:
         assert [units for units, _ in connected(residents)] == [set(group.units)], group.group_id
     assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
-    marked = group.late.keys() | group.probing.keys() | group.paused.keys()
+    marked = group.late.keys() | group.probing.keys()
     assert marked <= group.residents.keys(), group
     assert group.is_closed == any(unit_id in cordoned for unit_id in group.units), group
     assert group.is_uniform == all(len(r.units) == group.size for r in residents), group

@@ -68,20 +68,6 @@ class Paces:
         """Return a job's averaged cycle over its cycle alone, in ppm; None before two cycles."""
         return self._paces.get(resident_id)
 
-    def used_ppm(self, demand: Demand, *, now_us: int) -> int:
-        """Return how much of its bound a job has used since its first cycle; PPM: all of it.
-
-        The cycle under way counts as one that takes its period alone.
-        """
-        spent = self._spent.get(demand.resident_id)
-        if spent is None:
-            return 0
-        open_us = now_us - self._phases[demand.resident_id]
-        alone_us = spent.alone_us + min(open_us, demand.profile.period_us)
-        lost_us = max(0, now_us - spent.since_us - alone_us)
-        allowed_us = alone_us * (demand.max_slowdown_ppm - PPM) // PPM
-        return lost_us * PPM // max(1, allowed_us)
-
     def lost_ppm(self, demand: Demand) -> int:
         """Return how much of its bound a job had used when its last cycle began; PPM: all of it."""
         spent = self._spent.get(demand.resident_id)

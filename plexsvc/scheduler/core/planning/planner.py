@@ -217,9 +217,9 @@ class Planner:
 
     @property
     def needs_relief(self) -> bool:
-        """Whether a job is late or paused for another, or one may leave a group over its bounds."""
+        """Whether a job is late, or one may leave a group over its bounds."""
         groups = self.board.groups.values()
-        if any(g.late or g.paused for g in groups):
+        if any(g.late for g in groups):
             return True
         has_elsewhere = len(groups) > 1 or bool(self.board.idle)
         return bool(self._relearned) and has_elsewhere and bool(self.in_trouble())
@@ -467,8 +467,7 @@ class Planner:
     def _pressed_spot(self, demand: Demand, barred: Barred, *, now_us: int) -> Spot | None:
         """Return a place beside jobs of no higher priority, near everybody's own bound.
 
-        Others are placed within targets that are well below it (`Policy.target_slowdown_ppm`). Who
-        is late there has others of no higher priority paused (`repack.relieve`).
+        Others are placed within targets that are well below it (`Policy.target_slowdown_ppm`).
         """
         if demand.resident_id not in self.kept.pressed:
             return None

@@ -26,7 +26,6 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.policies import ROOM_PPM
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 
@@ -57,22 +56,10 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
-    """A job that runs only while no other of its group waits."""
-
-    resident_id: ResidentId
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relief:
-    """What is done for late jobs."""
+class Plan:
+    """Which jobs should live elsewhere."""
 
     moves: tuple[Move, ...] = ()
-    paused: tuple[Pause, ...] = ()
-
-    resumed: tuple[ResidentId, ...] = ()
-    """Jobs whose pause is over."""
 
 
 def propose(
@@ -110,26 +97,16 @@ def propose(
     return moves
 
 
-def relieve(
-    planner: Planner,
-    *,
-    busy: AbstractSet[ResidentId],
-    now_us: int,
-) -> Relief:
-    """Return what helps the groups that are over their bounds; `book` books the pauses.
+def relieve(planner: Planner, *, busy: AbstractSet[ResidentId]) -> list[Move]:
+    """Return moves that help the groups that are over their bounds.
 
     The job that grew most since it was placed goes elsewhere; else the worst-fitting one: the one
-    without which the others' predicted slowdowns sum to least, of equals the busiest. Where no job
-    has another place and one is late, another of no higher priority is paused that is further from
-    its own bound: one that grew, else any, the lowest priority first. It goes on when it is as near
-    to its bound as they are, and the next may have its turn. Such a group stays closed to further
-    jobs.
+    without which the others' predicted slowdowns sum to least, of equals the busiest. A group that
+    nobody can leave stays closed to further jobs.
     """
     moves: list[Move] = []
-    paused: list[Pause] = []
     taken: dict[int, list[Demand]] = {}
     claimed: set[UnitId] = set()
-    resumed = _resumed(planner, now_us=now_us)
     for group in planner.in_trouble():
         if group.group_id in taken or len(moves) == MAX_RELIEVED:
             continue
@@ -140,56 +117,7 @@ def relieve(
             moves.append(move)
             claimed.update(move.units)
             taken[move.to_group] = [group.residents[move.resident_id].demand]
-        elif group.late and not group.paused.keys() - resumed.keys():
-            paused.extend(_pause(planner, group, now_us=now_us))
-    return Relief(moves=tuple(moves), paused=tuple(paused), resumed=tuple(resumed))
-
-
-def book(planner: Planner, relief: Relief) -> None:
-    """Begin and end the pauses."""
-    for resident_id in relief.resumed:
-        group = planner.group_of(resident_id)
-        group.paused.pop(resident_id, None)
-        planner.board.mark(group)
-    for pause in relief.paused:
-        group = planner.group_of(pause.resident_id)
-        group.paused[pause.resident_id] = pause.why
-        planner.board.mark(group)
-
-
-def _pause(planner: Planner, group: Group, *, now_us: int) -> list[Pause]:
-    """Return the pause of the job that is to make room; none when all are as late."""
-    used = _used(planner, group, now_us=now_us)
-    worst = max(used[j] for j in group.late)
-    first = max(group.residents[j].demand.priority for j in group.late)
-    able = [
-        r
-        for j, r in group.residents.items()
-        if used[j] < min(worst, ROOM_PPM) and r.demand.priority <= first
-    ]
-    grown = [r for r in able if r.grew_ppm]
-    late = ", ".join(group.late)
-    why = f"{late} waits past its bound (max_slowdown) and no group takes a job of theirs"
-    in_turn = sorted(grown or able, key=lambda r: (r.demand.priority, used[r.demand.resident_id]))
-    return [Pause(resident_id=r.demand.resident_id, why=why) for r in in_turn[:1]]
-
-
-def _resumed(planner: Planner, *, now_us: int) -> dict[ResidentId, None]:
-    """Return the pauses for which nobody is late any more, and those that cost as much by now."""
-    resumed: dict[ResidentId, None] = {}
-    for group in planner.board.groups.values():
-        if group.paused:
-            used = _used(planner, group, now_us=now_us)
-            worst = max((used[j] for j in group.late if j not in group.paused), default=0)
-            over = (j for j in group.paused if used[j] >= min(worst, ROOM_PPM))
-            resumed.update(dict.fromkeys(over))
-    return resumed
-
-
-def _used(planner: Planner, group: Group, *, now_us: int) -> dict[ResidentId, int]:
-    """Return how much of its bound each job of a group has used."""
-    residents = group.residents.items()
-    return {j: planner.paces.used_ppm(r.demand, now_us=now_us) for j, r in residents}
+    return moves
 
 
 def _worst_first(group: Group) -> list[ResidentId]:
@@ -280,15 +208,19 @@ class Question:
     now_us: int
 
 
-def compute(question: Question) -> Relief:
-    """Return the plan: moves, pauses, and pauses that end."""
-    planner, busy, now_us = question.planner, question.busy, question.now_us
+def compute(question: Question) -> Plan:
+    """Return the plan that a question asks for."""
+    planner, busy = question.planner, question.busy
     if question.goal is Goal.RELIEF:
-        return relieve(planner, busy=busy, now_us=now_us)
-    wanted = len(planner.board.rooms) if question.goal is Goal.EMPTY else None
-    link_bytes_s = question.link_bytes_s
-    moves = propose(planner, busy=busy, link_bytes_s=link_bytes_s, now_us=now_us, wanted=wanted)
-    return Relief(moves=tuple(moves))
+        return Plan(moves=tuple(relieve(planner, busy=busy)))
+    moves = propose(
+        planner,
+        busy=busy,
+        link_bytes_s=question.link_bytes_s,
+        now_us=question.now_us,
+        wanted=len(planner.board.rooms) if question.goal is Goal.EMPTY else None,
+    )
+    return Plan(moves=tuple(moves))
 
 
 def copy_of(planner: Planner, *, before: Planner | None = None) -> Planner:

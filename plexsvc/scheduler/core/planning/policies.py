@@ -22,8 +22,8 @@ from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Order, Rules
 
 ROOM_PPM: Final = 750_000
-"""The share of its own bound that a job may be made to use: by a pause, at most until it has used
-it, and beside a job that found no other place, as it is predicted."""
+"""The share of its own bound that a job may be predicted to use beside one that found no other
+place."""
 
 
 class QueueOrder(StrEnum):

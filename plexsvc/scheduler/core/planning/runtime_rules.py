@@ -5,7 +5,7 @@ and the highest `(W + S') / S'`. `plex` asks, in this order:
 
 1. An operation that waited `2 * starve_factor * S'` goes first, the one that waited longest ahead.
    So no head-of-job operation waits more than `2 * starve_factor * S'` plus what then runs and one
-   operation with its switch of every other job of the group, unless its job is paused.
+   operation with its switch of every other job of the group.
 2. A burst that is on the device is not torn, unless an operation whose wait lengthens its job's
    cycle is pending, the burst has the slack even for all of the other's, what is left of it exceeds
    the two extra switches, and the devices have time for them: where they have none, all are later.
@@ -85,9 +85,6 @@ class Entry:
     """Of what continues a burst: whether its devices have time for more switches than one a cycle
     of each job."""
 
-    is_paused: bool = False
-    """Whether it goes only when no other waits: its job is why others are late."""
-
     @property
     def effective_us(self) -> int:
         """Return `S'`, at least 1."""
@@ -99,11 +96,7 @@ class Entry:
 
 
 def choose(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
-    """Return which of `entries` (at least one) is next. `O(jobs)`; ties go to the longer wait.
-
-    Under any order one that is paused goes only when no other waits; no bound holds for its wait.
-    """
-    entries = [e for e in entries if not e.is_paused] or entries
+    """Return which of `entries` (at least one) is next. `O(jobs)`; ties go to the longer wait."""
     match rules.order:
         case Order.FCFS:
             return min(entries, key=lambda e: e.since_us)

@@ -19,7 +19,7 @@ from plexsvc.scheduler.core.events import PlanComputed, RepackRequested
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import pairs, placing, sharing
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.plans import NEW_GROUP, Goal, Question, book
+from plexsvc.scheduler.core.planning.plans import NEW_GROUP, Goal, Question
 from plexsvc.scheduler.core.relocate import departures
 from plexsvc.scheduler.core.state import Deployment
 
@@ -102,13 +102,9 @@ def carry_out(lives: Lives, event: PlanComputed) -> None:
         if attempt < MAX_ATTEMPTS:
             _order(lives, kind, event.goal, attempt=attempt + 1)
         return
-    plan, reason = event.plan, _REASONS[event.goal]
-    book(planner, plan)
-    for key in (*(pause.resident_id for pause in plan.paused), *plan.resumed):
-        lives.touch(lives.deployments[DeploymentId(key)].wpg_id)
-    for move in plan.moves:
+    for move in event.plan.moves:
         deployment = lives.deployments[DeploymentId(move.resident_id)]
-        departures.send_to(lives, deployment, move.units, reason=reason)
+        departures.send_to(lives, deployment, move.units, reason=_REASONS[event.goal])
 
 
 def _drain(lives: Lives) -> None:
@@ -186,14 +182,12 @@ def _order(lives: Lives, kind: str, goal: Goal, *, attempt: int = 1) -> None:
 def _stands(devices: Devices, planner: Planner, event: PlanComputed) -> bool:
     """Return whether nothing that a plan concerns has changed since its base."""
     board, plan = planner.board, event.plan
-    paused = (pause.resident_id for pause in plan.paused)
-    concerned = [*(move.resident_id for move in plan.moves), *paused, *plan.resumed]
-    if any(key not in board.group_of for key in concerned):
+    if any(move.resident_id not in board.group_of for move in plan.moves):
         return False
     if any(_is_busy(devices, move.resident_id) for move in plan.moves):
         return False
     kept = {unit_id for made in planner.kept.reservations.values() for unit_id in made.units}
-    groups = {board.group_of[key] for key in concerned}
+    groups = {board.group_of[move.resident_id] for move in plan.moves}
     groups.update(move.to_group for move in plan.moves if move.to_group != NEW_GROUP)
     new = [unit for move in plan.moves if move.to_group == NEW_GROUP for unit in move.units]
     if any(unit_id not in board.idle for unit_id in new):

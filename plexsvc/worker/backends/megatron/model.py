@@ -81,8 +81,7 @@ def megatron_config(hf: Any, parallel: Parallel, *, dtype: Any) -> Any:
 def build_model(hf: Any, config: Any, *, is_critic: bool) -> Any:
     """Return this rank's part of the model, uninitialised, in host memory."""
     is_last = parallel_state.is_pipeline_last_stage()
-    found = getattr(hf, "rope_parameters", None)
-    rope = dict(found) if found else {"rope_theta": getattr(hf, "rope_theta", 1e4)}
+    rope = _rope(hf)
     model = GPTModel(
         config=config,
         transformer_layer_spec=_layers(config),
@@ -167,6 +166,11 @@ def _mark_split_parameters(model: Any) -> None:
             if name.endswith(suffix):
                 param.tensor_model_parallel, param.partition_dim = True, dim
                 param.partition_stride = 2 if suffix == "linear_fc1.weight" else 1
+
+
+def _rope(hf: Any) -> dict[str, Any]:
+    found = getattr(hf, "rope_parameters", None)
+    return dict(found) if found else {"rope_theta": getattr(hf, "rope_theta", 1e4)}
 
 
 def _set_scaled_frequencies(model: Any, hf: Any, rope_type: str) -> None:

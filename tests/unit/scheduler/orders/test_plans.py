@@ -16,7 +16,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeLost, OperationFinished, PlanComputed
 from plexsvc.scheduler.core.planning import answers, plans
-from plexsvc.scheduler.core.planning.plans import Question, Relief
+from plexsvc.scheduler.core.planning.plans import Plan, Question
 from plexsvc.scheduler.driver import journal
 from tests.rigs import stored
 from tests.rigs.router_rig import until
@@ -111,7 +111,7 @@ async def test_nothing_waits_for_a_what_if(
 async def test_a_plan_that_cannot_be_made_is_told_and_changes_nothing(
     two: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(question: Question) -> Relief:
+    def broken(question: Question) -> Plan:
         raise ZeroDivisionError(question.goal)
 
     monkeypatch.setattr(plans, "compute", broken)

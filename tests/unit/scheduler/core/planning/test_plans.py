@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
 from plexsvc.scheduler.core.planning.board import Board
@@ -12,7 +10,6 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import (
     NEW_GROUP,
     Move,
-    book,
     copy_of,
     propose,
     relieve,
@@ -103,33 +100,11 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     planner.submit(demand("d", busy=75))
     assert planner.admit(0) == []
     assert "a there waits past its bound" in why(planner, ResidentId("d"), now_us=0)
-    moves = relieve(planner, busy=set(), now_us=NOW_US).moves
+    moves = relieve(planner, busy=set())
     assert [(m.resident_id, m.to_group) for m in moves] == [("long", 2)]
     planner.move(ResidentId("long"), moves[0].units, now_us=0)
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
-    assert not planner.needs_relief
-
-
-def test_where_no_job_has_another_place_the_worst_fitting_one_is_paused_until_all_is_well() -> None:
-    planner = two_lonely_groups(busy=60)
-    group = planner.board.groups[1]
-    planner.board.commit(group, demand("b2", busy=35), anchor_slot=0, shift_slots=0)
-    for cycle in range(40):
-        planner.note_phase(ResidentId("a"), cycle * 170 * SECOND_US)
-    relief = relieve(planner, busy=set(), now_us=NOW_US)
-    assert (relief.moves, [pause.resident_id for pause in relief.paused]) == ((), ["b2"])
-    assert "a waits past its bound (max_slowdown)" in relief.paused[0].why
-    assert not group.paused
-    book(planner, relief)
-    assert list(group.paused) == ["b2"]
-    assert relieve(planner, busy=set(), now_us=NOW_US).paused == ()
-    assert planner.needs_relief
-    for cycle in range(40):
-        planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
-    relief = relieve(planner, busy=set(), now_us=NOW_US)
-    assert relief.resumed == ("b2",)
-    book(planner, relief)
     assert not planner.needs_relief
 
 
@@ -152,58 +127,16 @@ def grow(planner: Planner, name: str, *, busy: int) -> ResidentId:
     return ResidentId(name)
 
 
-def test_pauses_take_turns_and_each_ends_within_the_paused_jobs_own_bound() -> None:
-    planner = crowd(40, 40, 40, 40)
-    (group,) = planner.board.groups.values()
-    late, *others = group.residents
-    cycles = dict.fromkeys(others, 1)
-    turns: list[ResidentId] = []
-    for second in range(110, 12_000, 10):
-        if second % 200 == 0:
-            planner.note_phase(late, second * SECOND_US, alone_us=100 * SECOND_US)
-        for other in others:  # whoever is paused stands still, the others have a cycle in 100 s
-            if second % 100 == 0 and other not in group.paused:
-                planner.note_phase(other, second * SECOND_US, alone_us=100 * SECOND_US)
-                cycles[other] += 1
-        relief = relieve(planner, busy=set(), now_us=second * SECOND_US)
-        book(planner, relief)
-        turns.extend(pause.resident_id for pause in relief.paused)
-        assert len(group.paused) <= 1
-        assert all(2 * second <= 3 * 100 * (cycles[other] + 1) for other in group.paused), second
-    assert set(turns) == set(others)
-    assert min(turns.count(other) for other in others) > 1
-
-
-def test_nobody_is_paused_for_a_job_of_a_lower_priority() -> None:
-    planner = two_lonely_groups(busy=60)
-    first = replace(demand("b2", busy=35), priority=1)
-    planner.board.commit(planner.board.groups[1], first, anchor_slot=0, shift_slots=0)
-    for cycle in range(40):
-        planner.note_phase(ResidentId("a"), cycle * 170 * SECOND_US)
-    assert relieve(planner, busy=set(), now_us=NOW_US).paused == ()
-
-
-def test_a_job_that_grew_is_paused_rather_than_one_that_is_as_it_was_placed() -> None:
-    planner = crowd(40, 20, 20)
-    grown = grow(planner, "j2", busy=45)
-    for cycle in range(1, 40):
-        planner.note_phase(ResidentId("j0"), cycle * 200 * SECOND_US, alone_us=100 * SECOND_US)
-        planner.note_phase(grown, cycle * 200 * SECOND_US, alone_us=190 * SECOND_US)
-        planner.note_phase(ResidentId("j1"), cycle * 200 * SECOND_US, alone_us=200 * SECOND_US)
-    relief = relieve(planner, busy=set(), now_us=39 * 200 * SECOND_US)
-    assert [pause.resident_id for pause in relief.paused] == [grown]
-
-
 def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody_is_late() -> None:
     planner = crowd(40, 20, 20, units=2)
     assert not planner.needs_relief
     grown = grow(planner, "j2", busy=45)
     assert planner.needs_relief
-    assert relieve(planner, busy=set(planner.board.group_of), now_us=NOW_US).moves == ()
-    (move,) = relieve(planner, busy=set(), now_us=NOW_US).moves
+    assert relieve(planner, busy=set(planner.board.group_of)) == []
+    (move,) = relieve(planner, busy=set())
     assert (move.resident_id, move.to_group, move.units) == (grown, NEW_GROUP, (UnitId("n1"),))
     planner.move(grown, move.units, now_us=NOW_US)
-    assert not relieve(planner, busy=set(), now_us=NOW_US).moves
+    assert not relieve(planner, busy=set())
     assert not planner.needs_relief
     planner.board.check()
 
@@ -211,7 +144,7 @@ def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody
 def test_a_job_that_grew_within_everybodys_bounds_stays() -> None:
     planner = crowd(20, 20, units=2)
     grow(planner, "j1", busy=30)
-    assert relieve(planner, busy=set(), now_us=NOW_US).moves == ()
+    assert relieve(planner, busy=set()) == []
     assert not planner.needs_relief
 
 
@@ -229,7 +162,7 @@ def said(planner: Planner) -> list[object]:
 
 def _said(group: Group) -> list[object]:
     residents = [(r.demand, r.units, r.anchor_slot, r.load) for r in group.residents.values()]
-    marks = (group.late, group.probing, group.paused, group.is_closed, group.is_uniform)
+    marks = (group.late, group.probing, group.is_closed, group.is_uniform)
     return [group.units, residents, repr(marks), group.duty_ppm]
 
 

@@ -27,7 +27,6 @@ def entry(
     setup: int = 0,
     is_critical: bool = False,
     burst: bool = False,
-    is_paused: bool = False,
 ) -> Entry:
     return Entry(
         resident_id=ResidentId(name),
@@ -39,7 +38,6 @@ def entry(
         deadline_us=10**9,
         is_critical=is_critical,
         continues_burst=burst,
-        is_paused=is_paused,
     )
 
 
@@ -73,13 +71,6 @@ def test_a_burst_with_slack_is_torn_for_a_critical_operation_where_switches_cost
     assert first(replace(kept, has_room=False), waits) == "k", "all would be late for the switches"
     whole = replace(waits, burst_us=300)
     assert first(replace(kept, deadline_us=100 + 50 + 300), whole) == "k", "it goes on all along"
-
-
-def test_a_paused_job_goes_only_when_no_other_waits() -> None:
-    paused, other = entry("p", since=0, is_paused=True), entry("o", since=99)
-    for order in Order:
-        assert first(paused, other, rules=Rules(order=order)) == "o"
-        assert first(paused, rules=Rules(order=order)) == "p"
 
 
 @given(
