@@ -1,4 +1,4 @@
-"""The service is killed again and again at random moments under two jobs: no bit of them changes.
+"""The service is killed again and again at random moments under jobs: no bit, no score changes.
 
 `PLEX_CHAOS_KILLS` says how often (`make chaos`), `PLEX_CHAOS_SEED` when.
 """
@@ -91,6 +91,23 @@ class Sampling:
                 self.batches += 1
 
 
+@dataclass(slots=True)
+class Grading:
+    """A job whose samples are programs that run for a while, and what each must get."""
+
+    batches: int = 0
+
+    def run(self, connection: plex.Cluster, *, stop: threading.Event) -> None:
+        """Score until `stop`."""
+        with connection.job("grades") as job:
+            while not stop.is_set():
+                code = [f"import time; time.sleep(0.2); print({self.batches})"] * 6
+                tests = [[{"stdout": str(self.batches + i % 2)}] for i in range(6)]
+                scores = job.score("code_python", code, references=tests)
+                assert [score.value for score in scores] == [1.0, 0.0] * 3
+                self.batches += 1
+
+
 def kill_again_and_again(
     service: Service, jobs: Sequence[Training], away_s: list[float]
 ) -> Counter[str]:
@@ -125,13 +142,15 @@ def test_two_jobs_end_as_if_their_service_had_never_been_killed(
     with (
         Service(tmp_path, nodes={"only": [TRAIN, ROLLOUT]}) as service,
         service.live.connect() as connection,
-        ThreadPoolExecutor(3) as threads,
+        ThreadPoolExecutor(4) as threads,
     ):
         running = [
             threads.submit(job.run, connection, until=lambda _: stop.is_set()) for job in jobs
         ]
         sampling, away_s = Sampling(tiny_model), list[float]()
         generating = threads.submit(sampling.run, connection, stop=stop)
+        grading = Grading()
+        scoring = threads.submit(grading.run, connection, stop=stop)
         try:
             for job in jobs:
                 job.steps_again()
@@ -142,8 +161,10 @@ def test_two_jobs_end_as_if_their_service_had_never_been_killed(
             stop.set()
         found = [job.result() for job in running]
         generating.result()
+        scoring.result()
         with capsys.disabled():
             counts = f"steps {[job.steps for job in jobs]}, generates {sampling.batches}"
+            counts += f", scores {grading.batches}"
             print(f"\nseed {SEED}, kills {dict(moments)}, {counts}; away {median(away_s):.1f} s")  # noqa: T201
         assert {job.reason for job in service.live.jobs().values()} == {""}
         for job, digest in zip(jobs, found, strict=True):
