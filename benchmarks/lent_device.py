@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from plexsvc.sim.rollout.coserved import Sharing
-from plexsvc.sim.rollout.rose import TRAFFIC_S, compare_lending, lent_json, rose
-from plexsvc.sim.rollout.traffic import Traffic, faster, read_traffic
+from benchmarks.rose.coserved import Sharing
+from benchmarks.rose.settings import TRAFFIC_S, compare_lending, lent_json, rose
+from benchmarks.rose.traffic import Traffic, faster, read_traffic
 
 POLICIES: Final = tuple(one for one in Sharing if one is not Sharing.ALONE)
 

@@ -13,10 +13,10 @@ import argparse
 import json
 from pathlib import Path
 
+from benchmarks.rose.settings import LENT, TRAFFIC_S, compare_lending, lent_json
+from benchmarks.rose.traffic import Traffic, faster, read_traffic
 from plexsvc.sim.rollout.presets import PRESETS, rollout_preset
 from plexsvc.sim.rollout.report import compare_rollouts
-from plexsvc.sim.rollout.rose import LENT, TRAFFIC_S, compare_lending, lent_json
-from plexsvc.sim.rollout.traffic import Traffic, faster, read_traffic
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "tests" / "unit"
 ROOMS = ("fakes", "rigs")
 PRODUCTS = {"client": ROOT / "client" / "plexclient", "": ROOT / "plexsvc"}
+BENCHMARKS = ROOT / "benchmarks"
 
 EXCEPTIONS = {
     "client/test_contract.py": "the client alone: what it imports and shares with the service",
@@ -33,6 +34,8 @@ def module_of(test: Path) -> Path:
     root = PRODUCTS[""]
     if inside.parts[0] == "client":
         root, inside = PRODUCTS["client"], inside.relative_to("client")
+    if inside.parts[0] == "benchmarks":
+        root, inside = BENCHMARKS, inside.relative_to("benchmarks")
     if inside.parts[0] == "wire":
         root = PRODUCTS["client"]
     return root / inside.parent / inside.name.removeprefix("test_")

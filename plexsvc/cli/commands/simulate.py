@@ -24,9 +24,7 @@ def simulate(
     preset: Annotated[str | None, typer.Option(help="A named workload: cluster-256, ...")] = None,
     rollout: Annotated[
         str | None,
-        typer.Option(
-            help="Rollouts of one job instead: rlboost-a-14b, rose-8b-grpo, ..., or a file."
-        ),
+        typer.Option(help="Rollouts of one job instead: rlboost-a-14b, spot-3-8b, ..., or a file."),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -77,26 +75,13 @@ def simulate(
 
 def _roll_out(name: str, *, seed: int, out: Path | None, export: Path | None, json: bool) -> None:
     """Play rollouts of a preset or a file, or write them to a file."""
-    from plexsvc.sim.rollout.rose import LENT
-
-    if name in LENT and export:
-        raise typer.BadParameter(f"{name} has no such output; rose-* has --out, rlboost-* both")
-    if name in LENT:
-        _lend(name, seed=seed, out=out, json=json)
-    else:
-        _use_spot(name, seed=seed, out=out, export=export, json=json)
-
-
-def _use_spot(name: str, *, seed: int, out: Path | None, export: Path | None, json: bool) -> None:
-    """Play a job beside spot instances, or write it to a file."""
     from plexsvc.sim.files import make_directory
     from plexsvc.sim.rollout.presets import rollout_preset
     from plexsvc.sim.rollout.report import PICTURE, compare_rollouts, draw
-    from plexsvc.sim.rollout.rose import LENT
     from plexsvc.sim.rollout.workload import read_workload, write_workload
 
     is_file = name.endswith(".json")
-    workload = read_workload(Path(name)) if is_file else rollout_preset(name, others=LENT)
+    workload = read_workload(Path(name)) if is_file else rollout_preset(name)
     if export is not None:
         make_directory(export)
         path = write_workload(export, workload)
@@ -119,31 +104,6 @@ def _use_spot(name: str, *, seed: int, out: Path | None, export: Path | None, js
     for policy, one in summary["runs"].items():
         speed, cheapness = one["tokens_per_s"], one["tokens_per_dollar"]
         typer.echo(f"{policy:22} {speed:.0f} tokens/s, {cheapness:.0f} tokens/$")
-
-
-def _lend(name: str, *, seed: int, out: Path | None, json: bool) -> None:
-    """Play agents beside serving engines that lend, under each policy."""
-    from plexsvc.sim.files import make_directory
-    from plexsvc.sim.rollout.rose import LENT, PICTURE, compare_lending, draw_lending, lent_json
-
-    if out is not None:
-        make_directory(out, without=("summary.json", PICTURE))
-    work = LENT[name]()
-    found = compare_lending(work, seed=seed)
-    told = jsonlib.dumps(lent_json(found, preset=name, seed=seed))
-    if out is not None:
-        (out / "summary.json").write_text(told + "\n", encoding="utf-8")
-        title = f"{name}, seed {seed}"
-        draw_lending(out / PICTURE, found, objectives=work.objectives, title=title)
-    if json:
-        typer.echo(told)
-        return
-    for policy, one in found.items():
-        kept = "kept" if one["is_kept"] else "MISSED"
-        typer.echo(
-            f"{policy:10} {one['speedup']:.2f} times as fast, objectives {kept}, "
-            f"{one['harvested']:.0%} of idle time used"
-        )
 
 
 def _tell_step(policy: str, step: StepRecord) -> None:

@@ -8,7 +8,7 @@ of half of the nodes of the same trace that have the allocations and preemptions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -169,8 +169,8 @@ PRESETS: Final[Mapping[str, Callable[[], RolloutWorkload]]] = MappingProxyType(
 )
 
 
-def rollout_preset(name: str, *, others: Iterable[str] = ()) -> RolloutWorkload:
-    """Return a named workload; an error names `others` too, which are of another kind.
+def rollout_preset(name: str) -> RolloutWorkload:
+    """Return a named workload.
 
     Raises:
         PlexError: `bad_request` with the names there are.
@@ -178,6 +178,6 @@ def rollout_preset(name: str, *, others: Iterable[str] = ()) -> RolloutWorkload:
     if name not in PRESETS:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
-            f"there is no rollout preset {name!r}; there are {', '.join([*PRESETS, *others])}",
+            f"there is no rollout preset {name!r}; there are {', '.join(PRESETS)}",
         )
     return PRESETS[name]()

@@ -20,6 +20,9 @@ from typing import Final, Literal, assert_never
 
 import numpy as np
 
+from benchmarks.rose.coserved import CoservedDevice, Sharing
+from benchmarks.rose.stepped import Job, SteppedEngine
+from benchmarks.rose.traffic import Request
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import events, orders
@@ -28,12 +31,9 @@ from plexsvc.rollout.core.instances import DEDICATED, SERVING
 from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.lending import Objectives
 from plexsvc.rollout.core.machine import RolloutCore
-from plexsvc.sim.rollout.coserved import CoservedDevice, Sharing
 from plexsvc.sim.rollout.engine import EngineProfile
 from plexsvc.sim.rollout.floor import DEPLOYMENT
-from plexsvc.sim.rollout.stepped import Job, SteppedEngine
 from plexsvc.sim.rollout.timeline import Timeline
-from plexsvc.sim.rollout.traffic import Request
 
 KEY: Final = (0, 0)
 """Of the one sample of a turn."""

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from benchmarks.rose.agentic import AgenticOutcome, AgenticRun, AgenticWorkload, Agents, Way
+from benchmarks.rose.coserved import CoservedDevice, Sharing, latency
+from benchmarks.rose.traffic import Request, Traffic
 from plexsvc.rollout.core.lending import Objectives
-from plexsvc.sim.rollout.agentic import AgenticOutcome, AgenticRun, AgenticWorkload, Agents, Way
-from plexsvc.sim.rollout.coserved import CoservedDevice, Sharing, latency
 from plexsvc.sim.rollout.engine import EngineProfile
 from plexsvc.sim.rollout.presets import (
     DECODE_SHARE,
@@ -33,14 +33,12 @@ from plexsvc.sim.rollout.presets import (
     TRAIN_SHARE,
     ModelSize,
 )
-from plexsvc.sim.rollout.traffic import Request, Traffic
 
 LINK_BYTES_S: Final = 200e9 / 8
 """Between training and serving; every lender pulls all weights over it."""
 OWN_PULL_US: Final = 2 * SECOND_US
 FLEET: Final = 16
 TRAFFIC_S: Final = 3500
-PICTURE: Final = "lending.png"
 
 Lent = dict[str, dict[str, Any]]
 """The figures of each policy."""
@@ -225,21 +223,3 @@ def lent_json(
 ) -> dict[str, object]:
     """Return a comparison as JSON."""
     return {"preset": preset, "seed": seed, "traffic": traffic, "policies": found}
-
-
-def draw_lending(path: Path, found: Lent, *, objectives: Objectives, title: str) -> None:
-    """Draw throughput and 99th percentiles under each policy, with the objectives."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    panels = figure.subplots(1, 3)
-    names = list(found)
-    panels[0].bar(names, [one["speedup"] for one in found.values()])
-    panels[0].set(title="throughput, of own devices alone")
-    bounds_us = (objectives.ttft_us, objectives.tpot_us)
-    for panel, kind, bound_us in zip(panels[1:], ("ttft", "tpot"), bounds_us, strict=True):
-        panel.bar(names, [one[f"{kind}_p99_ms"] for one in found.values()])
-        panel.axhline(bound_us / 1000, color="tab:red")
-        panel.set(title=f"{kind.upper()}, 99th percentile, ms")
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)

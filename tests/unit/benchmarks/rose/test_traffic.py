@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.rose.traffic import Request, Traffic, faster, read_traffic
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.sim.rollout.traffic import Request, Traffic, faster, read_traffic
 
 
 def test_generated_requests_have_the_statistics_that_are_stated() -> None:

@@ -17,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.rose.stepped import MAX_STEP_TOKENS, Job, Planned, SteppedEngine
+from benchmarks.rose.traffic import Request
 from plexsvc.rollout.core.lending import Guest, Lender, Objectives, Serving, Turn
 from plexsvc.rollout.core.lent_memory import Leases, MemoryBudget
-from plexsvc.sim.rollout.stepped import MAX_STEP_TOKENS, Job, Planned, SteppedEngine
 from plexsvc.sim.rollout.timeline import Timeline
-from plexsvc.sim.rollout.traffic import Request
 
 POLL_US: Final = 2_000
 """Between two looks whether a guest that has to wait may step."""
@@ -247,7 +247,7 @@ class CoservedDevice:
 
 def latency(devices: Sequence[CoservedDevice]) -> Latency:
     """Return what the complete requests of all devices had."""
-    jobs = [job for device in devices for job in device._done]  # noqa: SLF001 - of this module
+    jobs = [job for device in devices for job in device._done]
     objectives = devices[0].objectives
     ttfts = [job.first_us - job.arrived_us for job in jobs]
     tpots = [(job.newest_us - job.first_us) / max(1, job.made - 1) for job in jobs]

@@ -1,0 +1,1 @@
+"""Simulated agents beside serving engines that lend, in the settings of ROSE."""
