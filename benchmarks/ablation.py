@@ -56,16 +56,17 @@ PROMISES: Final = {
 }
 
 
-def _nothing(*_: object, **__: object) -> None:
-    """Stand for what is switched off."""
-
-
 def _off(owner: object, name: str, value: object) -> Callable[[Policy], Policy]:
     def switch(policy: Policy) -> Policy:
         setattr(owner, name, value)
         return policy
 
     return switch
+
+
+def _still(cause: str) -> Callable[[Policy], Policy]:
+    """Have nobody move for one cause."""
+    return _off(packing, "MOVERS", tuple(one for one in packing.MOVERS if one.cause != cause))
 
 
 def _rules(**parts: object) -> Callable[[Policy], Policy]:
@@ -94,16 +95,16 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "repacking": _policy(repack_every_us=0),
     "reservations": _policy(patience_ppm=None, queue=QueueOrder.LONGEST),
     "longest first": _policy(queue=QueueOrder.RATIO),
-    "making room": _off(packing, "_make_room", _nothing),
+    "making room": _still("making room"),
     "fair turns": _policy(is_fair=False),
-    "relief": _off(planner.Planner, "needs_relief", property(lambda _: False)),
+    "relief": _still("relief"),
     "last bursts": _off(bounds, "_ends_late", lambda *_, **__: False),
     "parts and merges": _off(
         planners, "in_service", lambda policy: replace(policy, cold_shares=policy.max_jobs > 1)
     ),
-    "pairing up": _off(packing, "_pair_up", _nothing),
-    "parting": _off(packing, "_part", _nothing),
-    "keeping apart": _off(packing, "_keep_apart", _nothing),
+    "pairing up": _still("pairing up"),
+    "parting": _still("parting"),
+    "keeping apart": _still("keeping apart"),
     "return": _no_return,
     "lingering": _off(contest, "linger_us", lambda **_: 0),
     "bursts kept": _rules(keeps_bursts=False),

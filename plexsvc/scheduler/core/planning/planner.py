@@ -71,9 +71,6 @@ class Planner:
         self.search = Search(board, policy=policy, paces=self.paces, waiting=self.waiting)
         self.kept = Kept(board, policy=policy, paces=self.paces, waiting=self.waiting)
         self.noun = noun
-        self.relieved_us = self.repacked_us = NEVER_US
-        """When relief and repacking were last considered."""
-
         self._unseen: set[ResidentId] = set()
         self._changed: dict[int, None] = {}
         self._freed_seen = 0

@@ -58,11 +58,8 @@ class Planning:
     has_changed: bool = False
     """Whether devices came free or were asked for since waiting deployments were last looked at."""
 
-    paired_us: int = 0
-    """When jobs that take turns were last looked at for units that few have."""
-
-    parted_us: int = 0
-    """When they were last looked at for jobs that are close to their bounds."""
+    looked_us: dict[str, int] = field(default_factory=dict)
+    """When each cause for which deployments move was last looked at (`relocate/packing.py`)."""
 
     gangs_known: dict[tuple[str, int], bool] = field(default_factory=dict)
     """Whether the nodes that are up can make a gang, by kind and size; forgotten with each change

@@ -3,11 +3,14 @@
 Deployments that wait are placed if something changed for them. Deployments leave draining nodes. A
 job whose measured cycle passed its bound is relieved. Devices whose reservation is due are emptied
 for whom they are kept. Groups are emptied for those who wait where that pays. Relief and repacking
-are planned beside the core (`planning/plans.py`).
+are planned beside the core (`planning/plans.py`). `MOVERS` is the list of all causes for which a
+deployment moves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -18,7 +21,8 @@ from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import PlanComputed, RepackRequested
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import pairs, placing, sharing
-from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
+from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.planning.plans import NEW_GROUP, Goal, Question
 from plexsvc.scheduler.core.relocate import departures
 from plexsvc.scheduler.core.state import Deployment
@@ -46,32 +50,17 @@ _REASONS: Final = MappingProxyType(
 
 def settle(lives: Lives) -> None:
     """Do what follows from the event in hand."""
-    placement, now_us = lives.devices.placement, lives.now_us
-    planning = placement.planning
+    planning, now_us = lives.devices.placement.planning, lives.now_us
     if planning.moved:
         departures.book_as_it_is(lives.devices)
-    if placement.unplaced and planning.has_news:
+    if lives.devices.placement.unplaced and planning.has_news:
         deployments.place_waiting(lives)
-    if placement.cordoned and any(placement.cordoned.values()):
-        _drain(lives)
-    departures.follow(lives)
-    every_us = planning.policy.repack_every_us
-    if every_us and now_us - planning.paired_us >= every_us:
-        planning.paired_us = now_us
-        _pair_up(lives)
-    if planning.policy.is_bounded and now_us - planning.parted_us >= PART_EVERY_US:
-        planning.parted_us = now_us
-        _part(lives)
-        _keep_apart(lives)
-    for kind, planner in planning.planners.items():
-        if now_us - planner.relieved_us >= RELIEF_EVERY_US:
-            planner.relieved_us = now_us
-            if planner.needs_relief:
-                _order(lives, kind, Goal.RELIEF)
-            _make_room(lives, planner)
-        if planner.waiting and every_us and now_us - planner.repacked_us >= every_us:
-            planner.repacked_us = now_us
-            _order(lives, kind, Goal.REPACK)
+    looked_us = planning.looked_us
+    for mover in MOVERS:
+        every_us = mover.every_us(planning)
+        if every_us is not None and now_us - looked_us.get(mover.cause, NEVER_US) >= every_us:
+            looked_us[mover.cause] = now_us
+            mover.look(lives)
 
 
 def repack_all(lives: Lives, _: RepackRequested) -> None:
@@ -110,6 +99,8 @@ def carry_out(lives: Lives, event: PlanComputed) -> None:
 def _drain(lives: Lives) -> None:
     """Move what lives on draining nodes to wherever there is a place within bounds."""
     placement, at = lives.devices.placement, lives.devices.at
+    if not placement.cordoned:
+        return
     nodes = [n for n, leaves in placement.cordoned.items() if leaves and n in placement.nodes]
     there = {w: n for n in nodes for p in placement.nodes[n].devices for w in at[p].ranks}
     for wpg_id, node_id in there.items():
@@ -158,16 +149,31 @@ def _may_leave(lives: Lives, deployment: Deployment) -> bool:
     return not is_pinned and departures.may_leave(lives.devices, deployment)
 
 
-def _make_room(lives: Lives, planner: Planner) -> None:
+def _relieve(lives: Lives) -> None:
+    """Have moves planned out of groups that are over their bounds."""
+    for kind, planner in lives.devices.placement.planning.planners.items():
+        if planner.needs_relief:
+            _order(lives, kind, Goal.RELIEF)
+
+
+def _make_room(lives: Lives) -> None:
     """Send away who lives where a reservation is due, one after another until its job fits in."""
-    busy = None
-    for resident_id in planner.in_the_way(now_us=lives.now_us):
-        busy = _busy(lives.devices, planner) if busy is None else busy
-        if resident_id in busy or resident_id not in planner.in_the_way(now_us=lives.now_us):
-            continue
-        deployment = lives.deployments[DeploymentId(resident_id)]
-        departures.send(lives, deployment, reason="its devices are reserved for another job")
-    planner.press(now_us=lives.now_us)
+    for planner in lives.devices.placement.planning.planners.values():
+        busy = None
+        for resident_id in planner.in_the_way(now_us=lives.now_us):
+            busy = _busy(lives.devices, planner) if busy is None else busy
+            if resident_id in busy or resident_id not in planner.in_the_way(now_us=lives.now_us):
+                continue
+            deployment = lives.deployments[DeploymentId(resident_id)]
+            departures.send(lives, deployment, reason="its devices are reserved for another job")
+        planner.press(now_us=lives.now_us)
+
+
+def _repack(lives: Lives) -> None:
+    """Have moves planned that empty groups for those who wait."""
+    for kind, planner in lives.devices.placement.planning.planners.items():
+        if planner.waiting:
+            _order(lives, kind, Goal.REPACK)
 
 
 def _order(lives: Lives, kind: str, goal: Goal, *, attempt: int = 1) -> None:
@@ -210,3 +216,42 @@ def _is_busy(devices: Devices, key: ResidentId) -> bool:
     return (
         not departures.may_leave(devices, deployment) or devices.jobs[deployment.job_id].is_pinned
     )
+
+
+def _repacking(planning: Planning) -> int | None:
+    return planning.policy.repack_every_us or None
+
+
+def _parting(planning: Planning) -> int | None:
+    return PART_EVERY_US if planning.policy.is_bounded else None
+
+
+def _repacking_for_some(planning: Planning) -> int | None:
+    waits = any(planner.waiting for planner in planning.planners.values())
+    return _repacking(planning) if waits else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mover:
+    """A cause for which deployments move; whoever is on the way, or was asked lately, stays.
+
+    Whom it moves, where to, and what it yields to is told in `docs/scheduling.md`, Movers.
+    """
+
+    cause: str
+    look: Callable[[Lives], None]
+    every_us: Callable[[Planning], int | None]
+    """The shortest time between two looks; 0: after every event, None: not now."""
+
+
+MOVERS: Final = (
+    Mover(cause="drain", look=_drain, every_us=lambda _: 0),
+    Mover(cause="following", look=departures.follow, every_us=lambda _: 0),
+    Mover(cause="pairing up", look=_pair_up, every_us=_repacking),
+    Mover(cause="parting", look=_part, every_us=_parting),
+    Mover(cause="keeping apart", look=_keep_apart, every_us=_parting),
+    Mover(cause="relief", look=_relieve, every_us=lambda _: RELIEF_EVERY_US),
+    Mover(cause="making room", look=_make_room, every_us=lambda _: RELIEF_EVERY_US),
+    Mover(cause="repacking", look=_repack, every_us=_repacking_for_some),
+)
+"""All causes but an operator's order (`departures`), in the order in which they are looked at."""
