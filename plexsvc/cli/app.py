@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MISUSED: Final = 2
 FAILED: Final = 1
+_UNITS_US: Final = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
 PIPED_WIDTH: Final = 160
 """Columns of a table that goes to a file or a pipe."""
 
@@ -133,6 +134,24 @@ def _exit_for(error: Exception, *, as_json: bool) -> Exception:
     said = {"code": str(error.code), "message": error.message, "facts": error.facts}
     typer.echo(jsonlib.dumps({"error": said}, default=str) if as_json else str(error), err=True)
     return typer.Exit(MISUSED if error.code == errors.ErrorCode.BAD_REQUEST else FAILED)
+
+
+def duration_us(wrong: str, text: str, else_: str) -> int:
+    """Return a duration such as `12h` or `30d`.
+
+    Raises:
+        PlexError: `bad_request`: what is `wrong`, and what to give, or `else_`.
+    """
+    from plexsvc.errors import ErrorCode, PlexError
+
+    number, unit = text[:-1], text[-1:]
+    if unit not in _UNITS_US or not number.isdecimal() or not int(number):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{wrong}; give a whole number above 0 and one of {', '.join(_UNITS_US)}, such as 30d; "
+            f"{else_}",
+        )
+    return int(number) * _UNITS_US[unit]
 
 
 def state_dir_of(given: Path | None) -> Path:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plexsvc.cli.app import Commands, Json, StateDir, command, print_json
+from plexsvc.cli.commands.cost import cost
 from plexsvc.cli.commands.explain import explain
 from plexsvc.cli.commands.instance import instance_app
 from plexsvc.cli.commands.job import job_app
@@ -147,6 +148,7 @@ app.command(epilog="Example: plexctl replay ~/.local/state/plexsvc/plexsvc.db --
 command(app, example="plexctl explain job-1f0c9a3b7d52")(explain)
 command(app, example="plexctl pack --window 120 --png pack.png")(pack)
 command(app, example="plexctl report --json")(report)
+command(app, example="plexctl cost --since 30d --csv")(cost)
 command(app, example="plexctl tenant")(tenant)
 command(app, example="plexctl top --window 60")(top)
 app.add_typer(instance_app, name="instance")

@@ -58,6 +58,7 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "BatchRules.max_sequence_length": UINT64,
     "BatchRules.vocab_size": UINT64,
     "Chunk.offset": BYTES,
+    "CostRequest.since_us": COUNTER,
     "CreateJobRequest.expected_steps": Bound(0, 1_000_000_000),
     "CreateJobRequest.max_slowdown": Bound(0, 1000),
     "CreateJobRequest.priority": Bound(-1_000_000, 1_000_000),

@@ -23,13 +23,13 @@ from plexsvc.scheduler.driver.former import Former
 from plexsvc.scheduler.driver.inbox import Decision, Inbox
 from plexsvc.scheduler.driver.journal import Journal
 from plexsvc.scheduler.driver.storing import Storing
+from plexsvc.scheduler.ledger.bill import HOUR_US, Bill, since
 from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.ledger.restoring import restore
 from plexsvc.scheduler.ledger.results import ResultBook
 from plexsvc.scheduler.ledger.sessions import Sessions
 from plexsvc.scheduler.ledger.takeover import take_over
-from plexsvc.scheduler.ledger.tally import Tally
 from plexsvc.scheduler.orders import adopt, leaving
 from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.plans import Beside
@@ -41,13 +41,16 @@ from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.scheduler.orders.watch import Watch
-from plexsvc.store.rows import JournalRow, NodeRow, QuotaRow, TokenRow
+from plexsvc.store.rows import JobUsage, JournalRow, NodeRow, QuotaRow, TokenRow
 from plexsvc.store.store import Store
 
 log = Log(__name__)
 
 ROWS_FLUSH_US: Final = 200_000
 """Longest time the tables of jobs and operations lag behind the journal."""
+
+BILL_US: Final = 2_000_000
+"""How often what jobs have used is read, and written where it changed."""
 
 
 class LiveScheduler:
@@ -129,7 +132,7 @@ class LiveScheduler:
             question=core.view.question, decide=lambda fact: inbox.post(fact).decision
         )
         self.handlers = table(self.reach, self._timers, self.beside)
-        self.tally = Tally(core.view.timeline)
+        self.bill = Bill(core.view, clock=clock)
         self._driver = Driver(core, inbox=inbox, journal=self._journal, handlers=self.handlers)
         self._inbox = inbox
         self._store = store
@@ -159,6 +162,7 @@ class LiveScheduler:
                 tasks.create_task(self.sessions.run())
                 tasks.create_task(self.reach.watch.run())
                 tasks.create_task(self._flush_rows(storing))
+                tasks.create_task(self._keep_bill(storing))
                 tasks.create_task(self._driver.run(_WithRecords(storing, self.recorder), tasks))
                 tasks.create_task(self._adopt(tasks))
                 if self.config.snapshot_rows:
@@ -176,7 +180,7 @@ class LiveScheduler:
             self.beside.close()
             storing.close()
             notes = self._journal.notes(at_us=self._inbox.last_us)
-            self._store.append(notes, self.recorder.take_rows())
+            self._store.append(notes, [*self.recorder.take_rows(), *self.bill.rows()])
             await self.nodes.close()
             await self.reach.ranks.close()
 
@@ -267,9 +271,40 @@ class LiveScheduler:
             await self.recorder.dirty.wait()
             await self.clock.sleep(ROWS_FLUSH_US)
             self.recorder.dirty.clear()
-            self.tally.take()
-            self.tally.forget(set(self.registry.jobs))
             await storing.write(self.recorder.take_rows())
+
+    async def _keep_bill(self, storing: Storing) -> None:
+        """Have the store know what jobs have used."""
+        self.bill.begin(await storing.run(self._store.usage))
+        while True:
+            await self._write_bill(storing)
+            self.bill.forget(set(self.registry.jobs))
+            await self.clock.sleep(BILL_US)
+
+    async def usage(self, *, tenant: str, job_id: str, since_us: int) -> list[JobUsage]:
+        """Return what jobs have used since the hour in which a time lies, by job and kind of work.
+
+        Args:
+            tenant: whose; all tenants' if empty.
+            job_id: of which; of all jobs if empty.
+            since_us: the time; 0: the beginning.
+
+        Raises:
+            PlexError: as `check_open`.
+        """
+        self.check_open()
+        assert self._storing is not None, tenant
+        await self._write_bill(self._storing)
+        since_us -= since_us % HOUR_US
+        ask = partial(self._store.usage, tenant=tenant, job_id=job_id)
+        found = await self._storing.run(ask)
+        before = await self._storing.run(partial(ask, before_us=since_us)) if since_us else ()
+        return since(found, before)
+
+    async def _write_bill(self, storing: Storing) -> None:
+        if rows := self.bill.rows():
+            await storing.write(rows)
+            self.bill.written(rows)
 
 
 class _WithRecords:

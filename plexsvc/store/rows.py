@@ -143,6 +143,35 @@ class QuotaRow:
     most: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """What a job had used by a kind of work, since its beginning, as of an hour of the wall clock.
+
+    The kinds are those of operations, and `switch_in`, `switch_out`, `turns`, `memory`.
+    """
+
+    job_id: str
+    kind: str
+    hour_us: int
+    """When the hour begins in which it was read."""
+
+    count: int = 0
+    device_us: int = 0
+    switch_us: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+    host_mib_s: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUsage:
+    """What a job used by a kind of work, with whose it is."""
+
+    tenant: str
+    name: str
+    used: UsageRow
+
+
 Row = (
     JobRow
     | DeploymentRow
@@ -152,4 +181,5 @@ Row = (
     | NodeRow
     | TokenRow
     | QuotaRow
+    | UsageRow
 )

@@ -26,6 +26,7 @@ from plexsvc.store.appender import SqliteAppender
 from plexsvc.store.rows import (
     DeploymentRow,
     JobRow,
+    JobUsage,
     JournalRow,
     NodeRow,
     OperationGone,
@@ -35,6 +36,7 @@ from plexsvc.store.rows import (
     Row,
     SnapshotRow,
     TokenRow,
+    UsageRow,
 )
 from plexsvc.store.tables import (
     DEPLOYMENTS,
@@ -47,6 +49,7 @@ from plexsvc.store.tables import (
     QUOTAS,
     SNAPSHOTS,
     TOKENS,
+    USAGE,
 )
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
@@ -59,7 +62,11 @@ TABLES: Final[dict[type, sa.Table]] = {
     NodeRow: NODES,
     TokenRow: TOKENS,
     QuotaRow: QUOTAS,
+    UsageRow: USAGE,
 }
+
+READINGS: Final = ("hour_us", "count", "device_us", "switch_us", "tokens", "nbytes", "host_mib_s")
+"""Columns of `USAGE` that grow from row to row."""
 
 
 class Store:
@@ -183,6 +190,36 @@ class Store:
         query = query.order_by(QUOTAS.c.tenant, QUOTAS.c.what)
         return [QuotaRow(**fields) for fields in self._read(query, QuotaRow)]
 
+    def usage(
+        self, *, tenant: str = "", job_id: str = "", before_us: int | None = None
+    ) -> list[JobUsage]:
+        """Return the newest readings of some jobs, or the newest of hours before a time.
+
+        Args:
+            tenant: whose; all tenants' if empty.
+            job_id: of which; of all jobs if empty.
+            before_us: the beginning of an hour.
+        """
+        read = [sa.func.max(USAGE.c[name]).label(name) for name in READINGS]  # they only grow
+        of = (JOBS.c.tenant, JOBS.c.name, USAGE.c.job_id, USAGE.c.kind)
+        query = sa.select(*of, *read).join(JOBS, JOBS.c.job_id == USAGE.c.job_id)
+        if tenant:
+            query = query.where(JOBS.c.tenant == tenant)
+        if job_id:
+            query = query.where(JOBS.c.job_id == job_id)
+        if before_us is not None:
+            query = query.where(USAGE.c.hour_us < before_us)
+        with self._engine.connect() as connection:
+            found = connection.execute(query.group_by(*of)).mappings().all()
+        return [
+            JobUsage(
+                tenant=row["tenant"],
+                name=row["name"],
+                used=UsageRow(**{name: row[name] for name in ("job_id", "kind", *READINGS)}),
+            )
+            for row in found
+        ]
+
     def fail_orphans(self, *, reason: str, ended_us: int) -> int:
         """Mark jobs that an earlier scheduler left unfinished as failed; return how many."""
         unfinished = JOBS.c.state.in_(["queued", "running"])
@@ -198,8 +235,8 @@ class Store:
         """Delete what is only history by then; return how many rows went.
 
         The journal, snapshots and operations of schedulers that another had replaced before that
-        time, jobs that ended before it with their deployments, and cycles measured and tokens that
-        ended before it.
+        time, jobs that ended before it with their deployments and what they used, and cycles
+        measured and tokens that ended before it.
         """
         then = sa.select(sa.func.max(EPOCHS.c.scheduler_epoch)).where(
             EPOCHS.c.started_us < before_us
@@ -213,6 +250,8 @@ class Store:
             ended = JOBS.c.ended_us.between(1, before_us - 1)
             of_ended = DEPLOYMENTS.c.job_id.in_(sa.select(JOBS.c.job_id).where(ended))
             gone.append(sa.delete(DEPLOYMENTS).where(of_ended))
+            used_then = USAGE.c.job_id.in_(sa.select(JOBS.c.job_id).where(ended))
+            gone.append(sa.delete(USAGE).where(used_then))
             gone.append(sa.delete(JOBS).where(ended))
             gone.append(sa.delete(PROFILES).where(PROFILES.c.at_us < before_us))
             gone += [

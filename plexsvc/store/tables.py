@@ -148,6 +148,23 @@ QUOTAS: Final = sa.Table(
 )
 """One row a quota that an operator set; its `most` is 0 once it is lifted."""
 
+USAGE: Final = sa.Table(
+    "usage",
+    METADATA,
+    sa.Column("job_id", sa.String(128), primary_key=True),
+    sa.Column("kind", sa.String(32), primary_key=True),
+    sa.Column("hour_us", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("scheduler_epoch", sa.BigInteger, nullable=False),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    sa.Column("device_us", sa.BigInteger, nullable=False),
+    sa.Column("switch_us", sa.BigInteger, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("nbytes", sa.BigInteger, nullable=False),
+    sa.Column("host_mib_s", sa.BigInteger, nullable=False),
+)
+"""What a job had used by a kind of work when it was read last in an hour: as on a meter, so that
+to write it again counts nothing twice."""
+
 LEADER: Final = sa.Table(
     "leader",
     METADATA,

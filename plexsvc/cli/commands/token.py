@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from plexsvc.cli.app import At, Commands, command
-
-_UNITS_US: Final = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
+from plexsvc.cli.app import At, Commands, command, duration_us
 
 token_app = typer.Typer(
     cls=Commands,
@@ -34,8 +32,12 @@ def token_create(
     """Create a token and print it; it is shown this once, and kept nowhere."""
     from plexclient.wire.v1 import service_pb2
 
+    lifetime_us = 0
+    if expires:
+        without = "without it the token does not expire"
+        lifetime_us = duration_us(f"--expires {expires!r} is no time from now", expires, without)
     request = service_pb2.CreateTokenRequest(
-        owner=tenant, scope=scope, name=name, lifetime_us=_lifetime_us(expires)
+        owner=tenant, scope=scope, name=name, lifetime_us=lifetime_us
     )
     with at.router() as router:
         reply = router.CreateToken(request)
@@ -67,19 +69,3 @@ def token_revoke(
     with at.router() as router:
         found = router.RevokeToken(service_pb2.RevokeTokenRequest(token_id=token_id))
     at.show(found, tokens_view([found]))
-
-
-def _lifetime_us(text: str) -> int:
-    """Return a duration such as `12h` or `30d`, 0 for none."""
-    from plexsvc.errors import ErrorCode, PlexError
-
-    if not text:
-        return 0
-    number, unit = text[:-1], text[-1]
-    if unit not in _UNITS_US or not number.isdecimal() or not int(number):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"--expires {text!r} is no time from now; give a whole number above 0 and one of "
-            f"{', '.join(_UNITS_US)}, such as 30d; without it the token does not expire",
-        )
-    return int(number) * _UNITS_US[unit]

@@ -30,11 +30,9 @@ from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.driver.inbox import Decision, Posted
 from plexsvc.scheduler.faults import fault_from_wire, refusal
+from plexsvc.scheduler.ledger.results import num_tokens
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders import run
-
-TOKEN_BYTES: Final = 4
-"""Bytes of one packed token id."""
 
 MAX_EARLY_BYTES: Final = 64 << 20
 """Announcements kept for operations that have not come; the next is refused with `staging_full`."""
@@ -255,7 +253,7 @@ class Operations:
             kind=kind,
             after=tuple(map(OperationId, operation.after)),
             is_staged=operation.payload.WhichOneof("form") != "staged" and not is_refused,
-            num_tokens=_num_tokens(operation),
+            num_tokens=num_tokens(operation.payload),
         )
         self._scheduler.recorder.hold(operation, kind)
         return submitted
@@ -392,10 +390,3 @@ def _result_gone(operation_id: OperationId) -> PlexError:
         ErrorCode.RESULT_GONE,
         f"{show(operation_id)} is not known: its answer was acknowledged or dropped",
     )
-
-
-def _num_tokens(operation: operations_pb2.Operation) -> int:
-    """Return the length of the packed `tokens` array, 0 without one."""
-    payload = operation.payload
-    specs = payload.staged.tensors if payload.HasField("staged") else payload.inline.tensors
-    return next((s.nbytes // TOKEN_BYTES for s in specs if s.name == "tokens"), 0)

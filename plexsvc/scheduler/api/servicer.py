@@ -20,7 +20,7 @@ from plexsvc.scheduler.api.operations import Operations
 from plexsvc.scheduler.api.pace import Pace
 from plexsvc.scheduler.api.quotas import Quotas
 from plexsvc.scheduler.api.tokens import Tokens
-from plexsvc.scheduler.api.views import explaining, instances, nodes, pictures, report, status
+from plexsvc.scheduler.api.views import cost, explaining, instances, nodes, pictures, report, status
 from plexsvc.scheduler.live import LiveScheduler
 
 Reply = TypeVar("Reply", bound=Message)
@@ -33,6 +33,7 @@ CHANGES: Final[tuple[Methods, ...]] = (
     instances.CHANGES,
 )
 QUESTIONS: Final[tuple[Methods, ...]] = (
+    cost.METHODS,
     explaining.METHODS,
     instances.METHODS,
     nodes.METHODS,

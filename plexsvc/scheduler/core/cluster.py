@@ -14,12 +14,21 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core.actions import Action, SetTimer
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.planning.plans import Goal
-from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
+from plexsvc.scheduler.core.state import (
+    Deployment,
+    Device,
+    Job,
+    Node,
+    Operation,
+    Prefetches,
+    Usage,
+    Wpg,
+)
 from plexsvc.scheduler.core.timeline import Timeline
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
@@ -42,6 +51,8 @@ class Roll:
 
     jobs: dict[JobId, Job] = field(default_factory=dict)
     ended: OrderedDict[JobId, JobState] = field(default_factory=OrderedDict)
+    used: OrderedDict[JobId, tuple[TenantId, dict[str, Usage]]] = field(default_factory=OrderedDict)
+    """What the jobs that ended last have used."""
     deployments: dict[DeploymentId, Deployment] = field(default_factory=dict)
     relocating: dict[DeploymentId, None] = field(default_factory=dict)
     following: dict[DeploymentId, None] = field(default_factory=dict)

@@ -246,6 +246,11 @@ class OperationFinished(Fact):
     is_refusal: bool
     run_us: int
     digest: str
+    num_tokens: int = 0
+    """Tokens that it read and made."""
+
+    nbytes: int = 0
+    """Bytes of its payload and of its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -310,6 +310,8 @@ class Wpg:
     """What switches to it take, beside whatever moved at the time; None: there was none yet."""
     last_used_us: int = 0
     busy_since_us: int | None = None
+    busy_kind: str = ""
+    """The kind of operation that runs since then."""
     retry_us: int = 0
     is_prefetched: bool = False
     """Its state was brought in ahead, and nothing of it has run since."""
@@ -347,6 +349,20 @@ class Wpg:
 
 
 @dataclass(slots=True, kw_only=True)
+class Usage:
+    """What a job has used by one kind of work, in numbers that only grow."""
+
+    count: int = 0
+    """Operations that succeeded; of moves, devices that they were made on."""
+
+    device_us: int = 0
+    switch_us: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+    """Bytes that travelled: payloads and results of operations, state that was moved."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Job:
     """One tenant's run."""
 
@@ -356,7 +372,9 @@ class Job:
     ending: JobState | None = None
     reason: str = ""
     deployments: list[DeploymentId] = field(default_factory=list)
-    device_us: int = 0
+    usage: dict[str, Usage] = field(default_factory=dict)
+    """By kind of operation; besides those there are `switch_in`, `switch_out` and `turns`."""
+
     waited_us: int = 0
     """Time its training operations waited for devices, switches included."""
 
@@ -376,6 +394,15 @@ class Job:
 
     seen_us: int = 0
     """When an operation of it ended last."""
+
+    @property
+    def device_us(self) -> int:
+        """Return how long its work had devices, summed over them, without what has them now."""
+        return sum(used.device_us for used in self.usage.values())
+
+    def used(self, kind: str) -> Usage:
+        """Return the account of a kind of work."""
+        return self.usage.setdefault(kind, Usage())
 
     def own_now_us(self, now_us: int) -> int:
         """Return its own time: what it does between operations takes as long as it does."""

@@ -7,8 +7,9 @@ change it by events alone. The records that a view shows are the core's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core import due, story, timers, unfinished
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.cluster import Cluster
@@ -19,7 +20,16 @@ from plexsvc.scheduler.core.place import reasons
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import Goal, Question, copy_of
 from plexsvc.scheduler.core.relocate import packing
-from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
+from plexsvc.scheduler.core.state import (
+    Deployment,
+    Device,
+    Job,
+    Node,
+    Operation,
+    Prefetches,
+    Usage,
+    Wpg,
+)
 from plexsvc.scheduler.core.story import Story
 from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
 
@@ -34,6 +44,7 @@ class ClusterView:
         self.limits = cluster.limits
         self.jobs: Mapping[JobId, Job] = cluster.jobs
         self.ended: Mapping[JobId, JobState] = cluster.roll.ended
+        self.ended_usage: Mapping[JobId, tuple[TenantId, dict[str, Usage]]] = cluster.roll.used
         self.deployments: Mapping[DeploymentId, Deployment] = cluster.deployments
         self.relocating: Mapping[DeploymentId, None] = cluster.relocating
         self.wpgs: Mapping[WpgId, Wpg] = cluster.wpgs
@@ -48,6 +59,19 @@ class ClusterView:
         self.timeline = devices.timeline
         self.waits: Mapping[tuple[JobId, JobId], int] = devices.waits
         self.prefetches: Prefetches = devices.prefetches
+
+    def used(self, *, now_us: int) -> dict[JobId, dict[str, Usage]]:
+        """Return what jobs have used by kind of work, what runs now until now. `O(jobs + WPGs)`."""
+        found: dict[JobId, dict[str, Usage]] = {job.job_id: job.usage for job in self.jobs.values()}
+        for wpg in self.wpgs.values():
+            held = sum(device.holder == wpg.wpg_id for device in wpg.devices)
+            if held and wpg.busy_since_us is not None:
+                usage = found[wpg.job_id]
+                used = usage.get(wpg.busy_kind, Usage())
+                busy_us = held * max(0, now_us - wpg.busy_since_us)
+                until_now = replace(used, device_us=used.device_us + busy_us)
+                found[wpg.job_id] = {**usage, wpg.busy_kind: until_now}
+        return found
 
     def wpg_of(self, deployment: Deployment) -> Wpg | None:
         """Return the deployment's current WPG, if it has one."""

@@ -13,6 +13,9 @@ from plexsvc.scheduler.ledger.waiters import Waiters
 
 Result = operations_pb2.OperationResult
 
+TOKEN_BYTES: Final = 4
+"""Bytes of one packed token id."""
+
 TELLING: Final = (
     ErrorCode.WORKER_DIED,
     ErrorCode.UNAVAILABLE,
@@ -41,6 +44,29 @@ def merge(operation_id: bytes, replies: Sequence[worker_pb2.ExecuteReply]) -> Re
         merged.weight_version = max(merged.weight_version, reply.result.weight_version)
         merged.metrics.update(reply.result.metrics)
     return merged
+
+
+def size_of(operation: operations_pb2.Operation, result: Result) -> tuple[int, int]:
+    """Return how many tokens an operation read and made, and how many bytes it moved.
+
+    The bytes are of arrays that were sent and returned, of versions and of checkpoints.
+    """
+    tokens = num_tokens(operation.payload) + int(result.metrics.get("generated_tokens", 0))
+    if operation.HasField("generate"):
+        tokens += sum(len(prompt.token_ids) for prompt in operation.generate.prompts)
+    nbytes = int(result.metrics.get("nbytes", 0))
+    for payload in (operation.payload, *(shard.payload for shard in result.shards)):
+        nbytes += sum(one.nbytes for one in _arrays(payload))
+    return tokens, nbytes
+
+
+def num_tokens(payload: common_pb2.Payload) -> int:
+    """Return the length of the packed `tokens` array, 0 without one."""
+    return next((s.nbytes // TOKEN_BYTES for s in _arrays(payload) if s.name == "tokens"), 0)
+
+
+def _arrays(payload: common_pb2.Payload) -> Sequence[common_pb2.TensorSpec]:
+    return payload.staged.tensors if payload.HasField("staged") else payload.inline.tensors
 
 
 def digest_of(replies: Sequence[worker_pb2.ExecuteReply]) -> str:

@@ -89,12 +89,15 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     digest = results.digest_of(replies)
     reach.recorder.applied(held, record.deployment, result=result, digest=digest)
     measured_us = max(reply.run_us for reply in replies)
+    num_tokens, nbytes = results.size_of(held.operation, result)
     return OperationFinished(
         operation_id=action.operation_id,
         fault=None,
         is_refusal=False,
         run_us=measured_us or reach.clock.monotonic_us() - started_us,
         digest=digest,
+        num_tokens=num_tokens,
+        nbytes=nbytes,
     )
 
 

@@ -19,6 +19,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.store.reader import read_journal
 from plexsvc.store.rows import (
     DeploymentRow,
+    JobUsage,
     JournalRow,
     NodeRow,
     OperationGone,
@@ -27,6 +28,7 @@ from plexsvc.store.rows import (
     QuotaRow,
     SnapshotRow,
     TokenRow,
+    UsageRow,
 )
 from plexsvc.store.store import _take_epoch, database_file, open_store, reopen_store
 from plexsvc.store.tables import METADATA
@@ -361,3 +363,27 @@ def test_snapshots_go_with_the_journal_of_a_scheduler_replaced_long_ago(url: str
     new = open_store(url, now_us=20)
     assert new.forget(before_us=25) == 2
     new.close()
+
+
+def test_usage_is_the_newest_reading_of_each_job_or_of_the_hours_before(url: str) -> None:
+    store = open_store(url, now_us=1)
+    ended = dataclasses.replace(job("completed"), job_id="job-0", tenant="rival", ended_us=50)
+
+    def row(hour_us: int, *, job_id: str = "job-1", device_us: int) -> UsageRow:
+        return UsageRow(job_id=job_id, kind="step", hour_us=hour_us, device_us=device_us)
+
+    def of(tenant: str, used: UsageRow) -> JobUsage:
+        return JobUsage(tenant=tenant, name=job().name, used=used)
+
+    store.append([], [job(), ended, row(10, device_us=3), row(20, device_us=7)])
+    for write in (store.write_now, partial(store.append, [])):
+        write([row(20, device_us=1 << 40), row(10, job_id="job-0", device_us=2)])
+    theirs = of("rival", row(10, job_id="job-0", device_us=2))
+    ours = of("lab", row(20, device_us=1 << 40))
+    assert sorted(store.usage(), key=lambda one: one.used.job_id) == [theirs, ours]
+    assert store.usage(tenant="lab") == store.usage(job_id="job-1") == [ours]
+    assert store.usage(tenant="lab", before_us=20) == [of("lab", row(10, device_us=3))]
+    assert store.usage(tenant="rival", job_id="job-1") == []
+    store.forget(before_us=51)
+    assert store.usage() == [ours]
+    store.close()

@@ -1034,6 +1034,52 @@ class ReportReply(_message.Message):
     jobs: _containers.RepeatedCompositeFieldContainer[JobUse]
     def __init__(self, now_us: _Optional[int] = ..., since_us: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., matrix: _Optional[_Iterable[_Union[Interference, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobUse, _Mapping]]] = ...) -> None: ...
 
+class CostRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "owner", "job_id", "since_us")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    owner: str
+    job_id: str
+    since_us: int
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., owner: _Optional[str] = ..., job_id: _Optional[str] = ..., since_us: _Optional[int] = ...) -> None: ...
+
+class CostReply(_message.Message):
+    __slots__ = ("now_us", "costs")
+    NOW_US_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    now_us: int
+    costs: _containers.RepeatedCompositeFieldContainer[Cost]
+    def __init__(self, now_us: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[Cost, _Mapping]]] = ...) -> None: ...
+
+class Cost(_message.Message):
+    __slots__ = ("owner", "job_id", "job_name", "kind", "count", "device_us", "switch_us", "tokens", "nbytes", "host_mib_s")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_US_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_US_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_MIB_S_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    job_id: str
+    job_name: str
+    kind: str
+    count: int
+    device_us: int
+    switch_us: int
+    tokens: int
+    nbytes: int
+    host_mib_s: int
+    def __init__(self, owner: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., kind: _Optional[str] = ..., count: _Optional[int] = ..., device_us: _Optional[int] = ..., switch_us: _Optional[int] = ..., tokens: _Optional[int] = ..., nbytes: _Optional[int] = ..., host_mib_s: _Optional[int] = ...) -> None: ...
+
 class TenantUse(_message.Message):
     __slots__ = ("tenant", "jobs", "device_us", "wait_us", "switches", "switch_us", "weight", "share_ppm", "waiting", "max_priority", "pooled_us", "cost")
     TENANT_FIELD_NUMBER: _ClassVar[int]

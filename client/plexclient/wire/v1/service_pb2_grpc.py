@@ -169,6 +169,11 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.GetCost = channel.unary_unary(
+                '/plexsvc.v1.Router/GetCost',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.CostRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.CostReply.FromString,
+                _registered_method=True)
         self.ListInstances = channel.unary_unary(
                 '/plexsvc.v1.Router/ListInstances',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesRequest.SerializeToString,
@@ -408,6 +413,12 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCost(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListInstances(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -619,6 +630,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.GetReport,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.SerializeToString,
+            ),
+            'GetCost': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCost,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.CostRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.CostReply.SerializeToString,
             ),
             'ListInstances': grpc.unary_unary_rpc_method_handler(
                     servicer.ListInstances,
@@ -1401,6 +1417,33 @@ class Router:
             _registered_method=True)
 
     @staticmethod
+    def GetCost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/GetCost',
+            plexsvc_dot_v1_dot_service__pb2.CostRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.CostReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListInstances(request,
             target,
             options=(),
@@ -1877,6 +1920,11 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.GetCost = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/GetCost',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.CostRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.CostReply.FromString,
+                _registered_method=True)
         self.ListInstances = channel.unary_unary(
                 '/plexsvc.v1.Scheduler/ListInstances',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesRequest.SerializeToString,
@@ -2073,6 +2121,12 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCost(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListInstances(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -2250,6 +2304,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.GetReport,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.SerializeToString,
+            ),
+            'GetCost': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCost,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.CostRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.CostReply.SerializeToString,
             ),
             'ListInstances': grpc.unary_unary_rpc_method_handler(
                     servicer.ListInstances,
@@ -2924,6 +2983,33 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/GetReport',
             plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/GetCost',
+            plexsvc_dot_v1_dot_service__pb2.CostRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.CostReply.FromString,
             options,
             channel_credentials,
             insecure,

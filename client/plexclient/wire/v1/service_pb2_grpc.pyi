@@ -78,6 +78,7 @@ class RouterStub:
     MoveJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]
     PinJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]
     GetReport: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]
+    GetCost: _grpc.UnaryUnaryMultiCallable[_service_pb2.CostRequest, _service_pb2.CostReply]
     ListInstances: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]
     DrainInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]
     OpenInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]
@@ -140,6 +141,7 @@ class RouterAsyncStub(RouterStub):
     MoveJob: _aio.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]  # type: ignore[assignment]
     PinJob: _aio.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]  # type: ignore[assignment]
     GetReport: _aio.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]  # type: ignore[assignment]
+    GetCost: _aio.UnaryUnaryMultiCallable[_service_pb2.CostRequest, _service_pb2.CostReply]  # type: ignore[assignment]
     ListInstances: _aio.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     DrainInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     OpenInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
@@ -330,6 +332,12 @@ class RouterServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ReportReply, _abc.Awaitable[_service_pb2.ReportReply]]: ...
 
+    def GetCost(
+        self,
+        request: _service_pb2.CostRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.CostReply, _abc.Awaitable[_service_pb2.CostReply]]: ...
+
     def ListInstances(
         self,
         request: _service_pb2.ListInstancesRequest,
@@ -443,6 +451,7 @@ class SchedulerStub:
     MoveJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]
     PinJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]
     GetReport: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]
+    GetCost: _grpc.UnaryUnaryMultiCallable[_service_pb2.CostRequest, _service_pb2.CostReply]
     ListInstances: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]
     DrainInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]
     OpenInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]
@@ -484,6 +493,7 @@ class SchedulerAsyncStub(SchedulerStub):
     MoveJob: _aio.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]  # type: ignore[assignment]
     PinJob: _aio.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]  # type: ignore[assignment]
     GetReport: _aio.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]  # type: ignore[assignment]
+    GetCost: _aio.UnaryUnaryMultiCallable[_service_pb2.CostRequest, _service_pb2.CostReply]  # type: ignore[assignment]
     ListInstances: _aio.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     DrainInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     OpenInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
@@ -637,6 +647,12 @@ class SchedulerServicer:
         request: _service_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ReportReply, _abc.Awaitable[_service_pb2.ReportReply]]: ...
+
+    def GetCost(
+        self,
+        request: _service_pb2.CostRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.CostReply, _abc.Awaitable[_service_pb2.CostReply]]: ...
 
     def ListInstances(
         self,

@@ -12,7 +12,6 @@ from typing import Final
 from plexclient.wire.v1 import service_pb2
 from plexsvc.ids import JobId, TenantId
 from plexsvc.rpc.services import Methods
-from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.waiting import Waits, lasted_us
 from plexsvc.scheduler.ledger import messages
@@ -49,18 +48,18 @@ def _job(
     scheduler: LiveScheduler, record: JobRecord, *, waits: Waits, lens: Lens
 ) -> service_pb2.JobUse:
     job_id = record.job_id
-    tally = scheduler.tally.of(job_id)
+    used = scheduler.bill.of(job_id)
     use = service_pb2.JobUse(
         job_id=job_id,
         name=record.name,
         tenant=record.tenant,
         state=messages.JOB_STATES[record.state],
         lasted_us=lasted_us(scheduler, job_id),
-        device_us=status.job(scheduler, record).device_us,
+        device_us=sum(one.device_us for one in used.values()),
         wait_us=waits.total_us(job_id),
         wait_ratio_ppm=waits.ratio_ppm(job_id),
-        switches=tally.switches,
-        switch_us=tally.switch_us,
+        switches=used["switch_in"].count if "switch_in" in used else 0,
+        switch_us=sum(one.switch_us for one in used.values()),
     )
     for deployment_id in record.deployment_ids:
         scheduler.rollout.bill(deployment_id, use)

@@ -65,15 +65,23 @@ def leave(devices: Devices, wpg: Wpg, rank: int, operation: Operation) -> None:
 
 def _give_up(devices: Devices, wpg: Wpg, held: Sequence[Device]) -> None:
     """Let others have some of a WPG's devices, and account for its use of them."""
+    spend(devices, wpg)
     for device in held:
         device.holder = None
     _charge_waits(devices, wpg, held)
-    now_us = devices.now_us
-    spent_us = 0 if wpg.busy_since_us is None else now_us - wpg.busy_since_us
-    devices.jobs[wpg.job_id].device_us += spent_us * len(held)
     for device in held:
-        device.held_since_us = now_us
-        device.busy_us += spent_us
+        device.held_since_us = devices.now_us
+
+
+def spend(devices: Devices, wpg: Wpg) -> None:
+    """Charge a job for the devices that its operations have had until now."""
+    if wpg.busy_since_us is None:
+        return
+    spent_us, wpg.busy_since_us = devices.now_us - wpg.busy_since_us, devices.now_us
+    for device in wpg.devices:
+        if device.holder == wpg.wpg_id:
+            device.busy_us += spent_us
+            devices.jobs[wpg.job_id].used(wpg.busy_kind).device_us += spent_us
 
 
 def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:
@@ -90,7 +98,7 @@ def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:
             job.waited_us += devices.now_us - (operation.eligible_us or devices.now_us)
         spend_prefetch(devices, wpg, is_hit=True)
         if wpg.busy_since_us is None:
-            wpg.busy_since_us = devices.now_us
+            wpg.busy_since_us, wpg.busy_kind = devices.now_us, operation.kind
     devices.emit(
         StartOperation(
             operation_id=operation.operation_id, wpg_id=wpg.wpg_id, lease_no=wpg.lease_no

@@ -99,6 +99,10 @@ def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
         device = devices.at[place]
         device.switch_us += took_us
         device.switches += is_load
+    used = devices.jobs[wpg.job_id].used("switch_in" if is_load else "switch_out")
+    used.count += len(places)
+    used.switch_us += took_us * len(places)
+    used.nbytes += event.nbytes
     lease.note_span(
         devices,
         wpg,

@@ -124,6 +124,7 @@ def _settle_at(devices: Devices, wpg: Wpg, rank: int, place: Place) -> None:
     """Let an instance live on another device."""
     is_holder = any(device.holder == wpg.wpg_id for device in wpg.devices)
     if is_holder:
+        lease.spend(devices, wpg)
         wpg.devices[rank].holder = None
     space.leave(devices, wpg)
     wpg.places = (*wpg.places[:rank], place, *wpg.places[rank + 1 :])
@@ -159,9 +160,11 @@ def turned(devices: Devices, event: TurnsTaken) -> None:
     """Charge a job for what its instances sampled beside the order of operations."""
     wpg = devices.wpgs.get(event.wpg_id)
     if wpg is not None:
-        devices.jobs[wpg.job_id].device_us += event.device_us
+        devices.jobs[wpg.job_id].used("turns").device_us += event.device_us
+        each_us, rest_us = divmod(event.device_us, len(wpg.devices))
         for device in wpg.devices:
-            device.busy_us += event.device_us // len(wpg.devices)
+            device.busy_us += each_us
+        wpg.devices[0].busy_us += rest_us
 
 
 def is_back(devices: Devices, event: InstanceReady) -> None:

@@ -16,6 +16,9 @@ from plexsvc.scheduler.core.vocabulary import Fault, JobState
 MAX_ENDED_JOBS: Final = 4096
 """Ended jobs the core remembers, to answer `job_ended` rather than `not_found`."""
 
+MAX_USED_JOBS: Final = 256
+"""Ended jobs of which the core keeps what they used: the store has it some seconds later."""
+
 
 def open_job(lives: Lives, event: JobSubmitted) -> None:
     """Record a new job; a known one stays as it is."""
@@ -81,6 +84,9 @@ def drop_ended(lives: Lives, job: Job) -> None:
             del operations[operation_id]
         operations.pop(deployment.initialize_id, None)
     del lives.roll.jobs[job.job_id]
+    lives.roll.used[job.job_id] = (job.tenant, job.usage)
+    if len(lives.roll.used) > MAX_USED_JOBS:
+        lives.roll.used.popitem(last=False)
     ended[job.job_id] = job.state
     if len(ended) > MAX_ENDED_JOBS:
         forgotten, _ = ended.popitem(last=False)

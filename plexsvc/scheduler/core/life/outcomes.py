@@ -194,6 +194,11 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
     hosts.copied(devices.placement, wpg, operation)
     wpg.running.pop(operation.operation_id, None)
     lease.ended(devices, wpg, operation, run_us=event.run_us)
+    if event.fault is None:
+        used = devices.jobs[wpg.job_id].used(operation.kind)
+        used.count += 1
+        used.tokens += event.num_tokens
+        used.nbytes += event.nbytes
     deployment = devices.deployments[operation.deployment_id]
     if operation.kind is OperationKind.INITIALIZE:
         _initialized(devices, wpg, operation, event)

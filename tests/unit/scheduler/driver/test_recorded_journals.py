@@ -48,3 +48,28 @@ def test_the_invariants_hold_after_every_recorded_event(path: Path) -> None:
 
 def test_every_recording_can_be_made_anew() -> None:
     assert list(map(name_of, JOURNALS)) == sorted(RUNS)
+
+
+@pytest.mark.parametrize("path", JOURNALS, ids=name_of)
+def test_what_jobs_have_used_is_what_devices_were_busy_after_every_event(path: Path) -> None:
+    recording = recorded(path)
+    core = recording.configured.new_core()
+    devices = {}
+    for event in recording:
+        core.handle(event)
+        devices.update({id(device): device for device in core.view.devices.values()})
+        accounts = [*core.view.used(now_us=event.at_us).values()]
+        accounts += [usage for _, usage in core.view.ended_usage.values()]
+        used = [one for usage in accounts for one in usage.values()]
+        holders = [
+            (device, core.view.wpgs[device.holder])
+            for device in core.view.devices.values()
+            if device.holder is not None
+        ]
+        busy_us = sum(device.busy_us for device in devices.values())
+        for _, wpg in holders:
+            busy_us += 0 if wpg.busy_since_us is None else event.at_us - wpg.busy_since_us
+        assert sum(one.device_us for one in used) == busy_us
+        assert sum(one.switch_us for one in used) == sum(d.switch_us for d in devices.values())
+        loads = sum(usage["switch_in"].count for usage in accounts if "switch_in" in usage)
+        assert loads == sum(device.switches for device in devices.values())

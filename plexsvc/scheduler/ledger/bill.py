@@ -1,0 +1,117 @@
+"""Bill: what jobs have used, read from the core as from a meter, for the store and for reports.
+
+Theory of operation. The core charges each job as it decides, so its journal and its snapshots make
+whoever takes over charge the same. Now and then the core is read, and readings that changed are
+written, one row for each job, kind of work and hour. A reading is a sum since the job's beginning:
+to read or write it twice counts nothing twice, and one that was never written is in the next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from operator import attrgetter
+from typing import Final
+
+from plexsvc.clock import Clock
+from plexsvc.ids import JobId, TenantId
+from plexsvc.scheduler.core.state import Usage
+from plexsvc.scheduler.core.view import ClusterView
+from plexsvc.store.rows import JobUsage, UsageRow
+
+HOUR_US: Final = 3_600_000_000
+
+FIGURES: Final = ("count", "device_us", "switch_us", "tokens", "nbytes")
+_figures: Final = attrgetter(*FIGURES)
+
+
+class Bill:
+    """The newest readings of the jobs that are known, and what each tenant has spent in all."""
+
+    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+        self._view = view
+        self._clock = clock
+        self._read: dict[JobId, dict[str, UsageRow]] = {}
+        self._spent: Counter[TenantId] = Counter()
+        self._unwritten: dict[tuple[JobId, str], UsageRow] = {}
+        self._ended: set[JobId] = set()
+        """Jobs of the core that have ended and were read since."""
+
+    def begin(self, stored: Iterable[JobUsage]) -> None:
+        """Take what the store has; what was read from the core since is newer."""
+        for one in stored:
+            known = self._read.setdefault(JobId(one.used.job_id), {})
+            if one.used.kind not in known:
+                known[one.used.kind] = one.used
+                self._spent[TenantId(one.tenant)] += _spent_us(one.used)
+
+    def rows(self) -> list[UsageRow]:
+        """Read the core; return the readings that the store does not have."""
+        self._read_core()
+        return [*self._unwritten.values()]
+
+    def written(self, rows: Iterable[UsageRow]) -> None:
+        """Note that the store has some readings."""
+        for row in rows:
+            key = (JobId(row.job_id), row.kind)
+            if self._unwritten.get(key) is row:
+                del self._unwritten[key]
+
+    def of(self, job_id: JobId) -> dict[str, UsageRow]:
+        """Return what a job has used until now, by kind of work."""
+        self._read_core()
+        return self._read.get(job_id, {})
+
+    def spent_us(self, tenant: TenantId) -> int:
+        """Return the device and switch time of all jobs of a tenant, as it was read last."""
+        return self._spent[tenant]
+
+    def forget(self, keep: set[JobId]) -> None:
+        """Drop the readings of jobs that nobody knows any more: they are in the store."""
+        self._ended &= self._view.ended_usage.keys()
+        for job_id in self._read.keys() - keep - self._view.jobs.keys() - self._ended:
+            del self._read[job_id]
+
+    def _read_core(self) -> None:
+        now_us = self._clock.wall_us()
+        for job_id, usage in self._view.used(now_us=now_us).items():
+            self._note(job_id, usage, tenant=self._view.jobs[job_id].tenant, now_us=now_us)
+        for job_id, (tenant, usage) in self._view.ended_usage.items():
+            if job_id not in self._ended:
+                self._ended.add(job_id)
+                self._note(job_id, usage, tenant=tenant, now_us=now_us)
+
+    def _note(
+        self, job_id: JobId, usage: Mapping[str, Usage], *, tenant: TenantId, now_us: int
+    ) -> None:
+        known = self._read.setdefault(job_id, {})
+        for kind, used in usage.items():
+            before = known.get(kind) or UsageRow(job_id=job_id, kind=kind, hour_us=0)
+            figures = _figures(used)
+            if figures != _figures(before):
+                row = UsageRow(
+                    job_id=job_id,
+                    kind=kind,
+                    hour_us=now_us - now_us % HOUR_US,
+                    **dict(zip(FIGURES, figures, strict=True)),
+                )
+                known[kind] = self._unwritten[job_id, kind] = row
+                self._spent[tenant] += _spent_us(row) - _spent_us(before)
+
+
+def since(found: Iterable[JobUsage], before: Iterable[JobUsage]) -> list[JobUsage]:
+    """Return what was used between two readings of the same jobs, where it was anything."""
+    known = {(one.used.job_id, one.used.kind): _figures(one.used) for one in before}
+    used = []
+    for one in found:
+        begun = known.get((one.used.job_id, one.used.kind), (0,) * len(FIGURES))
+        figures = [now - then for now, then in zip(_figures(one.used), begun, strict=True)]
+        if any(figures):
+            row = replace(one.used, **dict(zip(FIGURES, figures, strict=True)))
+            used.append(replace(one, used=row))
+    return used
+
+
+def _spent_us(row: UsageRow) -> int:
+    return row.device_us + row.switch_us

@@ -1,0 +1,128 @@
+"""The bill: read as from a meter, so that to read or write it twice counts nothing twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexsvc.ids import JobId, TenantId
+from plexsvc.scheduler.core.actions import StartOperation
+from plexsvc.scheduler.core.events import OperationFinished
+from plexsvc.scheduler.core.view import ClusterView
+from plexsvc.scheduler.driver.freezing import freeze, thaw
+from plexsvc.scheduler.ledger.bill import HOUR_US, Bill, since
+from plexsvc.store.rows import JobUsage, UsageRow
+from tests.fakes.fake_clock import FakeClock
+from tests.fakes.fake_world import FakeWorld, op_id
+
+A, B, LAB = JobId("a"), JobId("b"), TenantId("lab")
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    """One training device of 100 bytes, jobs `a` and `b` of 60 bytes each up; `b` is resident."""
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    world.bring_up("b")
+    return world
+
+
+def start(world: FakeWorld, name: str, *, job: str, seq: int) -> None:
+    """Start an operation, after whatever switch it needs."""
+    world.submit(name, job=job, seq=seq)
+    while not isinstance(world.orders[0], StartOperation):
+        world.report(world.orders[0])
+
+
+def finish(world: FakeWorld, name: str) -> None:
+    """End what started last, a millisecond after what came before."""
+    world.orders.clear()
+    world.tell(
+        OperationFinished(
+            at_us=world.tick(),
+            operation_id=op_id(name),
+            fault=None,
+            is_refusal=False,
+            run_us=1,
+            digest="",
+            num_tokens=7,
+            nbytes=50,
+        )
+    )
+
+
+def bill_of(view: ClusterView, *, now_us: int) -> Bill:
+    clock = FakeClock()
+    clock.wall = now_us
+    return Bill(view, clock=clock)
+
+
+def row(kind: str, *, job: str = "a", hour: int = 0, **figures: int) -> UsageRow:
+    return UsageRow(job_id=job, kind=kind, hour_us=hour * HOUR_US, **figures)
+
+
+def test_an_operation_costs_its_time_and_each_job_the_moves_of_its_own_state(
+    world: FakeWorld,
+) -> None:
+    before = bill_of(world.core.view, now_us=world.now_us)
+    moved = before.of(B)["switch_out"].count if "switch_out" in before.of(B) else 0
+    start(world, "a1", job="a", seq=1)
+    running = bill_of(world.core.view, now_us=world.now_us + 400)
+    assert running.of(A)["step"] == row("step", device_us=400)
+    finish(world, "a1")
+    bill = bill_of(world.core.view, now_us=world.now_us)
+    assert bill.of(A)["step"] == row("step", count=1, device_us=1000, tokens=7, nbytes=50)
+    assert bill.of(A)["switch_in"].switch_us > 0
+    assert bill.of(B)["switch_out"].count == moved + 1
+    assert "step" not in bill.of(B)
+    spent_us = sum(one.device_us + one.switch_us for j in (A, B) for one in bill.of(j).values())
+    assert bill.spent_us(LAB) == spent_us
+
+
+def test_rows_are_due_until_they_are_written_and_again_when_they_changed(world: FakeWorld) -> None:
+    start(world, "a1", job="a", seq=1)
+    bill = bill_of(world.core.view, now_us=world.now_us)
+    rows = bill.rows()
+    assert bill.rows() == rows
+    bill.written(rows)
+    assert bill.rows() == []
+    finish(world, "a1")
+    late = bill.rows()
+    assert [(one.job_id, one.kind) for one in late] == [("a", "step")]
+    world.end("a")
+    world.drain()
+    bill.written(late)
+    assert {one.job_id for one in bill.rows()} <= {"a"}
+    assert bill.of(A)["step"].count == 1
+    bill.forget(set())
+    assert bill.of(A)["step"].count == 1, "the core still knows it"
+
+
+def test_whoever_takes_over_reads_the_same_and_counts_nothing_twice(world: FakeWorld) -> None:
+    start(world, "a1", job="a", seq=1)
+    bill = bill_of(world.core.view, now_us=world.now_us)
+    stored = [JobUsage(tenant=LAB, name="a", used=one) for one in bill.rows()]
+    stored.append(JobUsage(tenant=LAB, name="old", used=row("step", job="old", device_us=5)))
+    finish(world, "a1")
+    after = thaw(freeze(world.core)).view
+    for began_first in (True, False):
+        successor = bill_of(after, now_us=world.now_us)
+        if not began_first:
+            successor.rows()
+        successor.begin(stored)
+        bill.rows()
+        assert {j: successor.of(j) for j in (A, B)} == {j: bill.of(j) for j in (A, B)}
+        assert successor.spent_us(LAB) == bill.spent_us(LAB) + 5
+        successor.forget({B})
+        assert successor.of(JobId("old")) == {}
+        assert successor.spent_us(LAB) == bill.spent_us(LAB) + 5
+
+
+def test_what_was_used_since_a_time_is_the_difference_of_two_readings() -> None:
+    def of(*rows: UsageRow) -> list[JobUsage]:
+        return [JobUsage(tenant=LAB, name="math", used=one) for one in rows]
+
+    now = of(row("step", hour=9, count=5, device_us=50), row("switch_in", hour=3, count=2))
+    then = of(row("step", hour=2, count=3, device_us=20), row("switch_in", hour=3, count=2))
+    assert since(now, ()) == now
+    assert since(now, then) == of(row("step", hour=9, count=2, device_us=30))
