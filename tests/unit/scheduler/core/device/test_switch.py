@@ -342,12 +342,21 @@ def test_another_wakes_on_a_device_that_is_left_before_the_generate_ends(
     assert state(long_tail, "a2") is OperationState.ANSWERED
 
 
-def test_whoever_leaves_has_the_devices_that_it_kept_accounted_to_it(long_tail: FakeWorld) -> None:
-    before_us = long_tail.core.view.jobs[JobId("a")].device_us
+def test_a_job_pays_for_a_device_until_its_instance_has_left_it(long_tail: FakeWorld) -> None:
+    view = long_tail.core.view
+    (device,) = {d.place: d for d in view.wpgs[wpg_of(long_tail, "a")].devices[1:]}.values()
+
+    def used_us() -> int:
+        return sum(one.device_us for one in view.used(now_us=long_tail.now_us)[JobId("a")].values())
+
+    before_us = used_us()
     long_tail.tick(10_000)
+    assert used_us() - before_us == 20_000, "it has two"
     leave(long_tail, "a", 1, "a1")
-    left_us = long_tail.core.view.jobs[JobId("a")].device_us - before_us
-    assert 10_000 <= left_us < 20_000, "one device of two"
+    at_leave_us, busy_us = used_us(), device.busy_us
+    long_tail.tick(10_000)
+    assert used_us() - at_leave_us == 10_000, "one of them is another's"
+    assert (device.busy_us, view.jobs[JobId("a")].device_us) == (busy_us, at_leave_us)
 
 
 def test_an_instance_that_dies_after_it_left_is_spawned_when_its_device_is_its_own(
