@@ -22,9 +22,9 @@ from benchmarks import service
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.cluster.embedded import NodeConfig
 from plexsvc.cluster.nodes import plan
-from plexsvc.demo.model import Shape, make_model
 from plexsvc.node.toml import dumps
 from plexsvc.statelink.cuda import Gpu
+from plexsvc.weights.random_model import Shape, make_model
 
 TOKENS: Final = 24
 PROMPT: Final = (5, 6, 7, 8)

@@ -33,10 +33,10 @@ def measure(
     directory: Path, *, model: Path | None, steps: int, wait_ms: int, cases: int
 ) -> dict[str, Any]:
     """Return the figures."""
-    from plexsvc.demo.model import device_bytes_for_one, make_model
     from plexsvc.demo.share import pool_figures, pool_point
     from plexsvc.demo.spans import Window
     from plexsvc.demo.stage import open_stage
+    from plexsvc.weights.random_model import device_bytes_for_one, make_model
 
     fresh = directory / "models" / "fresh"
     num_parameters = make_model(fresh, seed=0)

@@ -196,7 +196,7 @@ def trained_rank(memory: str, backend: str = "megatron") -> Iterator[Rank]:
     """Yield a rank on its own state manager, with a batch of 64 sequences."""
     import plexsvc.worker.preload  # noqa: F401 - before Megatron, as a zygote does
     from plexsvc.clock import SystemClock
-    from plexsvc.demo.model import Shape, make_model
+    from plexsvc.weights.random_model import Shape, make_model
     from plexsvc.worker import losses
     from plexsvc.worker.backends import registry
     from plexsvc.worker.executor import Executor

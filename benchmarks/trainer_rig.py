@@ -14,7 +14,7 @@ from typing import Final
 
 import plexclient as plex
 from plexsvc.cluster.nodes import GRANULE
-from plexsvc.demo.model import Shape, device_bytes_for_one, make_model
+from plexsvc.weights.random_model import Shape, device_bytes_for_one, make_model
 from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
 from tests.rigs.workloads import Program, run_interleaved, switches
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 import plexsvc
-from plexsvc.demo.model import device_bytes_for_one, make_model
 from plexsvc.demo.presets import Preset
 from plexsvc.demo.records import read_record
 from plexsvc.demo.report import Run
@@ -15,6 +14,7 @@ from plexsvc.demo.show import Show
 from plexsvc.demo.spans import Window
 from plexsvc.demo.stage import Stage
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.weights.random_model import device_bytes_for_one, make_model
 
 ACT_TIMEOUT_S: Final = 900.0
 

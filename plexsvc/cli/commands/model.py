@@ -24,8 +24,8 @@ def new(
     json: Json = False,
 ) -> None:
     """Write a random character-level model as an ordinary Hugging Face directory."""
-    from plexsvc.demo.model import make_model
     from plexsvc.errors import ErrorCode, PlexError
+    from plexsvc.weights.random_model import make_model
 
     if kind != "tiny-qwen3":
         raise PlexError(ErrorCode.BAD_REQUEST, f"{kind!r} is not known; there is: tiny-qwen3")

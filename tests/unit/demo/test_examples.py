@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plexsvc.demo.model import ALPHABET, make_model
+from plexsvc.weights.random_model import ALPHABET, make_model
 
 CODE_NAMES = ["write_choice", "write_polynomial"]
 TASK_NAMES = ["chain_sum", "count_bits", "spell_backward", *CODE_NAMES]

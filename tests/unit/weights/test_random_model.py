@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from plexsvc.demo.model import (
+from plexsvc.weights.random_model import (
     ALPHABET,
     EOS,
     VOCAB_SIZE,
