@@ -20,7 +20,7 @@ from typing import Any, Final
 import plexclient as plex
 from benchmarks import service
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
-from plexsvc.cluster.embedded import NodeConfig
+from plexsvc.cluster.config import NodeConfig
 from plexsvc.cluster.nodes import plan
 from plexsvc.node.toml import dumps
 from plexsvc.statelink.cuda import Gpu

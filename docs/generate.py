@@ -36,7 +36,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.cli.main import app
-from plexsvc.cluster.embedded import ClusterConfig
+from plexsvc.cluster.config import ClusterConfig
 from plexsvc.fixed import keys
 from plexsvc.node.config import AgentConfig
 from plexsvc.router.config import RouterConfig

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from plexsvc.cluster.embedded import ClusterConfig
+from plexsvc.cluster.config import ClusterConfig
 from plexsvc.reward.sandbox.base import Sandbox
 from plexsvc.reward.sandbox.opening import open_sandbox
 from plexsvc.statelink.cuda import gpus

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -26,9 +26,9 @@ import grpc.aio
 
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster import leading
+from plexsvc.cluster.config import DEFAULT_TENANT, WILDCARDS, ClusterConfig, NodeConfig
 from plexsvc.cluster.places import (
     Card,
-    default_state_dir,
     keys_file,
     make_state_dir,
     read_card,
@@ -40,15 +40,12 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import found
-from plexsvc.node.config import AgentConfig, DeviceConfig, check_node
+from plexsvc.node.config import AgentConfig, DeviceConfig
 from plexsvc.node.launcher import LocalLauncher
 from plexsvc.node.restarts import restart_rate
-from plexsvc.reward.config import RewardConfig
-from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.links import KEPT
 from plexsvc.rollout.managers import Managers
 from plexsvc.rollout.spot import changes_of
-from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
 from plexsvc.router.tls import client_tls
 from plexsvc.rpc.channels import bind, listen, new_server
@@ -56,7 +53,6 @@ from plexsvc.rpc.errors import first_failure
 from plexsvc.rpc.keys import ClusterKeys, keep_keys
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.api.servicer import add_to_server as add_scheduler
-from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.scheduler.live import LiveScheduler
@@ -64,7 +60,6 @@ from plexsvc.store.leadership import Leadership
 from plexsvc.store.rows import NodeRow
 from plexsvc.store.store import Store, database_file, open_store
 
-DEFAULT_TENANT: Final = "default"
 _MAX_RUNTIME_PATH: Final = 70
 """Longest runtime directory that leaves room for the name of a Unix socket in it (107 bytes)."""
 _REWARD_PROCESSES: Final = (
@@ -72,103 +67,8 @@ _REWARD_PROCESSES: Final = (
     ("reward proxy", "plexsvc.reward.main"),
 )
 _STOP_GRACE_S: Final = 2.0
-_WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
 
 log = Log(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig:
-    """One node of the cluster."""
-
-    node_id: str
-    """Its name, unique in the cluster."""
-    devices: tuple[DeviceConfig, ...]
-    """Its devices, in index order."""
-    address: str = ""
-    """This host's address as other hosts reach it, without a port, for a cluster with agents on
-    further hosts; empty: the node's processes listen on Unix sockets alone."""
-    host_bytes: int = 4 << 30
-    """Host memory for parked state and published weight versions."""
-    staging_bytes: int = 1 << 30
-    """Memory in which payloads wait on the node; a quarter of it is kept for answers, and a tenant
-    has as much as is left free."""
-    keep_pages: bool = True
-    """Whether the arena of a CPU device keeps the pages of a parked state for the next one."""
-    ready_timeout_us: int = 300_000_000
-    """How long a process may take from its fork to being ready."""
-    orphan_us: int = 60_000_000
-    """How long the node's agent, and what it runs, outlives a service that was killed."""
-
-    def __post_init__(self) -> None:
-        check_node(
-            self.node_id,
-            self.devices,
-            host_bytes=self.host_bytes,
-            staging_bytes=self.staging_bytes,
-        )
-
-
-DEFAULT_NODES: Final = (
-    NodeConfig(
-        node_id="local",
-        devices=(
-            DeviceConfig(kind="train", bytes_total=2 << 30),
-            DeviceConfig(kind="rollout", bytes_total=1 << 30),
-            DeviceConfig(kind="rollout", bytes_total=1 << 30),
-        ),
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig:
-    """What `plexctl up --config FILE` reads."""
-
-    state_dir: Path = field(default_factory=default_state_dir)
-    """Journal, logs, jobs and the card that tells clients where the cluster is."""
-    listen: str = "127.0.0.1:50051"
-    """Where clients connect; port 0 takes a free one."""
-    scheduler_listen: str = ""
-    """Where routers that run apart, with the cluster's keys, reach the scheduler: `HOST:PORT` or
-    `unix:PATH`. For routers on other hosts set `rollout.address`, too."""
-    database: str = ""
-    """SQLAlchemy URL of the store; empty: SQLite in the state directory."""
-    nodes: tuple[NodeConfig, ...] = DEFAULT_NODES
-    """The nodes, all on this machine."""
-    tokens: dict[str, str] = field(default_factory=dict)
-    """Bearer token → tenant; when there is none, one is made for the tenant `default`. The first is
-    on the cluster's card, and its tenant may administer unless `router.operators` names others."""
-    controllers: dict[str, str] = field(default_factory=dict)
-    """Tenant → user of this machine as whom its submitted controllers run, so that they can neither
-    read nor stop the service's processes; `plexctl` must be root to start them. Others run as
-    whoever submits them."""
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    """The scheduler's limits."""
-    router: RouterConfig = field(default_factory=RouterConfig)
-    """The router's limits; its own `listen`, `scheduler` and `tokens` are not used here."""
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    """The rollout managers' limits; `listen`, `keys_file` and `records_dir` are not used here."""
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    """The reward service's limits. `listen` is where routers of other hosts reach it, with a port;
-    empty: a Unix socket. `on_nodes`, `keys_file`, `planner` and the directories are not used."""
-
-    def __post_init__(self) -> None:
-        names = [node.node_id for node in self.nodes]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"two nodes are called {twice!r}; each has a name of its own"
-            )
-        self.router.check_roots(self.state_dir)
-        if self.database:
-            database_file(self.database)
-        if self.reward.listen.endswith(":0") or self.reward.listen.startswith(_WILDCARDS):
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"reward.listen = {self.reward.listen!r}, which tells routers of other hosts "
-                "nothing; give HOST:PORT as they reach it",
-            )
 
 
 def _with_rewards(config: ClusterConfig) -> tuple[NodeConfig, ...]:
@@ -538,7 +438,7 @@ def _open_inner(config: ClusterConfig, keys: ClusterKeys) -> _Inner:
     """Bind the port for routers apart, if the configuration names one."""
     if not config.scheduler_listen:
         return _Inner()
-    if not config.rollout.address and config.scheduler_listen.startswith(_WILDCARDS):
+    if not config.rollout.address and config.scheduler_listen.startswith(WILDCARDS):
         raise PlexError(
             ErrorCode.BAD_REQUEST,
             f"scheduler_listen = {config.scheduler_listen!r} is for routers on other hosts, which "

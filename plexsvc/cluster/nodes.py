@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from plexsvc.cluster.embedded import DEFAULT_NODES, NodeConfig
+from plexsvc.cluster.config import DEFAULT_NODES, NodeConfig
 from plexsvc.node.config import DeviceConfig
 from plexsvc.statelink.cuda import Gpu
 

@@ -16,7 +16,7 @@ from typing import Final
 from plexclient.wire.v1 import reward_pb2, service_pb2
 from plexclient.wire.v1.service_pb2_grpc import RouterStub
 from plexsvc.cluster.calls import router
-from plexsvc.cluster.embedded import DEFAULT_TENANT, ClusterConfig, NodeConfig
+from plexsvc.cluster.config import DEFAULT_TENANT, ClusterConfig, NodeConfig
 from plexsvc.cluster.places import job_dir, read_card
 from plexsvc.controllers.submit import LOG
 from plexsvc.demo.spans import Span, Window, from_wire

@@ -16,7 +16,8 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc
-from plexsvc.cluster.embedded import ClusterConfig, EmbeddedCluster, NodeConfig
+from plexsvc.cluster.config import ClusterConfig, NodeConfig
+from plexsvc.cluster.embedded import EmbeddedCluster
 from plexsvc.cluster.places import keys_file
 from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.node.config import DeviceConfig

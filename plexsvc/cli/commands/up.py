@@ -18,12 +18,8 @@ from typing import Final
 from plexsvc import config as configuration
 from plexsvc import log as logging
 from plexsvc.clock import SystemClock
-from plexsvc.cluster.embedded import (
-    DEFAULT_NODES,
-    DEFAULT_TENANT,
-    ClusterConfig,
-    EmbeddedCluster,
-)
+from plexsvc.cluster.config import DEFAULT_NODES, DEFAULT_TENANT, ClusterConfig
+from plexsvc.cluster.embedded import EmbeddedCluster
 from plexsvc.cluster.nodes import plan
 from plexsvc.cluster.places import (
     Card,

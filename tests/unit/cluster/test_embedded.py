@@ -11,7 +11,8 @@ from typing import cast
 import pytest
 
 from plexsvc import config as configuration
-from plexsvc.cluster.embedded import ClusterConfig, _replace_agents, _runtime_dir, _with_rewards
+from plexsvc.cluster.config import ClusterConfig
+from plexsvc.cluster.embedded import _replace_agents, _runtime_dir, _with_rewards
 from plexsvc.cluster.places import make_state_dir
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId

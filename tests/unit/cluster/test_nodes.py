@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from plexsvc import config as configuration
-from plexsvc.cluster.embedded import DEFAULT_NODES, ClusterConfig
+from plexsvc.cluster.config import DEFAULT_NODES, ClusterConfig
 from plexsvc.cluster.nodes import plan
 from plexsvc.node.toml import dumps
 from plexsvc.statelink.cuda import Gpu
