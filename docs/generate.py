@@ -40,6 +40,7 @@ from plexsvc.cluster.config import ClusterConfig
 from plexsvc.fixed import keys
 from plexsvc.node.config import AgentConfig
 from plexsvc.router.config import RouterConfig
+from plexsvc.router.http.metrics import HELP, Meter
 from plexsvc.scheduler.core.planning import policies
 from plexsvc.sim.cluster import NodeGroup, SimCluster
 from plexsvc.sim.presets import PRESETS
@@ -79,6 +80,15 @@ is compared with what the server has seen, and an older one is refused.
 
 | service | who may call | what a call shows | methods |
 | --- | --- | --- | --- |
+"""
+METRICS: Final = """# Metrics
+
+What `GET /metrics` of a router's HTTP front shows (`../operating.md`). Series have the labels
+`tenant`, `job`, `node`, `index` and `kind` of a device, `op`, `state` and the like, never an
+operation's id.
+
+| metric | what it says |
+| --- | --- |
 """
 PACKAGES: Final = """# Packages
 
@@ -323,6 +333,16 @@ def _signature(name: str, found: Any) -> str:
     return re.sub(r"\((self|cls)(, )?", "(", wire).replace(" = <factory>", "")
 
 
+def metrics() -> str:
+    """Return the table of metrics: those of answers, and those that a router counts."""
+    counted = {
+        f"{family.name}_total" if family.type == "counter" else family.name: family.documentation
+        for family in Meter().registry.collect()
+    }
+    rows = (f"| `{name}` | {text} |\n" for name, text in (HELP | counted).items())
+    return METRICS + "".join(rows)
+
+
 def _text(found: Any) -> str:
     return inspect.getdoc(found) or ""
 
@@ -343,6 +363,7 @@ def main() -> None:
         "errors": errors(),
         "commands": commands(),
         "calls": calls(),
+        "metrics": metrics(),
         "packages": packages(),
         "presets": presets(),
         "traces": traces(),

@@ -218,6 +218,10 @@ class Tenants:
             raise found
         return found
 
+    def may_see_all(self, caller: Caller) -> bool:
+        """Return whether it may look at what every tenant does: an operator's, of any scope."""
+        return caller.is_operator or caller.tenant in self._operators
+
     def _find(self, metadata: Metadata) -> Caller | PlexError:
         found = next((str(value) for key, value in metadata if key == "authorization"), "")
         token = found.removeprefix(SCHEME)

@@ -31,7 +31,7 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.control import METHODS, SERVICE, Control, shown
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
-from plexsvc.router.http import openai, sandbox_fusion
+from plexsvc.router.http import metrics, openai, sandbox_fusion
 from plexsvc.router.http.server import serving
 from plexsvc.router.looks import Looks
 from plexsvc.router.relay import Uploads
@@ -91,6 +91,7 @@ class RouterServicer:
             looks=self._looks,
         )
         self.rewards = Rewards(self._channels, config=config)
+        self.meter = metrics.Meter()
         self.calls = Slots(Limit(total=config.max_calls, what="calls", key="router.max_calls"))
         self.operations = OperationStreams(
             max_operations=config.max_operations_per_stream, key="router.max_operations_per_stream"
@@ -104,8 +105,17 @@ class RouterServicer:
             hold=self.calls.hold,
             clock=self._clock,
         )
-        routes = [*sandbox_fusion.routes(self.rewards), *openai.routes(backend)]
+        routes = [
+            *sandbox_fusion.routes(self.rewards),
+            *openai.routes(backend),
+            *metrics.routes(self.meter, self.tenants, self._ask),
+        ]
         return serving(routes, tenants=self.tenants, config=self._config)
+
+    async def _ask(self, name: str, request: Message, tenant: TenantId) -> Message:
+        """Ask the scheduler or the reward service for what an operator is shown."""
+        part = self.rewards if name in rewards.METHODS else self.control
+        return await part.forward(name, request, tenant=tenant, is_operator=True)
 
     async def learn_tokens(self, *, known: int = 0) -> None:
         """Learn which tokens operators made, once the table is not of the revision that is known.
@@ -221,6 +231,7 @@ class RouterServicer:
 
         `SubmitOperation` is this, and so is each message of `Operate`.
         """
+        came_us = self._clock.monotonic_us()
         try:
             self.tenants.rates.take(tenant)
             check_identity(operation)
@@ -235,9 +246,12 @@ class RouterServicer:
                 self._rules.admit(operation, deployment)
             except PlexError as refusal:
                 _refuse(operation, refusal)
-            return await self._scheduler.submit(operation)
+            result = await self._scheduler.submit(operation)
         except PlexError as error:
-            return refused(operation.operation_id, error)
+            result = refused(operation.operation_id, error)
+        took_us = self._clock.monotonic_us() - came_us
+        self.meter.answered(operation.WhichOneof("body") or "", result.error.code, took_us=took_us)
+        return result
 
     async def _status(self, tenant: TenantId) -> pb.ClusterStatus:
         found = await self.control.forward("GetStatus", pb.GetStatusRequest(), tenant=tenant)
@@ -289,10 +303,11 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         caller = router.tenants.caller(context)
         if not has_option(SERVICE.methods_by_name[name], pb.reads):
             caller.check_may_change(name)
-        if name not in UNCOUNTED:
-            router.tenants.rates.take(caller.tenant)
-        with router.calls.hold(caller.tenant):
-            yield caller
+        with router.meter.calling(name):
+            if name not in UNCOUNTED:
+                router.tenants.rates.take(caller.tenant)
+            with router.calls.hold(caller.tenant):
+                yield caller
 
     def calling(name: str, method: Callable[..., Awaitable[Any]]) -> Handler:
         async def handle(request: object, context: Context) -> object:

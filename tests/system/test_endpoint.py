@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import plexclient as plex
 from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
@@ -306,3 +309,33 @@ def test_what_users_of_vllms_server_ask_for_is_done_or_refused_by_name(served: S
             "tokens": [int(token_of("a")), int(token_of("{"))],
             "token_strs": ["a", "{"],
         }
+
+
+def test_a_scrape_shows_the_cluster_to_operators_alone(served: Served) -> None:
+    def scrape(token: str) -> tuple[int, str]:
+        url = f"http://{served.live.http}/metrics"
+        asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as refused:
+            return refused.code, refused.read().decode()
+
+    served.actor.digest()
+    status, text = scrape("mine")
+    assert status == 200
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert {value for (name, *_), value in found.items() if name == "plex_up"} == {1}
+    assert found["plex_nodes", "up"] == 1
+    assert found["plex_rollout_instances", "dedicated", "serving"] == 2
+    assert found["plex_jobs", "running", "default"] == 1
+    assert found["plex_device_busy_seconds_total", "0", "train", "only"] > 0
+    assert found["plex_operation_seconds_count", "state_digest"] >= 1
+    status, refusal = scrape("theirs")
+    assert status == 403
+    assert "router.operators" in refusal
+    assert scrape("nobody's")[0] == 401

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import aiohttp
 import grpc
@@ -25,7 +25,7 @@ from plexclient.wire.v1 import (
     statemanager_pb2_grpc,
 )
 from plexsvc.errors import ErrorCode
-from plexsvc.router.http import openai, sandbox_fusion
+from plexsvc.router.http import metrics, openai, sandbox_fusion
 from plexsvc.rpc.channels import open_blocking_channel, open_channel
 from tests.rigs.keys import FOREIGN, KEYS
 from tests.rigs.live_cluster import (
@@ -141,7 +141,8 @@ async def test_no_rpc_of_any_port_takes_a_caller_without_a_right(ports: Ports) -
     assert ports.state() == before
 
 
-HTTP = [*openai.routes(cast("Any", None)), *sandbox_fusion.routes(cast("Any", None))]
+NONE: Any = None
+HTTP = [*openai.routes(NONE), *sandbox_fusion.routes(NONE), *metrics.routes(NONE, NONE, NONE)]
 
 
 async def test_no_path_of_http_takes_a_caller_without_a_right(ports: Ports) -> None:
@@ -160,7 +161,7 @@ async def test_no_path_of_http_takes_a_caller_without_a_right(ports: Ports) -> N
                 headers = {} if given is None else {"Authorization": given}
                 async with http.request(route.method, path, headers=headers, json={}) as reply:
                     assert reply.status == 401, (who, path)
-    assert len(HTTP) >= 6
+    assert len(HTTP) >= 7
     assert ports.state() == before
 
 
