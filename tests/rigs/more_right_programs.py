@@ -9,6 +9,57 @@ from __future__ import annotations
 from typing import Final
 
 PROGRAMS: Final[dict[str, tuple[str, list[str]]]] = {
+    "wrapped list": (
+        "from collections import UserList\n"
+        "class Stack(UserList):\n    def top(self): return self[-1]\n"
+        "def make(): return Stack([1, 2])\n",
+        [
+            "make() == [1, 2]",
+            "[1, 2] == make()",
+            "make() != [2, 1]",
+            "Stack([1]) + [2] == [1, 2]",
+            "s = Stack()\ns.append(3)\nassert s == [3] and s.top() == 3",
+            "make().data == [1, 2] and list(make()) == [1, 2]",
+        ],
+    ),
+    "wrapped dict and text": (
+        "from collections import UserDict, UserString\n"
+        "class Caseless(UserDict):\n"
+        "    def __getitem__(self, key): return super().__getitem__(key.lower())\n"
+        "    def __setitem__(self, key, value): super().__setitem__(key.lower(), value)\n"
+        "class Name(UserString): pass\n",
+        [
+            "Caseless(A=1) == {'a': 1}",
+            "d = Caseless()\nd['X'] = 2\nassert d['x'] == 2 and d == {'x': 2}",
+            "Name('ab') == 'ab'",
+            "Name('ab').upper() == 'AB'",
+        ],
+    ),
+    "views of Python": (
+        "from collections import ChainMap\nfrom types import MappingProxyType, SimpleNamespace\n"
+        "def chain(): return ChainMap({'a': 1}, {'b': 2})\n"
+        "def proxy(): return MappingProxyType({'a': 1})\n"
+        "def space(): return SimpleNamespace(a=1, b=[2])\n"
+        "def view(): return memoryview(b'ab')\n",
+        [
+            "chain() == {'a': 1, 'b': 2}",
+            "proxy() == {'a': 1}",
+            "space() == SimpleNamespace(a=1, b=[2])",
+            "view() == b'ab'",
+        ],
+    ),
+    "below Decimal, date and Fraction": (
+        "from datetime import date, datetime\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+        "class Money(Decimal): pass\nclass Day(date): pass\nclass Part(Fraction): pass\nclass Now(datetime): pass\n"
+        "def pay(): return Money('2.50')\ndef day(): return Day(2024, 1, 2)\n"
+        "def part(): return Part(1, 2)\ndef now(): return Now(2024, 1, 2, 3)\n",
+        [
+            "pay() == Decimal('2.5')",
+            "day() == date(2024, 1, 2)",
+            "part() == Fraction(1, 2)",
+            "now() == datetime(2024, 1, 2, 3)",
+        ],
+    ),
     "dataclass": (
         "from dataclasses import dataclass, field\n"
         "@dataclass\nclass P:\n    x: int\n    y: int = 2\n    tags: list = field(default_factory=list)\n"
@@ -540,6 +591,18 @@ RETURNING: Final[dict[str, tuple[str, str, object]]] = {
     ),
     "main": ("def f(): return 1\nif __name__ == '__main__':\n    print(input())", "f()", 1),
     "exit": ("import sys\ndef f(): return 1\nsys.exit(0)", "f()", 1),
+    "wrapped list": (
+        "from collections import UserList\nclass L(UserList): pass\ndef f(n): return L([n])",
+        "f(3)",
+        [3],
+    ),
+    "wrapped text": ("from collections import UserString as S\ndef f(): return S('a')", "f()", "a"),
+    "chained": (
+        "from collections import ChainMap\ndef f(): return ChainMap({'a': 1}, {'b': 2})",
+        "f()",
+        {"a": 1, "b": 2},
+    ),
+    "range": ("def f(n): return range(n)", "f(2)", [0, 1]),
     "json": ("import json\ndef f(s): return json.loads(s)", "f('[1]')", [1]),
 }
 

@@ -89,6 +89,12 @@ SAMPLES: Final[dict[str, str]] = {
     "list that equals all": "class L(list):\n    __eq__ = lambda s, o: True\n    __contains__ = lambda s, o: True\n    __getitem__ = lambda s, i: s\n"
     "    __len__ = lambda s: 7\ndef f(x): return L([1])",
     "tuple that equals all": "class T(tuple):\n    __eq__ = lambda s, o: True\n    __contains__ = lambda s, o: True\n    __hash__ = None\ndef f(x): return T((1,))",
+    "wrapped list that equals all": "from collections import UserList\nclass L(UserList):\n    __eq__ = lambda s, o: True\n"
+    "    __contains__ = lambda s, o: True\n    __sub__ = __rsub__ = lambda s, o: 0\ndef f(x): return L([1])",
+    "wrapped list that lies of what it holds": "from collections import UserList\nfrom unittest.mock import ANY\nclass L(UserList):\n"
+    "    data = property(lambda s: ANY, lambda s, v: None)\ndef f(x): return L()",
+    "decimal that equals all": "from decimal import Decimal\nclass D(Decimal):\n    __eq__ = lambda s, o: True\n    __hash__ = None\n"
+    "    __sub__ = __rsub__ = lambda s, o: Decimal(0)\n    __truediv__ = __rtruediv__ = lambda s, o: Decimal(1)\ndef f(x): return D(1)",
     "dict that equals all": "class D(dict):\n    __eq__ = lambda s, o: True\n    __contains__ = lambda s, o: True\ndef f(x): return D(a=1)",
     "nan": "def f(x): return float('nan')",
     "infinity": "def f(x): return float('inf')",

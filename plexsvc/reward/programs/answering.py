@@ -11,6 +11,9 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
+import datetime as dt
+import decimal
+import fractions
 import functools
 import importlib
 import inspect
@@ -20,7 +23,7 @@ import os
 import pathlib
 import sys
 import types
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict, UserDict, UserList, UserString
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -52,6 +55,20 @@ _BASES: Final[dict[type, Callable[[Any], Any]]] = {
     frozenset: lambda value: frozenset.__or__(value, frozenset()),
 }
 """Plain classes, and how to copy what an object of a class below holds, without its own methods."""
+_WRAPPED: Final[dict[type, Callable[[Any], Any]]] = {
+    UserList: lambda value: list(value.data),
+    UserDict: lambda value: dict(value.data),
+    UserString: lambda value: str(value.data),
+    ChainMap: lambda value: dict(ChainMap.items(value)),
+    types.MappingProxyType: dict,
+    types.SimpleNamespace: vars,
+    memoryview: bytes,
+    decimal.Decimal: decimal.Decimal,
+    fractions.Fraction: fractions.Fraction,
+    dt.datetime: lambda value: dt.datetime.combine(value.date(), value.timetz()),
+    dt.date: lambda value: dt.date.fromordinal(value.toordinal()),
+}
+"""Classes of Python's whose objects equal plain data, and how to get that."""
 
 
 ASYNCHRONOUS: Final = ("__await__", "__aiter__", "__aenter__")
@@ -369,6 +386,11 @@ class Agent(talking.Line):
             return not one == object()  # noqa: SIM201 - likewise
         except Exception:  # noqa: BLE001 - its method expects its own class: it does not equal all
             return True
+
+    def do_plain(self, value: object) -> object:
+        """Return the plain data that a class of Python's wraps, whatever class is below it."""
+        found = next((copied for kind, copied in _WRAPPED.items() if isinstance(value, kind)), None)
+        return NotImplemented if found is None else found(value)
 
     def do_operate(self, name: str, *args: Any) -> object:
         return (getattr(operator, name, None) or getattr(builtins, name))(*args)

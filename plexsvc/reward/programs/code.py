@@ -42,6 +42,7 @@ MIB: Final = 1 << 20
 
 _CALL: Final = """
 import json, os, sys, types
+from collections import UserString, abc
 own = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 sys.set_int_max_str_digits(0)
@@ -54,9 +55,11 @@ def plain(value):
     for name in ("tolist", "item"):
         if type(value).__module__ == "numpy" and hasattr(value, name):
             return getattr(value, name)()
-    if isinstance(value, __import__("collections").deque):
-        return list(value)
-    if isinstance(value, (set, frozenset)):
+    if isinstance(value, abc.Mapping):
+        return dict(value)
+    if isinstance(value, abc.Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
+        return str(value) if isinstance(value, UserString) else list(value)
+    if isinstance(value, abc.Set):
         return sorted(value)
     raise TypeError(f"{type(value).__name__} is no JSON value")
 own.write(json.dumps(eval(sys.argv[1], module.__dict__), default=plain))
@@ -156,9 +159,11 @@ def _python_case(test: Mapping[str, Any], source: str, work: Work) -> _Case:
         )
     if "assert" in test:
         try:
-            asserting.parsed(str(test["assert"]))
+            nodes = list(ast.walk(asserting.parsed(str(test["assert"]))))
         except (SyntaxError, ValueError) as error:
             raise RefusedError(f"code_python: the assertion {test['assert']!r}: {error}") from None
+        words = {*_of_modules(nodes), *_imports(nodes)}
+        _refuse_reading(f"code_python: {test['assert']!r}", nodes, words)
         grader = (sys.executable, "-I") if NEEDS_PACKAGES.search(str(test["assert"])) else python
         told = {"assertion": str(test["assert"]), "imports": imports_of(source)}
         return _Case(
@@ -337,9 +342,16 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip(spaces) for line in text.rstrip(spaces + "\n").split("\n")]
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("keys of a dict are one in JSON: 1 and '1'")
+    return found
+
+
 def _returns(expected: object, printed: str) -> bool:
     try:
-        return is_same(json.loads(printed), expected)
+        return is_same(json.loads(printed, object_pairs_hook=_object), expected)
     except (ValueError, RecursionError):
         return False
 
@@ -450,6 +462,7 @@ class _Tree:
 
 READING: Final = {
     *("getsource", "getsourcelines", "getsourcefile", "get_type_hints", "getmembers", "isabstract"),
+    "getattr_static",
     *("isfunction", "iscoroutinefunction", "isgeneratorfunction", "isasyncgenfunction"),
     *("doctest", "runpy", "weakref", "multiprocessing", "ProcessPoolExecutor"),
 }
@@ -479,7 +492,9 @@ def _package_of(path: str, files: Mapping[str, str]) -> Iterator[str]:
     if not depth:
         return
     top = PurePosixPath(path).parents[depth - 1]
-    imported = {word for one, text in files.items() if is_collected(one) for word in _imports(text)}
+    imported = {
+        word for one, text in files.items() if is_collected(one) for word in _imports(_nodes(text))
+    }
     for one in files:
         place = PurePosixPath(one)
         is_inside = place.is_relative_to(top) and place.suffix == ".py"
@@ -488,12 +503,16 @@ def _package_of(path: str, files: Mapping[str, str]) -> Iterator[str]:
             yield one
 
 
-def _imports(text: str) -> Iterator[str]:
-    """Yield the last parts of the modules and names that a file imports."""
+def _nodes(text: str) -> list[ast.AST]:
+    """Return what is in a file of Python; nothing of any other."""
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        return list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError):
-        return
+        return []
+
+
+def _imports(nodes: list[ast.AST]) -> Iterator[str]:
+    """Yield the last parts of the modules and names that a file imports."""
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [one.name for one in node.names]
@@ -514,20 +533,52 @@ def _refuse_what_runs_the_file(files: Mapping[str, str], path: str) -> None:
         except (SyntaxError, ValueError) as error:
             raise RefusedError(f"unit_tests: {one} is no Python: {error}") from None
         texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
-        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        words = attributes | {node.id for node in nodes if isinstance(node, ast.Name)}
-        words |= {*_imports(text)}
-        if reading := sorted((READING & words) | (READ_OF_IT & attributes)):
-            raise RefusedError(
-                f"unit_tests: {one} uses {reading[0]}, which needs the sample's text, types or "
-                "functions in its own process; the sample runs elsewhere: test what it returns"
-            )
+        words = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        words |= {node.id for node in nodes if isinstance(node, ast.Name)} | {*_imports(nodes)}
+        _refuse_reading(f"unit_tests: {one}", nodes, words)
         is_run = "-m" in texts and PurePosixPath(path).stem in texts
         if is_run or any(isinstance(value, str) and value.endswith(name) for value in texts):
             raise RefusedError(
                 f"unit_tests: {one} names the file {name}, which is not beside the tests: import "
                 "the sample, or judge a program by code_python with stdin and stdout"
             )
+
+
+def _of_modules(nodes: list[ast.AST]) -> Iterator[str]:
+    """Yield the names of Python's modules that are used as their attributes."""
+    for node in nodes:
+        match node:
+            case ast.Attribute(attr=name, value=ast.Name(id=module)):
+                if module in sys.stdlib_module_names:
+                    yield name
+            case _:
+                pass
+
+
+def _refuse_reading(what: str, nodes: list[ast.AST], words: set[str]) -> None:
+    """Refuse tests that ask of a sample what only its own process has.
+
+    Raises:
+        RefusedError: naming it.
+    """
+    found = {node.attr for node in nodes if isinstance(node, ast.Attribute)} & READ_OF_IT
+    own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    for node in nodes:
+        match node:
+            case (
+                ast.Attribute(attr="__dict__", value=ast.Name(id=name) | ast.Attribute(attr=name))
+                | ast.Call(
+                    func=ast.Name(id="vars"), args=[ast.Name(id=name) | ast.Attribute(attr=name)]
+                )
+            ) if name[:1].isupper() and not name[1:].isupper() and name not in own:
+                found.add(f"{name}.__dict__")
+            case _:
+                pass
+    if reading := sorted((READING & words) | found):
+        raise RefusedError(
+            f"{what} uses {reading[0]}, which needs the sample's text, types or functions in its "
+            "own process; the sample runs elsewhere: test what it returns"
+        )
 
 
 PROGRAMS: Final = (

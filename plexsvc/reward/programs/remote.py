@@ -5,7 +5,8 @@ of calls go there: names, attributes, what is called with which arguments, indic
 does not, because every comparison with plain data, and every operation on it, is the grader's own:
 
 - An object of the sample equals plain data only where its class is below a plain one (a named
-  tuple, a list): then it is a plain copy here, with the sample's methods beside it.
+  tuple, a list): then it is a plain copy here, with the sample's methods beside it. One below a
+  class of Python's that wraps plain data (`UserList`, `ChainMap`) stays there, and equals a copy.
 - Two of its objects are compared by its own method. An operator of an object takes plain data as an
   argument only if the tests name its class, `Vector` or `_Node`, and only if the result is an
   object of the sample's again: an object that nobody asked for is given nothing, and no difference
@@ -38,7 +39,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
-from types import FunctionType, TracebackType
+from types import FunctionType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -141,7 +142,8 @@ class Remote:  # noqa: PLW1641 - see below
     def __eq__(self, other: object) -> Any:
         there = number_of(other)
         if there is None:
-            return NotImplemented
+            held = self._line.do("plain", self)
+            return held if held is NotImplemented else held == _plain(other)
         return there == self._number or bool(self._line.do("eq", self, other))
 
     def __ne__(self, other: object) -> Any:
@@ -421,6 +423,11 @@ def number_of(value: object) -> int | None:
     return number if isinstance(number, int) else None
 
 
+def _plain(value: Any) -> Any:
+    """Return what a container of the tests holds that compares with its own kind only."""
+    return vars(value) if type(value) is SimpleNamespace else value
+
+
 def _mirror(
     line: Grader, number: int, name: str, doc: object, bases: list[Any], members: dict[str, str]
 ) -> type:
@@ -598,6 +605,7 @@ class Grader(talking.Line):
                 return args[1][value[1]].value  # type: ignore[index] # the list of arguments
             found = self.unpack(value)
             is_plain = number_of(found) is None or isinstance(found, tuple(BASES))
+            is_plain = is_plain and found is not NotImplemented
             self.told += is_plain and what not in UNTOLD
             if what in {"name", "getattr"}:
                 self._note_name(str(args[-1]), found)

@@ -77,6 +77,12 @@ def test_python_gets_the_share_of_tests_that_it_passes(
     assert score(sandbox, "code_python", text, tests) == expected
 
 
+def test_keys_that_are_one_in_json_are_no_answer(sandbox: Sandbox) -> None:
+    test = [{"call": "f()", "equals": {"1": 2}}]
+    assert score(sandbox, "code_python", "def f(): return {1: 2}", test) == 1.0
+    assert score(sandbox, "code_python", "def f(): return {1: 3, '1': 2}", test) == 0.0
+
+
 @pytest.mark.parametrize("end", ["\u00a0", "\u2028", "\x1c", "\u3000", "\x85"])
 def test_an_output_ends_in_white_space_of_ascii_only(end: str, sandbox: Sandbox) -> None:
     assert score(sandbox, "code_python", f"print('3' + {end!r})", ADD[:1]) == 0.0

@@ -77,6 +77,10 @@ def test_a_worker_reads_numbers_of_any_length(zygote: socket.socket) -> None:
                 ours.sendall(messages.encode(Task(program, 0, text, reference, "", {})))
                 done = read(ours)
                 assert (done.how, done.score) == ("scored", 1.0), done
+        test = f'[{{"call": "f()", "equals": {digits}}}]'
+        code = "def f(): return 10**6000 - 1"
+        ours.sendall(messages.encode(Task("code_python", 0, code, test, "", {})))
+        assert read(ours).score == 1.0
 
 
 def test_what_one_worker_needs_is_imported_once_for_all(
