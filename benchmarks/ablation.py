@@ -94,7 +94,7 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "duty cap": _policy(duty_cap_ppm=PPM),
     "repacking": _policy(repack_every_us=0),
     "reservations": _policy(patience_ppm=None, queue=QueueOrder.LONGEST),
-    "longest first": _policy(queue=QueueOrder.RATIO),
+    "longest first": _policy(queue=QueueOrder.FIFO),
     "making room": _still("making room"),
     "fair turns": _policy(is_fair=False),
     "relief": _still("relief"),

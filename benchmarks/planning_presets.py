@@ -14,8 +14,7 @@ from plexsvc.sim.presets import preset_named
 from plexsvc.sim.run import compare, play
 
 BASELINES = ["isolated_backfill", "pack", "spread", "spread_backfill", "plex"]
-PARTS = ["plex_ratio", "plex_no_repack", "plex_cold"]
-ORDERS = ["fcfs", "sjf", "hrrs", "torn", "no_prefetch", "no_slack", "no_cap"]
+ORDERS = ["fcfs", "sjf", "hrrs", "torn", "no_prefetch"]
 RUNS: dict[str, list[str]] = {
     **{
         f"{count}-job-{model}{sync}": ["plex", "plex_fcfs"]
@@ -24,11 +23,9 @@ RUNS: dict[str, list[str]] = {
         for sync in ("", "-boundary")
     },
     "order-3": ["plex", *(f"plex_{part}" for part in ORDERS)],
-    "churn": ["plex_no_repack", "plex"],
+    "churn": ["plex"],
     "steady": ["spread_backfill", "plex"],
-    "cluster-256": [*BASELINES, *PARTS],
-    "cluster-256-boundary": ["spread_backfill", "plex"],
-    "cluster-256-rollout": ["spread_backfill", "plex"],
+    "cluster-256": [*BASELINES, "plex_cold"],
     "no-gain": ["isolated_backfill", "plex"],
 }
 LOW_IS_WORSE = {"gpu_hours_reduction", "prefetch_hits", "utilisation"}

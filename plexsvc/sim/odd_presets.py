@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from plexsvc.ids import ResidentId, TenantId
-from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Mode, Profile, SyncAt
+from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Mode, Profile
 from plexsvc.sim.cluster import NodeGroup, SimCluster
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.workloads import PHASE_SHARES, Workload, burst, cluster_job
@@ -66,7 +66,6 @@ def tenants(*, seed: int, nodes: int = 8) -> Workload:
             cycles=max(1, round(float(dice.uniform(0.4, 0.6)) * 3600 / period_s)),
             period_s=period_s,
             duty=float(dice.uniform(0.15, 0.40)),
-            sync_at=SyncAt.UPDATE,
         )
         tenant = TenantId("few" if at % 11 == 0 else "many")
         jobs.append(replace(job, demand=replace(job.demand, tenant=tenant)))
@@ -92,7 +91,6 @@ def steady(*, seed: int, jitter: float = 0.02) -> Workload:
             cycles=round(float(dice.uniform(3, 5)) * 3600 / period_s),
             period_s=period_s,
             duty=float(dice.uniform(0.25, 0.45)),
-            sync_at=SyncAt.UPDATE,
         )
         profile = replace(
             job.demand.profile,
@@ -200,7 +198,6 @@ def odd_jobs(shape: Shape, *, seed: int) -> Workload:
             cycles=int(cycles[at]),
             period_s=float(periods_s[at]),
             duty=float(duties[at]),
-            sync_at=SyncAt.UPDATE,
         )
         if shape is Shape.SEVERAL_BURSTS:
             job = replace(job, demand=replace(job.demand, profile=_apart(job.demand.profile)))

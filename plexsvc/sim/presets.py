@@ -118,29 +118,23 @@ def cluster_256(
     *,
     seed: int,
     num_jobs: int = 1200,
-    load: float = 5.0,
-    sync_at: SyncAt = SyncAt.UPDATE,
-    counts_rollout: bool = False,
     duty: tuple[float, float] = (0.15, 0.40),
-    sigma: float = 0.6,
 ) -> Workload:
     """Return 256 nodes of 8 devices under Poisson arrivals of 1,200 jobs at load 5.
 
     Gangs are powers of two from 1 to 32 nodes, equally likely; durations lognormal with mean 3 h
     and sigma 0.6; periods uniform in 60-900 s, duties in 0.15-0.40; rollouts vary by 0.15; switches
-    3-19 s by gang size; one step of staleness; weights are synced after the update or at the
-    boundary (on the critical path). With `counts_rollout` each job also holds a quarter of its
-    gang, rounded up, as rollout nodes of its own.
+    3-19 s by gang size; one step of staleness; weights are synced after the update.
     """
     dice = np.random.default_rng([seed, 256])
     gangs = 2 ** dice.integers(0, 6, num_jobs)
-    durations_s = dice.lognormal(np.log(3 * 3600) - sigma * sigma / 2, sigma, num_jobs)
+    durations_s = dice.lognormal(np.log(3 * 3600) - 0.6**2 / 2, 0.6, num_jobs)
     periods_s = dice.uniform(60, 900, num_jobs)
     duties = dice.uniform(*duty, num_jobs)
     cycles = np.maximum(1, np.rint(durations_s / periods_s)).astype(int)
     cluster = SimCluster(nodes=256, switch=SwitchModel(link_gb_s=25))
     node_s = float((gangs * cycles * periods_s).sum())
-    window_s = node_s / (load * cluster.nodes)
+    window_s = node_s / (5 * cluster.nodes)
     arrivals_s = np.sort(dice.uniform(0, window_s, num_jobs))
     jobs = tuple(
         cluster_job(
@@ -151,15 +145,9 @@ def cluster_256(
             cycles=int(cycles[at]),
             period_s=float(periods_s[at]),
             duty=float(duties[at]),
-            sync_at=sync_at,
         )
         for at in range(num_jobs)
     )
-    if counts_rollout:
-        jobs = tuple(
-            replace(job, demand=replace(job.demand, rollout_units=-(-job.demand.num_units // 4)))
-            for job in jobs
-        )
     return Workload(jobs=jobs, cluster=cluster)
 
 
@@ -217,7 +205,6 @@ def churn(*, seed: int) -> Workload:
                 cycles=max(1, round(hours * float(dice.uniform(0.8, 1.2)) * 3600 / period_s)),
                 period_s=period_s,
                 duty=float(dice.uniform(0.15, 0.40)),
-                sync_at=SyncAt.UPDATE,
             )
         )
     jobs.sort(key=lambda job: job.demand.arrived_us)
@@ -241,8 +228,6 @@ _POOLS: Final[Mapping[str, Callable[..., Workload]]] = {
 PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
     {
         "cluster-256": cluster_256,
-        "cluster-256-boundary": partial(cluster_256, sync_at=SyncAt.BOUNDARY),
-        "cluster-256-rollout": partial(cluster_256, counts_rollout=True),
         "stale-half": partial(stale, factors=(0.5,)),
         "stale-double": partial(stale, factors=(2.0,)),
         "stale-random": partial(stale, factors=(0.5, 1.0, 2.0)),

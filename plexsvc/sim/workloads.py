@@ -17,7 +17,6 @@ from plexsvc.scheduler.core.planning.profile import (
     Mode,
     Profile,
     Segment,
-    SyncAt,
 )
 from plexsvc.sim.cluster import GB, SimCluster
 from plexsvc.sim.jobs import SimJob
@@ -55,7 +54,6 @@ def cluster_job(
     cycles: int,
     period_s: float,
     duty: float,
-    sync_at: SyncAt,
 ) -> SimJob:
     """Return a job with one burst a cycle, whose switch takes 3 to 19 s by its gang."""
     switch_s = 3 + 16 * np.log2(gang) / 5
@@ -66,7 +64,6 @@ def cluster_job(
         period_us=period_us,
         segments=burst(phases),
         mode=Mode.ASYNC1,
-        sync_at=sync_at,
         switch_us=cluster.switch.cost_us(state_gb=state_gb, nodes=gang),
         jitter_ppm=150_000,
     )

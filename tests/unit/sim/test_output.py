@@ -93,5 +93,5 @@ def test_a_run_says_why_it_has_no_ratios(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(PlexError, match="cluster-256, cluster-256-boundary"):
+    with pytest.raises(PlexError, match="cluster-256, stale-half"):
         preset_named("cluster-257", seed=1)

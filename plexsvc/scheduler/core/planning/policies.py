@@ -6,7 +6,7 @@ least busy; both are strict FIFO with two jobs a group and order operations by H
 setting. `*_backfill` let jobs behind a blocked one go. `plex` is the product: up to five jobs a
 group, a duty cap of 0.9, every job's slowdown bound, the longest job first (`docs/scheduling.md`).
 `plex_fcfs`, `plex_sjf` and `plex_hrrs` place like it and order operations so, without prefetch.
-Further `plex_*` turn one of its parts off; `plex_ratio` queues by response ratio.
+`plex_torn` does not keep bursts together, `plex_no_prefetch` brings no state in ahead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class QueueOrder(StrEnum):
     """In which order waiting jobs are offered resources."""
 
     FIFO = "fifo"
-    RATIO = "ratio"
     LONGEST = "longest"
     PATIENT = "patient"
     """Longest first, but a job that has waited for its patience before all others."""
@@ -133,10 +132,6 @@ _ALL: Final = (
     replace(PLEX, name="plex_hrrs", rules=HRRS),
     replace(PLEX, name="plex_torn", rules=replace(PLEX_RULES, keeps_bursts=False)),
     replace(PLEX, name="plex_no_prefetch", rules=replace(PLEX_RULES, prefetches=False)),
-    replace(PLEX, name="plex_no_slack", rules=replace(PLEX_RULES, uses_slack=False)),
-    replace(PLEX, name="plex_no_cap", duty_cap_ppm=PPM, is_bounded=False),
-    replace(PLEX, name="plex_no_repack", repack_every_us=0),
-    replace(PLEX, name="plex_ratio", queue=QueueOrder.RATIO),
 )
 
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _ALL})

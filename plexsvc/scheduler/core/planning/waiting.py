@@ -68,8 +68,6 @@ def _key(demand: Demand, policy: Policy, now_us: int) -> tuple[int, ...]:
     match policy.queue:
         case QueueOrder.FIFO:
             return (demand.arrived_us,)
-        case QueueOrder.RATIO:
-            return (-_ratio_ppm(demand, now_us), demand.arrived_us)
         case QueueOrder.LONGEST:
             return (-demand.expected_us, demand.arrived_us)
         case QueueOrder.PATIENT:
@@ -91,8 +89,3 @@ def _patience_us(demand: Demand, policy: Policy) -> int | None:
     if policy.patience_ppm is None:
         return None
     return max(1, min(demand.expected_us * policy.patience_ppm // PPM, policy.patience_us))
-
-
-def _ratio_ppm(demand: Demand, now_us: int) -> int:
-    expected = max(1, demand.expected_us)
-    return (now_us - demand.arrived_us + expected) * PPM // expected
