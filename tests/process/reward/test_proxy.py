@@ -71,7 +71,7 @@ async def test_files_between_stages_arrive_whether_they_are_small_or_not(
 
 
 async def test_bulky_files_that_wait_lie_on_disk_and_not_in_memory(short: Path) -> None:
-    waiting = 8
+    waiting = 16
     async with served(short, max_workers=3, keep_us=1) as live, asyncio.TaskGroup() as tasks:
         # The second stage holds two of the three processors, and the first goes on with one.
         await live.stub.AddProgram(leaving(16 * MIB, judge="sleep 30"), timeout=CALL_S)
