@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.place.demands import (
     profile_key,
     rollouts_waiting,
 )
-from plexsvc.scheduler.core.planning.planner import RETURN_US
+from plexsvc.scheduler.core.planning.kept import RETURN_US
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve

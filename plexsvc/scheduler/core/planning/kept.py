@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
@@ -22,9 +23,16 @@ from plexsvc.scheduler.core.planning.bounds import lived_with
 from plexsvc.scheduler.core.planning.groups import Resident
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.policies import Policy
-from plexsvc.scheduler.core.planning.profile import Demand
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve
+
+PRESS_US: Final = 60 * SECOND_US
+"""How long a reservation is due before its job may join others up to their own bounds: those that
+can move elsewhere are asked to several times before."""
+
+RETURN_US: Final = 10 * SECOND_US
+"""How long the units that a lost place leaves are kept for jobs that come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,3 +189,24 @@ class Kept:
         del self.reservations[resident_id]
         self.pressed.pop(resident_id, None)
         self.has_reopened = True
+
+    def press(self, now_us: int) -> list[ResidentId]:
+        """Return for whom nobody will leave any more, since their reservation is due for so long.
+
+        One with a granted priority does not wait until it is due.
+        """
+        found = []
+        for resident_id, kept in self.reservations.items():
+            demand = self.waiting[resident_id]
+            since_us = min(kept.due_us, demand.arrived_us) if demand.priority > 0 else kept.due_us
+            is_due = now_us - since_us >= PRESS_US and not kept.lost_place
+            if is_due and resident_id not in self.pressed:
+                self.pressed[resident_id] = None
+                found.append(resident_id)
+        return found
+
+    def keep_left(self, left: Gang, *, group_id: int, now_us: int) -> None:
+        """Keep the units that a job left, since a node was lost, for the return of its group."""
+        units = [unit_id for unit_id in left if unit_id not in self.board.cordoned]
+        self.left = {u: kept for u, kept in self.left.items() if u not in left}
+        self.left.update(dict.fromkeys(units, (now_us + RETURN_US, group_id)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from plexsvc.ids import ResidentId, TenantId, UnitId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import Spot, is_over, lived_with
 from plexsvc.scheduler.core.planning.forecast import forecast
@@ -29,21 +29,14 @@ from plexsvc.scheduler.core.planning.places import (
     whole_groups,
 )
 from plexsvc.scheduler.core.planning.policies import Policy
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
+from plexsvc.scheduler.core.planning.profile import Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
-from plexsvc.scheduler.core.planning.waiting import Aged, in_order, may_reserve
+from plexsvc.scheduler.core.planning.waiting import in_turn, may_reserve
 
 NEVER_US: Final = -(1 << 62)
 
 Claim = Callable[[Demand, Gang], bool]
 """Takes what a job needs besides its place here; False, with nothing taken, if it is not there."""
-
-PRESS_US: Final = 60 * SECOND_US
-"""How long a reservation is due before its job may join others up to their own bounds: those that
-can move elsewhere are asked to several times before."""
-
-RETURN_US: Final = 10 * SECOND_US
-"""How long the units that a lost place leaves are kept for jobs that come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +96,9 @@ class Planner:
         self._queue_news = True
 
     def press(self, *, now_us: int) -> None:
-        """Let jobs join others whose reservation is due for so long that nobody will leave.
-
-        One with a granted priority does not wait until it is due.
-        """
-        for resident_id, kept in self.kept.reservations.items():
-            demand = self.waiting[resident_id]
-            since_us = min(kept.due_us, demand.arrived_us) if demand.priority > 0 else kept.due_us
-            is_due = now_us - since_us >= PRESS_US and not kept.lost_place
-            if is_due and resident_id not in self.kept.pressed:
-                self.kept.pressed[resident_id] = None
-                self.ask_again(resident_id)
+        """Let jobs join others whose reservation is due for so long that nobody will leave."""
+        for resident_id in self.kept.press(now_us):
+            self.ask_again(resident_id)
 
     def withdraw(self, resident_id: ResidentId) -> None:
         """Take a waiting job out of the queue."""
@@ -140,9 +125,7 @@ class Planner:
         """
         group = self.group_of(resident_id)
         there = group.residents[resident_id].units
-        units = [unit_id for unit_id in there if unit_id not in self.board.cordoned]
-        self.kept.left = {u: kept for u, kept in self.kept.left.items() if u not in there}
-        self.kept.left.update(dict.fromkeys(units, (now_us + RETURN_US, group.group_id)))
+        self.kept.keep_left(there, group_id=group.group_id, now_us=now_us)
         return group.group_id
 
     def open(self, unit_id: UnitId) -> None:
@@ -264,7 +247,7 @@ class Planner:
             hopes: dict[int, bool] = {}
             waiting = self._concerned(changed, now_us=now_us)
             blocked: list[Demand] = []
-            for demand in self._in_turn(waiting, now_us=now_us):
+            for demand in in_turn(waiting, self.board, policy=self.policy, now_us=now_us):
                 had_kept = demand.resident_id in self.kept.reservations
                 if had_kept and self._has_new_units and demand.lost_place:
                     self.kept.end(demand.resident_id)  # with what came, less may be missing
@@ -289,17 +272,6 @@ class Planner:
                     self.kept.reserve_for(demand, now_us=now_us)
         self._queue_news = self._has_new_units = False
         return placed
-
-    def _in_turn(self, waiting: Iterable[Demand], *, now_us: int) -> Iterable[Demand]:
-        ordered = in_order(waiting, policy=self.policy, now_us=now_us)
-        if not self.policy.is_fair:
-            return ordered
-        aged = Aged(ordered, policy=self.policy, now_us=now_us)
-
-        def turn(demand: Demand) -> tuple[TenantId, tuple[int, ...]]:
-            return demand.tenant, aged.rank(demand)
-
-        return self.board.shares.in_turn(ordered, kind=self.board.kind, turn=turn)
 
     def _concerned(self, changed: Iterable[Group], *, now_us: int) -> Iterable[Demand]:
         """Return who of those that wait may find a place now, or keeps others from one.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.policies import Policy, QueueOrder
 from plexsvc.scheduler.core.planning.profile import PPM, Demand
+from plexsvc.scheduler.core.planning.shares import Turn
 
 _PATIENCES: Final = 2
 """Of its patiences that a job waits before it has the highest priority somebody waits with."""
@@ -24,6 +26,21 @@ def in_order(demands: Iterable[Demand], *, policy: Policy, now_us: int) -> list[
         return (*aged.rank(demand), *_key(demand, policy, now_us))
 
     return sorted(waiting, key=key)
+
+
+def in_turn(
+    demands: Iterable[Demand], board: Board, *, policy: Policy, now_us: int
+) -> Iterable[Demand]:
+    """Return waiting jobs in the policy's order; if it is fair, with their tenants in turn."""
+    ordered = in_order(demands, policy=policy, now_us=now_us)
+    if not policy.is_fair:
+        return ordered
+    aged = Aged(ordered, policy=policy, now_us=now_us)
+
+    def turn(demand: Demand) -> Turn:
+        return demand.tenant, aged.rank(demand)
+
+    return board.shares.in_turn(ordered, kind=board.kind, turn=turn)
 
 
 class Aged:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
-from plexsvc.scheduler.core.planning.planner import PRESS_US, RETURN_US, Planner
+from plexsvc.scheduler.core.planning.kept import PRESS_US, RETURN_US
+from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
