@@ -20,6 +20,9 @@ from typing import Final, Literal, assert_never
 
 import numpy as np
 
+from benchmarks.rlboost.engine import EngineProfile
+from benchmarks.rlboost.floor import DEPLOYMENT
+from benchmarks.rlboost.timeline import Timeline
 from benchmarks.rose.coserved import CoservedDevice, Sharing
 from benchmarks.rose.stepped import Job, SteppedEngine
 from benchmarks.rose.traffic import Request
@@ -31,9 +34,6 @@ from plexsvc.rollout.core.instances import DEDICATED, SERVING
 from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.lending import Objectives
 from plexsvc.rollout.core.machine import RolloutCore
-from plexsvc.sim.rollout.engine import EngineProfile
-from plexsvc.sim.rollout.floor import DEPLOYMENT
-from plexsvc.sim.rollout.timeline import Timeline
 
 KEY: Final = (0, 0)
 """Of the one sample of a turn."""

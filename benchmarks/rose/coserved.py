@@ -17,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.rlboost.timeline import Timeline
 from benchmarks.rose.stepped import MAX_STEP_TOKENS, Job, Planned, SteppedEngine
 from benchmarks.rose.traffic import Request
 from plexsvc.rollout.core.lending import Guest, Lender, Objectives, Serving, Turn
 from plexsvc.rollout.core.lent_memory import Leases, MemoryBudget
-from plexsvc.sim.rollout.timeline import Timeline
 
 POLL_US: Final = 2_000
 """Between two looks whether a guest that has to wait may step."""

@@ -17,12 +17,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from benchmarks.rose.agentic import AgenticOutcome, AgenticRun, AgenticWorkload, Agents, Way
-from benchmarks.rose.coserved import CoservedDevice, Sharing, latency
-from benchmarks.rose.traffic import Request, Traffic
-from plexsvc.rollout.core.lending import Objectives
-from plexsvc.sim.rollout.engine import EngineProfile
-from plexsvc.sim.rollout.presets import (
+from benchmarks.rlboost.engine import EngineProfile
+from benchmarks.rlboost.settings import (
     DECODE_SHARE,
     H100_BYTES,
     H100_BYTES_S,
@@ -33,6 +29,10 @@ from plexsvc.sim.rollout.presets import (
     TRAIN_SHARE,
     ModelSize,
 )
+from benchmarks.rose.agentic import AgenticOutcome, AgenticRun, AgenticWorkload, Agents, Way
+from benchmarks.rose.coserved import CoservedDevice, Sharing, latency
+from benchmarks.rose.traffic import Request, Traffic
+from plexsvc.rollout.core.lending import Objectives
 
 LINK_BYTES_S: Final = 200e9 / 8
 """Between training and serving; every lender pulls all weights over it."""

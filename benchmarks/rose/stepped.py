@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from benchmarks.rlboost.engine import EngineProfile
 from plexsvc.rollout.core.step_times import Step
-from plexsvc.sim.rollout.engine import EngineProfile
 
 MAX_STEP_TOKENS: Final = 2048
 """Of a step that nobody bounds: vLLM's default."""

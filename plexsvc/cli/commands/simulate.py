@@ -11,7 +11,6 @@ import typer
 
 if TYPE_CHECKING:
     from plexsvc.scheduler.core.planning.policies import Policy
-    from plexsvc.sim.rollout.run import StepRecord
     from plexsvc.sim.summary import Summary
     from plexsvc.sim.workloads import Workload
 
@@ -22,10 +21,6 @@ def simulate(
     ] = None,
     cluster: Annotated[Path | None, typer.Option(help="JSON file of the cluster.")] = None,
     preset: Annotated[str | None, typer.Option(help="A named workload: cluster-256, ...")] = None,
-    rollout: Annotated[
-        str | None,
-        typer.Option(help="Rollouts of one job instead: rlboost-a-14b, spot-3-8b, ..., or a file."),
-    ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(help="plex (the default), isolated, pack, spread_backfill, ...; repeatable."),
@@ -56,11 +51,6 @@ def simulate(
     """
     from plexsvc.scheduler.core.planning.policies import policy_named
 
-    if rollout is not None:
-        if trace or cluster or preset or policy or cold or unknown_lengths:
-            raise typer.BadParameter("--rollout takes --seed, --out, --export and --json alone")
-        _roll_out(rollout, seed=seed, out=out, export=export, json=json)
-        return
     chosen = [policy_named(name) for name in policy or ["plex"]]
     workload = _workload(
         trace, cluster=cluster, preset=preset, seed=seed, has_lengths=not unknown_lengths
@@ -71,44 +61,6 @@ def simulate(
     what = f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes"
     title = f"{trace.name if trace else preset}, seed {seed}{', cold' if cold else ''}: {what}"
     _play(workload, chosen, seed=seed, cold=cold, out=out, title=title, json=json)
-
-
-def _roll_out(name: str, *, seed: int, out: Path | None, export: Path | None, json: bool) -> None:
-    """Play rollouts of a preset or a file, or write them to a file."""
-    from plexsvc.sim.files import make_directory
-    from plexsvc.sim.rollout.presets import rollout_preset
-    from plexsvc.sim.rollout.report import PICTURE, compare_rollouts, draw
-    from plexsvc.sim.rollout.workload import read_workload, write_workload
-
-    is_file = name.endswith(".json")
-    workload = read_workload(Path(name)) if is_file else rollout_preset(name)
-    if export is not None:
-        make_directory(export)
-        path = write_workload(export, workload)
-        command = f"plexctl simulate --rollout {path}"
-        typer.echo(jsonlib.dumps({"rollout": str(path)}) if json else command)
-        return
-    if out is not None:
-        make_directory(out, without=("summary.json", PICTURE))
-    summary, outcomes = compare_rollouts(workload, seed=seed, told=_tell_step)
-    told = jsonlib.dumps(summary)
-    if out is not None:
-        (out / "summary.json").write_text(told + "\n", encoding="utf-8")
-        draw(out / PICTURE, outcomes, title=f"{workload.name}, seed {seed}")
-    if json:
-        typer.echo(told)
-        return
-    for field, value in summary.items():
-        if field != "runs":
-            typer.echo(f"{field:22} {value}")
-    for policy, one in summary["runs"].items():
-        speed, cheapness = one["tokens_per_s"], one["tokens_per_dollar"]
-        typer.echo(f"{policy:22} {speed:.0f} tokens/s, {cheapness:.0f} tokens/$")
-
-
-def _tell_step(policy: str, step: StepRecord) -> None:
-    at_s, took_s = step.ended_us / 1e6, (step.ended_us - step.began_us) / 1e6
-    typer.echo(f"{policy}: {at_s:.0f} s, a step of {took_s:.0f} s", err=True)
 
 
 def _play(

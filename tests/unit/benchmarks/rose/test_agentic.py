@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.rlboost.engine import EngineProfile
 from benchmarks.rose.agentic import AgenticRun, AgenticWorkload, Agents, Way
 from benchmarks.rose.coserved import Sharing, latency
 from benchmarks.rose.traffic import Traffic
 from plexsvc.rollout.core.lending import Objectives
-from plexsvc.sim.rollout.engine import EngineProfile
 
 PROFILE = EngineProfile(
     fixed_us=20_000, each_us=500, context_us=0.1, prefill_us=40, kv_tokens=60_000, batch=16

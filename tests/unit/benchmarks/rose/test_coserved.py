@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
+from benchmarks.rlboost.engine import EngineProfile
+from benchmarks.rlboost.timeline import Timeline
 from benchmarks.rose.coserved import CoservedDevice, Sharing, latency
 from benchmarks.rose.stepped import Job, SteppedEngine
 from benchmarks.rose.traffic import Request
 from plexsvc.rollout.core.lending import Objectives
-from plexsvc.sim.rollout.engine import EngineProfile
-from plexsvc.sim.rollout.timeline import Timeline
 
 SERVING = EngineProfile(
     fixed_us=8_000, each_us=20, context_us=0.02, prefill_us=30, kv_tokens=200_000, batch=64

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.rlboost.engine import EngineProfile
 from benchmarks.rose.stepped import Job, SteppedEngine
-from plexsvc.sim.rollout.engine import EngineProfile
 
 PROFILE = EngineProfile(
     fixed_us=1000, each_us=10, context_us=0.1, prefill_us=2, kv_tokens=1000, batch=4

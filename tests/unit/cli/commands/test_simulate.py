@@ -88,23 +88,3 @@ def test_a_cluster_file_with_faults_and_events_is_played_warm_and_cold(
 
 def test_a_negative_seed_is_misuse(app: typer.Typer) -> None:
     assert CliRunner().invoke(app, ["--preset", "two-job-7b", "--seed", "-1"]).exit_code == 2
-
-
-def test_a_rollout_of_a_file_comes_to_one_line_of_json(app: typer.Typer, tmp_path: Path) -> None:
-    run = CliRunner()
-    made = run.invoke(app, ["--rollout", "spot-2-8b", "--export", str(tmp_path), "--json"])
-    path = Path(json.loads(made.stdout)["rollout"])
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps(values | {"prompts": 8, "duration_us": 1_000_000}))
-    done = run.invoke(app, ["--rollout", str(path), "--json", "--out", str(tmp_path / "out")])
-    assert done.exit_code == 0, done.exception
-    summary = json.loads(done.stdout)
-    assert list(summary["runs"]) == ["reserved", "plain", "plex"]
-    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary
-    assert (tmp_path / "out" / "rollout.png").stat().st_size > 1000
-    assert "a step of" in done.stderr
-
-
-def test_a_rollout_takes_no_options_of_clusters(app: typer.Typer) -> None:
-    done = CliRunner().invoke(app, ["--rollout", "spot-2-8b", "--preset", "cluster-256"])
-    assert done.exit_code == 2

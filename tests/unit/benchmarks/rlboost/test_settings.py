@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.rlboost.settings import PRESETS, SEGMENTS, rollout_preset
 from plexsvc.errors import PlexError
-from plexsvc.sim.rollout.presets import PRESETS, SEGMENTS, rollout_preset
 
 TABLE_5 = {"a": (6.53, 13, 8), "b": (4.58, 8, 9), "c": (6.06, 6, 2)}
 

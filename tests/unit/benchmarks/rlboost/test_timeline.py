@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plexsvc.sim.rollout.timeline import Timeline
+from benchmarks.rlboost.timeline import Timeline
 
 
 def test_things_happen_in_time_and_together_in_the_order_told() -> None:

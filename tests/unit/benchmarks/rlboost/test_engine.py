@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.rlboost.engine import Engine, EngineProfile, Task
 from plexsvc.rollout.core.events import Arrival, SampleKey
-from plexsvc.sim.rollout.engine import Engine, EngineProfile, Task
 
 PROFILE = EngineProfile(
     fixed_us=1000, each_us=50, context_us=0.5, prefill_us=10, kv_tokens=10_000, batch=4

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+from benchmarks.rlboost.engine import Engine, Spent, Task
+from benchmarks.rlboost.timeline import Timeline
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, OperationId, VersionId
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
-from plexsvc.sim.rollout.engine import Engine, Spent, Task
-from plexsvc.sim.rollout.timeline import Timeline
 
 DEPLOYMENT: Final = DeploymentId("job/rollout")
 MAX_EVENTS: Final = 20_000_000

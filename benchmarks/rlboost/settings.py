@@ -14,9 +14,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from benchmarks.rlboost.engine import EngineProfile
+from benchmarks.rlboost.workload import LengthModel, RolloutWorkload, Spot, SpotChange, Trainer
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.sim.rollout.engine import EngineProfile
-from plexsvc.sim.rollout.workload import LengthModel, RolloutWorkload, Spot, SpotChange, Trainer
 
 SECOND_US: Final = 1_000_000
 GIB: Final = 1 << 30

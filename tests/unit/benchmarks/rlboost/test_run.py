@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from plexsvc.sim.rollout.presets import fixed, rlboost
-from plexsvc.sim.rollout.run import POLICIES, RolloutOutcome, RolloutRun
-from plexsvc.sim.rollout.workload import LengthModel, RolloutWorkload
+from benchmarks.rlboost.run import POLICIES, RolloutOutcome, RolloutRun
+from benchmarks.rlboost.settings import fixed, rlboost
+from benchmarks.rlboost.workload import LengthModel, RolloutWorkload
 
 
 def small(workload: RolloutWorkload, *, hours: float = 0.15) -> RolloutWorkload:

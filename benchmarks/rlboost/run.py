@@ -17,6 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
+from benchmarks.rlboost.engine import Engine, Spent
+from benchmarks.rlboost.floor import DEPLOYMENT, Floor, Unit
+from benchmarks.rlboost.workload import RolloutWorkload
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
 from plexsvc.rollout.core import events, pool
@@ -25,9 +28,6 @@ from plexsvc.rollout.core.instances import RESERVED, SPOT
 from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.rollout.core.pool import Pool, State
 from plexsvc.rollout.core.seeding import Seeding, StepTimes
-from plexsvc.sim.rollout.engine import Engine, Spent
-from plexsvc.sim.rollout.floor import DEPLOYMENT, Floor, Unit
-from plexsvc.sim.rollout.workload import RolloutWorkload
 
 HOUR_US: Final = 3_600_000_000
 TAKEN: Final = PlexError(ErrorCode.UNAVAILABLE, "its spot device was taken back")

@@ -10,8 +10,8 @@ from typing import Annotated, Final, TypeAlias
 import numpy as np
 from msgspec import Meta
 
+from benchmarks.rlboost.engine import EngineProfile
 from plexsvc.sim.files import Count, Source, text_of
-from plexsvc.sim.rollout.engine import EngineProfile
 
 Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 Time: TypeAlias = Annotated[int, Meta(ge=0, le=10**15)]

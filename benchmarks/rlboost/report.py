@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from plexsvc.sim.rollout.run import (
+from benchmarks.rlboost.run import (
     HOUR_US,
     POLICIES,
     RolloutOutcome,
     RolloutRun,
     StepRecord,
 )
-from plexsvc.sim.rollout.workload import RolloutWorkload
-
-PICTURE: Final = "rollout.png"
+from benchmarks.rlboost.workload import RolloutWorkload
 
 
 def compare_rollouts(
@@ -96,25 +93,3 @@ def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
         name: float(f"{value:.6g}") if isinstance(value, float) else value
         for name, value in values.items()
     }
-
-
-def draw(path: Path, outcomes: Mapping[str, RolloutOutcome], *, title: str) -> None:
-    """Draw spot instances over time, and the throughput of each step under each policy."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    counts, speeds = figure.subplots(2, 1, sharex=True)
-    for name, outcome in outcomes.items():
-        at_h = [at_us / HOUR_US for at_us, _ in outcome.counts]
-        counts.step(at_h, [count for _, count in outcome.counts], where="post", label=name)
-        ends = [step.ended_us / HOUR_US for step in outcome.steps]
-        speeds.step([0, *ends], _speeds(outcome.steps), where="pre", label=name)
-    counts.set(ylabel="spot instances that serve", title=title)
-    speeds.set(ylabel="tokens a second", xlabel="hours", ylim=(0, None))
-    speeds.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, dpi=120)
-
-
-def _speeds(steps: Sequence[StepRecord]) -> list[float]:
-    found = [step.tokens * 1e6 / (step.ended_us - step.began_us) for step in steps]
-    return [found[0], *found]

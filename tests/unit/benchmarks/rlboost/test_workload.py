@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.rlboost.settings import rollout_preset
+from benchmarks.rlboost.workload import LengthModel, read_workload, write_workload
 from plexsvc.errors import PlexError
-from plexsvc.sim.rollout.presets import rollout_preset
-from plexsvc.sim.rollout.workload import LengthModel, read_workload, write_workload
 
 
 def test_a_written_workload_is_read_the_same(tmp_path: Path) -> None:

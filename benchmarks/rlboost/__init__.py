@@ -1,0 +1,1 @@
+"""Simulated job on training devices and spot instances, in the settings of RLBoost."""

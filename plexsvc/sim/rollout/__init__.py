@@ -1,1 +1,0 @@
-"""Simulation of rollouts: the cores of `plexsvc.rollout.core` over engines that are profiles."""
