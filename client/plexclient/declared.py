@@ -16,6 +16,9 @@ from plexclient.wire.v1 import service_pb2
 SEEDING: Final = "-reserved"
 """Ends the name of the deployment that a rollout's engines on training devices are."""
 
+DURABILITIES: Final = ("none", "step")
+"""What a deployment goes on from when its processes die: nothing, or its last step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Declared:
@@ -42,6 +45,7 @@ class Declared:
     instances: int | Elastic | None = None
     kv_cache_bytes: int = 0
     max_logprob_gap: float = 0.0
+    durability: str = "none"
 
     def to_wire(self, job_id: JobId) -> service_pb2.CreateDeploymentRequest:
         """Return the request for it.
@@ -80,6 +84,11 @@ class Declared:
         role = self.role or default_role(self.name, backend=self.backend)
         if role not in ROLES:
             raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(ROLES)}")
+        if self.durability not in DURABILITIES:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"durability={self.durability!r}: a deployment has {' or '.join(DURABILITIES)}",
+            )
         num_instances, others = instances_to_wire(role, self.instances)
         elastic = self.instances if isinstance(self.instances, Elastic) else Elastic()
         trains = elastic.reserved and not elastic.has_window
@@ -106,4 +115,5 @@ class Declared:
             where_it_trains=trains,
             kv_cache_bytes=whole("kv_cache_bytes", self.kv_cache_bytes, most=2**63 - 1),
             max_logprob_gap=real("max_logprob_gap", self.max_logprob_gap, least=0),
+            is_durable=self.durability == "step",
         )

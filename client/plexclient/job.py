@@ -154,6 +154,7 @@ class Job:
         instances: int | Elastic | None = None,
         kv_cache_bytes: int = 0,
         max_logprob_gap: float = 0.0,
+        durability: str = "none",
     ) -> Future[Any]:
         """Return deployment `name`, ready: an Actor, Critic, Reference or Rollout by its role.
 
@@ -174,6 +175,9 @@ class Job:
         than that from the actor's own. It costs one more forward pass, and is for loops on policy:
         what is trained on after a `step` must differ.
 
+        `durability="step"` of an actor or critic keeps a copy of its state in host memory after
+        each `step`. When one of its processes dies, it is rebuilt and the loop sees a pause.
+
         Raises:
             PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,
                 `deployment_failed`, `operation_timeout`.
@@ -192,6 +196,7 @@ class Job:
             instances=instances,
             kv_cache_bytes=kv_cache_bytes,
             max_logprob_gap=max_logprob_gap,
+            durability=durability,
         )
         request, seeding = declared.to_wire(self.job_id), declared.seeding(self.job_id)
         self._check_open(f"deploy({name!r})")

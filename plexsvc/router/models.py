@@ -68,6 +68,12 @@ def check_spec(spec: service_pb2.DeploymentSpec) -> None:
         raise bad_request("backend 'fsdp' computes in float32; use that, or backend 'megatron'")
     if spec.max_logprob_gap and spec.role != "actor":
         raise bad_request(f"role {spec.role!r} has no policy loss that max_logprob_gap could bound")
+    if spec.is_durable and spec.role not in {"actor", "critic"}:
+        raise bad_request(
+            f"role {spec.role!r} takes no step after which its state could be kept; give "
+            "durability='step' to an actor or a critic",
+            field="DeploymentSpec.is_durable",
+        )
     _check_instances(spec)
     _check_optimizer(spec)
     _check_degrees(spec)

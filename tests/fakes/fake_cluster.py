@@ -83,7 +83,9 @@ class Behaviour:
     """Payloads by node and staging id."""
     progress: int = 0
     hangs: set[str] = field(default_factory=set)
-    """Methods of state managers that never answer."""
+    """Methods of state managers that do not answer."""
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when they do, after all."""
     worked: Counter[str] = field(default_factory=Counter)
     """Bytes that state managers worked on, by WPG."""
     executing: int = 0
@@ -92,7 +94,7 @@ class Behaviour:
     async def may_hang(self, method: str) -> None:
         """Return unless the test wants this method to hang."""
         if method in self.hangs:
-            await asyncio.Event().wait()
+            await self.answers.wait()
 
     async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         """Run an operation as the test wants it run."""
@@ -196,7 +198,9 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
             statemanager_pb2.WpgState(wpg_id=wpg_id, worked_bytes=nbytes)
             for wpg_id, nbytes in self._behaviour.worked.items()
         ]
-        return statemanager_pb2.InventoryReply(host_bytes_used=11, wpgs=wpgs)
+        return statemanager_pb2.InventoryReply(
+            host_bytes_used=11, staging_bytes_total=1 << 20, wpgs=wpgs
+        )
 
     async def Stage(
         self, request_iterator: AsyncIterator[service_pb2.StageRequest], context: Any

@@ -163,6 +163,7 @@ class FakeWorld:
         state_bytes: int = 0,
         version_bytes: int = 0,
         instance_bytes: int = 0,
+        durable: bool = False,
     ) -> list[Action]:
         """Request a deployment."""
         asked = wanted(job, name, devices=devices, rollout=rollout)
@@ -175,6 +176,7 @@ class FakeWorld:
                 where_it_trains=where_it_trains,
                 state_bytes=state_bytes,
                 instance_bytes=instance_bytes,
+                is_durable=durable,
                 version_bytes=version_bytes or (0 if rollout else self.version_bytes),
             )
         )
@@ -200,6 +202,7 @@ class FakeWorld:
         rollout: bool = False,
         shared: bool = False,
         instance_bytes: int = 0,
+        durable: bool = False,
     ) -> None:
         """Open a job if need be, deploy, and report everything until nothing is open."""
         if JobId(job) not in self.core.view.jobs:
@@ -211,6 +214,7 @@ class FakeWorld:
             rollout=rollout,
             shared=shared,
             instance_bytes=instance_bytes,
+            durable=durable,
         )
         self.drain()
 
@@ -359,6 +363,7 @@ class FakeWorld:
                     is_refusal=False,
                     run_us=500,
                     digest="",
+                    wpg_id=order.wpg_id,
                 )
             case MoveState() if fault is not None:
                 return MoveFailed(

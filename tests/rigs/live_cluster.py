@@ -117,6 +117,11 @@ class LiveCluster:
         """Do what `plexctl job move JOB` does."""
         self._call("MoveJob", service_pb2.MoveJobRequest(job_id=job_id))
 
+    def explain(self, job_id: str) -> str:
+        """Do what `plexctl explain JOB` does."""
+        reply = self._call("ExplainOperation", service_pb2.ExplainRequest(job_id=job_id))
+        return "\n".join([reply.text, *reply.facts])
+
     def timeline(self) -> list[service_pb2.Span]:
         """Return what the devices did."""
         return list(self._call("Timeline", service_pb2.TimelineRequest()).spans)

@@ -55,6 +55,7 @@ class Rig:
         role: str = "actor",
         shared: bool = False,
         instances: int = 0,
+        durable: bool = False,
     ) -> service_pb2.Deployment:
         """Bring a deployment up."""
         spec = service_pb2.DeploymentSpec(
@@ -62,6 +63,7 @@ class Rig:
             backend="vllm" if role == "rollout" else "noop",
             shares_devices=shared,
             num_instances=instances,
+            is_durable=durable,
         )
         spec.parallel.tp = tp
         return await self.scheduler.call(

@@ -13,7 +13,7 @@ import pytest
 import plexclient as plex
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.scheduler.core.vocabulary import RelocationStage
-from plexsvc.scheduler.ledger.jobs import Published
+from plexsvc.scheduler.ledger.held import Published
 from plexsvc.scheduler.orders.reach import Reach
 from tests.rigs.inner_cluster import Gate, InnerCluster, node, start_inner
 from tests.rigs.waiting import wait_until

@@ -17,6 +17,7 @@ from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclared
 from plexsvc.scheduler.faults import error_of
+from plexsvc.scheduler.ledger.durable import Durable
 from plexsvc.scheduler.ledger.jobs import (
     DeploymentRecord,
     JobRecord,
@@ -178,6 +179,7 @@ def _new_record(
         max_sequence_length=longest,
         model_files=facts.files,
         instance_bytes=_instance_bytes(spec, facts, scheduler.config),
+        durable=Durable() if spec.is_durable else None,
     )
 
 
@@ -198,6 +200,7 @@ def _wanted(
         is_shared=spec.shares_devices,
         where_it_trains=spec.where_it_trains,
         instance_bytes=record.instance_bytes,
+        is_durable=spec.is_durable,
         name=record.name,
         model=spec.model,
         layout=_layout(spec),

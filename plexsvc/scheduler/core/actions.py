@@ -129,6 +129,27 @@ class CutOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepState:
+    """Copy the state that an operation left, for a deployment to start from if its processes die.
+
+    The core does not wait for it; an operation that writes weights does.
+    """
+
+    wpg_id: WpgId
+    seq: int
+    lease_no: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentLost:
+    """Record that a deployment's processes died, and hold the `Initialize` that rebuilds it."""
+
+    deployment_id: DeploymentId
+    initialize_id: OperationId
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RelocationChanged:
     """Record and announce how far a relocation is, or why it ended."""
 
@@ -231,6 +252,8 @@ Action = (
     | CarryState
     | DropCarried
     | CutOver
+    | KeepState
+    | DeploymentLost
     | RelocationChanged
     | AnswerOperation
     | RefuseOperation

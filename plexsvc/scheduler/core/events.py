@@ -109,6 +109,9 @@ class DeploymentRequested(Fact):
     instance_bytes: int = 0
     """Of a shared one: what an instance takes of its device; 0: all."""
 
+    is_durable: bool = False
+    """Whether it goes on from its last step when its processes die."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentsDeclared(Fact):
@@ -251,6 +254,9 @@ class OperationFinished(Fact):
 
     nbytes: int = 0
     """Bytes of its payload and of its result."""
+
+    wpg_id: WpgId | None = None
+    """Where it ran; None: not known. Its deployment may have another WPG by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

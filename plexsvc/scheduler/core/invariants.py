@@ -57,7 +57,7 @@ def _check_device(cluster: Cluster, device: Device) -> None:
         assert device.holder == executing[0], (device, executing)
     if device.holder is not None:
         holder = cluster.wpgs[device.holder]
-        is_stopping = holder.state is WpgState.STOPPING
+        is_stopping = holder.state is WpgState.STOPPING or holder.is_lost
         assert holder.switch is not None or holder.running or is_stopping, (device, holder)
         assert holder.lease_no == device.lease_no, (device, holder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +41,8 @@ from plexsvc.scheduler.core.vocabulary import (
 
 HELD = frozenset({RelocationStage.CARRYING, RelocationStage.RESTORING})
 """Stages of a relocation in which the deployment's operations wait."""
+
+OPERATION_ID_BYTES: Final = 16
 
 MAX_REMEMBERED_IDS: Final = 8192
 """Ids of a job's released operations, and of those turned away, that dependants and late repeats
@@ -219,6 +222,7 @@ class Deployment:
     is_shared: bool = False
     where_it_trains: bool = False
     instance_bytes: int = 0
+    is_durable: bool = False
     declared_with: tuple[DeploymentId, ...] = ()
     """All that its job declared in one call, itself included; empty: it came alone."""
 
@@ -245,18 +249,32 @@ class Deployment:
     relocation_fault: Fault | None = None
     stays_until_us: int = 0
     """Until when it is not asked to move again."""
+    lost: Fault | None = None
+    """Why its processes died, until others have its state; `life/rebuilding.py` says how."""
+    lost_us: int = 0
+    losses: int = 0
+    """How often they died since it last applied an operation."""
 
     @property
     def resident_id(self) -> ResidentId:
         """Return its name in planning."""
         return ResidentId(self.deployment_id)
 
+    def initialize_id_of(self, incarnation: int) -> OperationId:
+        """Return the id of an incarnation's `Initialize`: of its own, the same on every replay."""
+        if incarnation == 1:
+            return self.initialize_id
+        name = f"{self.initialize_id.hex()}/{incarnation}".encode()
+        return OperationId(hashlib.blake2b(name, digest_size=OPERATION_ID_BYTES).digest())
+
     @property
     def is_held(self) -> bool:
-        """Whether its operations wait for it to arrive on other devices.
+        """Whether its operations wait for it to arrive on other devices, or to be rebuilt.
 
         Instances have no window to close, so nothing new starts on them once their successors wait.
         """
+        if self.lost is not None:
+            return True
         if self.relocation is None:
             return False
         is_waiting = self.relocation.stage is RelocationStage.WAITING
@@ -290,6 +308,8 @@ class Wpg:
     """Of a rollout: whether its instances sleep while others have their devices."""
 
     state: WpgState = WpgState.SPAWNING
+    is_lost: bool = False
+    """Whether its state is gone; it only waits until what works from copies of it has ended."""
     initialize: Operation | None = None
     """Its first operation, from when its ranks are up until it starts."""
 

@@ -83,6 +83,12 @@ def _deployment_story(
         return f"waits for devices since {since}: {_no_place(cluster, deployment)}", []
     facts = [f"{wpg.wpg_id} is {wpg.state}, its state on {wpg.residency}, at {_where(wpg)}"]
     facts += _plan(cluster, deployment)
+    if deployment.lost is not None:
+        since = _ago(now_us - deployment.lost_us)
+        return (
+            f"is rebuilt from its last durable step since {since}: {deployment.lost.message}",
+            facts,
+        )
     if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
         return "waits for its processes to come up", facts
     facts += [

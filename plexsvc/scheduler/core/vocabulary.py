@@ -48,6 +48,10 @@ AFTER_WRITING: Final = COPYING_KINDS | {OperationKind.LOAD}
 make another copy, or read what is being written."""
 
 
+WRITING_KINDS: Final = frozenset({OperationKind.STEP, OperationKind.LOAD, OperationKind.PULL})
+"""Kinds that may change a deployment's parameters."""
+
+
 class OperationState(StrEnum):
     """Where an operation is in its life."""
 

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from plexclient.specs import Parallel
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, VersionId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -21,6 +21,8 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationKind,
     Place,
 )
+from plexsvc.scheduler.ledger.durable import Durable
+from plexsvc.scheduler.ledger.held import Held, Published
 from plexsvc.scheduler.ledger.training import Training
 from plexsvc.store.rows import QuotaRow
 
@@ -79,6 +81,8 @@ class DeploymentRecord:
     acked_seq: int = 0
     former_nodes: tuple[NodeId, ...] = ()
     """Where it ran before: results and published versions may still lie there."""
+    durable: Durable | None = None
+    """What it is rebuilt from when its processes die, if it is."""
     versions: bytes = b""
     """Its published versions, as the store keeps them (`orders/versions.py`)."""
 
@@ -123,35 +127,6 @@ class WpgRecord:
     def is_rollout(self) -> bool:
         """Whether the rollout manager runs its operations."""
         return self.deployment.is_rollout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A frozen version of a WPG's state, and the nodes that hold pieces of it."""
-
-    version: VersionId
-    nodes: tuple[NodeId, ...]
-    nbytes: tuple[int, ...] = ()
-    """What each node holds, once all do."""
-    parts: tuple[str, ...] = ()
-    """The name of what each holds; nodes of one name hold the same."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Held:
-    """An operation from its submission to its answer."""
-
-    operation: operations_pb2.Operation
-    kind: OperationKind
-    nbytes: int
-    submitted_us: int
-    result: operations_pb2.OperationResult | None = None
-    digest: str = ""
-    lease_no: int = 0
-    staged_on: tuple[NodeId, ...] = ()
-    """Nodes whose staging memory has its payload."""
-    copies: Published | None = None
-    """What an `Initialize` starts from instead of the model's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

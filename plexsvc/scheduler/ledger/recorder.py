@@ -23,15 +23,9 @@ from plexsvc.scheduler.core.vocabulary import (
 from plexsvc.scheduler.faults import WIRE_STATES, refusal
 from plexsvc.scheduler.handler import Handler
 from plexsvc.scheduler.ledger import messages, profiles, rows
-from plexsvc.scheduler.ledger.jobs import (
-    Copies,
-    DeploymentRecord,
-    Held,
-    JobRecord,
-    Published,
-    Registry,
-    WpgRecord,
-)
+from plexsvc.scheduler.ledger.durable import Rebuilt
+from plexsvc.scheduler.ledger.held import Held, Published
+from plexsvc.scheduler.ledger.jobs import Copies, DeploymentRecord, JobRecord, Registry, WpgRecord
 from plexsvc.scheduler.ledger.results import Result, ResultBook, staged_ids
 from plexsvc.scheduler.ledger.waiters import Waiters
 from plexsvc.store.rows import NodeRow, OperationGone, OperationRow, Row
@@ -75,6 +69,7 @@ class Recorder:
             Handler(actions.AnswerOperation, self.answer),
             Handler(actions.RefuseOperation, self.refuse),
             Handler(actions.DeploymentChanged, self.deployment_changed),
+            Handler(actions.DeploymentLost, self.deployment_lost),
             Handler(actions.JobChanged, self.job_changed),
             Handler(actions.RelocationChanged, self.relocation_changed),
             Handler(actions.KeepProfile, self.keep_profile),
@@ -331,6 +326,18 @@ class Recorder:
             self._registry.let_go(record.initialize_id)
         log.info("deployment changed", deployment=action.deployment_id, state=action.state)
         self._add(rows.deployment(record))
+
+    def deployment_lost(self, action: actions.DeploymentLost) -> None:
+        """Hold the `Initialize` that rebuilds a deployment, and note since when it is lost."""
+        record = self._registry.deployments[action.deployment_id]
+        initialize = messages.initialize(record, action.initialize_id)
+        self.hold(initialize, OperationKind.INITIALIZE)
+        log.warning("deployment lost", deployment=action.deployment_id, why=action.fault.message)
+        if record.durable is not None:
+            lost_us = self._clock.monotonic_us()
+            if record.durable.pause is not None and record.durable.is_lost:
+                lost_us = record.durable.pause.lost_us
+            record.durable.pause = Rebuilt(why=action.fault.message, lost_us=lost_us)
 
     def job_changed(self, action: actions.JobChanged) -> None:
         """Announce a job's state."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, OperationId, TenantId
+from plexsvc.scheduler.core.actions import DeploymentLost
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.view import ClusterView
@@ -23,6 +24,7 @@ from plexsvc.scheduler.core.vocabulary import (
     WpgState,
 )
 from plexsvc.scheduler.ledger import messages, rows
+from plexsvc.scheduler.ledger.durable import Durable
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord, Registry, WpgRecord
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.store.rows import DeploymentRow, JobRow, OperationRow, Row
@@ -83,9 +85,18 @@ def _restore_operations(registry: Registry, recorder: Recorder, view: ClusterVie
         elif operation.kind is not OperationKind.INITIALIZE:
             registry.missing[operation.operation_id] = asyncio.Event()
     for deployment in registry.deployments.values():
+        found = view.deployments[deployment.deployment_id]
         if deployment.state is DeploymentState.STARTING:
             initialize = messages.initialize(deployment, deployment.initialize_id)
             recorder.hold(initialize, OperationKind.INITIALIZE)
+        elif found.lost is not None:
+            recorder.deployment_lost(
+                DeploymentLost(
+                    deployment_id=found.deployment_id,
+                    initialize_id=found.initialize_id_of(found.incarnations),
+                    fault=found.lost,
+                )
+            )
 
 
 def _job(row: JobRow, *, state: JobState) -> JobRecord:
@@ -122,6 +133,8 @@ def _deployment(row: DeploymentRow, found: Deployment) -> DeploymentRecord:
         state=found.state,
         fault=found.fault,
         applied_seq=row.applied_seq,
+        # What ran since the last copy, and where that is, went with the service before.
+        durable=Durable(unknown_to=found.next_seq - 1) if found.is_durable else None,
         versions=row.versions,
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from plexsvc.scheduler.core.vocabulary import COPYING_KINDS
 from plexsvc.scheduler.ledger import messages
-from plexsvc.scheduler.ledger.jobs import DeploymentRecord, Held, JobRecord
+from plexsvc.scheduler.ledger.held import Held
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
 from plexsvc.scheduler.ledger.results import Result
 from plexsvc.store.rows import DeploymentRow, JobRow, OperationRow
 

@@ -30,7 +30,8 @@ from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages
-from plexsvc.scheduler.ledger.jobs import Copies, Held, Published, WpgRecord
+from plexsvc.scheduler.ledger.held import Held, Published
+from plexsvc.scheduler.ledger.jobs import Copies, WpgRecord
 from plexsvc.scheduler.orders import managed
 from plexsvc.scheduler.orders.reach import Reach
 

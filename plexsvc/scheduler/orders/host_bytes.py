@@ -13,13 +13,17 @@ from plexsvc.ids import DeploymentId, NodeId
 from plexsvc.rpc.addresses import host_of
 from plexsvc.scheduler.core.events import VersionRead, VersionsHeld
 from plexsvc.scheduler.core.vocabulary import NodeBytes
-from plexsvc.scheduler.ledger.jobs import Published, WpgRecord
+from plexsvc.scheduler.ledger.held import Published
+from plexsvc.scheduler.ledger.jobs import WpgRecord
 from plexsvc.scheduler.orders.reach import Reach
 
 
 def tell_held(reach: Reach, deployment_id: DeploymentId) -> None:
-    """Tell what state managers hold of a deployment's versions."""
-    held = _sorted(reach.versions.held(deployment_id))
+    """Tell what state managers hold of a deployment's versions, and of its last step's state."""
+    record, found = reach.registry.deployments.get(deployment_id), Counter[NodeId]()
+    if record is not None and record.durable is not None:
+        found = record.durable.held()
+    held = _sorted(reach.versions.held(deployment_id) + found)
     if _is_news(reach, f"versions {deployment_id}", held):
         reach.post(VersionsHeld(deployment_id=deployment_id, held=held))
 

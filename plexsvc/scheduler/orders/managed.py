@@ -23,7 +23,8 @@ from plexsvc.log import Log
 from plexsvc.scheduler.core.events import StateCopied
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
-from plexsvc.scheduler.ledger.jobs import Held, Published, WpgRecord
+from plexsvc.scheduler.ledger.held import Held, Published
+from plexsvc.scheduler.ledger.jobs import WpgRecord
 from plexsvc.scheduler.orders import host_bytes
 from plexsvc.scheduler.orders.reach import Reach
 

@@ -27,7 +27,8 @@ from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.core.vocabulary import NodeBytes
-from plexsvc.scheduler.ledger.jobs import Published, Registry
+from plexsvc.scheduler.ledger.held import Published
+from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.ranks import ASK_S, Rank, Ranks

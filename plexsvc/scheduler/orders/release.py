@@ -39,8 +39,10 @@ async def drop_payload(reach: Reach, action: DropPayload) -> None:
     Where the deployment is gone, the nodes have dropped everything with its job.
     """
     record = reach.recorder.deployment_of(action.operation_id)
-    if record is not None:
-        await _drop_staged(reach, [action.operation_id], record=record)
+    durable = None if record is None else record.durable
+    is_kept = durable is not None and durable.keeps(action.operation_id)
+    if record is not None and not is_kept:
+        await drop_staged(reach, [action.operation_id], record=record)
 
 
 async def _release(
@@ -57,10 +59,10 @@ async def _release(
     except PlexError as error:  # it goes when others need its room
         log.warning("token record not dropped", error=error)
     if staged:
-        await _drop_staged(reach, staged, record=record)
+        await drop_staged(reach, staged, record=record)
 
 
-async def _drop_staged(
+async def drop_staged(
     reach: Reach, staging_ids: Sequence[bytes], *, record: DeploymentRecord
 ) -> None:
     """Free staged bytes on nodes that are up; what is gone already is fine."""

@@ -17,20 +17,18 @@ from plexsvc.ids import DeploymentId, OperationId, show
 from plexsvc.rpc.retry import Patience
 from plexsvc.scheduler.core.actions import CancelOperation, StartOperation
 from plexsvc.scheduler.core.events import Event, OperationFinished
-from plexsvc.scheduler.core.vocabulary import MANAGED_KINDS, Fault, OperationKind
+from plexsvc.scheduler.core.vocabulary import MANAGED_KINDS, WRITING_KINDS, Fault, OperationKind
 from plexsvc.scheduler.faults import fault_from_wire, fault_of
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages, results
-from plexsvc.scheduler.ledger.jobs import Held, WpgRecord
-from plexsvc.scheduler.orders import carry, host_bytes, leaving, managed, spawn
+from plexsvc.scheduler.ledger.held import Held
+from plexsvc.scheduler.ledger.jobs import WpgRecord
+from plexsvc.scheduler.orders import carry, durable, host_bytes, leaving, managed, spawn
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 
 MAX_EXECUTE_TRIES: Final = 3
 """Times an operation is sent to a rank whose connection breaks; a repeat attaches to it."""
-
-CHANGING_KINDS: Final = frozenset({OperationKind.STEP, OperationKind.LOAD, OperationKind.PULL})
-"""Kinds that may change a deployment's parameters."""
 
 _attempts: Final = count(1 + secrets.randbits(62))
 """Numbers that no other start of an operation carries, also under another scheduler."""
@@ -47,7 +45,7 @@ Replies = Sequence[worker_pb2.ExecuteReply]
 def handlers(reach: Reach) -> list[Handler[Any]]:
     """Return the handlers of operations."""
     return [
-        Handler(StartOperation, partial(start, reach), _failed, is_internal=True),
+        Handler(StartOperation, partial(start, reach), partial(_ended, reach), is_internal=True),
         Handler(CancelOperation, partial(cancel, reach)),
     ]
 
@@ -71,8 +69,11 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     except PlexError as error:
         return _failed(action, fault_of(error), is_refusal=True)
     started_us = reach.clock.monotonic_us()
-    if held.kind in CHANGING_KINDS:
+    kept = record.deployment.durable
+    if held.kind in WRITING_KINDS:
         reach.versions.changed(record.deployment.deployment_id)
+    if kept is not None:
+        await durable.before(reach, held, record)
     replies = await _execute(reach, action, held=held, record=record)
     _count(reach, held, record)
     for address in (address for reply in replies for address in reply.asleep):
@@ -80,13 +81,18 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     result = results.merge(action.operation_id, replies)
     if result.HasField("error"):
         is_refusal = result.state == operations_pb2.OPERATION_STATE_REFUSED
-        return _failed(action, fault_from_wire(result.error), is_refusal=is_refusal)
+        if kept is not None and not is_refusal:
+            await durable.note(reach, record, held, digest="", code=result.error.code)
+        return _ended(reach, action, fault_from_wire(result.error), is_refusal=is_refusal)
     if held.kind is OperationKind.INITIALIZE:
         host_bytes.forget_reads(reach, record)
         await spawn.learn(reach, record)
     elif held.kind is OperationKind.PULL:
         await managed.release_unused(reach)  # what it served before
     digest = results.digest_of(replies)
+    if kept is not None:
+        again = partial(_again, reach, action, record)
+        await durable.after(reach, held, record, digest=digest, execute=again)
     reach.recorder.applied(held, record.deployment, result=result, digest=digest)
     measured_us = max(reply.run_us for reply in replies)
     num_tokens, nbytes = results.size_of(held.operation, result)
@@ -98,6 +104,7 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         digest=digest,
         num_tokens=num_tokens,
         nbytes=nbytes,
+        wpg_id=action.wpg_id,
     )
 
 
@@ -199,6 +206,12 @@ async def _cancel_generate(reach: Reach, action: CancelOperation, held: Held | N
     await reach.rollout.cancel(request)
 
 
+def _ended(
+    reach: Reach, action: StartOperation, fault: Fault, *, is_refusal: bool = False
+) -> Event:
+    return _failed(action, durable.told(reach, action.wpg_id, fault), is_refusal=is_refusal)
+
+
 def _failed(action: StartOperation, fault: Fault, *, is_refusal: bool = False) -> Event:
     return OperationFinished(
         operation_id=action.operation_id,
@@ -206,7 +219,14 @@ def _failed(action: StartOperation, fault: Fault, *, is_refusal: bool = False) -
         is_refusal=is_refusal,
         run_us=0,
         digest="",
+        wpg_id=action.wpg_id,
     )
+
+
+async def _again(reach: Reach, action: StartOperation, record: WpgRecord, held: Held) -> Replies:
+    """Run an operation once more, in the `Initialize` of another WPG than before."""
+    await carry.bring_payload(reach, held, record)
+    return await _execute(reach, action, held=held, record=record)
 
 
 async def _execute(

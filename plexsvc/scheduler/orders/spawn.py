@@ -97,11 +97,18 @@ async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
         await _insist(reach, node_id, on_node, patience=patience)
     await reach.ranks.forget(action.wpg_id)
     host_bytes.forget_reads(reach, record)
-    if record.is_current:  # else versions and engines belong to the WPG that took its place
-        deployment = record.deployment
+    deployment, durable = record.deployment, record.deployment.durable
+    is_rebuilt = durable is not None and durable.is_lost
+    if record.is_current and not is_rebuilt:  # else another takes its versions and engines over
         if deployment.is_rollout:
             await reach.rollout.forget(deployment.deployment_id)
         reach.versions.forget(deployment.deployment_id)
+        if durable is not None:
+            await durable.copied.wait()
+        if durable is not None and durable.copy is not None:
+            await managed.release(reach, durable.copy)
+            durable.copy = None
+            host_bytes.tell_held(reach, deployment.deployment_id)
         await managed.release_unused(reach)
     reach.recorder.forgotten(action.wpg_id)
     return events.WpgForgotten(wpg_id=action.wpg_id)
@@ -202,6 +209,8 @@ async def describe(reach: Reach, record: WpgRecord) -> events.WpgReady:
     replies = [await _describe_rank(reach, record, rank) for rank in ranks]
     for rank, reply in zip(ranks, replies, strict=True):
         rank.take_orders(reply.orders_socket)
+    if record.deployment.durable is not None:
+        record.deployment.durable.reached("up_us", reach.clock.monotonic_us())
     return events.WpgReady(
         wpg_id=record.wpg_id,
         device_bytes=tuple(reply.device_bytes for reply in replies),
@@ -226,6 +235,8 @@ async def _stop(reach: Reach, action: StopWpg, wpg: WpgRecord | None) -> events.
         async with asyncio.TaskGroup() as group:
             for rank in range(len(wpg.places)):
                 group.create_task(stop_rank(reach, wpg, rank=rank))
+        if wpg.deployment.durable is not None:
+            wpg.deployment.durable.reached("stopped_us", reach.clock.monotonic_us())
     return events.WpgStopped(wpg_id=action.wpg_id)
 
 

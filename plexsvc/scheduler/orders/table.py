@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plexsvc.scheduler.handler import Handlers
-from plexsvc.scheduler.orders import carry, move, release, run, spawn
+from plexsvc.scheduler.orders import carry, durable, move, release, run, spawn
 from plexsvc.scheduler.orders.plans import Beside
 from plexsvc.scheduler.orders.reach import Reach
 from plexsvc.scheduler.orders.timers import Timers
@@ -18,6 +18,7 @@ def table(reach: Reach, timers: Timers, beside: Beside) -> Handlers:
         *spawn.handlers(reach),
         *move.handlers(reach),
         *carry.handlers(reach),
+        *durable.handlers(reach),
         *run.handlers(reach),
         *release.handlers(reach),
     ]

@@ -16,7 +16,7 @@ import msgspec
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, VersionId
-from plexsvc.scheduler.ledger.jobs import Published
+from plexsvc.scheduler.ledger.held import Published
 
 
 @dataclass(slots=True)

@@ -115,6 +115,7 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
         ({"dtype": "int4"}, "int4"),
         ({"backend": "fsdp", "dtype": "bfloat16"}, "float32"),
         ({"max_logprob_gap": 1.0, "role": "critic"}, "'critic' has no policy loss"),
+        ({"is_durable": True, "role": "reference"}, "durability='step' to an actor"),
         ({"backend": "fsdp", "parallel": common_pb2.Parallel(tp=2)}, "tp=2"),
         (
             {"backend": "vllm", "role": "rollout", "parallel": common_pb2.Parallel(dp=2)},

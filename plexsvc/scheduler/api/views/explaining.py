@@ -59,7 +59,18 @@ def _job(scheduler: LiveScheduler, record: JobRecord, *, lens: Lens) -> service_
         why = f": {record.reason}" if record.reason else ""
         text = f"{record.job_id} ({record.name}) is {record.state}{why}"
         return service_pb2.ExplainReply(text=text)
-    return service_pb2.ExplainReply(text=lens.text(story.text), facts=map(lens.text, story.facts))
+    facts = [*story.facts, *_pauses(scheduler, record)]
+    return service_pb2.ExplainReply(text=lens.text(story.text), facts=map(lens.text, facts))
+
+
+def _pauses(scheduler: LiveScheduler, record: JobRecord) -> list[str]:
+    """Say how each deployment was rebuilt last, if one was."""
+    mine = [scheduler.registry.deployments[one] for one in record.deployment_ids]
+    return [
+        f"{one.name} {one.durable.pause}"
+        for one in mine
+        if one.durable is not None and one.durable.pause is not None and not one.durable.is_lost
+    ]
 
 
 METHODS: Final[Methods] = {"ExplainOperation": explain}

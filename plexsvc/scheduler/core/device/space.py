@@ -91,6 +91,7 @@ def _parkable(devices: Devices, wpg: Wpg) -> list[Wpg]:
         if other.state is WpgState.READY
         and other.residency is Residency.DEVICE
         and other.switch is None
+        and not other.is_lost
         and (not other.is_rollout or may_sleep(devices, other))
         and not other.running
     ]

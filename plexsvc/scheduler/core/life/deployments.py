@@ -9,7 +9,7 @@ from plexsvc.scheduler.core.actions import DeploymentChanged, JobChanged
 from plexsvc.scheduler.core.cluster import Devices, Lives, Placement
 from plexsvc.scheduler.core.device import learning, switch
 from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclared
-from plexsvc.scheduler.core.life import wpgs
+from plexsvc.scheduler.core.life import rebuilding, wpgs
 from plexsvc.scheduler.core.place import circles, pairs, placing, reasons, sets
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Job, Wpg
@@ -84,6 +84,7 @@ def _new(
         is_shared=event.is_shared,
         where_it_trains=event.where_it_trains,
         instance_bytes=event.instance_bytes,
+        is_durable=event.is_durable,
         declared_with=declared_with,
         requested_us=at_us,
     )
@@ -150,8 +151,14 @@ def fail(devices: Devices, deployment: Deployment, fault: Fault) -> None:
 
 
 def fail_wpg(devices: Devices, wpg: Wpg, fault: Fault) -> None:
-    """Stop all ranks of a WPG and fail its deployment, or the relocation it was started for."""
+    """Stop all ranks of a WPG and fail its deployment, or the relocation it was started for.
+
+    A durable deployment is rebuilt.
+    """
     deployment = devices.deployments[wpg.deployment_id]
+    if rebuilding.may_begin(devices, wpg, fault):
+        rebuilding.begin(devices, wpg, fault)
+        return
     if devices.is_current(wpg):
         fail(devices, deployment, fault)
     else:

@@ -15,7 +15,7 @@ from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.actions import ForgetWpg
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import lease, space, switch
-from plexsvc.scheduler.core.life import deployments, instances, jobs, wpgs
+from plexsvc.scheduler.core.life import deployments, instances, jobs, rebuilding, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
@@ -59,7 +59,8 @@ def came_up(devices: Devices, event: events.WpgReady) -> None:
     elif devices.is_current(wpg):
         deployment = devices.deployments[wpg.deployment_id]
         placing.resize(devices.placement, deployment, wpg.device_bytes)
-        wpgs.queue_initialize(devices, wpg, deployment.initialize_id)
+        initialize_id = deployment.initialize_id_of(wpg.incarnation)
+        wpgs.queue_initialize(devices, wpg, initialize_id)
 
 
 def did_not_spawn(devices: Devices, event: events.SpawnFailed) -> None:
@@ -110,7 +111,8 @@ def died(devices: Devices, event: events.ProcExited) -> None:
 
 def _why_not_up(devices: Devices, wpg: Wpg, fault: Fault) -> Fault:
     """Return why a deployment could not start, in the words in which its process ended."""
-    if fault.code is not ErrorCode.WORKER_DIED or not devices.is_current(wpg):
+    is_first = devices.deployments[wpg.deployment_id].lost is None
+    if fault.code is not ErrorCode.WORKER_DIED or not devices.is_current(wpg) or not is_first:
         return fault
     last = dict(fault.facts).get("log_tail", "").strip().rsplit("\n", 1)[-1]
     return Fault(
@@ -136,7 +138,9 @@ def forgotten(lives: Lives, event: events.WpgForgotten) -> None:
         return
     del lives.roll.wpgs[wpg.wpg_id]
     neighbours = space.leave(lives.devices, wpg)
-    if lives.is_current(wpg):
+    if rebuilding.may_go_on(lives.devices, wpg):
+        rebuilding.go_on(lives, wpg)
+    elif lives.is_current(wpg):
         deployments.end(lives.devices, lives.deployments[wpg.deployment_id], wpg)
     else:
         placing.free(lives.devices.placement, wpg)
@@ -184,6 +188,8 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
     if operation is None or operation.state is not OperationState.RUNNING:
         return
     assert operation.wpg_id is not None, operation
+    if event.wpg_id not in {None, operation.wpg_id}:
+        return  # it runs again elsewhere
     wpg = devices.wpgs[operation.wpg_id]
     is_written = wpg.writing.pop(operation.operation_id, None) is not None
     is_fatal = event.fault is not None and event.fault.code in FATAL
@@ -204,6 +210,7 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
         _initialized(devices, wpg, operation, event)
     elif event.fault is None:
         endings.answer(devices.queues, operation, run_us=event.run_us)
+        rebuilding.applied(devices, wpg, operation)
         if operation.kind is OperationKind.PUBLISH:
             devices.jobs[wpg.job_id].cycle += 1  # with what is published another begins
     else:
@@ -225,7 +232,7 @@ def _initialized(
     endings.answer(devices.queues, operation, run_us=event.run_us)
     if devices.is_current(wpg):
         deployment = devices.deployments[wpg.deployment_id]
-        deployment.state = DeploymentState.READY
+        deployment.state, deployment.lost, deployment.lost_us = DeploymentState.READY, None, 0
         deployments.announce(devices, deployment)
 
 

@@ -93,8 +93,11 @@ def stop(devices: Devices, wpg: Wpg) -> None:
 
 
 def stop_when_idle(devices: Devices, wpg: Wpg) -> None:
-    """Stop a WPG of an ending job, or one that was replaced, once nothing of it runs or moves."""
+    """Stop a WPG of an ending job, or one that was replaced, once nothing of it runs or moves.
+
+    One that is lost goes as soon as nothing works from copies of its state.
+    """
     is_ending = devices.jobs[wpg.job_id].ending is not None or devices.is_leaving(wpg)
     is_idle = wpg.move_id is None and not wpg.running and not wpg.writing
-    if is_ending and is_idle:
+    if (is_ending and is_idle) or (wpg.is_lost and not wpg.writing):
         stop(devices, wpg)

@@ -22,11 +22,8 @@ relocation after each event, so no other part needs to know of them.
 
 from __future__ import annotations
 
-import hashlib
-from typing import Final
-
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import MoveId, OperationId, WpgId
+from plexsvc.ids import MoveId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     CarryState,
@@ -49,8 +46,6 @@ from plexsvc.scheduler.core.vocabulary import (
     WpgState,
 )
 
-OPERATION_ID_BYTES: Final = 16
-
 
 def begin(
     lives: Lives, deployment: Deployment, places: tuple[Place, ...], *, reason: str
@@ -65,7 +60,7 @@ def begin(
     wpg = wpgs.add(lives, deployment, places)
     deployment.relocation = Relocation(
         wpg_id=wpg.wpg_id,
-        initialize_id=_initialize_id(deployment),
+        initialize_id=deployment.initialize_id_of(wpg.incarnation),
         places=places,
         reason=reason,
         started_us=lives.now_us,
@@ -91,6 +86,8 @@ def why_not(devices: Devices, deployment: Deployment, places: tuple[Place, ...])
     if is_ending or deployment.state is not DeploymentState.READY or wpg is None:
         state = "ending" if is_ending else deployment.state
         return _refused(f"{name} is {state}, not ready", code=ErrorCode.UNAVAILABLE)
+    if deployment.lost is not None:
+        return _refused(f"{name} is being rebuilt", code=ErrorCode.UNAVAILABLE)
     usable = [p for p in places if _is_usable(devices, deployment, p)]
     if len(set(usable)) != len(places) or len(places) != deployment.num_devices:
         told = ", ".join(p.unit for p in places) or "none"
@@ -218,7 +215,7 @@ def _why_over(devices: Devices, deployment: Deployment, relocation: Relocation) 
         why = f": {deployment.fault.message}" if deployment.fault is not None else ""
         message = f"{name} is not moved: it is {deployment.state}{why}"
         return Fault(code=ErrorCode.DEPLOYMENT_FAILED, message=message)
-    cause = relocation.fault
+    cause = relocation.fault or deployment.lost
     if cause is None:
         return None
     message = f"{name} stays where it is and goes on: {cause.code}: {cause.message}"
@@ -286,12 +283,6 @@ def _tell(
             fault=fault,
         )
     )
-
-
-def _initialize_id(deployment: Deployment) -> OperationId:
-    """Return an id of its own for a later incarnation's `Initialize`: the same on every replay."""
-    name = f"{deployment.initialize_id.hex()}/{deployment.incarnations}"
-    return OperationId(hashlib.blake2b(name.encode(), digest_size=OPERATION_ID_BYTES).digest())
 
 
 def _refused(message: str, *, code: ErrorCode = ErrorCode.BAD_REQUEST) -> Fault:

@@ -66,7 +66,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.submitted: list[str] = []
         self.count = 0
         for slot in SLOTS:
-            self.world.bring_up(self.job(slot), "actor")
+            self.world.bring_up(self.job(slot), "actor", durable=slot == SLOTS[0])
 
     def new_world(self) -> FakeWorld:
         return FakeWorld(limits=LIMITS)
@@ -80,8 +80,11 @@ class AnyHistory(RuleBasedStateMachine):
         devices=st.sampled_from([1, 1, 2]),
         shared=st.integers(0, 2),
         takes=st.sampled_from([0, 40, 60]),
+        durable=st.booleans(),
     )
-    def deploy(self, slot: str, name: str, devices: int, shared: int, takes: int) -> None:
+    def deploy(
+        self, slot: str, name: str, devices: int, shared: int, takes: int, durable: bool
+    ) -> None:
         is_rollout = name == "rollout"
         self.world.job(self.job(slot))
         self.world.deploy(
@@ -92,6 +95,7 @@ class AnyHistory(RuleBasedStateMachine):
             shared=is_rollout and shared > 0,
             where_it_trains=is_rollout and shared > 1,
             instance_bytes=takes if is_rollout and shared == 1 else 0,
+            durable=durable and not is_rollout,
         )
 
     @rule(

@@ -12,7 +12,9 @@ import pytest
 from plexsvc.ids import DeploymentId, NodeId, VersionId
 from plexsvc.scheduler.core.events import Event, VersionRead, VersionsHeld
 from plexsvc.scheduler.core.vocabulary import NodeBytes, Place
-from plexsvc.scheduler.ledger.jobs import Published, WpgRecord
+from plexsvc.scheduler.ledger.durable import Durable
+from plexsvc.scheduler.ledger.held import Published
+from plexsvc.scheduler.ledger.jobs import WpgRecord
 from plexsvc.scheduler.orders import host_bytes
 from plexsvc.scheduler.orders.reach import Reach
 from plexsvc.scheduler.orders.versions import Versions
@@ -38,6 +40,7 @@ class FakeReach:
 
     versions: Versions = field(default_factory=lambda: Versions(keep=2))
     nodes: FakeNodes = field(default_factory=FakeNodes)
+    registry: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(deployments={}))
     told_bytes: dict[str, tuple[NodeBytes, ...]] = field(default_factory=dict)
     posted: list[Event] = field(default_factory=list)
 
@@ -101,3 +104,13 @@ def test_each_process_on_another_host_reads_the_version_for_itself(
 def test_what_is_mapped_on_one_host_is_not_read(fake: FakeReach, reach: Reach) -> None:
     host_bytes.tell_read(reach, record(HERE, BESIDE), published(1, HERE, BESIDE))
     assert fake.posted == []
+
+
+def test_the_copy_of_a_durable_deployment_is_told_with_room_for_the_next(
+    fake: FakeReach, reach: Reach
+) -> None:
+    durable = Durable(copy=published(1, HERE))
+    fake.registry.deployments[ACTOR] = SimpleNamespace(durable=durable)
+    host_bytes.tell_held(reach, ACTOR)
+    held = (NodeBytes(node_id=HERE, nbytes=20),)
+    assert fake.posted == [VersionsHeld(deployment_id=ACTOR, held=held)]

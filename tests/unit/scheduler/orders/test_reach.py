@@ -13,7 +13,8 @@ from plexclient.wire.v1.node_pb2 import NodeDescription
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, VersionId
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.ledger.jobs import Published, Registry
+from plexsvc.scheduler.ledger.held import Published
+from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import NodeLink, Nodes
 from plexsvc.scheduler.orders.ranks import Ranks

@@ -14,7 +14,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, VersionId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.planning.memory import Use
-from plexsvc.scheduler.ledger.jobs import Published
+from plexsvc.scheduler.ledger.held import Published
 from plexsvc.scheduler.orders.versions import Versions
 from tests.rigs.scheduler_rig import Rig, start_rig
 

@@ -15,7 +15,7 @@ from plexsvc.scheduler.core.actions import Action, CarryState, ForgetWpg, StartO
 from plexsvc.scheduler.core.events import Event, VersionRead, VersionsHeld
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
 from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, Fault, NodeBytes, OperationKind
-from plexsvc.scheduler.ledger.jobs import Published
+from plexsvc.scheduler.ledger.held import Published
 from plexsvc.scheduler.orders.versions import Versions
 from tests.fakes.fake_world import FakeWorld, Order, op_id
 from tests.unit.scheduler.core.test_properties import LIMITS, AnyHistory

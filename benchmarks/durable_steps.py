@@ -1,0 +1,122 @@
+"""Cost of `durability="step"`, and the pause of a job whose rank is killed.
+
+    python -m benchmarks.durable_steps [--steps 8] [--kills 4]
+
+Two actors of one model (about 0.3 GB of parameters and moments) train on devices of their own, one
+step each in turn: one durable, one not. `step_s` is the median time of two passes and the step that
+follows them, `cost` by how much longer the durable one's is. The state is copied beside the passes
+of the next step, so this also holds what the copy takes of the processors.
+
+Then a rank of the durable one is killed between a pass and its step. `pause_s` is the time from the
+signal until the step has its answer, less what that step takes otherwise; the parts are those that
+`plexctl explain` tells, without the time until the death is known. One JSON line each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from plexsvc.demo.model import Shape, make_model
+
+import plexclient as plex
+from benchmarks.service import report
+from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
+from tests.rigs.workloads import fixed_batch
+
+MODEL: Final = Shape(
+    hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64, ffn=2048, max_positions=512
+)
+DEVICE: Final = '{ kind = "train", bytes_total = 1073741824 }'
+
+
+def passes(actor: plex.Actor, *, seed: int) -> None:
+    """Accumulate the gradients of two batches."""
+    for part in range(2):
+        batch = fixed_batch(2 * seed + part, sequences=16, longest=128)
+        actor.forward_backward(batch, loss="ppo", clip=0.2)
+
+
+def step_s(actor: plex.Actor, *, seed: int) -> float:
+    """Return how long two passes and the step after them take."""
+    since_s = time.monotonic()
+    passes(actor, seed=seed)
+    actor.step(lr=1e-4)
+    return time.monotonic() - since_s
+
+
+def pause(live: LiveCluster, job: plex.Job, actor: plex.Actor, *, seed: int) -> dict[str, float]:
+    """Kill the rank before a step; return how long the step takes, and the pause's parts."""
+    passes(actor, seed=seed)
+    (pid,) = rank_processes(live, [actor.deployment_id])
+    os.kill(pid, signal.SIGKILL)
+    since_s = time.monotonic()
+    actor.step(lr=1e-4)
+    whole_s = time.monotonic() - since_s
+    told = live.explain(job.job_id)
+    parts = re.findall(r"(end|start|restore|replay) ([0-9.]+) s", told)
+    return {"step": whole_s, **{name: float(found) for name, found in parts}}
+
+
+def main() -> None:
+    """Measure both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=4)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pxd") as scratch:
+        home = Path(scratch)
+        (home / "run").mkdir()
+        parameters = make_model(home / "model", seed=0, shape=MODEL)
+        with (
+            start_cluster(home / "run", nodes={"node": [DEVICE, DEVICE]}) as live,
+            live.connect() as cluster,
+            cluster.job("plain") as plain,
+            cluster.job("durable") as durable,
+        ):
+            actors = {
+                durability: job.deploy(
+                    "actor",
+                    model=str(home / "model"),
+                    backend="megatron",
+                    optimizer=plex.AdamW(lr=1e-4),
+                    durability=durability,
+                )
+                for durability, job in (("none", plain), ("step", durable))
+            }
+            took: dict[str, list[float]] = {name: [] for name in actors}
+            alone: list[float] = []
+            for seed in range(options.steps + 1):
+                for name, actor in actors.items():
+                    found = step_s(actor, seed=seed)
+                    if seed:  # the first step makes the moments
+                        took[name].append(found)
+            medians = {name: statistics.median(found) for name, found in took.items()}
+            report(
+                parameters=parameters,
+                step_s={name: round(found, 3) for name, found in medians.items()},
+                cost=round(medians["step"] / medians["none"] - 1, 3),
+            )
+            for seed in range(3):
+                passes(actors["step"], seed=seed)
+                since_s = time.monotonic()
+                actors["step"].step(lr=1e-4)
+                alone.append(time.monotonic() - since_s)
+            kills = [
+                pause(live, durable, actors["step"], seed=100 + number)
+                for number in range(options.kills)
+            ]
+            found = {name: round(statistics.median(k[name] for k in kills), 2) for name in kills[0]}
+            pause_s = found.pop("step") - statistics.median(alone)
+            report(pause_s=round(pause_s, 2), parts_s=found)
+
+
+if __name__ == "__main__":
+    main()

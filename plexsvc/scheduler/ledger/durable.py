@@ -1,0 +1,151 @@
+"""What a durable deployment is rebuilt from: the copy of its state, and what was applied since."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import NodeId
+from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.ledger.held import Held, Published
+
+REPLAYED: Final = frozenset(
+    {
+        OperationKind.FORWARD_BACKWARD,
+        OperationKind.BACKWARD,
+        OperationKind.STEP,
+        OperationKind.ZERO_GRAD,
+        OperationKind.LOAD,
+        OperationKind.PULL,
+    }
+)
+"""Kinds that change a deployment's state or its gradients."""
+
+MAX_KEPT_BYTES: Final = 128 << 20
+"""Most that the operations since a copy may take, in messages and in staging memory."""
+
+STAGING_PART: Final = 8
+"""Of a node's staging memory they take at most one part in so many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """An operation that ran, and what came of it."""
+
+    held: Held
+    digest: str
+    code: str = ""
+    """Of the error that it failed with; empty when it was applied."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return what is kept for it."""
+        staged = self.held.operation.payload.staged.nbytes if self.held.staged_on else 0
+        return int(self.held.operation.ByteSize() + staged)
+
+
+@dataclass(slots=True, kw_only=True)
+class Rebuilt:
+    """How a deployment was rebuilt: the moments between its parts, in microseconds."""
+
+    why: str
+    lost_us: int
+    stopped_us: int = 0
+    up_us: int = 0
+    restored_us: int = 0
+    going_on_us: int = 0
+    seq: int = 0
+    replayed: int = 0
+
+    def __str__(self) -> str:
+        at_us = (self.lost_us, self.stopped_us, self.up_us, self.restored_us, self.going_on_us)
+        names = ("end", "start", "restore", "replay")
+        parts = [
+            f"{name} {(until_us - since_us) / 1e6:.2f} s"
+            for name, since_us, until_us in zip(names, at_us[:-1], at_us[1:], strict=True)
+        ]
+        return (
+            f"was rebuilt from its state after seq {self.seq} and {self.replayed} operations since "
+            f"in {(self.going_on_us - self.lost_us) / 1e6:.2f} s ({', '.join(parts)}): {self.why}"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Durable:
+    """The copy after operation `seq` (0: the model's weights), and what ran since, by number."""
+
+    copy: Published | None = None
+    seq: int = 0
+    since: dict[int, Done] = field(default_factory=dict)
+    unknown_to: int = 0
+    """The last number of what ran and is not kept: without a copy from after it there is no way
+    back."""
+    most_bytes: int = MAX_KEPT_BYTES
+    pause: Rebuilt | None = None
+    """The last time that it was rebuilt."""
+    copied: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no copy is being made."""
+
+    def __post_init__(self) -> None:
+        """Begin with no copy being made."""
+        self.copied.set()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its processes died and others do not have its state yet."""
+        return self.pause is not None and not self.pause.going_on_us
+
+    def reached(self, name: str, at_us: int) -> None:
+        """Note when a part of being rebuilt ended."""
+        if self.pause is not None and self.is_lost:
+            setattr(self.pause, name, at_us)
+
+    def held(self) -> Counter[NodeId]:
+        """Return the bytes that nodes hold for it, with room for the next copy."""
+        copy, found = self.copy, Counter[NodeId]()
+        for node_id, nbytes in zip(copy.nodes, copy.nbytes, strict=False) if copy else ():
+            found[node_id] += 2 * nbytes
+        return found
+
+    def note(self, done: Done) -> list[Done]:
+        """Keep an operation that ran; return those that are kept no longer: there are too many."""
+        seq = done.held.operation.seq
+        self.since[seq] = done
+        if sum(one.nbytes for one in self.since.values()) <= self.most_bytes:
+            return []
+        self.unknown_to = seq
+        return self._drop_to(seq)
+
+    def keeps(self, operation_id: bytes) -> bool:
+        """Return whether an operation's inputs may be needed again."""
+        return any(done.held.operation.operation_id == operation_id for done in self.since.values())
+
+    def take(self, copy: Published, *, seq: int) -> list[Done]:
+        """Go on from a newer copy; return the operations that are not needed any more."""
+        self.copy, self.seq = copy, seq
+        return self._drop_to(seq)
+
+    def check(self) -> None:
+        """Refuse to rebuild what would not be what it was.
+
+        Raises:
+            PlexError: `deployment_failed`.
+        """
+        if self.unknown_to > self.seq:
+            raise PlexError(
+                ErrorCode.DEPLOYMENT_FAILED,
+                f"what ran up to seq {self.unknown_to} is not kept (at most {self.most_bytes} "
+                "bytes are, by one service); load a checkpoint",
+            )
+
+    def _drop_to(self, seq: int) -> list[Done]:
+        return [self.since.pop(number) for number in sorted(self.since) if number <= seq]
+
+
+def staged(gone: Sequence[Done]) -> list[bytes]:
+    """Return the ids of the staged inputs of operations."""
+    return [done.held.operation.operation_id for done in gone if done.held.staged_on]

@@ -1,0 +1,152 @@
+"""A durable deployment whose processes are killed ends with the bits it would have had."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import plexclient as plex
+from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
+from tests.rigs.processes import command_of, running
+from tests.rigs.workloads import Program, fill_other_devices, fixed_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+
+ONE, TP2, DP2 = plex.Parallel(), plex.Parallel(tp=2), plex.Parallel(dp=2)
+Outcome = tuple[list[dict[str, float]], Any]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    with start_cluster(tmp_path_factory.mktemp("durable")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def undisturbed(live: LiveCluster, tiny_model: Path) -> Callable[[plex.Parallel], Outcome]:
+    """What the two steps come to in a layout where nothing is killed."""
+
+    @cache
+    def found(parallel: plex.Parallel) -> Outcome:
+        with live.connect() as connection, connection.job("undisturbed") as job:
+            actor = deploy(job, tiny_model, parallel=parallel, durability="none")
+            return finished(actor, [call() for call in two_steps(actor)])
+
+    return found
+
+
+def deploy(
+    job: plex.Job, model: Path, *, parallel: plex.Parallel = ONE, durability: str = "step"
+) -> plex.Actor:
+    return job.deploy(
+        "actor",
+        model=str(model),
+        backend="megatron",
+        parallel=parallel,
+        optimizer=plex.AdamW(lr=1e-2),
+        micro_batch_tokens=64,
+        durability=durability,
+    )
+
+
+def two_steps(actor: plex.Actor) -> list[Callable[[], Future[Any]]]:
+    """Two passes before each: a small one travels in a message, a large one is staged."""
+    passes = [fixed_batch(7), fixed_batch(8, sequences=200, longest=64)]
+    calls: list[Callable[[], Future[Any]]] = [
+        partial(actor.forward_backward.submit, batch, loss="ppo", return_logprobs=True)
+        for batch in passes
+    ]
+    return [*calls, actor.step.submit] * 2
+
+
+def finished(actor: plex.Actor, futures: list[Future[Any]]) -> Outcome:
+    return [future.result().metrics for future in futures], actor.digest()
+
+
+def kill(live: LiveCluster, actor: plex.Actor, *, rank: int = 0) -> None:
+    os.kill(rank_processes(live, [actor.deployment_id])[rank], signal.SIGKILL)
+
+
+def kill_all_forked(live: LiveCluster) -> None:
+    """Kill every rank and the zygotes that they are forked from, whose command line they have."""
+    for pid in running("plexsvc.node.zygote", below=live.pid):
+        if "plexsvc.worker.preload" in command_of(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_rank_killed_between_operations_is_replaced(
+    live: LiveCluster, tiny_model: Path, undisturbed: Callable[[plex.Parallel], Outcome]
+) -> None:
+    with live.connect() as connection, connection.job("killed") as job:
+        actor = deploy(job, tiny_model)
+        futures = list[Future[Any]]()
+        for number, call in enumerate(two_steps(actor)):
+            futures.append(call())
+            futures[-1].result()
+            if number in {1, 5}:
+                kill(live, actor)
+        assert finished(actor, futures) == undisturbed(ONE)
+        told = live.explain(job.job_id)
+    assert "was rebuilt from its state after seq 6 and 0 operations since" in told
+
+
+def test_a_rank_killed_inside_operations_is_replaced(
+    live: LiveCluster, tiny_model: Path, undisturbed: Callable[[plex.Parallel], Outcome]
+) -> None:
+    with live.connect() as connection, connection.job("killed") as job:
+        actor = deploy(job, tiny_model)
+        futures = [call() for call in two_steps(actor)]
+        kill(live, actor)  # in the first pass
+        futures[1].result()
+        kill(live, actor)  # in the first step
+        futures[3].result()
+        kill(live, actor)
+        assert finished(actor, futures) == undisturbed(ONE)
+
+
+@pytest.mark.parametrize("parallel", [TP2, DP2], ids=["tp2", "dp2"])
+def test_a_group_that_loses_a_rank_is_replaced_whole(
+    live: LiveCluster,
+    tiny_model: Path,
+    undisturbed: Callable[[plex.Parallel], Outcome],
+    parallel: plex.Parallel,
+) -> None:
+    with live.connect() as connection, connection.job("killed") as job:
+        actor = deploy(job, tiny_model, parallel=parallel)
+        futures = [call() for call in two_steps(actor)]
+        futures[3].result()
+        kill(live, actor, rank=1)
+        assert finished(actor, futures) == undisturbed(parallel)
+
+
+def take_turns(live: LiveCluster, model: Path, place: Path, *, is_disturbed: bool) -> list[Outcome]:
+    """Two jobs that share a device train and save, one operation each in turn."""
+    with live.connect() as cluster, cluster.job("one") as one, cluster.job("two") as two:
+        programs = [Program(deploy(one, model), 1, steps=2)]
+        fill_other_devices(one, 2, model=model)
+        programs.append(Program(deploy(two, model), 2, steps=2))
+        turns = [program.operations() for program in programs]
+        for number in range(6):
+            saved = programs[0].deployment.save.submit(place / f"{number}")
+            if is_disturbed and number == 1:
+                kill(live, programs[1].deployment)
+            elif is_disturbed and number == 4:
+                kill_all_forked(live)
+            for turn in turns:
+                next(turn)
+            saved.result()
+        return [(program.metrics, program.deployment.digest()) for program in programs]
+
+
+def test_jobs_that_take_turns_on_a_device_lose_their_ranks_and_zygotes(
+    live: LiveCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    expected = take_turns(live, tiny_model, tmp_path / "calm", is_disturbed=False)
+    assert take_turns(live, tiny_model, tmp_path / "not", is_disturbed=True) == expected

@@ -1,0 +1,195 @@
+"""A durable deployment loses its processes: what waits, what comes again, what replaces them."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, NodeId, WpgId
+from plexsvc.scheduler.core.actions import (
+    AnswerOperation,
+    DeploymentChanged,
+    DeploymentLost,
+    ForgetWpg,
+    KeepState,
+    RefuseOperation,
+    SpawnWpg,
+    StartOperation,
+    StopWpg,
+)
+from plexsvc.scheduler.core.events import NodeLost
+from plexsvc.scheduler.core.life.rebuilding import MAX_LOSSES
+from plexsvc.scheduler.core.vocabulary import (
+    DeploymentState,
+    Fault,
+    OperationKind,
+    Place,
+    RelocationStage,
+)
+from tests.fakes.fake_world import FakeWorld, codes, op_id
+
+A, NEXT = WpgId("wpg-1-1"), WpgId("wpg-1-2")
+ACTOR = DeploymentId("a/actor")
+FB = OperationKind.FORWARD_BACKWARD
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    """Two nodes of one training device; job `a`, which is durable, on the first."""
+    world = FakeWorld()
+    world.join("n0")
+    world.join("n1")
+    world.bring_up("a", durable=True)
+    return world
+
+
+def died(world: FakeWorld) -> None:
+    """Kill the current WPG and report its end."""
+    wpg_id = world.core.view.deployments[ACTOR].wpg_id
+    assert wpg_id is not None
+    world.die(wpg_id)
+    world.report_next(StopWpg)
+    world.report_next(ForgetWpg)
+
+
+def test_the_state_is_kept_after_what_writes_weights(world: FakeWorld) -> None:
+    kinds = [FB, OperationKind.STEP, OperationKind.LOAD, OperationKind.ZERO_GRAD]
+    for seq, kind in enumerate(kinds, start=1):
+        world.submit(f"a{seq}", job="a", seq=seq, kind=kind)
+        world.drain()
+    kept = [action for action in world.log if isinstance(action, KeepState)]
+    assert [(one.wpg_id, one.seq) for one in kept] == [(A, 2), (A, 3)]
+
+
+def test_what_ran_comes_again_and_what_waits_goes_on_where_it_was(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1, kind=FB)
+    world.submit("a2", job="a", seq=2)
+    world.orders.clear()
+    actions = world.die(A)
+    (refused,) = (action for action in actions if isinstance(action, RefuseOperation))
+    assert (refused.operation_id, refused.is_final) == (op_id("a1"), False)
+    assert refused.fault.code is ErrorCode.UNAVAILABLE
+    assert "deploy again" not in refused.fault.message
+    lost = next(action for action in actions if isinstance(action, DeploymentLost))
+    assert StopWpg(wpg_id=A) in actions
+    world.report_next(StopWpg)
+    (spawned,) = (a for a in world.report_next(ForgetWpg) if isinstance(a, SpawnWpg))
+    assert (spawned.wpg_id, spawned.incarnation) == (NEXT, 2)
+    assert spawned.places == (Place(node_id=NodeId("n0"), device=0),)
+    assert world.submit("a1", job="a", seq=1, kind=FB) == []
+    (restored,) = (a for a in world.report_next(SpawnWpg) if isinstance(a, StartOperation))
+    assert (restored.operation_id, restored.wpg_id) == (lost.initialize_id, NEXT)
+    world.drain()
+    assert [one for one in world.started if one in {op_id("a1"), op_id("a2")}] == [
+        op_id("a1"),
+        op_id("a1"),
+        op_id("a2"),
+    ]
+    for name in ("a1", "a2"):
+        assert isinstance(world.answers[op_id(name)][-1], AnswerOperation)
+    assert world.places() == ["n0:0"]
+
+
+def test_what_comes_late_of_the_lost_processes_is_of_no_concern(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1)
+    (ran,) = world.orders
+    died(world)
+    world.report_next(SpawnWpg)
+    world.submit("a1", job="a", seq=1)
+    world.report(world.orders[-1])  # its `Initialize`
+    assert world.orders[-1] == StartOperation(operation_id=op_id("a1"), wpg_id=NEXT, lease_no=2)
+    late = Fault(code=ErrorCode.WORKER_DIED, message="connection refused")
+    assert world.report(ran, fault=late) == []
+    world.drain()
+    assert isinstance(world.answers[op_id("a1")][-1], AnswerOperation)
+
+
+def test_one_that_is_not_durable_fails(world: FakeWorld) -> None:
+    world.bring_up("b")
+    wpg_id = world.core.view.deployments[DeploymentId("b/actor")].wpg_id
+    assert wpg_id is not None
+    world.submit("b1", job="b", seq=1)
+    assert codes(world.die(wpg_id)) == [ErrorCode.WORKER_DIED]
+
+
+def test_a_death_while_it_is_rebuilt_begins_anew_a_bounded_number_of_times(
+    world: FakeWorld,
+) -> None:
+    for _ in range(MAX_LOSSES):
+        died(world)
+        world.report_next(SpawnWpg)  # its `Initialize` runs
+        world.orders.clear()
+    wpg_id = world.core.view.deployments[ACTOR].wpg_id
+    assert wpg_id is not None
+    (told,) = (a for a in world.die(wpg_id) if isinstance(a, DeploymentChanged))
+    assert (told.state, told.fault and told.fault.code) == (
+        DeploymentState.FAILED,
+        ErrorCode.WORKER_DIED,
+    )
+    world.drain()
+    assert not world.core.view.wpgs
+
+
+def test_an_applied_operation_makes_deaths_count_anew(world: FakeWorld) -> None:
+    for seq in range(1, MAX_LOSSES + 3):
+        died(world)
+        world.drain()
+        world.submit(f"a{seq}", job="a", seq=seq)
+        world.drain()
+        assert isinstance(world.answers[op_id(f"a{seq}")][0], AnswerOperation)
+
+
+def test_state_that_cannot_be_restored_ends_the_deployment(world: FakeWorld) -> None:
+    died(world)
+    world.report_next(SpawnWpg)
+    world.submit("a1", job="a", seq=1)
+    order = next(order for order in world.orders if isinstance(order, StartOperation))
+    fault = Fault(code=ErrorCode.DEPLOYMENT_FAILED, message="its last durable step is seq 4")
+    assert codes(world.report(order, fault=fault)) == [
+        ErrorCode.DEPLOYMENT_FAILED,
+        ErrorCode.DEPLOYMENT_FAILED,
+    ]
+    world.drain()
+    assert not world.core.view.wpgs
+
+
+def test_a_lost_node_takes_the_copy_with_it(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1)
+    world.orders.clear()
+    lost = NodeLost(at_us=world.tick(), node_id=NodeId("n0"), reason="silence")
+    assert codes(world.tell(lost)) == [ErrorCode.NODE_LOST]
+
+
+def test_a_job_that_ends_meanwhile_leaves_nothing(world: FakeWorld) -> None:
+    world.die(A)
+    world.end("a")
+    world.drain()
+    assert not world.core.view.jobs
+    assert not world.core.view.wpgs
+    assert not world.core.view.operations
+
+
+def test_a_checkpoint_that_is_being_written_is_written(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1, kind=OperationKind.SAVE)
+    world.copied("a1")
+    (save,) = world.orders
+    assert StopWpg(wpg_id=A) not in world.die(A)
+    assert world.submit("a2", job="a", seq=2) == []
+    actions = world.report(save)
+    assert StopWpg(wpg_id=A) in actions
+    assert isinstance(world.answers[op_id("a1")][0], AnswerOperation)
+    world.drain()
+    assert isinstance(world.answers[op_id("a2")][0], AnswerOperation)
+
+
+def test_a_relocation_ends_and_its_deployment_is_rebuilt_where_it_was(world: FakeWorld) -> None:
+    to = (Place(node_id=NodeId("n1"), device=0),)
+    world.relocate("a", places=to)
+    world.die(A)
+    assert world.stages()[-1] is RelocationStage.FAILED
+    assert world.relocate("a", places=to)[-1].fault.code is ErrorCode.UNAVAILABLE
+    world.drain()
+    world.submit("a1", job="a", seq=1)
+    world.drain()
+    assert isinstance(world.answers[op_id("a1")][0], AnswerOperation)
+    assert world.places() == ["n0:0"]

@@ -1,0 +1,68 @@
+"""What is kept of the operations since a copy, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexclient.wire.v1 import common_pb2, operations_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, NodeId, VersionId
+from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.ledger.durable import Done, Durable, Rebuilt, staged
+from plexsvc.scheduler.ledger.held import Held, Published
+
+
+def done(seq: int, *, nbytes: int = 0) -> Done:
+    payload = common_pb2.Payload(staged=common_pb2.StagedBundle(nbytes=nbytes)) if nbytes else None
+    operation = operations_pb2.Operation(operation_id=bytes([seq]), seq=seq, payload=payload)
+    held = Held(
+        operation=operation,
+        kind=OperationKind.FORWARD_BACKWARD,
+        nbytes=0,
+        submitted_us=0,
+        staged_on=(NodeId("n"),) if nbytes else (),
+    )
+    return Done(held=held, digest="d")
+
+
+def copy(seq: int) -> Published:
+    version = VersionId(DeploymentId("d~durable"), 1, seq)
+    return Published(version=version, nodes=(NodeId("n"),), nbytes=(7,))
+
+
+def test_a_copy_replaces_what_was_applied_before_it() -> None:
+    durable = Durable()
+    for seq in (1, 2, 3):
+        assert durable.note(done(seq, nbytes=10)) == []
+    assert staged(durable.take(copy(2), seq=2)) == [b"\x01", b"\x02"]
+    assert list(durable.since) == [3]
+    assert durable.keeps(b"\x03")
+    assert durable.held() == {"n": 14}
+
+
+def test_beyond_its_bound_there_is_no_way_back_until_the_next_copy() -> None:
+    durable = Durable(most_bytes=100)
+    durable.note(done(1, nbytes=60))
+    assert staged(durable.note(done(2, nbytes=60))) == [b"\x01", b"\x02"]
+    durable.note(done(3, nbytes=60))
+    with pytest.raises(PlexError) as caught:
+        durable.check()
+    assert caught.value.code is ErrorCode.DEPLOYMENT_FAILED
+    assert "what ran up to seq 2 is not kept" in caught.value.message
+    durable.take(copy(2), seq=2)
+    durable.check()
+    assert list(durable.since) == [3]
+
+
+def test_a_pause_says_what_it_was_spent_on() -> None:
+    pause = Rebuilt(why="signal 9", lost_us=0, stopped_us=250_000, up_us=1_250_000)
+    durable = Durable(pause=pause)
+    assert durable.is_lost
+    pause.restored_us, pause.seq, pause.replayed = 1_500_000, 12, 2
+    durable.reached("going_on_us", 2_000_000)
+    assert not durable.is_lost
+    durable.reached("going_on_us", 9_000_000)
+    assert str(pause) == (
+        "was rebuilt from its state after seq 12 and 2 operations since in 2.00 s "
+        "(end 0.25 s, start 1.00 s, restore 0.25 s, replay 0.50 s): signal 9"
+    )

@@ -1,0 +1,172 @@
+"""Copies after each step, and what a rebuilt deployment runs again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from plexclient.wire.v1 import operations_pb2, statemanager_pb2, worker_pb2
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId
+from plexsvc.scheduler.ledger.durable import Durable
+from tests.fakes.fake_cluster import applied, no_room
+from tests.rigs.scheduler_rig import Rig, held_open, until
+
+ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
+
+
+@pytest.fixture
+async def durable(rig: Rig) -> Durable:
+    """What `job-1/actor`, which is up, is rebuilt from."""
+    await rig.job("job-1")
+    await rig.deploy("job-1", durable=True)
+    found = rig.driver.registry.deployments[DeploymentId("job-1/actor")].durable
+    assert found is not None
+    return found
+
+
+def ran_on(rig: Rig, wpg_id: str) -> list[tuple[str, int]]:
+    return [(kind, seq) for on, kind, seq in rig.behaviour.executed if on == wpg_id]
+
+
+async def insist(rig: Rig, operation: operations_pb2.Operation) -> operations_pb2.OperationResult:
+    """Send an operation until it has an answer, as clients do."""
+    while True:
+        result = await rig.scheduler.submit(operation)
+        if result.error.code != ErrorCode.UNAVAILABLE:
+            return result
+
+
+async def test_a_copy_takes_the_place_of_the_one_before(rig: Rig, durable: Durable) -> None:
+    for kind in ("forward_backward", "step", "forward_backward", "step"):
+        await rig.run("job-1", kind)
+    await until(lambda: durable.seq == 4)
+    assert not durable.since
+    assert rig.behaviour.released == [("job-1/actor~durable", 2)]
+    await rig.end("job-1")
+    await until(lambda: ("job-1/actor~durable", 4) in rig.behaviour.released)
+
+
+async def test_what_was_applied_since_the_copy_runs_again(rig: Rig, durable: Durable) -> None:
+    kinds = ("forward_backward", "step", "forward_backward", "noop", "forward_backward")
+    for kind in kinds:
+        await rig.run("job-1", kind)
+    await until(lambda: durable.seq == 2)
+    await rig.agents[0].die("wpg-1-1/0")
+    assert (await insist(rig, rig.operation("job-1", "step"))).state == ANSWERED
+    assert ran_on(rig, "wpg-1-2") == [
+        ("initialize", 0),
+        ("forward_backward", 3),
+        ("forward_backward", 5),
+        ("step", 6),
+    ]
+    assert rig.behaviour.versions == [2]
+    assert "after seq 2 and 2 operations since" in str(durable.pause)
+
+
+@pytest.mark.usefixtures("durable")
+async def test_an_operation_that_ran_is_sent_again_by_its_client(rig: Rig) -> None:
+    begun = asyncio.Event()
+
+    async def hang(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply | None:
+        if request.operation.HasField("step") and not begun.is_set():
+            begun.set()
+            await asyncio.Event().wait()
+        return None
+
+    rig.behaviour.on_execute = hang
+    await rig.run("job-1", "forward_backward")
+    step = rig.operation("job-1", "step")
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(rig.scheduler.submit(step))
+        await begun.wait()
+        await rig.agents[0].die("wpg-1-1/0")
+    assert first.result().error.code == ErrorCode.UNAVAILABLE
+    assert (await insist(rig, step)).state == ANSWERED
+    assert ran_on(rig, "wpg-1-2") == [("initialize", 0), ("forward_backward", 1), ("step", 2)]
+
+
+async def test_another_result_than_before_ends_the_deployment(rig: Rig, durable: Durable) -> None:
+    await rig.run("job-1", "step")
+    await until(lambda: durable.seq == 1)
+    await rig.run("job-1", "forward_backward")
+
+    async def other(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply | None:
+        reply = applied(request.operation)
+        reply.digest = b"other"
+        return reply
+
+    rig.behaviour.on_execute = other
+    await rig.agents[0].die("wpg-1-1/0")
+    refused = (await insist(rig, rig.operation("job-1", "step"))).error
+    assert refused.code == ErrorCode.DEPLOYMENT_FAILED
+    assert "its last durable step is seq 1" in refused.message
+
+
+async def test_what_writes_weights_waits_for_the_copy_and_others_do_not(
+    rig: Rig, durable: Durable
+) -> None:
+    rig.behaviour.hangs.add("Publish")
+    await rig.run("job-1", "step")
+    await rig.run("job-1", "forward_backward")
+    async with asyncio.TaskGroup() as group:
+        step = group.create_task(rig.run("job-1", "step"))
+        await until(lambda: not durable.copied.is_set())
+        await asyncio.sleep(0.05)
+        assert ran_on(rig, "wpg-1-1")[-1] == ("forward_backward", 2)
+        rig.behaviour.answers.set()
+    assert step.result().state == ANSWERED
+
+
+async def test_a_copy_that_is_refused_leaves_the_one_before(rig: Rig, durable: Durable) -> None:
+    await rig.run("job-1", "step")
+    await until(lambda: durable.seq == 1)
+    rig.behaviour.publish_errors.append(no_room())
+    await rig.run("job-1", "step")
+    await until(lambda: not rig.behaviour.publish_errors and durable.copied.is_set())
+    assert (durable.seq, sorted(durable.since)) == (1, [2])
+    await rig.agents[0].die("wpg-1-1/0")
+    await insist(rig, rig.operation("job-1"))
+    assert ran_on(rig, "wpg-1-2")[:2] == [("initialize", 0), ("step", 2)]
+
+
+async def test_more_than_is_kept_ends_the_deployment_naming_its_last_durable_step(
+    rig: Rig, durable: Durable
+) -> None:
+    await rig.run("job-1", "step")
+    await until(lambda: durable.seq == 1)
+    durable.most_bytes = 1
+    await rig.run("job-1", "forward_backward")
+    await rig.agents[0].die("wpg-1-1/0")
+    refused = (await insist(rig, rig.operation("job-1", "step"))).error
+    assert refused.code == ErrorCode.DEPLOYMENT_FAILED
+    assert "its last durable step is seq 1" in refused.message
+
+
+async def test_a_checkpoint_that_is_written_meanwhile_replays_nothing(
+    rig: Rig, durable: Durable
+) -> None:
+    begun, go = held_open(rig, "zero_grad")
+    written = asyncio.Event()
+
+    async def write(
+        request: statemanager_pb2.MaterializeRequest,
+    ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+        del request
+        await written.wait()
+        yield statemanager_pb2.MaterializeReply(nbytes=7, files=["model.safetensors"])
+
+    rig.behaviour.on_materialize = write
+    await rig.run("job-1", "forward_backward")
+    async with asyncio.TaskGroup() as group:
+        save = group.create_task(rig.run("job-1", "save"))
+        group.create_task(insist(rig, rig.operation("job-1", "zero_grad")))
+        await begun.wait()
+        await rig.agents[0].die("wpg-1-1/0")
+        await until(lambda: durable.is_lost)
+        written.set()
+        go.set()
+    assert save.result().state == ANSWERED
+    assert ran_on(rig, "wpg-1-1").count(("forward_backward", 1)) == 1
