@@ -238,6 +238,9 @@ class Pools:
                 price=config.price,
             )
         self.spot = self._pooled(SPOT, hosts, provider)
+        for deployment in self._deployments.values():  # of an earlier service
+            if deployment.initialized is not None:
+                self.spot.post(deployment.wants(SPOT.name))
         return self.spot
 
     def _pooled(self, kind: Kind, hosts: Hosts, provider: Provider) -> PooledInstances:

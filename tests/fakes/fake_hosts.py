@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 from plexsvc.errors import ErrorCode, PlexError
@@ -17,6 +18,8 @@ class FakeHosts:
         self.lies, self.held = lies, held
         self.instances: dict[str, FakeInstance] = {}
         self.tries = 0
+        self.lock = asyncio.Lock()
+        """Held while an instance starts or ends."""
 
     def slots(self) -> Mapping[str, bool]:
         return dict(self.places)
@@ -26,10 +29,24 @@ class FakeHosts:
         self.tries += 1
         if self.lies:
             raise PlexError(ErrorCode.UNAVAILABLE, f"{slot_id} was announced and never came")
-        self.instances[slot_id] = await start_instance(held=self.held)
-        return self.instances[slot_id].address
+        return await asyncio.shield(self._start(slot_id))  # who asked may end meanwhile
+
+    async def _start(self, slot_id: str) -> str:
+        async with self.lock:
+            self.instances[slot_id] = await start_instance(held=self.held)
+            return self.instances[slot_id].address
 
     async def stop(self, slot_id: str, *, number: int, deployment_id: DeploymentId) -> None:
         del number, deployment_id
-        if instance := self.instances.pop(slot_id, None):
-            await instance.kill()
+        await asyncio.shield(self._stop(slot_id))
+
+    async def _stop(self, slot_id: str) -> None:
+        async with self.lock:
+            if instance := self.instances.pop(slot_id, None):
+                await instance.kill()
+
+    async def clear(self) -> None:
+        """Stop all of them, as nodes do with what nobody knows."""
+        async with self.lock:
+            while self.instances:
+                await self.instances.popitem()[1].kill()

@@ -58,6 +58,11 @@ class Bench:
     worker: worker_pb2_grpc.WorkerAsyncStub
     """The manager by gRPC."""
     serving: AsyncExitStack
+    group: asyncio.TaskGroup
+    leading: asyncio.Task[None]
+    """What runs `managers`."""
+    beside: list[asyncio.Task[None]] = field(default_factory=list)
+    """What runs their pools."""
     seq: int = 0
     wpg_id: str = "wpg"
     source: str = ""
@@ -187,6 +192,18 @@ class Bench:
         await self.serving.aclose()
         self.manager, _ = await self.serving.enter_async_context(serve(self.config, KEYS))
 
+    async def replace_service(self) -> None:
+        """End who leads, and the manager with it; a successor adopts the deployment."""
+        ending = [self.leading, *self.beside]
+        for task in ending:
+            task.cancel()
+        await asyncio.wait(ending)
+        self.beside.clear()
+        self.managers, self.leading = lead([self.config], self.killed, self.group)
+        self.fence.scheduler_epoch += 1
+        await self.kill_manager()
+        assert self.managers.adopt("rollout", fence=self.fence)
+
     async def told_of_leaving(self) -> None:
         """Return when the manager knows of every instance that is to go."""
         (deployment,) = vars(self.managers)["_deployments"].values()
@@ -205,6 +222,19 @@ class Bench:
     async def answers(self, operation: operations_pb2.Operation) -> dict[tuple[int, int], Answer]:
         frames = await self.frames(operation.operation_id)
         return collect(delta for frame in frames for delta in frame.deltas)
+
+
+def lead(
+    configs: Sequence[RolloutConfig], killed: asyncio.Event, group: asyncio.TaskGroup
+) -> tuple[Managers, asyncio.Task[None]]:
+    """Return who leads these managers, and what runs it."""
+    leads = Managers(
+        [(one.listen, killed.set) for one in configs],
+        clock=SystemClock(),
+        keys=KEYS,
+        directory=Path(configs[0].listen.removeprefix("unix:")).parent,
+    )
+    return leads, group.create_task(leads.run())
 
 
 @asynccontextmanager
@@ -231,17 +261,11 @@ async def bench(
         for further in configs[1:]:
             await stack.enter_async_context(serve(further, KEYS))
         killed = asyncio.Event()
-        leads = Managers(
-            [(one.listen, killed.set) for one in configs],
-            clock=SystemClock(),
-            keys=KEYS,
-            directory=configs[0].records_dir,
-        )
         serving = await stack.enter_async_context(AsyncExitStack())
         manager, address = await serving.enter_async_context(serve(configs[0], KEYS))
         worker = await stack.enter_async_context(open_channel(address, KEYS))
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        stack.callback(group.create_task(leads.run()).cancel)
+        leads, leading = lead(configs, killed, group)
         made = Bench(
             manager,
             leads,
@@ -250,13 +274,17 @@ async def bench(
             killed=killed,
             worker=worker_pb2_grpc.WorkerStub(worker),
             serving=serving,
+            group=group,
+            leading=leading,
             source=source,
             shared=shared,
         )
-        assert (await made.initialize()).state == APPLIED
         try:
+            assert (await made.initialize()).state == APPLIED
             yield made
         finally:
+            for task in (made.leading, *made.beside):
+                task.cancel()
             for instance in made.instances:
                 await instance.kill()
 

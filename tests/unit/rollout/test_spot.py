@@ -43,17 +43,23 @@ async def spot_bench(
     spot_range: service_pb2.InstanceRange = SPOT,
 ) -> AsyncIterator[Bench]:
     """A manager with one dedicated instance and those of `hosts`."""
-    async with bench(held=held, config=config) as b, asyncio.TaskGroup() as group:
-        spot = b.managers.use(hosts, (), config=SpotConfig())
-        running = group.create_task(spot.run())
+    async with bench(held=held, config=config) as b:
+        supply(b, hosts)
         b.ranges = [spot_range]
         assert (await b.initialize()).state == APPLIED
         try:
             yield b
         finally:
-            running.cancel()
-            for instance in hosts.instances.values():
-                await instance.kill()
+            for task in b.beside:
+                task.cancel()
+            await asyncio.wait(b.beside)
+            await hosts.clear()
+
+
+def supply(b: Bench, hosts: FakeHosts, *, price: float = 0.0) -> None:
+    """Have deployments have the devices of `hosts`, while the bench runs."""
+    spot = b.managers.use(hosts, (), config=SpotConfig(price=price))
+    b.beside.append(b.group.create_task(spot.run()))
 
 
 def of(b: Bench) -> PooledInstances:
@@ -206,6 +212,68 @@ async def test_a_deployment_has_no_more_instances_than_it_asked_for_whenever_its
         b.managers.open(first)
         await b.kill_manager()
         await until(b, serving=1, free=1)
+
+
+async def replace_service(b: Bench, hosts: FakeHosts, *, price: float) -> None:
+    """Have a successor lead, with a pool of its own; nodes stop the instances that it knows not."""
+    await b.replace_service()
+    await until(b, kind="dedicated", serving=1)  # its manager is told of the deployment
+    await hosts.clear()
+    supply(b, hosts, price=price)
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "twice"])
+async def test_a_successor_of_the_service_buys_nothing_at_a_price_that_its_order_was_about(
+    fault: str,
+) -> None:
+    expected = await undisturbed(7, seed=3)
+    hosts = FakeHosts(["n:0"], held=False)
+    pays = service_pb2.InstanceRange(kind="spot", most=1, price=1.0)
+    async with spot_bench(hosts, spot_range=pays) as b:
+        await b.pull(7)
+        await until(b, serving=1)
+        operation = b.generate(PROMPTS, seed=3)
+        running = b.group.create_task(b.execute(operation))
+        b.instances[0].engine.allow(2)
+        await recorded(b, operation, tokens=2)
+        if fault == "before":
+            await b.serving.aclose()  # the order to drain meets nobody
+        of(b).post(SlotPriced(slot_id="n:0", price=2.0))
+        if fault != "before":
+            await b.told_of_leaving()
+        running.cancel()
+        for _ in range(2 if fault == "twice" else 1):
+            await replace_service(b, hosts, price=2.0)
+        await until(b, free=1)
+        assert not hosts.instances
+        b.instances[0].engine.release()
+        assert (await b.execute(operation)).state == APPLIED
+        assert tokens(await b.answers(operation)) == tokens(expected)
+        of(b).post(SlotPriced(slot_id="n:0", price=0.5))
+        await until(b, serving=1)
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "twice"])
+async def test_a_successor_of_the_service_starts_no_more_instances_than_were_asked_for(
+    fault: str,
+) -> None:
+    hosts = FakeHosts(["n:0", "n:1"], held=False)
+    cap = service_pb2.InstanceRange(kind="spot", most=1)
+    async with spot_bench(hosts, spot_range=cap) as b:
+        await b.pull(7)
+        await until(b, serving=1, free=1)
+        if fault == "before":
+            await b.serving.aclose()
+        (first,) = of(b).addresses
+        b.managers.drain(first)
+        await asyncio.sleep(0)
+        for _ in range(2 if fault == "twice" else 1):
+            await replace_service(b, hosts, price=0.0)
+        await until(b, serving=1, closed=1)  # the other one: what was closed stays so
+        assert list(hosts.instances) == [*({"n:0", "n:1"} - {first})]
+        b.managers.open(first)
+        await until(b, serving=1, free=1)
+        assert len(hosts.instances) == 1
 
 
 async def test_news_that_broke_with_the_line_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
