@@ -24,10 +24,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from plexsvc.demo.model import Shape, make_model
-
 import plexclient as plex
 from benchmarks.service import report
+from plexsvc.weights.random_model import Shape, make_model
 from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
 from tests.rigs.workloads import fixed_batch
 
