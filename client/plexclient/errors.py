@@ -41,6 +41,10 @@ class ErrorCode(StrEnum):
     """A bound of the service is reached; the message names its key. Nothing happened: try again
     later.
     """
+    OVER_BUDGET = "over_budget"
+    """The tenant has spent the device-seconds that it may (`plexctl quota`): its jobs end, and none
+    begins. Ask an operator for more, and start again.
+    """
     PAYLOAD_TOO_LARGE = "payload_too_large"
     """A payload or message exceeds its bound. Split it."""
     STAGING_FULL = "staging_full"

@@ -7,6 +7,7 @@ those), and the controller's own progress figures.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Final
@@ -19,6 +20,8 @@ from plexclient.link import Link
 from plexclient.options import ClientOptions
 from plexclient.retry import Retry
 from plexclient.wire.v1 import service_pb2
+
+log = logging.getLogger("plexclient")
 
 ENDED: Final[Mapping[int, str]] = {
     service_pb2.JOB_STATE_COMPLETED: "completed",
@@ -117,6 +120,7 @@ class Session:
         self._metrics: dict[str, float] = {}
         self._ended: PlexError | None = None
         self._is_kept = True
+        self._is_noticed = False
 
     def retry(self, what: str, *, give_up_after_s: float | None = None) -> Retry:
         """Return fresh patience for one call."""
@@ -190,6 +194,9 @@ class Session:
         reply: service_pb2.KeepAliveReply = await self.link.unary(
             "KeepAlive", request, timeout_s=self.options.rpc_timeout_s
         )
+        if reply.notice and not self._is_noticed:
+            log.warning("%s: %s", self.job_id, reply.notice)
+        self._is_noticed = bool(reply.notice)
         if reply.state in ENDED:
             self.end(ended_error(self.job_id, state=reply.state, reason=reply.reason))
 

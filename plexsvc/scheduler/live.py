@@ -24,6 +24,7 @@ from plexsvc.scheduler.driver.inbox import Decision, Inbox
 from plexsvc.scheduler.driver.journal import Journal
 from plexsvc.scheduler.driver.storing import Storing
 from plexsvc.scheduler.ledger.bill import HOUR_US, Bill, since
+from plexsvc.scheduler.ledger.caps import Caps
 from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.ledger.restoring import restore
@@ -133,9 +134,9 @@ class LiveScheduler:
         )
         self.handlers = table(self.reach, self._timers, self.beside)
         self.bill = Bill(core.view, clock=clock)
+        self.caps = Caps(self.registry, self.bill, view=core.view, post=inbox.post)
         self._driver = Driver(core, inbox=inbox, journal=self._journal, handlers=self.handlers)
-        self._inbox = inbox
-        self._store = store
+        self._inbox, self._store = inbox, store
         self._storing: Storing | None = None
         self._is_running = False
 
@@ -274,11 +275,12 @@ class LiveScheduler:
             await storing.write(self.recorder.take_rows())
 
     async def _keep_bill(self, storing: Storing) -> None:
-        """Have the store know what jobs have used."""
+        """Have the store know what jobs have used, and end those that may use no more."""
         self.bill.begin(await storing.run(self._store.usage))
         while True:
             await self._write_bill(storing)
             self.bill.forget(set(self.registry.jobs))
+            self.caps.heed()
             await self.clock.sleep(BILL_US)
 
     async def usage(self, *, tenant: str, job_id: str, since_us: int) -> list[JobUsage]:

@@ -30,7 +30,10 @@ def status_view(status: service_pb2.ClusterStatus) -> RenderableType:
     """Return the tables of a cluster's status."""
     nodes = ", ".join(f"{node.node_id} {node.state}" for node in status.nodes) or "no nodes"
     head = Text(f"scheduler epoch {status.scheduler_epoch} · {nodes}", style="dim")
-    return Group(head, _jobs_table(status), _devices_table(status))
+    notices = [
+        Text(one, style="yellow") for one in {job.notice: None for job in status.jobs} if one
+    ]
+    return Group(head, _jobs_table(status), *notices, _devices_table(status))
 
 
 def jobs_view(jobs: list[service_pb2.Job]) -> RenderableType:

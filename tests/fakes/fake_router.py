@@ -105,6 +105,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self.cancelled: list[bytes] = []
         self.created: list[service_pb2.CreateJobRequest] = []
         self.keepalives: list[service_pb2.KeepAliveRequest] = []
+        self.notice = ""
         self.deployments: dict[str, service_pb2.Deployment] = {}
         self.sets: list[list[str]] = []
         self.attempts: list[operations_pb2.Operation] = []
@@ -162,7 +163,9 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
     ) -> service_pb2.KeepAliveReply:
         await self._meet("KeepAlive", context)
         self.keepalives.append(request)
-        return service_pb2.KeepAliveReply(state=self.job_state, reason="as the test says")
+        return service_pb2.KeepAliveReply(
+            state=self.job_state, reason="as the test says", notice=self.notice
+        )
 
     async def EndJob(self, request: service_pb2.EndJobRequest, context: Context) -> service_pb2.Job:
         fault = await self._meet("EndJob", context)

@@ -18,7 +18,12 @@ quota_app = typer.Typer(
     epilog="Example: plexctl quota set lab jobs 4",
 )
 Tenant = Annotated[str, typer.Argument(help="The tenant that it binds.")]
-What = Annotated[str, typer.Argument(help="jobs: at once. requests: a second, through one router.")]
+What = Annotated[
+    str,
+    typer.Argument(
+        help="jobs: at once. requests: a second, through one router. spend: device-seconds in all."
+    ),
+]
 
 
 @command(quota_app, "set", example="plexctl quota set lab jobs 4")
@@ -31,6 +36,8 @@ def quota_set(
     """Bound what a tenant may have from now on; what it has stays. More is refused, by name.
 
     A request is a call, or an operation. Keeping a job alive, ending it and cancelling count not.
+    What all jobs that `plexctl cost` shows have used is spent, switches included: at nine tenths
+    jobs show a notice, at all of it they end with `over_budget`, and so does a new one.
     """
     from plexclient.wire.v1 import service_pb2
 

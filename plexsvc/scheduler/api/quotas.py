@@ -42,5 +42,6 @@ class Quotas:
         for (tenant, what), most in sorted(registry.quotas.items()):
             if most:
                 used = jobs[tenant] if what == "jobs" else 0
+                used = self._scheduler.caps.spent_s(tenant) if what == "spend" else used
                 reply.quotas.add(owner=tenant, what=what, most=most, used=used)
         return reply

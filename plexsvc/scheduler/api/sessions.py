@@ -31,8 +31,8 @@ async def create_job(
     """Open a job, or return the one already open under this id.
 
     Raises:
-        PlexError: `queue_full` beyond `max_jobs` or the tenant's quota, `not_found` for another
-            tenant's job, `forbidden` for a priority above the tenant's.
+        PlexError: `queue_full` beyond `max_jobs` or the tenant's quota, `over_budget`, `not_found`
+            for another tenant's job, `forbidden` for a priority above the tenant's.
     """
     scheduler.check_open()
     if JobId(request.job_id) in scheduler.registry.jobs:
@@ -40,6 +40,7 @@ async def create_job(
         scheduler.sessions.heard(record)
         return messages.job(record)
     _check_room(scheduler, request)
+    scheduler.caps.check(TenantId(request.tenant))
     _check_priority(scheduler, request)
     slowdown_ppm = _slowdown_ppm(request)
     record = JobRecord(
@@ -81,7 +82,10 @@ async def keep_alive(
         if scheduler.recorder.acknowledged(deployment, seq=seq):
             scheduler.post(Acknowledged(deployment_id=deployment_id, seq=seq))
     return service_pb2.KeepAliveReply(
-        durable_seqs=durable, state=messages.JOB_STATES[record.state], reason=record.reason
+        durable_seqs=durable,
+        state=messages.JOB_STATES[record.state],
+        reason=record.reason,
+        notice=scheduler.caps.notice(record.tenant),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core.planning.plans import Goal, Plan
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
@@ -67,6 +68,8 @@ class JobEndRequested(Fact):
     job_id: JobId
     outcome: JobState
     reason: str
+    code: ErrorCode | None = None
+    """What its operations are refused with; None: `cancelled` or `job_ended`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

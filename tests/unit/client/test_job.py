@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from typing import Any
 
@@ -150,6 +151,19 @@ def test_keepalives_come_well_within_the_sessions_time_to_live(router: FakeRoute
             assert dict(router.keepalives[-1].acks) == {actor.deployment_id: 1}
             assert set(clock.naps) == {0.5}
         clock.free()
+
+
+def test_a_notice_of_the_service_is_logged_once(
+    router: FakeRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, router.notice = FakeClock(), "nearly all is spent"
+    with plex.connect(router.address, token=TOKEN, clock=clock) as cluster:
+        with cluster.job("frugal") as job:
+            clock.tick()
+            clock.tick()
+        clock.free()
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert said == [f"{job.job_id}: nearly all is spent"]
 
 
 def test_a_lost_keepalive_is_followed_by_the_next(router: FakeRouter) -> None:

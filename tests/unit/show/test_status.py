@@ -57,6 +57,11 @@ def test_jobs_show_step_phase_and_reward_and_devices_their_resident() -> None:
     assert device.split()[-1] == "50%"
 
 
+def test_a_notice_is_shown_once_for_all_jobs_of_a_tenant() -> None:
+    jobs = [service_pb2.Job(job_id=f"job-{n}", notice="nearly all is spent") for n in range(2)]
+    assert shown(service_pb2.ClusterStatus(jobs=jobs)).count("nearly all is spent") == 1
+
+
 def test_a_job_that_reported_nothing_shows_dashes() -> None:
     job = service_pb2.Job(job_id="job-1", name="n", state=service_pb2.JOB_STATE_QUEUED)
     assert shown(service_pb2.ClusterStatus(jobs=[job])).count(" - ") == 2

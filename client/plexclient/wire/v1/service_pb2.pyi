@@ -73,7 +73,7 @@ class CreateJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., max_slowdown: _Optional[float] = ..., expected_steps: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "name", "tenant", "state", "reason", "exit_code", "created_us", "ended_us", "session_ttl_us", "labels", "deployment_ids", "operations_done", "device_us", "phase")
+    __slots__ = ("job_id", "name", "tenant", "state", "reason", "exit_code", "created_us", "ended_us", "session_ttl_us", "labels", "deployment_ids", "operations_done", "device_us", "phase", "notice")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class Job(_message.Message):
     OPERATIONS_DONE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_US_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     tenant: str
@@ -109,7 +110,8 @@ class Job(_message.Message):
     operations_done: int
     device_us: int
     phase: str
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., created_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., deployment_ids: _Optional[_Iterable[str]] = ..., operations_done: _Optional[int] = ..., device_us: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+    notice: str
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., created_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., deployment_ids: _Optional[_Iterable[str]] = ..., operations_done: _Optional[int] = ..., device_us: _Optional[int] = ..., phase: _Optional[str] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
     __slots__ = ("job_id", "tenant", "acks", "metrics")
@@ -138,7 +140,7 @@ class KeepAliveRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., acks: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class KeepAliveReply(_message.Message):
-    __slots__ = ("durable_seqs", "state", "reason")
+    __slots__ = ("durable_seqs", "state", "reason", "notice")
     class DurableSeqsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -149,10 +151,12 @@ class KeepAliveReply(_message.Message):
     DURABLE_SEQS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     durable_seqs: _containers.ScalarMap[str, int]
     state: JobState
     reason: str
-    def __init__(self, durable_seqs: _Optional[_Mapping[str, int]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    notice: str
+    def __init__(self, durable_seqs: _Optional[_Mapping[str, int]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class EndJobRequest(_message.Message):
     __slots__ = ("job_id", "tenant", "outcome", "reason", "exit_code")

@@ -48,7 +48,7 @@ def end(lives: Lives, event: JobEndRequested) -> None:
     job.ending, job.reason = event.outcome, event.reason
     is_cancelled = event.outcome is JobState.CANCELLED
     fault = Fault(
-        code=ErrorCode.CANCELLED if is_cancelled else ErrorCode.JOB_ENDED,
+        code=event.code or (ErrorCode.CANCELLED if is_cancelled else ErrorCode.JOB_ENDED),
         message=f"job {job.job_id} ended as {event.outcome}: {event.reason or 'no reason given'}",
         facts=(("job", job.job_id),),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
+from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig
 
 
 async def bind(rig: Rig, most: int) -> list[pb.QuotaView]:
@@ -54,3 +55,33 @@ async def test_routers_that_watch_are_told_of_quotas_of_requests_alone(tmp_path:
         asked = pb.SetQuotaRequest(owner=TENANT, what="requests", is_lifted=True)
         await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)
         assert not (await watched()).quotas
+
+
+async def test_a_tenant_that_has_spent_its_cap_is_told_ended_and_opens_no_job(
+    tmp_path: Path,
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig, asyncio.TaskGroup() as group:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        begun, go = held_open(rig, "step")
+        running = group.create_task(rig.run("job-1", "step"))
+        await begun.wait()
+        waiting = group.create_task(rig.run("job-1", "step"))
+        asked = pb.SetQuotaRequest(owner=TENANT, what="spend", most=1)
+        (quota,) = (await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)).quotas
+        assert (quota.what, quota.most) == ("spend", 1)
+        refused = (await waiting).error
+        assert refused.code == "over_budget"
+        assert "its cap is 1" in refused.message
+        alive = pb.KeepAliveRequest(job_id="job-1", tenant=TENANT)
+        told = await rig.scheduler.call("KeepAlive", alive, pb.KeepAliveReply)
+        assert "of the 1 device-seconds that it may" in told.notice
+        go.set()
+        assert not (await running).HasField("error")
+        with pytest.raises(PlexError, match="over_budget: tenant 'lab' has spent"):
+            await rig.job("job-2")
+        listed = await rig.scheduler.call("ListQuotas", pb.ListQuotasRequest(), pb.ListQuotasReply)
+        assert listed.quotas[0].used >= 1
+        asked = pb.SetQuotaRequest(owner=TENANT, what="spend", most=1000)
+        await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)
+        await rig.job("job-2")
