@@ -42,7 +42,7 @@ from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.scheduler.orders.watch import Watch
-from plexsvc.store.rows import JobUsage, JournalRow, NodeRow, QuotaRow, TokenRow
+from plexsvc.store.rows import JobUsage, JournalRow, NodeRow, QuotaRow, TokenRow, UsageRow
 from plexsvc.store.store import Store
 
 log = Log(__name__)
@@ -280,7 +280,6 @@ class LiveScheduler:
         while True:
             await self._write_bill(storing)
             self.bill.forget(set(self.registry.jobs))
-            self.caps.heed()
             await self.clock.sleep(BILL_US)
 
     async def usage(self, *, tenant: str, job_id: str, since_us: int) -> list[JobUsage]:
@@ -303,8 +302,14 @@ class LiveScheduler:
         before = await self._storing.run(partial(ask, before_us=since_us)) if since_us else ()
         return since(found, before)
 
+    def read_bill(self) -> list[UsageRow]:
+        """Read what jobs have used until now, and end those that may use no more."""
+        rows = self.bill.rows()
+        self.caps.heed()  # what is refused from now on comes behind the end of its job
+        return rows
+
     async def _write_bill(self, storing: Storing) -> None:
-        if rows := self.bill.rows():
+        if rows := self.read_bill():
             await storing.write(rows)
             self.bill.written(rows)
 

@@ -306,7 +306,8 @@ class Operations:
     def _check(self, operation: operations_pb2.Operation) -> OperationKind:
         """Refuse what no deployment could run; return the operation's kind."""
         self._scheduler.check_open()
-        self._scheduler.registry.job(operation.job_id, tenant=operation.tenant)
+        record = self._scheduler.registry.job(operation.job_id, tenant=operation.tenant)
+        self._scheduler.caps.check(record.tenant)
         body = operation.WhichOneof("body")
         if len(operation.operation_id) != OPERATION_ID_BYTES:
             raise PlexError(

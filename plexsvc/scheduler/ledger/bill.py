@@ -59,8 +59,7 @@ class Bill:
                 del self._unwritten[key]
 
     def of(self, job_id: JobId) -> dict[str, UsageRow]:
-        """Return what a job has used until now, by kind of work."""
-        self._read_core()
+        """Return what a job had used when it was read last, by kind of work."""
         return self._read.get(job_id, {})
 
     def spent_us(self, tenant: TenantId) -> int:

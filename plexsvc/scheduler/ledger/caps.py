@@ -39,7 +39,7 @@ class Caps:
         return self._bill.spent_us(tenant) // 1_000_000
 
     def check(self, tenant: TenantId) -> None:
-        """Refuse another job of a tenant that has spent all it may.
+        """Refuse another job or operation of a tenant that has spent all it may.
 
         Raises:
             PlexError: `over_budget`.

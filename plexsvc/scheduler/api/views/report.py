@@ -23,6 +23,7 @@ async def report(
     scheduler: LiveScheduler, request: service_pb2.ReportRequest
 ) -> service_pb2.ReportReply:
     """Return the report of every job still known, ended ones too (`max_ended_jobs`)."""
+    scheduler.read_bill()
     lens, waits = Lens(scheduler.registry, request), Waits(scheduler)
     records = list(scheduler.registry.jobs.values())
     now_us = scheduler.clock.wall_us()

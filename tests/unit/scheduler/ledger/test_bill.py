@@ -51,10 +51,16 @@ def finish(world: FakeWorld, name: str) -> None:
     )
 
 
-def bill_of(view: ClusterView, *, now_us: int) -> Bill:
+def clock_at(now_us: int) -> FakeClock:
     clock = FakeClock()
     clock.wall = now_us
-    return Bill(view, clock=clock)
+    return clock
+
+
+def bill_of(view: ClusterView, *, now_us: int) -> Bill:
+    bill = Bill(view, clock=clock_at(now_us))
+    bill.rows()
+    return bill
 
 
 def row(kind: str, *, job: str = "a", hour: int = 0, **figures: int) -> UsageRow:
@@ -106,10 +112,11 @@ def test_whoever_takes_over_reads_the_same_and_counts_nothing_twice(world: FakeW
     finish(world, "a1")
     after = thaw(freeze(world.core)).view
     for began_first in (True, False):
-        successor = bill_of(after, now_us=world.now_us)
+        successor = Bill(after, clock=clock_at(world.now_us))
         if not began_first:
             successor.rows()
         successor.begin(stored)
+        successor.rows()
         bill.rows()
         assert {j: successor.of(j) for j in (A, B)} == {j: bill.of(j) for j in (A, B)}
         assert successor.spent_us(LAB) == bill.spent_us(LAB) + 5
