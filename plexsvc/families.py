@@ -18,8 +18,8 @@ from plexsvc.errors import ErrorCode, PlexError
 
 Config = Mapping[str, Any]
 
-MAX_CONFIG_BYTES: Final = 1 << 20
-"""Largest `config.json` that is read; those of large models have some KiB."""
+MAX_CONFIG_BYTES: Final = 256 << 10
+"""Largest `config.json` that is read: while it is parsed others wait. Most have some KiB."""
 
 MODEL_FILES: Final = (
     "config.json",

@@ -32,7 +32,7 @@ MAX_HEADER_BYTES: Final = 100 << 20
 MAX_INDEX_BYTES: Final = 32 << 20
 INDEX: Final = "model.safetensors.index.json"
 
-QUICK_BYTES: Final = 1 << 20
+QUICK_BYTES: Final = 256 << 10
 """Headers and index of a model that are read where they are asked for; more in a process."""
 
 CHECK_S: Final = 10.0

@@ -14,7 +14,7 @@ SEAL: Final = ".complete"
 """Written last into a checkpoint: JSON with its files, and the tenant whose it is."""
 
 MAX_MARK_BYTES: Final = 64 << 20
-QUICK_BYTES: Final = 1 << 20
+QUICK_BYTES: Final = 256 << 10
 """Of a mark that is parsed; the owner stands at the end of a longer one."""
 
 _OWNER: Final = re.compile(rb'"tenant": ("(?:[^"\\]|\\.){0,512}")\}\s*\Z')
