@@ -209,6 +209,9 @@ class LiveScheduler:
         )
         for record in self.registry.deployments.values():
             self.reach.versions.restore(record.deployment_id, record.versions)
+            copy = self.reach.versions.copy_of(record.deployment_id)
+            if record.durable is not None and copy is not None:
+                record.durable.copy, record.durable.seq = copy, copy.version.version
         self._store.keep_snapshot(former.first_snapshot(self._made))
         self._store.append(self._journal.notes(at_us=former.at_us), kept)
 

@@ -15,6 +15,7 @@ import plexclient as plex
 from plexsvc.errors import ErrorCode
 from tests.rigs.another_node import another_node
 from tests.rigs.live_cluster import ROLLOUT, TRAIN, Service, rank_processes
+from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -26,7 +27,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield running
 
 
-def deploy(job: plex.Job, model: Path, *, seed: int) -> plex.Actor:
+def deploy(job: plex.Job, model: Path, *, seed: int, durability: str = "none") -> plex.Actor:
     return job.deploy(
         "actor",
         model=str(model),
@@ -34,6 +35,7 @@ def deploy(job: plex.Job, model: Path, *, seed: int) -> plex.Actor:
         optimizer=plex.AdamW(lr=1e-2),
         seed=seed,
         micro_batch_tokens=64,
+        durability=durability,
     )
 
 
@@ -55,6 +57,26 @@ def test_a_job_goes_on_bit_for_bit_when_its_service_ends_between_operations(
                     service.start()
             assert actor.digest() == expected
         assert [j.reason for j in service.live.jobs().values()] == ["", ""]
+
+
+def test_a_durable_job_loses_its_service_and_then_its_rank(
+    service: Service, tiny_model: Path
+) -> None:
+    digests = []
+    for is_disturbed in (False, True):
+        with service.live.connect() as connection, connection.job("any") as job:
+            actor = deploy(job, tiny_model, seed=3, durability="step")
+            for done, _ in enumerate(Program(actor, 3, steps=2).operations()):
+                if is_disturbed and done == 2:
+                    service.kill()
+                    service.start()
+                    wait_until(
+                        lambda: "can be rebuilt" in service.live.explain(job.job_id),
+                        what="its state is kept",
+                    )
+                    os.kill(rank_processes(service.live, [actor.deployment_id])[0], signal.SIGKILL)
+            digests.append(actor.digest())
+    assert digests[0] == digests[1]
 
 
 def test_a_rank_that_died_meanwhile_ends_its_deployment_with_that_cause_and_no_other(

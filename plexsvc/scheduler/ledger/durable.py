@@ -94,6 +94,18 @@ class Durable:
         """Begin with no copy being made."""
         self.copied.set()
 
+    def __str__(self) -> str:
+        if self.unknown_to > self.seq:
+            return (
+                "cannot be rebuilt before its next step: what ran up to seq "
+                f"{self.unknown_to} is not kept"
+            )
+        nbytes = sum(self.copy.nbytes) if self.copy is not None else 0
+        return (
+            f"can be rebuilt from its state after seq {self.seq} ({nbytes} bytes of host memory) "
+            f"and {len(self.since)} operations since"
+        )
+
     @property
     def is_lost(self) -> bool:
         """Whether its processes died and others do not have its state yet."""

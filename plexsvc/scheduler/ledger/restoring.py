@@ -133,7 +133,7 @@ def _deployment(row: DeploymentRow, found: Deployment) -> DeploymentRecord:
         state=found.state,
         fault=found.fault,
         applied_seq=row.applied_seq,
-        # What ran since the last copy, and where that is, went with the service before.
+        # What ran since the last copy went with the service before.
         durable=Durable(unknown_to=found.next_seq - 1) if found.is_durable else None,
         versions=row.versions,
     )

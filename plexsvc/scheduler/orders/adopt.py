@@ -26,7 +26,7 @@ import grpc.aio
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
 from plexsvc.log import Log
-from plexsvc.scheduler.core.actions import Action
+from plexsvc.scheduler.core.actions import Action, KeepState
 from plexsvc.scheduler.core.events import Event, JobEndRequested, NodeLost, ProcExited, SpawnFailed
 from plexsvc.scheduler.core.state import Wpg
 from plexsvc.scheduler.core.view import ClusterView
@@ -104,11 +104,29 @@ async def adopt(
         log.warning("not adopted", fact=repr(fact))
         await tell(fact)
     still = view.unfinished()
-    for order in (order for order in orders if order in still):
+    again = [order for order in orders if order in still]
+    for order in (*_copies(reach, view), *again):
         handler = handlers[type(order)]
         if (work := handler.perform(order)) is not None:
             tasks.create_task(handler.finish(order, work, reach.post))
     log.info("adopted", jobs=len(view.jobs), wpgs=len(view.wpgs), orders=len(orders))
+
+
+def _copies(reach: Reach, view: ClusterView) -> Iterator[Action]:
+    """Yield orders to copy the state of durable deployments, where nothing is under way.
+
+    What they applied since their last copy went with the service before. Accumulated gradients are
+    in no copy.
+    """
+    for deployment in view.deployments.values():
+        record, wpg = reach.registry.deployments[deployment.deployment_id], view.wpg_of(deployment)
+        if record.durable is None or wpg is None or wpg.running or deployment.is_held:
+            continue
+        is_known = record.durable.unknown_to <= record.durable.seq
+        is_ready = deployment.state is DeploymentState.READY
+        if is_ready and not is_known and not deployment.is_window_open:
+            seq = deployment.next_seq - 1
+            yield KeepState(wpg_id=wpg.wpg_id, seq=seq, lease_no=wpg.lease_no)
 
 
 def _leads(reach: Reach, view: ClusterView, wpg: Wpg) -> bool:

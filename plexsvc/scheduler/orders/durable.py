@@ -68,6 +68,8 @@ async def _keep(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
         before, gone = durable.copy, durable.take(published, seq=action.seq)
     finally:
         durable.copied.set()
+    reach.versions.copied(record.deployment.deployment_id, published)
+    managed.note(reach, record.deployment.deployment_id)
     if before is not None:
         await managed.release(reach, before)
     host_bytes.tell_held(reach, record.deployment.deployment_id)

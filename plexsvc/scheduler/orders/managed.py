@@ -68,10 +68,10 @@ async def release_unused(reach: Reach) -> None:
         await release(reach, published)
     for deployment_id in dict.fromkeys(one.version.deployment_id for one in gone):
         host_bytes.tell_held(reach, DeploymentId(deployment_id))
-        _note(reach, DeploymentId(deployment_id))
+        note(reach, DeploymentId(deployment_id))
 
 
-def _note(reach: Reach, deployment_id: DeploymentId) -> None:
+def note(reach: Reach, deployment_id: DeploymentId) -> None:
     """Have the store know which versions there are, before the core hears of the newest."""
     record = reach.registry.deployments.get(deployment_id)
     if record is not None:
@@ -131,7 +131,7 @@ async def _publish(work: _Managed) -> None:
     known = reach.versions.hand_out(deployment_id, incarnation=incarnation, number=number)
     if known is not None:
         result.weight_version = known.version.version
-        _note(reach, deployment_id)
+        note(reach, deployment_id)
         return
     request = statemanager_pb2.PublishRequest(
         fence=work.fence,
@@ -142,7 +142,7 @@ async def _publish(work: _Managed) -> None:
     )
     published, replies = await publish(reach, record, request)
     reach.versions.add(published)
-    _note(reach, deployment_id)
+    note(reach, deployment_id)
     result.weight_version = number
     result.metrics["copy_us"] = sum(reply.copy_us for reply in replies)
     result.metrics["nbytes"] = sum(reply.nbytes for reply in replies)

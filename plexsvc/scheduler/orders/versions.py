@@ -29,6 +29,8 @@ class _Shelf:
     """The version that a publish handed out, by its number."""
     current: Published | None = None
     """The version that is the deployment's state now."""
+    copy: Published | None = None
+    """Of a durable deployment: the copy of its last step."""
     is_gone: bool = False
 
 
@@ -38,6 +40,7 @@ class _KeptShelf:
 
     published: tuple[Published, ...]
     handed_out: dict[int, int]
+    copy: Published | None = None
 
 
 _KEPT_SHELF: Final = msgspec.json.Decoder(_KeptShelf)
@@ -106,7 +109,11 @@ class Versions:
     def kept(self, deployment_id: DeploymentId) -> bytes:
         """Return what another scheduler needs to find a deployment's versions."""
         shelf = self._shelf(deployment_id)
-        kept = _KeptShelf(published=tuple(shelf.published.values()), handed_out=shelf.handed_out)
+        kept = _KeptShelf(
+            published=tuple(shelf.published.values()),
+            handed_out=shelf.handed_out,
+            copy=shelf.copy,
+        )
         return msgspec.json.encode(kept)
 
     def restore(self, deployment_id: DeploymentId, kept: bytes) -> None:
@@ -114,7 +121,17 @@ class Versions:
         if kept:
             found = _KEPT_SHELF.decode(kept)
             published = {one.version.version: one for one in found.published}
-            self._shelves[deployment_id] = _Shelf(published, dict(found.handed_out))
+            self._shelves[deployment_id] = _Shelf(
+                published, dict(found.handed_out), copy=found.copy
+            )
+
+    def copied(self, deployment_id: DeploymentId, copy: Published) -> None:
+        """Note where the copy of a durable deployment's last step is."""
+        self._shelf(deployment_id).copy = copy
+
+    def copy_of(self, deployment_id: DeploymentId) -> Published | None:
+        """Return that copy, if there is one."""
+        return self._shelf(deployment_id).copy
 
     def forget(self, deployment_id: DeploymentId) -> None:
         """Note that a deployment is gone: its versions stay only while they are used."""

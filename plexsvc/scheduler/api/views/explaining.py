@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2
@@ -59,18 +60,18 @@ def _job(scheduler: LiveScheduler, record: JobRecord, *, lens: Lens) -> service_
         why = f": {record.reason}" if record.reason else ""
         text = f"{record.job_id} ({record.name}) is {record.state}{why}"
         return service_pb2.ExplainReply(text=text)
-    facts = [*story.facts, *_pauses(scheduler, record)]
+    facts = [*story.facts, *_durable(scheduler, record)]
     return service_pb2.ExplainReply(text=lens.text(story.text), facts=map(lens.text, facts))
 
 
-def _pauses(scheduler: LiveScheduler, record: JobRecord) -> list[str]:
-    """Say how each deployment was rebuilt last, if one was."""
-    mine = [scheduler.registry.deployments[one] for one in record.deployment_ids]
-    return [
-        f"{one.name} {one.durable.pause}"
-        for one in mine
-        if one.durable is not None and one.durable.pause is not None and not one.durable.is_lost
-    ]
+def _durable(scheduler: LiveScheduler, record: JobRecord) -> Iterator[str]:
+    """Say what durable deployments can be rebuilt from, and how each was rebuilt last."""
+    for deployment_id in record.deployment_ids:
+        one = scheduler.registry.deployments[deployment_id]
+        if one.durable is not None and not one.durable.is_lost:
+            yield f"{one.name} {one.durable}"
+            if one.durable.pause is not None:
+                yield f"{one.name} {one.durable.pause}"
 
 
 METHODS: Final[Methods] = {"ExplainOperation": explain}

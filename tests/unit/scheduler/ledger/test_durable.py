@@ -38,6 +38,9 @@ def test_a_copy_replaces_what_was_applied_before_it() -> None:
     assert list(durable.since) == [3]
     assert durable.keeps(b"\x03")
     assert durable.held() == {"n": 14}
+    assert str(durable) == (
+        "can be rebuilt from its state after seq 2 (7 bytes of host memory) and 1 operations since"
+    )
 
 
 def test_beyond_its_bound_there_is_no_way_back_until_the_next_copy() -> None:
@@ -49,6 +52,7 @@ def test_beyond_its_bound_there_is_no_way_back_until_the_next_copy() -> None:
         durable.check()
     assert caught.value.code is ErrorCode.DEPLOYMENT_FAILED
     assert "what ran up to seq 2 is not kept" in caught.value.message
+    assert str(durable).startswith("cannot be rebuilt before its next step: what ran up to seq 2")
     durable.take(copy(2), seq=2)
     durable.check()
     assert list(durable.since) == [3]

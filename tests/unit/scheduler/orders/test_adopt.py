@@ -14,7 +14,7 @@ import pytest
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId
+from plexsvc.ids import DeploymentId, JobId
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import Event, JobEndRequested
@@ -22,11 +22,12 @@ from plexsvc.scheduler.core.state import Wpg
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.driver.former import read_former
+from plexsvc.scheduler.ledger.durable import Durable
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders import adopt
 from plexsvc.scheduler.orders.reach import Reach
 from plexsvc.store.store import open_store
-from tests.fakes.fake_cluster import FakeAgent
+from tests.fakes.fake_cluster import FakeAgent, no_room
 from tests.rigs.keys import KEYS
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig, until
 
@@ -92,6 +93,58 @@ async def test_what_ran_is_sent_again_and_what_was_answered_is_recalled(tmp_path
                 assert (await after.end("job")).state == service_pb2.JOB_STATE_COMPLETED
             running.cancel()
             waiting.cancel()
+
+
+def durable_of(rig: Rig) -> Durable:
+    found = rig.driver.registry.deployments[DeploymentId("job/actor")].durable
+    assert found is not None
+    return found
+
+
+async def until_answered(rig: Rig) -> str:
+    """Send a no-op until it has an answer, as clients do; return the code of its error."""
+    operation = rig.operation("job")
+    while (result := await rig.scheduler.submit(operation)).error.retryable:
+        pass
+    return result.error.code
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_durable_deployment_is_rebuilt_by_the_next_service(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job", durable=True)
+        await rig.run("job", "step")
+        await until(lambda: durable_of(rig).seq == 1)
+        if not is_kept:
+            rig.behaviour.publish_errors.append(no_room())
+        await rig.run("job", "step")
+        await until(lambda: durable_of(rig).seq == 1 + is_kept)
+        await until(lambda: not rig.behaviour.publish_errors)
+        async with second(rig, tmp_path) as after:
+            await until(lambda: durable_of(after).seq == 2)
+            await after.agents[0].die("wpg-1-1/0")
+            assert await until_answered(after) == ""
+            assert after.behaviour.versions == [2]
+
+
+async def test_one_with_gradients_that_only_the_service_before_knew_ends_naming_its_last_step(
+    tmp_path: Path,
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job", durable=True)
+        await rig.run("job", "step")
+        await until(lambda: durable_of(rig).seq == 1)
+        await rig.run("job", "forward_backward")
+        async with second(rig, tmp_path) as after:
+            await after.agents[0].die("wpg-1-1/0")
+            assert await until_answered(after) == ErrorCode.DEPLOYMENT_FAILED
+            fault = after.driver.registry.deployments[DeploymentId("job/actor")].fault
+            assert fault is not None
+            assert "its last durable step is seq 1" in fault.message
 
 
 async def test_the_answer_of_a_save_is_recalled_and_no_other_job_gets_it(tmp_path: Path) -> None:
