@@ -50,6 +50,18 @@ find."""
 
 
 @dataclass(slots=True, kw_only=True)
+class HostBytes:
+    """Host memory that is kept since a time."""
+
+    nbytes: int = 0
+    since_us: int = 0
+
+    def spent(self, now_us: int) -> int:
+        """Return bytes times microseconds until now."""
+        return self.nbytes * max(0, now_us - self.since_us)
+
+
+@dataclass(slots=True, kw_only=True)
 class Device:
     """One device: who may use it, and what it has done since it joined."""
 
@@ -243,6 +255,8 @@ class Deployment:
     waits_for: OperationId | None = None
     pattern: Pattern = field(default_factory=Pattern)
     incarnations: int = 1
+    versions: HostBytes = field(default_factory=HostBytes)
+    """What its published weights take, with room for the next."""
     is_window_open: bool = False
     """Whether gradients are accumulated, or an accumulation window is broken."""
     relocation: Relocation | None = None
@@ -321,6 +335,8 @@ class Wpg:
 
     device_bytes: tuple[int, ...] = ()
     parked_bytes: tuple[int, ...] = ()
+    host: HostBytes = field(default_factory=HostBytes)
+    """The room of its copy in host memory, which is kept while it is on devices, too."""
     residency: Residency = Residency.NONE
     lease_no: int = 0
     move_id: MoveId | None = None
@@ -381,6 +397,14 @@ class Usage:
     nbytes: int = 0
     """Bytes that travelled: payloads and results of operations, state that was moved."""
 
+    host_byte_us: int = 0
+    """Bytes of host memory that were kept for it, times microseconds."""
+
+    @property
+    def host_mib_s(self) -> int:
+        """Return these in MiB times whole seconds."""
+        return self.host_byte_us // (1_000_000 << 20)
+
 
 @dataclass(slots=True, kw_only=True)
 class Job:
@@ -393,7 +417,8 @@ class Job:
     reason: str = ""
     deployments: list[DeploymentId] = field(default_factory=list)
     usage: dict[str, Usage] = field(default_factory=dict)
-    """By kind of operation; besides those there are `switch_in`, `switch_out` and `turns`."""
+    """By kind of operation; besides those there are `switch_in`, `switch_out`, `turns` and
+    `memory`."""
 
     waited_us: int = 0
     """Time its training operations waited for devices, switches included."""

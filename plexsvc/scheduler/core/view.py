@@ -62,15 +62,17 @@ class ClusterView:
 
     def used(self, *, now_us: int) -> dict[JobId, dict[str, Usage]]:
         """Return what jobs have used by kind of work, what runs now until now. `O(jobs + WPGs)`."""
-        found: dict[JobId, dict[str, Usage]] = {job.job_id: job.usage for job in self.jobs.values()}
+        found = {job.job_id: dict(job.usage) for job in self.jobs.values()}
         for wpg in self.wpgs.values():
+            usage = found[wpg.job_id]
+            _add(usage, "memory", host_byte_us=wpg.host.spent(now_us))
             held = sum(device.holder == wpg.wpg_id for device in wpg.devices)
             if held and wpg.busy_since_us is not None:
-                usage = found[wpg.job_id]
-                used = usage.get(wpg.busy_kind, Usage())
                 busy_us = held * max(0, now_us - wpg.busy_since_us)
-                until_now = replace(used, device_us=used.device_us + busy_us)
-                found[wpg.job_id] = {**usage, wpg.busy_kind: until_now}
+                _add(usage, wpg.busy_kind, device_us=busy_us)
+        for deployment in self.deployments.values():
+            nbytes_us = deployment.versions.spent(now_us)
+            _add(found[deployment.job_id], "memory", host_byte_us=nbytes_us)
         return found
 
     def wpg_of(self, deployment: Deployment) -> Wpg | None:
@@ -136,3 +138,14 @@ class ClusterView:
     def explain_job(self, job_id: JobId, *, now_us: int) -> Story | None:
         """Return what each deployment of a job does or waits for; None for one that has ended."""
         return story.explain_job(self._cluster, job_id, now_us=now_us)
+
+
+def _add(usage: dict[str, Usage], kind: str, *, device_us: int = 0, host_byte_us: int = 0) -> None:
+    """Have an account tell of more than the core has charged yet, and the core's as it is."""
+    if device_us or host_byte_us:
+        used = usage.get(kind, Usage())
+        usage[kind] = replace(
+            used,
+            device_us=used.device_us + device_us,
+            host_byte_us=used.host_byte_us + host_byte_us,
+        )

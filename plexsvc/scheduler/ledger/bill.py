@@ -22,7 +22,7 @@ from plexsvc.store.rows import JobUsage, UsageRow
 
 HOUR_US: Final = 3_600_000_000
 
-FIGURES: Final = ("count", "device_us", "switch_us", "tokens", "nbytes")
+FIGURES: Final = ("count", "device_us", "switch_us", "tokens", "nbytes", "host_mib_s")
 _figures: Final = attrgetter(*FIGURES)
 
 

@@ -9,7 +9,7 @@ from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import JobEndRequested, JobPinned, JobSubmitted
 from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.life.cancelling import ENDABLE
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.state import Job
 from plexsvc.scheduler.core.vocabulary import Fault, JobState
 
@@ -80,6 +80,7 @@ def drop_ended(lives: Lives, job: Job) -> None:
     operations, ended = lives.devices.queues.operations, lives.roll.ended
     for deployment_id in job.deployments:
         deployment = lives.roll.deployments.pop(deployment_id)
+        hosts.charge_versions(lives.devices.placement, deployment)
         for operation_id in deployment.answered.values():
             del operations[operation_id]
         operations.pop(deployment.initialize_id, None)

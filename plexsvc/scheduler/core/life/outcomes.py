@@ -54,6 +54,7 @@ def came_up(devices: Devices, event: events.WpgReady) -> None:
             )
             return
     wpg.apply(WpgTrigger.CAME_UP)
+    hosts.keep(devices.placement, wpg)
     if wpg.switch is not None:
         switch.advance(devices, wpg)
     elif devices.is_current(wpg):

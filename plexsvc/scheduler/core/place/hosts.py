@@ -14,14 +14,30 @@ from plexsvc.ids import MoveId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import VersionRead, VersionsHeld
 from plexsvc.scheduler.core.planning.memory import Use
-from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
+from plexsvc.scheduler.core.state import Deployment, HostBytes, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, NodeBytes, OperationKind
+
+
+def keep(placement: Placement, wpg: Wpg) -> None:
+    """Charge a job for the host copy of a WPG that trains, from now on."""
+    if not wpg.is_rollout:
+        wpg.host = HostBytes(nbytes=sum(wpg.device_bytes), since_us=placement.now_us)
 
 
 def hold(placement: Placement, event: VersionsHeld) -> None:
     """Note which versions of a deployment lie where, also after its end."""
+    deployment = placement.deployments.get(event.deployment_id)
+    if deployment is not None:
+        charge_versions(placement, deployment, nbytes=sum(one.nbytes for one in event.held))
     placement.planning.memory.note(Use.VERSIONS, event.deployment_id, _table(event.held))
     _look_again(placement)
+
+
+def charge_versions(placement: Placement, deployment: Deployment, *, nbytes: int = 0) -> None:
+    """Charge a job for a deployment's versions until now; they take `nbytes` from now on."""
+    used, now_us = placement.jobs[deployment.job_id].used("memory"), placement.now_us
+    used.host_byte_us += deployment.versions.spent(now_us)
+    deployment.versions = HostBytes(nbytes=nbytes, since_us=now_us)
 
 
 def read(placement: Placement, event: VersionRead) -> None:
@@ -96,7 +112,10 @@ def carried(placement: Placement, move_id: MoveId) -> None:
 
 
 def leave(placement: Placement, wpg: Wpg) -> None:
-    """Free what is booked for a WPG that is gone."""
+    """Free what is booked for a WPG that is gone, and charge its job for its host copy."""
+    used = placement.jobs[wpg.job_id].used("memory")
+    used.host_byte_us += wpg.host.spent(placement.now_us)
+    wpg.host = HostBytes()
     for use in (Use.COPIES, Use.READS):
         _reserve(placement, use, wpg.wpg_id, {})
 

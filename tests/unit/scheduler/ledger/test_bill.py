@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from plexsvc.ids import JobId, TenantId
+from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId
 from plexsvc.scheduler.core.actions import StartOperation
-from plexsvc.scheduler.core.events import OperationFinished
+from plexsvc.scheduler.core.events import OperationFinished, VersionsHeld
+from plexsvc.scheduler.core.state import Usage
 from plexsvc.scheduler.core.view import ClusterView
+from plexsvc.scheduler.core.vocabulary import NodeBytes
 from plexsvc.scheduler.driver.freezing import freeze, thaw
 from plexsvc.scheduler.ledger.bill import HOUR_US, Bill, since
 from plexsvc.store.rows import JobUsage, UsageRow
@@ -133,3 +135,24 @@ def test_what_was_used_since_a_time_is_the_difference_of_two_readings() -> None:
     then = of(row("step", hour=2, count=3, device_us=20), row("switch_in", hour=3, count=2))
     assert since(now, ()) == now
     assert since(now, then) == of(row("step", hour=9, count=2, device_us=30))
+
+
+def test_a_job_pays_for_the_room_of_its_state_and_of_its_versions_until_it_ends(
+    world: FakeWorld,
+) -> None:
+    view = world.core.view
+
+    def kept(now_us: int) -> int:
+        return view.used(now_us=now_us)[A]["memory"].host_byte_us
+
+    assert kept(world.now_us + 1000) - kept(world.now_us) == 60 * 1000
+    held = (NodeBytes(node_id=NodeId("n0"), nbytes=5),)
+    world.tell(VersionsHeld(at_us=world.tick(), deployment_id=DeploymentId("a/actor"), held=held))
+    before, since_us = kept(world.now_us), world.now_us
+    assert kept(since_us + 1000) - before == 65 * 1000
+    assert thaw(freeze(world.core)).view.used(now_us=since_us)[A]["memory"].host_byte_us == before
+    world.end("a")
+    world.drain()
+    _, usage = view.ended_usage[A]
+    assert usage["memory"].host_byte_us == before + 65 * (world.now_us - since_us)
+    assert Usage(host_byte_us=3_999_999 << 20).host_mib_s == 3
