@@ -232,6 +232,7 @@ def test_code_that_does_not_end_times_out(sandbox: Sandbox) -> None:
 def test_tests_may_be_given_less_time(sandbox: Sandbox) -> None:
     found = run(sandbox, "code_python", "while True: pass", ADD, seconds=0.2)
     assert isinstance(found, TimedOut)
+    assert "0.2 s" in found.detail
     with pytest.raises(RefusedError, match=r"seconds = 31: it must be above 0 and at most 30"):
         run(sandbox, "code_python", "print(1)", ADD, seconds=31)
 

@@ -87,6 +87,7 @@ def test_files_go_in_and_out(sandbox: Sandbox) -> None:
         ("lean", {}, "language: 'lean' is not run here; python"),
         ("python", {"run_timeout": 1e9}, "run_timeout: it is"),
         ("python", {"run_timeout": 0}, "run_timeout: it is"),
+        ("python", {"run_timeout": -1}, "run_timeout: it is"),
         ("python", {"memory_limit_MB": 1 << 20}, "memory_limit_MB: it is"),
         ("python", {"compile_timeout": "1"}, "compile_timeout: it is"),
         ("python", {"runs": []}, "runs: they are"),

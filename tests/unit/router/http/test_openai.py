@@ -680,6 +680,14 @@ async def test_a_field_that_is_null_is_not_given(samples: FakeSamples, is_chat: 
     assert none.generate.sampling.max_tokens == 7
 
 
+async def test_a_number_of_tokens_that_is_null_hides_no_other(samples: FakeSamples) -> None:
+    body = {"max_completion_tokens": None, "max_tokens": 7}
+    async with client(samples) as api:
+        await api.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body=body)
+    ((operation, _),) = samples.asked
+    assert operation.generate.sampling.max_tokens == 7
+
+
 async def test_a_prompt_counts_once_in_usage_by_its_least_cached_choice(
     samples: FakeSamples,
 ) -> None:
