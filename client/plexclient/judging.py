@@ -30,16 +30,20 @@ TEMPLATE: Final = (
 )
 PATTERN: Final = r"((?:(?<!\d)[-\u2212])?\d+(?:\.\d+)?)"
 _OUT_OF: Final = (
-    r"(?:\s*(?:points?|stars?|marks?))?[*\s]*"
+    r"(?:\s*(?:points?|stars?|marks?))?[*\s(]*"
     r"(?:/|out\s+of|of|on\s+a\s+scale\s+(?:of|from)(?:\s*\d+\s*(?:to|-|\u2013))?)[*\s]*"
 )
 _BEFORE: Final = re.compile(rf"([-\u2212]?\d+(?:\.\d+)?){_OUT_OF}\Z", re.IGNORECASE)
 _AFTER: Final = re.compile(rf"{_OUT_OF}(\d+(?:\.\d+)?)|\s*(%)", re.IGNORECASE)
 _UNSURE: Final = re.compile(
-    r"(?:\d\s*(?:[-\u2013,.]|\bto\b|\bor\b|\band\b)|[-\u2212]|\b(?:not|n't)(?:\s+an?)?)\s*\Z|[A-Za-z_]\Z",
+    r"(?:\d\s*(?:[-\u2013,.]|\bto\b|\bor\b|\band\b)|[-\u2212]|\b(?:not|n't)(?:\s+an?)?|"
+    r"\b(?:at\s+(?:least|most)|(?:less|more|lower|higher)\s+than|below|above|under|over))\s*\Z|"
+    r"[A-Za-z_]\Z",
     re.IGNORECASE,
 )
-"""What stands before a number that is one of several, or denied."""
+"""What stands before a number that is one of several, denied, or a bound."""
+_OPEN: Final = re.compile(r"[*\s]*[+?]")
+"""What stands after a number that is not all that is meant."""
 _AROUND: Final = 64
 """Characters beside a number that are looked at."""
 
@@ -200,12 +204,13 @@ def rating(said: str, pattern: re.Pattern[str], *, scale: float) -> tuple[float,
         return math.nan, f"the judge gave no number by {pattern.pattern!r}"
     if pattern.pattern != PATTERN:
         return _share(said, marks[-1], scale=scale, is_chosen=True)
-    # A number out of the scale, or of 100, is the mark, whatever else is counted beside it.
+    # A number out of the scale, or of 100, is the mark, whatever else is counted beside it. A
+    # percentage may be one of something else.
     whole = [
         one
         for one in marks
         if (most := _AFTER.match(said, one.end(), one.end() + _AROUND)) is not None
-        and float(most[1] or 100) in {scale, 100}
+        and float(most[1] or 0) in {scale, 100}
     ]
     shares = {_share(said, one, scale=scale) for one in whole or marks}
     return shares.pop() if len(shares) == 1 else (math.nan, "score: the judge gave several numbers")
@@ -226,7 +231,7 @@ def _share(
         value, limit = float(mark.replace("\u2212", "-")), float(most) if most else scale
     except ValueError:
         return math.nan, f"score: {mark!r} is no number"
-    if not is_chosen and _UNSURE.search(before):
+    if not is_chosen and (_UNSURE.search(before) or _OPEN.match(after)):
         return math.nan, f"score: the judge gave several numbers, or denied one, before {mark}"
     if not 0 <= value <= limit or not 0 < limit < math.inf:
         return math.nan, f"score: the judge gave {mark}, which is not from 0 to {limit:g}"

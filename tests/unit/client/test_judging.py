@@ -123,6 +123,7 @@ MARKS = {
     ),
     **dict.fromkeys(["80%", "80 %", "8 on a scale of 10", "8 on a scale from 0 to 10"], 0.8),
     **dict.fromkeys(["8 / 10 because of 2 mistakes", "8/10, that is 8", "80 out of 100"], 0.8),
+    **dict.fromkeys(["8 (out of 10)", "8/10, I am 90% sure", "Mark: 8/10 (80%)"], 0.8),
     "95 out of 100": 0.95,
     "95/100": 0.95,
     "10/10": 1,
@@ -146,6 +147,7 @@ def test_a_mark_is_a_share_of_what_it_is_out_of(said: str) -> None:
         *("95", "11/10", "110%", "1000000", "-5", "\u22125", "8/0", "-8/10", "10.5"),
         *("7-8", "7\u20138", "7 to 8", "8 or 9", "between 7 and 8", "8,5", "3.1.4", "not 8", "1e1"),
         *("3 of 3 steps are right. Rating: 4", "1/2 of the facts, so 4", "Rating: 6 (2 of 5 hold)"),
+        *("Score: 8, confidence: 90%", "at least 8", "less than 8", "8+", "8?", "over 8"),
         *("First 3. Then 8.", "8\n9", "7/10 or 8/10", "", "eight", "nan", "inf", "9" * 400),
     ],
 )
