@@ -18,19 +18,19 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from plexsvc.reward.programs import remote, talking
+    from plexsvc.reward.programs import grader_line, talking
 else:
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-    import remote
+    import grader_line
     import talking
 
 KNOWN: Final = {"np": "numpy", "pd": "pandas", "pytest": "pytest", "numpy": "numpy"}
 """Names of packages that assertions take for granted."""
 
 
-def open_line() -> remote.Grader:
+def open_line() -> grader_line.Grader:
     """Return the line to the sample; what is printed from now on goes to the standard error."""
-    line = remote.Grader(os.dup(0), os.dup(1))
+    line = grader_line.Grader(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
@@ -65,7 +65,7 @@ def _is_assertion(function: ast.expr) -> bool:
 class Scope(dict[str, Any]):
     """The names of an assertion; those of the sample that stand for plain data are asked anew."""
 
-    def __init__(self, line: remote.Grader, names: Mapping[str, Any]) -> None:
+    def __init__(self, line: grader_line.Grader, names: Mapping[str, Any]) -> None:
         super().__init__(names)
         self.asked_anew = {
             name for name, value in names.items() if value is None or type(value) in PLAIN
@@ -102,7 +102,7 @@ PLAIN: Final = (int, float, str, bool, bytes, tuple)
 
 
 def names_of(
-    tree: ast.Module, line: remote.Grader, imports: Mapping[str, list[str]]
+    tree: ast.Module, line: grader_line.Grader, imports: Mapping[str, list[str]]
 ) -> Iterator[tuple[str, Any]]:
     """Yield what an assertion names that is not its own: modules are of this process.
 

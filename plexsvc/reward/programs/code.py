@@ -3,7 +3,8 @@
 A test is `{"stdin": ..., "stdout": ...}` (white space at line ends does not matter), `{"call":
 "f(2)", "equals": 4}` (JSON values) or `{"assert": "f(2) == 4"}`. What a test expects never reaches
 the process of the sample. An assertion runs in a sandbox of its own beside it (`asserting.py`), and
-so do pytest's tests (`unit_testing.py`): they ask the sample for names and calls (`remote.py`).
+so do pytest's tests (`unit_testing.py`): they ask the sample for names and calls
+(`grader_line.py`).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _scripts(*names: str) -> dict[str, bytes]:
 
 
 _AGENT: Final = _scripts("answering", "talking")
-_ASSERT: Final = _scripts("asserting", "remote", "talking")
+_ASSERT: Final = _scripts("asserting", "grader_line", "remote", "grader_lends", "talking")
 _UNIT_TESTS: Final = _ASSERT | _scripts("unit_testing")
 
 

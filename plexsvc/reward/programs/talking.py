@@ -1,9 +1,10 @@
 """Line between a grader and the process of a sample: questions, answers, and plain data as copies.
 
-Both ends are scripts in sandboxes of their own (`remote.py`, `answering.py`), joined by two pipes,
-so this module imports nothing of the package. A message is a line of JSON. Plain data is copied
-exactly, by its kind; what is no plain data stays where it is and travels as a number. While one end
-waits for an answer, it answers questions of the other, which may call what it was handed.
+Both ends are scripts in sandboxes of their own (`grader_line.py`, `answering.py`), joined by two
+pipes, so this module imports nothing of the package. A message is a line of JSON. Plain data is
+copied exactly, by its kind; what is no plain data stays where it is and travels as a number. While
+one end waits for an answer, it answers questions of the other, which may call what it was handed.
+
 """
 
 from __future__ import annotations

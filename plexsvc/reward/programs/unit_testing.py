@@ -29,10 +29,11 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 if TYPE_CHECKING:
-    from plexsvc.reward.programs import asserting, remote, talking
+    from plexsvc.reward.programs import asserting, grader_line, remote, talking
 else:
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
     import asserting
+    import grader_line
     import remote
     import talking
 
@@ -101,7 +102,7 @@ def stand_in(module: FarModule) -> None:
 
 
 def sample(
-    line: remote.Grader, told: dict[str, str], others: set[str]
+    line: grader_line.Grader, told: dict[str, str], others: set[str]
 ) -> Callable[[FarModule], None]:
     """Return what fills a module with the names of the sample.
 
@@ -183,7 +184,7 @@ def _functions(path: str) -> list[str]:
 class Counts:
     """Plugin of pytest that counts what passed."""
 
-    def __init__(self, line: remote.Grader) -> None:
+    def __init__(self, line: grader_line.Grader) -> None:
         self._line = line
         self._asked = 0
         self._before_call = 0
@@ -317,7 +318,7 @@ def verdict(names: Counter[str], off: set[str], broken: set[str], counts: Counts
 class Following:
     """Has what tests replace in Python's own modules be replaced for the sample, too."""
 
-    def __init__(self, line: remote.Grader) -> None:
+    def __init__(self, line: grader_line.Grader) -> None:
         self._line = line
         self._before: dict[tuple[str, ...], object] = {}
 

@@ -1,0 +1,118 @@
+"""What a grader lets a sample have of the tests: uses of what it is handed, files that it is named.
+
+It imports nothing of the package, because it is copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+from unittest import mock
+
+LENT: Final = frozenset(
+    {"call", "getattr", "eq", "lt", "le", "gt", "ge", "getitem", "contains", "setitem", "delitem"}
+    | {"len", "iter", "next", "str", "repr", "hash", "bool", "int", "float", "abs", "neg"}
+    | {"add", "sub", "mul", "truediv", "floordiv", "mod", "setattr", "delattr", "enter", "exit"}
+    | {"await"}
+)
+"""What the sample may do with what it was handed."""
+
+
+MAX_PATH: Final = 512
+
+
+def awaited_apart(awaitable: Any) -> Any:
+    """Await something of the tests beside the loop that runs, which waits for the sample."""
+
+    async def awaited() -> Any:
+        return await awaitable
+
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(awaited())
+    finally:
+        loop.close()
+        asyncio._set_running_loop(running)
+
+
+def known(module: str, name: str) -> type[BaseException]:
+    """Return a class of exceptions of the standard library."""
+    found = getattr(importlib.import_module(module), name, None)
+    is_known = module.partition(".")[0] in sys.stdlib_module_names
+    if is_known and isinstance(found, type) and issubclass(found, Exception):
+        return found
+    raise ValueError(f"{module}.{name} is no exception of Python")
+
+
+def public(lent: object, name: str) -> Any:
+    """Return an attribute of what a class of Python made: those of functions and frames tell all.
+
+    Raises:
+        AttributeError: for every other.
+    """
+    return getattr(settable(lent, name), name)
+
+
+def settable(lent: object, name: str) -> Any:
+    """Return what was lent, if the sample may read and set such an attribute of it.
+
+    Raises:
+        AttributeError: if not.
+    """
+    is_counting = isinstance(lent, mock.NonCallableMock) and hasattr(mock.NonCallableMock, name)
+    module = type(lent).__module__
+    is_hidden = name.startswith("_") or module in {"builtins", "types"} or "pytest" in module
+    if is_hidden or is_counting:  # a mock counts what it was asked: not by the sample's leave
+        raise AttributeError(f"{name} of a {type(lent).__name__} is not lent")
+    return lent
+
+
+def data_files(values: list[Any]) -> dict[str, bytes | None]:
+    """Return the files of the tree that arguments name, but for Python's."""
+    found: dict[str, bytes | None] = {}
+    for value in values:
+        if not isinstance(value, str | pathlib.PurePath) or not 0 < len(str(value)) < MAX_PATH:
+            continue
+        place = pathlib.Path(value)
+        with contextlib.suppress(OSError, ValueError):
+            is_inside = place.resolve().is_relative_to(pathlib.Path.cwd())
+            if is_inside and place.suffix != ".py" and place.is_file():
+                found[str(value)] = place.read_bytes()
+    return found
+
+
+def files_below(roots: list[str]) -> dict[str, bytes | None]:
+    """Return the files at and below some paths; None is a directory."""
+    found: dict[str, bytes | None] = {}
+    for root in map(pathlib.Path, roots):
+        if not root.exists():
+            found[str(root.parent)] = None
+        for place in [root, *sorted(root.rglob("*"))] if root.exists() else []:
+            found[str(place)] = None if place.is_dir() else place.read_bytes()
+    return found
+
+
+def write_back(files: Any, roots: list[str], *, before: Mapping[str, object]) -> None:
+    """Write the files that the sample left where it was told, and remove what it removed."""
+    for path, data in files.items():
+        place = pathlib.Path(os.path.normpath(path))
+        is_asked = any(place.is_relative_to(root) for root in roots)
+        if not is_asked or not isinstance(data, bytes | None):
+            continue
+        (place if data is None else place.parent).mkdir(parents=True, exist_ok=True)
+        if data is not None and before.get(path) != data:
+            place.write_bytes(data)
+    for path in sorted(before.keys() - files.keys(), reverse=True):
+        if any(pathlib.Path(path).is_relative_to(root) for root in roots):
+            with contextlib.suppress(OSError):
+                (pathlib.Path.rmdir if before[path] is None else pathlib.Path.unlink)(
+                    pathlib.Path(path)
+                )
