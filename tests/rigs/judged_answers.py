@@ -467,6 +467,12 @@ MATH_RIGHT: list[tuple[str, Any]] = [
     ("\\boxed{x\\ne 3}", "(-\\infty,3)\\cup(3,\\infty)"),
     ("\\boxed{2\\pi k, k\\in\\mathbb{Z}}", "2\\pi k"),
     ("\\boxed{\\frac13 \\approx 0.333}", "\\frac13"),
+    ("\\boxed{41.6 \\approx 42}", "42"),
+    ("\\boxed{x=\\sqrt2\\approx 1.41}", "\\sqrt2"),
+    ("\\boxed{A) It is not raining}", "A"),
+    ("\\boxed{x>2\\text{ or }x<-2}", "|x|>2"),
+    ("\\boxed{(-\\infty,3)\\cup(3,\\infty)}", "x\\neq 3"),
+    ("Paris", "Paris"),
 ]
 
 MATH_WRONG: list[tuple[str, Any]] = [
@@ -650,4 +656,18 @@ MATH_WRONG: list[tuple[str, Any]] = [
     ("12 and a half", "12"),
     ("\\boxed{1}", "x^2+y^2=1"),
     ("\\boxed{\\sqrt2 \\approx 1.5}", "\\sqrt2"),
+    ("\\boxed{A) isn't right}", "A"),
+    ("\\boxed{A: B}", "A"),
+    ("\\boxed{(A) 5 (B) 6}", "A"),
+    ("\\boxed{A) or C}", "A"),
+    ("A or B", "A"),
+    ("\\boxed{\\sqrt2\\approx 1.414\\approx 7}", "\\sqrt2"),
+    ("\\boxed{42\\approx 100}", "42"),
+    ("\\boxed{\\pi r^2\\approx 3.14}", "\\pi r^2"),
+    ("\\boxed{2+3i\\approx 2}", "2+3i"),
+    ("\\boxed{x^2>4}", "(-\\infty,-2)\\cup(2,\\infty)"),
+    ("\\boxed{|x|>2}", "(-\\infty,-2)\\cup(2,\\infty)"),
+    ("\\boxed{x>1 \\text{ or } x<3}", "(1,3)"),
+    ("\\boxed{2}", "2,2"),
+    ("\\boxed{x^2+y^2}", "x^2+y^2=5"),
 ]

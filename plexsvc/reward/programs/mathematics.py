@@ -46,7 +46,9 @@ _ABOUT: Final = re.compile(r"\\approx(?![A-Za-z])|≈")
 _LETTER: Final = re.compile(
     r"(?:[Oo]ption |[Cc]hoice )?\(?([A-J])(?:\)|[.:]|\)[.:]|\Z)\s*(.*)", re.DOTALL
 )
-_NOT_CHOSEN: Final = re.compile(r"\b[A-J][).:]|\A\W*(?:is|or|and|not|wrong|incorrect|false)\b")
+_NOT_CHOSEN: Final = re.compile(
+    r"\b[A-J][).:]|\A\W*(?:[A-J]\W*\Z|(?:is|isn't|or|and|not|wrong|incorrect|false)\b)"
+)
 _ALL_WHOLE: Final = re.compile(r",?\s*[a-z]\s*\\in\s*\\mathbb\s*\{?\s*Z\s*\}?\s*$")
 
 
@@ -133,10 +135,12 @@ def _are_boxes_right(
 
 def _is_number_right(answer: str, expected: Number) -> bool:
     """Whether an answer is the expected number: alone, or at the end of what equals it."""
-    if (about := _about(answer)) is not None:
-        return any(
-            _is_number_right(one, expected) and _is_near(other, expected.value)
-            for one, other in (about, about[::-1])
+    if about := _about(answer):
+        found = last_number(about[0], is_only=True)
+        if found is not None and not found.means(expected):  # 41.6 is about 42
+            return _is_number_right(about[-1], expected) and _is_near(about[-1], found.value)
+        return _is_number_right(about[0], expected) and all(
+            _is_near(one, expected.value) for one in about[1:]
         )
     answer = re.sub(r"^\s*[A-Za-z]\s*\\in\s*(?=\\\{)", "", answer)
     *others, last = _sides(answer)
@@ -150,10 +154,10 @@ def _is_number_right(answer: str, expected: Number) -> bool:
     return reference is None or all(reference.agrees_with(other, expected) for other in others)
 
 
-def _about(answer: str) -> tuple[str, str] | None:
-    """Return what stands on the two sides of `≈`; None where nothing does."""
-    first, *rest = _ABOUT.split(answer)
-    return (first, rest[0]) if first.strip() and len(rest) == 1 else None
+def _about(answer: str) -> list[str]:
+    """Return what stands on the sides of `≈`; nothing where it has no two."""
+    parts = _ABOUT.split(answer)
+    return parts if parts[0].strip() and len(parts) > 1 else []
 
 
 def _is_near(written: str, value: Any) -> bool:
@@ -201,8 +205,10 @@ class _Expression:
             answer = chosen[1] if chosen else answer
         if is_text:
             return False
-        if (about := _about(answer)) is not None:
-            return self.is_answered_by(about[0]) and _is_near(about[1], sympy.N(self.parsed[0], 30))
+        if about := _about(answer):
+            value = sympy.N(self.parsed[0], 30)
+            is_near = value.is_Float and all(_is_near(one, value) for one in about[1:])
+            return is_near and self.is_answered_by(about[0])
         return self._equals(_parse(f"\\boxed{{{_without_styles(answer)}}}"), answer)
 
     def agrees_with(self, side: str, number: Number) -> bool:
@@ -240,6 +246,7 @@ class _Expression:
             and {_shape(written), _shape(self.text)} != {"point", "set"}
             and _BASE.findall(written) == _BASE.findall(self.text)
             and not (is_equation and not any(map(_is_name, expected.args)))
+            and not (isinstance(expected, sympy.Set) and _is_unsolved(one))
             and self._repeats(found)
         )
 
@@ -253,11 +260,12 @@ class _Expression:
         """Whether a list has each item as often as the reference; sets in braces need not."""
         sets = (self.parsed[0], found[0])
         mine, theirs = str(self.parsed[-1]), str(found[-1])
-        are_lists = all(isinstance(one, sympy.FiniteSet) for one in sets)
+        are_lists = all(isinstance(one, sympy.FiniteSet | sympy.Expr) for one in sets)
         if not are_lists or _shape(mine) == _shape(theirs) == "set":
             return True
         expected, items = _items(mine), _items(theirs)
-        if all(len(one) <= len(of) for one, of in zip((expected, items), sets, strict=True)):
+        sizes = [len(one) if isinstance(one, sympy.FiniteSet) else 1 for one in sets]
+        if len(expected) <= sizes[0] and len(items) <= sizes[1]:
             return True
         return len(expected) == len(items) and all(
             sum(_are_equal(one, other) for other in expected)
@@ -318,6 +326,14 @@ def _described(answer: Any, written: str) -> Any:
         both
         if len(parts) == 1 or (is_all and re.search(r"\band\b|\\land", written))
         else (None if is_all else either)
+    )
+
+
+def _is_unsolved(one: Any) -> bool:
+    """Whether an inequality says more than where a name lies."""
+    is_inequality = isinstance(one, Relational) and not isinstance(one, sympy.Eq)
+    return is_inequality and not any(
+        side.is_Symbol and not other.free_symbols for side, other in (one.args, one.args[::-1])
     )
 
 
