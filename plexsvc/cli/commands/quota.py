@@ -21,7 +21,8 @@ Tenant = Annotated[str, typer.Argument(help="The tenant that it binds.")]
 What = Annotated[
     str,
     typer.Argument(
-        help="jobs: at once. requests: a second, through one router. spend: device-seconds in all."
+        help="jobs, devices: at once. requests: a second, through one router. spend: "
+        "device-seconds in all."
     ),
 ]
 

@@ -93,6 +93,7 @@ async def _records(
     }
     found = [records.get(one.deployment_id) or _known(scheduler, one) for one in asked]
     wanted = [_wanted(scheduler, record, facts[name]) for name, record in records.items()]
+    _check_devices(scheduler, job, num_asked=sum(one.num_devices for one in wanted))
     fault = scheduler.cluster.never(wanted)
     if fault is not None:
         raise error_of(fault)
@@ -181,6 +182,20 @@ def _new_record(
         instance_bytes=_instance_bytes(spec, facts, scheduler.config),
         durable=Durable() if spec.is_durable else None,
     )
+
+
+def _check_devices(scheduler: LiveScheduler, job: JobRecord, *, num_asked: int) -> None:
+    """Refuse deployments that ask for more devices than their tenant may have."""
+    quota = scheduler.registry.quotas.get((job.tenant, "devices"))
+    held = scheduler.registry.devices_of(job.tenant)
+    if quota and num_asked and held + num_asked > quota:
+        raise PlexError(
+            ErrorCode.QUEUE_FULL,
+            f"not deployed: tenant {job.tenant!r} has deployments on {held} devices and asks for "
+            f"{num_asked} more, and its quota is {quota}; end a job, or ask an operator for more "
+            "(`plexctl quota`)",
+            limit=quota,
+        )
 
 
 def _wanted(

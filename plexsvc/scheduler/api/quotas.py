@@ -43,5 +43,6 @@ class Quotas:
             if most:
                 used = jobs[tenant] if what == "jobs" else 0
                 used = self._scheduler.caps.spent_s(tenant) if what == "spend" else used
+                used = registry.devices_of(tenant) if what == "devices" else used
                 reply.quotas.add(owner=tenant, what=what, most=most, used=used)
         return reply

@@ -243,6 +243,15 @@ class Registry:
         """Return the jobs that have not ended."""
         return [record for record in self.jobs.values() if not record.has_ended]
 
+    def devices_of(self, tenant: str) -> int:
+        """Return how many devices a tenant's deployments have or wait for, shared ones each."""
+        live = {job.job_id for job in self.live_jobs() if job.tenant == tenant}
+        return sum(
+            num_devices(record.spec)
+            for record in self.deployments.values()
+            if record.job_id in live and record.state is not DeploymentState.FAILED
+        )
+
 
 def is_rollout(spec: service_pb2.DeploymentSpec) -> bool:
     """Return whether a deployment is run by the rollout manager."""

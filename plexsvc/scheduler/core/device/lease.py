@@ -78,10 +78,11 @@ def spend(devices: Devices, wpg: Wpg) -> None:
     if wpg.busy_since_us is None:
         return
     spent_us, wpg.busy_since_us = devices.now_us - wpg.busy_since_us, devices.now_us
+    used = devices.jobs[wpg.job_id].used(wpg.busy_kind)
     for device in wpg.devices:
         if device.holder == wpg.wpg_id:
             device.busy_us += spent_us
-            devices.jobs[wpg.job_id].used(wpg.busy_kind).device_us += spent_us
+            used.device_us += spent_us
 
 
 def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:

@@ -85,3 +85,25 @@ async def test_a_tenant_that_has_spent_its_cap_is_told_ended_and_opens_no_job(
         asked = pb.SetQuotaRequest(owner=TENANT, what="spend", most=1000)
         await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)
         await rig.job("job-2")
+
+
+async def test_deployments_beyond_a_tenants_devices_are_refused_and_leave_nothing(
+    tmp_path: Path,
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 4}]) as rig:
+        await rig.job("job-1")
+        asked = pb.SetQuotaRequest(owner=TENANT, what="devices", most=2)
+        await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)
+        with pytest.raises(PlexError, match="asks for 4 more, and its quota is 2") as caught:
+            await rig.deploy("job-1", tp=4)
+        assert caught.value.code is ErrorCode.QUEUE_FULL
+        assert rig.driver.registry.deployments == {}
+        await rig.deploy("job-1", tp=2)
+        await rig.deploy("job-1", tp=2)
+        with pytest.raises(PlexError, match="has deployments on 2 devices and asks for 1 more"):
+            await rig.deploy("job-1", "critic")
+        listed = await rig.scheduler.call("ListQuotas", pb.ListQuotasRequest(), pb.ListQuotasReply)
+        assert list(listed.quotas) == [pb.QuotaView(owner=TENANT, what="devices", most=2, used=2)]
+        await rig.end("job-1")
+        await rig.job("job-2")
+        await rig.deploy("job-2", tp=2)
