@@ -7,9 +7,10 @@ step each in turn: one durable, one not. `step_s` is the median time of two pass
 follows them, `cost` by how much longer the durable one's is. The state is copied beside the passes
 of the next step, so this also holds what the copy takes of the processors.
 
-Then a rank of the durable one is killed between a pass and its step. `pause_s` is the time from the
-signal until the step has its answer, less what that step takes otherwise; the parts are those that
-`plexctl explain` tells, without the time until the death is known. One JSON line each.
+Then a rank of the durable one is killed, after a step and after two passes, which are run again.
+`pause_s` is the time from the signal until the next operation has its answer, less what that takes
+otherwise; the parts are those that `plexctl explain` tells, without the time until the death is
+known. Medians, one JSON line each.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from tests.rigs.workloads import fixed_batch
 MODEL: Final = Shape(
     hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64, ffn=2048, max_positions=512
 )
+Figures = dict[str, float]
+
 DEVICE: Final = '{ kind = "train", bytes_total = 1073741824 }'
 
 
 def passes(actor: plex.Actor, *, seed: int) -> None:
     """Accumulate the gradients of two batches."""
     for part in range(2):
-        batch = fixed_batch(2 * seed + part, sequences=16, longest=128)
+        batch = fixed_batch(2 * seed + part, sequences=8, longest=64)
         actor.forward_backward(batch, loss="ppo", clip=0.2)
 
 
@@ -51,17 +54,32 @@ def step_s(actor: plex.Actor, *, seed: int) -> float:
     return time.monotonic() - since_s
 
 
-def pause(live: LiveCluster, job: plex.Job, actor: plex.Actor, *, seed: int) -> dict[str, float]:
-    """Kill the rank before a step; return how long the step takes, and the pause's parts."""
-    passes(actor, seed=seed)
-    (pid,) = rank_processes(live, [actor.deployment_id])
-    os.kill(pid, signal.SIGKILL)
+def killed(live: LiveCluster, job: plex.Job, actor: plex.Actor, *, does_kill: bool) -> Figures:
+    """Return how long an operation takes, after its rank was killed or not; and a pause's parts."""
+    if does_kill:
+        (pid,) = rank_processes(live, [actor.deployment_id])
+        os.kill(pid, signal.SIGKILL)
     since_s = time.monotonic()
     actor.step(lr=1e-4)
-    whole_s = time.monotonic() - since_s
-    told = live.explain(job.job_id)
-    parts = re.findall(r"(end|start|restore|replay) ([0-9.]+) s", told)
-    return {"step": whole_s, **{name: float(found) for name, found in parts}}
+    found = {"whole": time.monotonic() - since_s}
+    parts = re.findall(r"(end|start|restore|replay) ([0-9.]+) s", live.explain(job.job_id))
+    return {**found, **{name: float(seconds) for name, seconds in parts}}
+
+
+def pauses(
+    live: LiveCluster, job: plex.Job, actor: plex.Actor, *, kills: int, has_passes: bool
+) -> Figures:
+    """Return what kills before a step cost, and a pause's parts."""
+    found: dict[bool, list[Figures]] = {False: [], True: []}
+    for number in range(2 * kills):
+        if has_passes:
+            passes(actor, seed=100 + number)
+        else:
+            actor.noop()
+        found[number % 2 == 1].append(killed(live, job, actor, does_kill=number % 2 == 1))
+    medians = {name: statistics.median(one[name] for one in found[True]) for name in found[True][0]}
+    medians["whole"] -= statistics.median(one["whole"] for one in found[False])
+    return {name: round(seconds, 2) for name, seconds in medians.items()}
 
 
 def main() -> None:
@@ -91,30 +109,22 @@ def main() -> None:
                 for durability, job in (("none", plain), ("step", durable))
             }
             took: dict[str, list[float]] = {name: [] for name in actors}
-            alone: list[float] = []
             for seed in range(options.steps + 1):
                 for name, actor in actors.items():
-                    found = step_s(actor, seed=seed)
+                    duration_s = step_s(actor, seed=seed)
                     if seed:  # the first step makes the moments
-                        took[name].append(found)
+                        took[name].append(duration_s)
             medians = {name: statistics.median(found) for name, found in took.items()}
             report(
                 parameters=parameters,
                 step_s={name: round(found, 3) for name, found in medians.items()},
                 cost=round(medians["step"] / medians["none"] - 1, 3),
             )
-            for seed in range(3):
-                passes(actors["step"], seed=seed)
-                since_s = time.monotonic()
-                actors["step"].step(lr=1e-4)
-                alone.append(time.monotonic() - since_s)
-            kills = [
-                pause(live, durable, actors["step"], seed=100 + number)
-                for number in range(options.kills)
-            ]
-            found = {name: round(statistics.median(k[name] for k in kills), 2) for name in kills[0]}
-            pause_s = found.pop("step") - statistics.median(alone)
-            report(pause_s=round(pause_s, 2), parts_s=found)
+            for name, has_passes in (("after a step", False), ("after two passes", True)):
+                found = pauses(
+                    live, durable, actors["step"], kills=options.kills, has_passes=has_passes
+                )
+                report(killed=name, pause_s=found.pop("whole"), parts_s=found)
 
 
 if __name__ == "__main__":

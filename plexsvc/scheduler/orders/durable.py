@@ -1,10 +1,9 @@
 """Copies of durable deployments after each operation that writes weights, and the way back.
 
 The copy is made beside the operations that follow: they change gradients alone, which it does not
-hold. One that writes weights waits for it (`before`). It takes the place of the copy before when
+hold. One that writes weights waits for it (`may_run`). It takes the place of the copy before when
 it is whole. Until then the operations that ran since that one are kept, with their inputs. A
-rebuilt WPG reads the copy and runs them again (replay it): what they come to must be what was
-answered.
+rebuilt WPG reads the copy and runs them again: what they come to must be what was answered.
 """
 
 from __future__ import annotations
@@ -116,29 +115,29 @@ async def _let_go(reach: Reach, gone: Sequence[Done], *, of: DeploymentRecord) -
         await release.drop_staged(reach, answered, record=of)
 
 
-async def before(reach: Reach, held: Held, record: WpgRecord) -> None:
-    """Wait for a copy to be made, if an operation writes weights or rebuilds the deployment.
+async def may_run(reach: Reach, held: Held, record: WpgRecord) -> bool:
+    """Have an operation that writes weights, or rebuilds the deployment, wait for the copy.
 
-    An `Initialize` that rebuilds starts from the copy.
+    Returns False if its ranks died meanwhile: it comes again. An `Initialize` that rebuilds starts
+    from the copy.
 
     Raises:
         PlexError: `deployment_failed` when there is no way back.
     """
     durable = _of(record)
-    if held.kind in WRITING_KINDS:
-        await durable.copied.wait()
-    if held.kind is not OperationKind.INITIALIZE:
-        return
-    if record.deployment.initialize_id == held.operation.operation_id:
+    is_first = record.deployment.initialize_id == held.operation.operation_id
+    if is_first:
         node_id, ask = record.nodes[0], statemanager_pb2.InventoryRequest()
         found = await reach.ask_state(
             node_id, lambda state: state.Inventory(ask, timeout=reach.rpc_s)
         )
         durable.most_bytes = min(durable.most_bytes, found.staging_bytes_total // STAGING_PART)
-    elif held.copies is None:  # else a relocation has just made a newer one
+    elif held.kind in {*WRITING_KINDS, OperationKind.INITIALIZE}:
         await durable.copied.wait()
+    if held.kind is OperationKind.INITIALIZE and not is_first and held.copies is None:
         durable.check()
         held.copies = durable.copy
+    return not record.is_stopping
 
 
 def told(reach: Reach, wpg_id: WpgId, fault: Fault) -> Fault:
@@ -173,8 +172,8 @@ async def _replay(reach: Reach, record: WpgRecord, *, execute: Execute) -> None:
         if (results.digest_of(replies), result.error.code) != (done.digest, done.code):
             raise PlexError(
                 ErrorCode.DEPLOYMENT_FAILED,
-                f"{done.held.kind} (seq {seq}) came to another result than before "
-                f"{result.error.message}",
+                f"{done.held.kind} (seq {seq}) came to another result than before: "
+                f"{result.error.message or dict(result.metrics)}",
             )
         if copies := results.staged_ids(result):  # its client has those of before
             await release.drop_staged(reach, copies, record=record.deployment)

@@ -72,8 +72,8 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     kept = record.deployment.durable
     if held.kind in WRITING_KINDS:
         reach.versions.changed(record.deployment.deployment_id)
-    if kept is not None:
-        await durable.before(reach, held, record)
+    if kept is not None and not await durable.may_run(reach, held, record):
+        return None
     replies = await _execute(reach, action, held=held, record=record)
     _count(reach, held, record)
     for address in (address for reply in replies for address in reply.asleep):

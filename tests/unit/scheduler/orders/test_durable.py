@@ -120,6 +120,22 @@ async def test_what_writes_weights_waits_for_the_copy_and_others_do_not(
     assert step.result().state == ANSWERED
 
 
+async def test_what_waited_for_the_copy_when_its_ranks_died_runs_on_the_next(
+    rig: Rig, durable: Durable
+) -> None:
+    rig.behaviour.hangs.add("Publish")
+    await rig.run("job-1", "step")
+    async with asyncio.TaskGroup() as group:
+        step = group.create_task(insist(rig, rig.operation("job-1", "step")))
+        await until(lambda: len(rig.driver.registry.held) == 1)
+        await rig.agents[0].die("wpg-1-1/0")
+        await until(lambda: "wpg-1-1" in rig.behaviour.forgotten)
+        rig.behaviour.answers.set()
+    assert step.result().state == ANSWERED
+    assert ran_on(rig, "wpg-1-2") == [("initialize", 0), ("step", 2)]
+    await until(lambda: durable.seq == 2)
+
+
 async def test_a_copy_that_is_refused_leaves_the_one_before(rig: Rig, durable: Durable) -> None:
     await rig.run("job-1", "step")
     await until(lambda: durable.seq == 1)
