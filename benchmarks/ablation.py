@@ -102,8 +102,6 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "parts and merges": _off(
         planners, "in_service", lambda policy: replace(policy, cold_shares=policy.max_jobs > 1)
     ),
-    "pairing up": _still("pairing up"),
-    "parting": _still("parting"),
     "keeping apart": _still("keeping apart"),
     "return": _no_return,
     "lingering": _off(contest, "linger_us", lambda **_: 0),

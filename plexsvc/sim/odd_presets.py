@@ -126,7 +126,7 @@ def both_pools(
         period_s = float(dice.uniform(180, 600))
         ratio = float(np.exp(dice.uniform(np.log(1 / 3), np.log(6))))
         roll_s = period_s * ratio / (1 + ratio)
-        phases = [("rollout", 0.8 * roll_s), ("tail", 0.2 * roll_s)]
+        phases = [("rollout", roll_s)]
         phases += [(phase, share * (period_s - roll_s)) for phase, share in PHASE_SHARES]
         segments = burst([(phase, round(s * SECOND_US)) for phase, s in phases])
         profile = Profile(

@@ -61,7 +61,8 @@ def deal(job: SimJob) -> dict[str, dict[str, OperationKind]]:
         }
     else:
         rolls = [phase for phase in phases if phase in ROLLOUT_PHASES]
-        shares = {"rollout": rolls, "actor": [p for p in phases if p not in rolls]}
+        training = _kinds([p for p in phases if p not in rolls])
+        return {"rollout": dict.fromkeys(rolls, OperationKind.GENERATE), "actor": training}
     return {name: _kinds(own) for name, own in shares.items()}
 
 
@@ -209,17 +210,14 @@ class TraceClient(Client):
         rollout = replace(
             self._deployment("rollout", num_devices=job.demand.rollout_units),
             device_kind=kind_of(size, cluster=cluster),
-            is_rollout=False,
-            takes_turns_with=self._named("actor"),
+            is_shared=True,
         )
-        actor = replace(
-            self._deployment("actor", num_devices=job.demand.num_units),
-            takes_turns_with=rollout.deployment_id,
-        )
+        actor = self._deployment("actor", num_devices=job.demand.num_units)
         self._attempt.wanted = (rollout.deployment_id, actor.deployment_id)
         for request in (rollout, actor):
             self.books.record_of[request.deployment_id] = self.record
-        return [Post(now_us, rollout), Post(now_us, actor)]
+        declared = DeploymentsDeclared(job_id=self.job_id, deployments=(rollout, actor))
+        return [Post(now_us, declared)]
 
     def _deployment(self, name: str, *, num_devices: int) -> DeploymentRequested:
         is_rollout = name == "rollout"

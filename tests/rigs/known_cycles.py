@@ -9,14 +9,14 @@ from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from tests.fakes.fake_world import FakeWorld
 
 
-def record_cycles(world: FakeWorld, *, rollout: str, **rolls: int) -> None:
+def record_cycles(world: FakeWorld, *, rollout: str, end_s: int = 100, **rolls: int) -> None:
     """Have each job's cycle of 100 s on record: how long it rolls out, then its actor trains.
 
-    `rollout` is the name of the deployments that roll out.
+    `rollout` is the name of the deployments that roll out. Training ends at `end_s` of the cycle.
     """
     kept = []
     for job, roll_s in rolls.items():
-        for name, since_s, until_s in ((rollout, 0, roll_s), ("actor", roll_s, 100)):
+        for name, since_s, until_s in ((rollout, 0, roll_s), ("actor", roll_s, end_s)):
             segment = Segment(
                 phase="step",
                 offset_us=since_s * SECOND_US,

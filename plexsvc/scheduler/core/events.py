@@ -99,10 +99,6 @@ class DeploymentRequested(Fact):
     version_bytes: int = 0
     """Estimate of that rank's published versions, as many as are kept."""
 
-    takes_turns_with: DeploymentId | None = None
-    """The deployment of the same job on another kind of devices with which it is placed at once:
-    one works while the other waits, and both can be parked."""
-
     is_shared: bool = False
     """Of a rollout: whether its instances may sleep, so that others get their devices in turn."""
 

@@ -230,7 +230,6 @@ class Deployment:
     layout: str = ""
     state_bytes: int = 0
     version_bytes: int = 0
-    takes_turns_with: DeploymentId | None = None
     is_shared: bool = False
     where_it_trains: bool = False
     instance_bytes: int = 0

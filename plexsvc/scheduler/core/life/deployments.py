@@ -10,7 +10,7 @@ from plexsvc.scheduler.core.cluster import Devices, Lives, Placement
 from plexsvc.scheduler.core.device import learning, switch
 from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclared
 from plexsvc.scheduler.core.life import rebuilding, wpgs
-from plexsvc.scheduler.core.place import circles, pairs, placing, reasons, sets
+from plexsvc.scheduler.core.place import circles, placing, reasons, sets
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Job, Wpg
 from plexsvc.scheduler.core.timers import PlaceTimer
@@ -80,7 +80,6 @@ def _new(
         layout=event.layout,
         state_bytes=event.state_bytes,
         version_bytes=event.version_bytes,
-        takes_turns_with=event.takes_turns_with,
         is_shared=event.is_shared,
         where_it_trains=event.where_it_trains,
         instance_bytes=event.instance_bytes,
@@ -101,7 +100,7 @@ def refuse(devices: Devices, wanted: Sequence[Deployment], fault: Fault) -> None
 def place_waiting(lives: Lives) -> None:
     """Place what can be placed now and start its processes."""
     placement = lives.devices.placement
-    placed = [*placing.admit(placement), *pairs.admit(placement)]
+    placed = placing.admit(placement)
     _start(lives, placed)
     followed = [placing.follow(placement, deployment) for deployment, _ in placed]
     if any(followed):

@@ -86,8 +86,8 @@ def _waiting(
         if deployment_id not in placement.unplaced:
             continue
         one = placement.deployments[deployment_id]
-        if one.takes_turns_with is not None or one.where_it_trains:
-            continue  # it holds nothing while it waits; it goes where its job trains
+        if one.where_it_trains:
+            continue  # it goes where its job trains
         if one.is_rollout or sets.is_queued(placement, one):  # others find room beside their lead
             waiting.setdefault(one.job_id, []).append(one)
     return waiting

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 from plexsvc.ids import DeploymentId, ResidentId, TenantId, UnitId
@@ -180,7 +181,8 @@ class _Claims:
             if one.is_rollout and not one.where_it_trains:
                 needed.setdefault(one.device_kind, []).append(one)
         found = {
-            kind: _for_instances(placement, those, but=units) for kind, those in needed.items()
+            kind: _for_instances(placement, those, beside={deployment.deployment_id: units})
+            for kind, those in needed.items()
         }
         passes = all(
             self.kept[k].passed_by(lead, holds=lead.has_devices) for k in needed if k in self.kept
@@ -193,6 +195,8 @@ class _Claims:
                     if kind not in self.kept:
                         self.kept[kind] = _IdleKept.of(placement, lead, those)
             return False
+        placement.planning.short.pop(deployment.deployment_id, None)
+        self.kept = {kind: one for kind, one in self.kept.items() if one.wanted is not lead}
         for kind, held in found.items():
             self.placed.extend(_hold_all(placement, needed[kind], held or ()))
         return True
@@ -252,8 +256,7 @@ def _beside(
     others = [
         one
         for one in waiting
-        if not (one.is_rollout or one.takes_turns_with)
-        and len(placement.jobs[one.job_id].deployments) > 1
+        if not one.is_rollout and len(placement.jobs[one.job_id].deployments) > 1
     ]
     found = ((one, _beside_own(placement, one, claims)) for one in others)
     return [(one, places) for one, places in found if places is not None]
@@ -315,20 +318,25 @@ def trained_on(placement: Placement, deployment: Deployment) -> list[Place]:
 
 
 def _for_instances(
-    placement: Placement, together: list[Deployment], *, but: Gang = ()
+    placement: Placement,
+    together: list[Deployment],
+    *,
+    beside: Mapping[DeploymentId, Gang] = MappingProxyType({}),
 ) -> Gang | None:
     """Return devices for all instances of deployments of a kind: idle ones, or those that sleep.
 
-    Those in `but` are somebody else's already.
+    `beside` is what training of their set is about to get: not for them, but a part of their job's
+    turns.
     """
     kind, count = together[0].device_kind, sum(one.num_devices for one in together)
+    but = tuple(unit_id for units in beside.values() for unit_id in units)
     held = _idle(placement, kind, count, but=but)
     if not all(one.is_shared for one in together):
         return held
     planner = placement.planning.planner(kind)
     barred = _left_behind(placement) | planner.kept.units() | set(but)
     idle = [u for u in planner.board.rooms.in_order(planner.board.idle) if u not in barred]
-    return sharing.place(placement, together, held=held, idle=idle)
+    return sharing.place(placement, together, held=held, idle=idle, beside=beside)
 
 
 def idle_for(

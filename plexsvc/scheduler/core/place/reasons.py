@@ -118,11 +118,6 @@ def _why_not(placement: Placement, deployment: Deployment) -> str:
     if not deployment.is_rollout and deployment.resident_id in planner.waiting:
         return answers.why(planner, deployment.resident_id, now_us=placement.now_us)
     kind, idle = deployment.device_kind, f"{len(planner.board.idle)} are idle"
-    if deployment.takes_turns_with is not None:
-        return (
-            f"{deployment.deployment_id} waits for {deployment.num_devices} {kind} device(s), "
-            f"together with {deployment.takes_turns_with}; {idle}"
-        )
     together = rollouts_waiting(placement).get((deployment.job_id, kind), [])
     if not together:
         return f"{deployment.deployment_id} waits for its job's training, which comes first"

@@ -28,9 +28,9 @@ def lead(placement: Placement, deployment: Deployment) -> Deployment | None:
 def is_queued(placement: Placement, deployment: Deployment) -> bool:
     """Return whether a deployment that waits for training devices has a place in their queue.
 
-    One that takes turns on two pools has none, nor has one whose lead waits.
+    One whose lead waits has none.
     """
-    if deployment.is_rollout or deployment.takes_turns_with is not None:
+    if deployment.is_rollout:
         return False
     first = lead(placement, deployment)
     if first is None or first is deployment:

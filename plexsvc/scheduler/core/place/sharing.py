@@ -2,14 +2,15 @@
 
 A job that shares takes turns twice: on its rollout devices while others train, and on its training
 devices while others roll out. Once the cycles of all whom it would meet are known, their rounds are
-played on both pools (`planning/forecast`, as for jobs placed by `pairs`), and it
-joins only where nobody's whole cycle is predicted to pass its bound. While a cycle is not known
-nothing can be played: then idle devices come first, and where there are none the emptiest.
+played on both pools (`planning/forecast`), and it joins only where nobody's whole cycle is
+predicted to pass its bound. Training that is placed in the same decision is a part of that: where
+it breaks a bound, the job is refused both. While a cycle is not known nothing can be played: then
+idle devices come first, and where there are none the emptiest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from plexsvc.ids import DeploymentId, JobId, UnitId, WpgId
@@ -31,11 +32,13 @@ def place(
     *,
     held: Gang | None,
     idle: Sequence[UnitId],
+    beside: Mapping[DeploymentId, Gang],
 ) -> Gang | None:
     """Return the devices of deployments of one job and kind: shared ones, or idle ones.
 
     `held` are idle ones for all of them, if there are so many; of fewer in `idle` some may come
-    together with shared ones. None if there are too few, or all would break a bound.
+    together with shared ones. `beside` is what the job's training is about to get. None if there
+    are too few, or all would break a bound.
     """
     job_id, num_devices = wanted[0].job_id, sum(one.num_devices for one in wanted)
     sizes = [one.instance_bytes for one in wanted]
@@ -47,15 +50,18 @@ def place(
         gangs.append(mixed)
     players, is_known = _players(placement), True
     for units in gangs:
-        job = _turns(placement, job_id, at=_deal(wanted, units))
+        job = _turns(placement, job_id, at={**_deal(wanted, units), **beside})
         there = (w for unit in units for w in placement.devices[Place.of(unit)].ranks)
         met = {placement.wpgs[wpg_id].job_id for wpg_id in there} - {job_id}
         if job is None or any(players.get(other) is None for other in met):
             is_known = False
         elif keeps_bounds(job, _known(players, but=job_id)):
             return units
-    if held is not None or is_known or len(mixed) < num_devices:
-        return held
+    if held is not None:
+        job = _turns(placement, job_id, at={**_deal(wanted, held), **beside}) if beside else None
+        return held if job is None or keeps_bounds(job, _known(players, but=job_id)) else None
+    if is_known or len(mixed) < num_devices:
+        return None
     return mixed
 
 

@@ -68,15 +68,6 @@ class Paces:
         """Return a job's averaged cycle over its cycle alone, in ppm; None before two cycles."""
         return self._paces.get(resident_id)
 
-    def lost_ppm(self, demand: Demand) -> int:
-        """Return how much of its bound a job had used when its last cycle began; PPM: all of it."""
-        spent = self._spent.get(demand.resident_id)
-        if spent is None or not spent.alone_us:
-            return 0
-        took_us = self._phases[demand.resident_id] - spent.since_us
-        allowed_us = spent.alone_us * (demand.max_slowdown_ppm - PPM) // PPM
-        return (took_us - spent.alone_us) * PPM // max(1, allowed_us)
-
     def phase_us(self, resident_id: ResidentId) -> int | None:
         """Return when a job's cycle was last seen to start."""
         return self._phases.get(resident_id)

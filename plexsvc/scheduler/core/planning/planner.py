@@ -403,9 +403,12 @@ class Planner:
         spot = self.search.spot_for(demand, pool, barred=barred, now_us=now_us)
         spot = spot or self._kept_spot(demand, now_us=now_us)
         spot = spot or self._pressed_spot(demand, barred, now_us=now_us)
-        if spot is None or not left.isdisjoint(spot.units) or not claim(demand, spot.units):
-            return None
-        return self._commit(demand, spot, now_us=now_us)
+        gang = self.search.idle_gang(demand, barred) if spot is not None and spot.groups else None
+        alone = None if gang is None else Spot(units=gang)
+        for one in (spot, alone):  # what its set needs may be had only where it shares nothing
+            if one is not None and left.isdisjoint(one.units) and claim(demand, one.units):
+                return self._commit(demand, one, now_us=now_us)
+        return None
 
     def in_the_way(self, *, now_us: int) -> list[ResidentId]:
         """Return who lives where a reservation is due whose job does not fit in beside them."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -20,24 +19,20 @@ from plexsvc.scheduler.core.actions import ComputePlan
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import PlanComputed, RepackRequested
 from plexsvc.scheduler.core.life import deployments
-from plexsvc.scheduler.core.place import pairs, placing, sharing
+from plexsvc.scheduler.core.place import placing, sharing
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.planning.plans import NEW_GROUP, Goal, Question
 from plexsvc.scheduler.core.relocate import departures
-from plexsvc.scheduler.core.state import Deployment
 
 RELIEF_EVERY_US: Final = 10_000_000
 """Shortest time between two looks at groups in which a job is late."""
 
-PART_EVERY_US: Final = 60_000_000
-"""Shortest time between two looks at jobs that take turns and are close to their bounds."""
+APART_EVERY_US: Final = 60_000_000
+"""Shortest time between two looks at engines that share where a bound is forecast to break."""
 
 MAX_ATTEMPTS: Final = 3
 """Times that a plan is computed anew because its base did not stand; then it waits for its turn."""
-
-MAX_PAIRED: Final = 8
-"""Parts of jobs that take turns which are sent to others' units at a time."""
 
 _REASONS: Final = MappingProxyType(
     {
@@ -116,37 +111,15 @@ def _drain(lives: Lives) -> None:
                 departures.try_later(lives.devices, deployment)
 
 
-def _pair_up(lives: Lives) -> None:
-    """Send parts of jobs that take turns from units which few hold to those of others."""
-    for _ in range(MAX_PAIRED):
-        moves = pairs.emptied(lives.devices.placement, may_leave=partial(_may_leave, lives))
-        for deployment, units in moves:
-            departures.send_to(lives, deployment, units, reason=_REASONS[Goal.REPACK])
-        if not moves:
-            return
-
-
-def _part(lives: Lives) -> None:
-    """Send parts of jobs that take turns and are close to their bounds to units of their own."""
-    for _ in range(MAX_PAIRED):
-        found = pairs.relieved(lives.devices.placement, may_leave=partial(_may_leave, lives))
-        if found is None:
-            return
-        departures.send_to(lives, *found, reason=_REASONS[Goal.RELIEF])
-
-
 def _keep_apart(lives: Lives) -> None:
     """Send instances from devices where rounds break a bound to idle ones, one look at a time."""
     placement = lives.devices.placement
     for one in sharing.crowded(placement):
-        if _may_leave(lives, one) and placing.idle_for(placement, one) is not None:
+        is_pinned = lives.jobs[one.job_id].is_pinned
+        may_leave = not is_pinned and departures.may_leave(lives.devices, one)
+        if may_leave and placing.idle_for(placement, one) is not None:
             departures.send_instances(lives, one, reason=_REASONS[Goal.RELIEF])
             return
-
-
-def _may_leave(lives: Lives, deployment: Deployment) -> bool:
-    is_pinned = lives.jobs[deployment.job_id].is_pinned
-    return not is_pinned and departures.may_leave(lives.devices, deployment)
 
 
 def _relieve(lives: Lives) -> None:
@@ -211,24 +184,18 @@ def _busy(devices: Devices, planner: Planner) -> set[ResidentId]:
 
 def _is_busy(devices: Devices, key: ResidentId) -> bool:
     deployment = devices.deployments[DeploymentId(key)]
-    if deployment.takes_turns_with is not None:
-        return True  # elsewhere it would take other turns, which nobody has played
     return (
         not departures.may_leave(devices, deployment) or devices.jobs[deployment.job_id].is_pinned
     )
 
 
+def _keeping_apart(planning: Planning) -> int | None:
+    return APART_EVERY_US if planning.policy.is_bounded else None
+
+
 def _repacking(planning: Planning) -> int | None:
-    return planning.policy.repack_every_us or None
-
-
-def _parting(planning: Planning) -> int | None:
-    return PART_EVERY_US if planning.policy.is_bounded else None
-
-
-def _repacking_for_some(planning: Planning) -> int | None:
     waits = any(planner.waiting for planner in planning.planners.values())
-    return _repacking(planning) if waits else None
+    return planning.policy.repack_every_us or None if waits else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,11 +214,9 @@ class Mover:
 MOVERS: Final = (
     Mover(cause="drain", look=_drain, every_us=lambda _: 0),
     Mover(cause="following", look=departures.follow, every_us=lambda _: 0),
-    Mover(cause="pairing up", look=_pair_up, every_us=_repacking),
-    Mover(cause="parting", look=_part, every_us=_parting),
-    Mover(cause="keeping apart", look=_keep_apart, every_us=_parting),
+    Mover(cause="keeping apart", look=_keep_apart, every_us=_keeping_apart),
     Mover(cause="relief", look=_relieve, every_us=lambda _: RELIEF_EVERY_US),
     Mover(cause="making room", look=_make_room, every_us=lambda _: RELIEF_EVERY_US),
-    Mover(cause="repacking", look=_repack, every_us=_repacking_for_some),
+    Mover(cause="repacking", look=_repack, every_us=_repacking),
 )
 """All causes but an operator's order (`departures`), in the order in which they are looked at."""

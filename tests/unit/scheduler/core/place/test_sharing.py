@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from plexsvc.ids import DeploymentId
+from dataclasses import replace
+
+from plexsvc.ids import DeploymentId, JobId
 from plexsvc.scheduler.core.actions import KeepProfile, RelocationChanged
+from plexsvc.scheduler.core.events import DeploymentsDeclared
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.scheduler.core.relocate.packing import PART_EVERY_US
+from plexsvc.scheduler.core.relocate.packing import APART_EVERY_US
 from plexsvc.scheduler.core.vocabulary import OperationKind
-from tests.fakes.fake_world import FakeWorld
+from tests.fakes.fake_world import FakeWorld, wanted
 from tests.rigs.known_cycles import record_cycles
 
 BOUND = Limits(max_slowdown_ppm=1_200_000)
@@ -105,11 +108,58 @@ def test_instances_that_met_before_their_cycles_were_known_are_parted_when_they_
     assert rolls_at(world) == {"a": 2, "b": 2}
     record_cycles(world, rollout="rollout", a=90, b=90)
     world.join("n1", rollout=1)
-    world.tick(PART_EVERY_US)
-    world.tick(PART_EVERY_US)
+    world.tick(APART_EVERY_US)
+    world.tick(APART_EVERY_US)
     world.submit("a1", job="a", to="rollout", seq=1, kind=OperationKind.GENERATE)
     world.drain()
     reasons = {a.reason for a in world.log if isinstance(a, RelocationChanged)}
     assert reasons == {"its group is over its bounds"}
     nodes = {w.places[0].node_id for w in world.core.view.wpgs.values() if w.is_rollout}
     assert nodes == {"n0", "n1"}
+
+
+def declare(world: FakeWorld, *jobs: str) -> dict[str, list[int]]:
+    """Have jobs ask for both gangs at once; return the devices of each, training first."""
+    for job in jobs:
+        world.job(job)
+        rollout = replace(wanted(job, "rollout", rollout=True), is_shared=True)
+        asked = (wanted(job, "actor"), rollout)
+        world.tell(DeploymentsDeclared(at_us=world.tick(), job_id=JobId(job), deployments=asked))
+        world.drain()
+    view = world.core.view
+    return {
+        job: [
+            wpg.places[0].device
+            for one in view.jobs[JobId(job)].deployments
+            if (wpg := view.wpg_of(view.deployments[one])) is not None
+        ]
+        for job in jobs
+    }
+
+
+def test_jobs_whose_phases_fit_on_both_pools_share_both() -> None:
+    world = pool(train=2, rollout=2)
+    record_cycles(world, rollout="rollout", end_s=80, a=40, b=40)
+    assert declare(world, "a", "b") == {"a": [0, 2], "b": [0, 2]}
+
+
+def test_jobs_share_the_pool_on_which_they_fit() -> None:
+    world = pool(train=2, rollout=2)
+    record_cycles(world, rollout="rollout", a=60, b=60)
+    assert declare(world, "a", "b") == {"a": [0, 2], "b": [0, 3]}
+
+
+def test_training_is_apart_where_sharing_it_too_would_break_a_bound() -> None:
+    """On either pool alone nobody would be slower; on both, somebody would by half."""
+    world = pool(train=2, rollout=1)
+    record_cycles(world, rollout="rollout", end_s=20, a=10)
+    record_cycles(world, rollout="rollout", end_s=60, b=30)
+    record_cycles(world, rollout="rollout", end_s=90, c=40)
+    assert declare(world, "a", "b", "c") == {"a": [0, 2], "b": [0, 2], "c": [1, 2]}
+
+
+def test_isolated_jobs_share_neither_pool() -> None:
+    world = FakeWorld(limits=replace(BOUND, policy="isolated"), device_bytes=100)
+    world.join("n0", train=2, rollout=2)
+    record_cycles(world, rollout="rollout", long=75, short=25)
+    assert declare(world, "long", "short") == {"long": [0, 2], "short": [1, 3]}
