@@ -37,10 +37,15 @@ OPERATION, INLINE, UPLOADED = 1, 2, 3
 NODES = {"node-a": ['{ kind = "train", bytes_total = 1073741824 }']}
 
 
-def life(title: str) -> set[Name]:
-    """Return the functions that the story of a life hands the work through."""
+def life(title: str, *, but_for: Sequence[int] = ()) -> set[Name]:
+    """Return the functions that the story of a life hands the work through, in all steps but some.
+
+    What passes no upload is not held to its steps: calls beside the work take these, too.
+    """
     text = PAGE.partition(f"### {title}\n")[2].partition("\n### ")[0]
-    return {(file, name) for file, name in NAMED.findall(text)}
+    steps = {int(step.partition(".")[0]): step for step in re.split(r"\n(?=\d+\. )", text)[1:]}
+    told = "".join(step for number, step in steps.items() if number not in but_for)
+    return {(file, name) for file, name in NAMED.findall(told)}
 
 
 def said(what: str) -> int:
@@ -112,7 +117,10 @@ def usual(repeats: Sequence[Callers]) -> Callers:
 
 PATHS = {
     "An operation": (OPERATION, life("An operation")),
-    "inside the operation": (INLINE, life("An operation") | life("A training batch")),
+    "inside the operation": (
+        INLINE,
+        life("An operation") | life("A training batch", but_for=range(2, 8)),
+    ),
     "uploaded beside it": (UPLOADED, life("An operation") | life("A training batch")),
 }
 
