@@ -30,25 +30,30 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(live: LiveCluster, tiny_model: Path) -> Callable[[plex.Parallel], Outcome]:
-    """What the two steps come to in a layout where nothing is killed."""
+def undisturbed(live: LiveCluster, tiny_model: Path) -> Callable[..., Outcome]:
+    """What the two steps come to in a layout, on a backend, where nothing is killed."""
 
     @cache
-    def found(parallel: plex.Parallel) -> Outcome:
+    def found(parallel: plex.Parallel, *, backend: str = "megatron") -> Outcome:
         with live.connect() as connection, connection.job("undisturbed") as job:
-            actor = deploy(job, tiny_model, parallel=parallel, durability="none")
+            actor = deploy(job, tiny_model, parallel=parallel, durability="none", backend=backend)
             return finished(actor, [call() for call in two_steps(actor)])
 
     return found
 
 
 def deploy(
-    job: plex.Job, model: Path, *, parallel: plex.Parallel = ONE, durability: str = "step"
+    job: plex.Job,
+    model: Path,
+    *,
+    parallel: plex.Parallel = ONE,
+    durability: str = "step",
+    backend: str = "megatron",
 ) -> plex.Actor:
     return job.deploy(
         "actor",
         model=str(model),
-        backend="megatron",
+        backend=backend,
         parallel=parallel,
         optimizer=plex.AdamW(lr=1e-2),
         micro_batch_tokens=64,
@@ -70,8 +75,10 @@ def finished(actor: plex.Actor, futures: list[Future[Any]]) -> Outcome:
     return [future.result().metrics for future in futures], actor.digest()
 
 
-def kill(live: LiveCluster, actor: plex.Actor, *, rank: int = 0) -> None:
-    os.kill(rank_processes(live, [actor.deployment_id])[rank], signal.SIGKILL)
+def kill(
+    live: LiveCluster, actor: plex.Actor, *, rank: int = 0, by: signal.Signals = signal.SIGKILL
+) -> None:
+    os.kill(rank_processes(live, [actor.deployment_id])[rank], by)
 
 
 def kill_all_forked(live: LiveCluster) -> None:
@@ -82,7 +89,7 @@ def kill_all_forked(live: LiveCluster) -> None:
 
 
 def test_a_rank_killed_between_operations_is_replaced(
-    live: LiveCluster, tiny_model: Path, undisturbed: Callable[[plex.Parallel], Outcome]
+    live: LiveCluster, tiny_model: Path, undisturbed: Callable[..., Outcome]
 ) -> None:
     with live.connect() as connection, connection.job("killed") as job:
         actor = deploy(job, tiny_model)
@@ -97,25 +104,34 @@ def test_a_rank_killed_between_operations_is_replaced(
     assert "was rebuilt from its state after seq 6 and 0 operations since" in told
 
 
+@pytest.mark.parametrize(
+    ("backend", "by"),
+    [("megatron", signal.SIGKILL), ("megatron", signal.SIGSTOP), ("fsdp", signal.SIGKILL)],
+    ids=["killed", "stopped", "fsdp"],
+)
 def test_a_rank_killed_inside_operations_is_replaced(
-    live: LiveCluster, tiny_model: Path, undisturbed: Callable[[plex.Parallel], Outcome]
+    live: LiveCluster,
+    tiny_model: Path,
+    undisturbed: Callable[..., Outcome],
+    backend: str,
+    by: signal.Signals,
 ) -> None:
     with live.connect() as connection, connection.job("killed") as job:
-        actor = deploy(job, tiny_model)
+        actor = deploy(job, tiny_model, backend=backend)
         futures = [call() for call in two_steps(actor)]
-        kill(live, actor)  # in the first pass
+        kill(live, actor, by=by)  # in the first pass
         futures[1].result()
-        kill(live, actor)  # in the first step
+        kill(live, actor, by=by)  # in the first step
         futures[3].result()
-        kill(live, actor)
-        assert finished(actor, futures) == undisturbed(ONE)
+        kill(live, actor, by=by)
+        assert finished(actor, futures) == undisturbed(ONE, backend=backend)
 
 
 @pytest.mark.parametrize("parallel", [TP2, DP2], ids=["tp2", "dp2"])
 def test_a_group_that_loses_a_rank_is_replaced_whole(
     live: LiveCluster,
     tiny_model: Path,
-    undisturbed: Callable[[plex.Parallel], Outcome],
+    undisturbed: Callable[..., Outcome],
     parallel: plex.Parallel,
 ) -> None:
     with live.connect() as connection, connection.job("killed") as job:
