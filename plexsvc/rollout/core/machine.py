@@ -293,9 +293,16 @@ class RolloutCore(Membership):
     def _watch_window(self, event: Event) -> list[Order]:
         """Drain the engines on training devices once their window is over.
 
-        Tokens carry no time: the end of a generate that they complete is told next.
+        Most events carry no time. The end of a generate that tokens complete is told next, with it.
         """
-        has_time = not isinstance(event, events.TokensArrived)
+        has_time = isinstance(
+            event,
+            events.SamplesSubmitted
+            | events.OperationEnded
+            | events.WindowOpened
+            | events.WindowLeft
+            | events.Ticked,
+        )
         if has_time and self.window.is_over(
             is_complete=self.window.operation_id not in self.generates
         ):

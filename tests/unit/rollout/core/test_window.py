@@ -87,6 +87,18 @@ def test_the_first_window_lasts_as_long_as_the_samples_and_its_devices_are_free_
     assert ENGINE not in loop.core.instances
 
 
+def test_a_window_is_counted_to_the_end_of_its_generate_whatever_is_told_before() -> None:
+    loop = Loop()
+    loop.begin(1)
+    loop.at_us += SECOND
+    for one, keys in ((OWN, KEYS[:2]), (ENGINE, KEYS[2:])):
+        arrivals = [Arrival(key, 0, 6, is_last=True) for key in keys]
+        loop.tell(events.TokensArrived(operation_id=op(1), instance_id=one, arrivals=arrivals))
+    assert not ends(loop.tell(loop.joined(InstanceId(9), "dedicated")))
+    (over,) = ends(loop.tell(events.OperationEnded(operation_id=op(1), at_us=loop.at_us)))
+    assert over.seeded_us == SECOND
+
+
 def test_later_windows_close_in_mid_rollout_and_samples_go_on_elsewhere() -> None:
     loop = Loop()
     trained = first_step(loop)
