@@ -33,7 +33,7 @@ search: setup
 	$(BIN)/python -m pytest --search -m hypothesis $(PYTEST)
 
 chaos: setup
-	PLEX_CHAOS_KILLS=$${PLEX_CHAOS_KILLS:-20} $(BIN)/python -m pytest --run-slow tests/chaos $(PYTEST)
+	PLEX_CHAOS_KILLS=$${PLEX_CHAOS_KILLS:-20} $(BIN)/python -m pytest --run-slow tests/chaos tests/system/test_rewards.py::test_kills_change_no_score $(PYTEST)
 
 check: setup
 	$(BIN)/ruff format --check .

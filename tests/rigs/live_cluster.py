@@ -52,15 +52,16 @@ def configuration(
     scheduler: str = SHARES_ALL,
     staging_bytes: int = 256 * MIB,
     host_bytes: int = 2048 * MIB,
+    node: str = "",
 ) -> str:
-    """Return the TOML of a cluster with these nodes, devices and bounds."""
+    """Return the TOML of a cluster with these nodes, devices and bounds; `node` is keys of each."""
     tables = [
         f'state_dir = "{state_dir}"\nlisten = "127.0.0.1:0"\nscheduler_listen = "127.0.0.1:0"'
     ]
     for node_id, devices in nodes.items():
         tables.append(
             f'[[nodes]]\nnode_id = "{node_id}"\nhost_bytes = {host_bytes}\n'
-            f"staging_bytes = {staging_bytes}\ndevices = [{', '.join(devices)}]"
+            f"staging_bytes = {staging_bytes}\ndevices = [{', '.join(devices)}]\n{node}"
         )
     tenants = ("default", "ops")
     roots = "[router.roots]\n" + "".join(f'{tenant} = ["{ROOT}"]\n' for tenant in tenants)
@@ -171,8 +172,12 @@ class Service:
         scheduler: str = SHARES_ALL,
         staging_bytes: int = 256 * MIB,
         host_bytes: int = 2048 * MIB,
+        node: str = "",
     ) -> None:
-        """Write the configuration: `extra` opens it, `scheduler` is the table of that name."""
+        """Write the configuration.
+
+        `extra` opens it, `scheduler` is the table of that name, `node` is keys of each node.
+        """
         self._log = directory / "up.log"
         self._boot_s = boot_s
         self._state_dir = state_beside(directory)
@@ -183,6 +188,7 @@ class Service:
             scheduler=scheduler,
             staging_bytes=staging_bytes,
             host_bytes=host_bytes,
+            node=node,
         )
         self._config.write_text(extra + tables)
         self._process: subprocess.Popen[bytes] | None = None

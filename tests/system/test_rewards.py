@@ -23,6 +23,7 @@ from tests.rigs.live_cluster import SHARES_ALL, TRAIN, LiveCluster, start_cluste
 from tests.rigs.processes import running
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+KILLS = int(os.environ.get("PLEX_CHAOS_KILLS", "5"))  # noqa: TID251 - of `make chaos`
 QUESTIONS = ["1/2", "\\frac{3}{4}", "x^2 + 2x + 1", "7"]
 HTTP = '[router]\nhttp_listen = "127.0.0.1:0"\n'
 ANSWERS = ["so it is $0.5$", "$\\boxed{0.75}$", "$(x+1)^2$", "I do not know"]
@@ -194,12 +195,12 @@ def test_clients_of_sandbox_fusion_need_only_another_address(live: LiveCluster) 
 
 
 @pytest.mark.timeout(900)
-def test_a_hundred_kills_change_no_score(live: LiveCluster, job: plex.Job) -> None:
+def test_kills_change_no_score(live: LiveCluster, job: plex.Job) -> None:
     """Each seed kills proxy, planner or a worker at a moment of its own, while two batches run."""
     programs = ["print(int(input()) * 2)", "print(0)", "print(int(input()) + 3)", "raise Oops"]
     tests = [[{"stdin": str(n), "stdout": str(2 * n)}] for n in range(len(programs))]
     expected = [1.0, 0.0, 0.0, 0.0]
-    for seed in range(100):
+    for seed in range(5 * KILLS):
         dice = random.Random(seed)
         code = job.score.submit("code_python", programs, references=tests)
         quick = job.score.submit("exact", ["a"] * 200, references=["a", "b"] * 100)
