@@ -118,7 +118,7 @@ class RankTable:
         rank = self._by_id.get(proc_id)
         if rank is None or rank.ended.is_set():
             return "", ""
-        begins = rank.log_path.stat().st_size
+        begins = rank.log_path.stat().st_size if rank.log_path.exists() else 0
         rank.write_stacks()
         with suppress(TimeoutError):
             async with asyncio.timeout(STACKS_S):

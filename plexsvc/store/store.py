@@ -106,7 +106,10 @@ class Store:
             JOURNAL.c.scheduler_epoch == self.epoch, JOURNAL.c.idx.in_([row.idx for row in events])
         )
         query = sa.select(JOURNAL).where(where).order_by(JOURNAL.c.idx)
-        found = [JournalRow(**fields) for fields in self._read(query, JournalRow)]
+        try:
+            found = [JournalRow(**fields) for fields in self._read(query, JournalRow)]
+        except (SQLAlchemyError, sqlite3.Error) as error:  # it died again
+            raise self._failure(error) from error
         return bool(events) and found == list(events)
 
     @contextmanager

@@ -149,6 +149,14 @@ async def test_the_stacks_of_what_hangs_are_in_its_log(agent: RunningAgent) -> N
     assert "in ignore_term" in written
 
 
+async def test_what_hangs_is_killed_though_its_log_is_gone(agent: RunningAgent) -> None:
+    reply = await agent.spawn("ignore_term")
+    for log in agent.runtime_dir.glob("logs/wpg_1*"):
+        log.unlink()
+    await agent.stop("wpg_1/0", grace_us=50_000)
+    assert not is_alive(reply.pid)
+
+
 async def test_a_process_says_where_it_is_and_goes_on(agent: RunningAgent) -> None:
     reply = await agent.spawn("ignore_term")
     found = await agent.stacks("wpg_1/0")

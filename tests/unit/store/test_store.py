@@ -267,6 +267,25 @@ def test_a_batch_that_was_committed_without_a_word_is_written_once_when_it_is_re
     store.close()
 
 
+def test_a_database_that_dies_again_while_a_batch_is_looked_for_is_tried_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(url, now_us=1)
+    store.append([entry(1)], [job()])
+
+    def die(*_: object) -> None:
+        raise OperationalError("select", None, Exception("the server closed the connection"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_read", die)
+        with pytest.raises(PlexError) as unheard:
+            store.append([entry(1)], [job()])
+    assert unheard.value.code == ErrorCode.UNAVAILABLE
+    store.append([entry(1)], [job()])
+    assert list(stored.journal(store)) == [entry(1)]
+    store.close()
+
+
 def test_a_store_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
     with pytest.raises(PlexError) as refused:
         open_store(f"sqlite:///{tmp_path}/missing/plex.db", now_us=1)
