@@ -1,4 +1,4 @@
-"""Who leads: one service of a state directory and of a PostgreSQL database; others wait or leave.
+"""Leadership of a state directory and of a database: one service leads, others wait or leave.
 
 A standby waits for both. It ends a leader of this state directory that the database no longer
 counts as one: that stands still, with processes below it that its successor is in the way of.

@@ -1,4 +1,4 @@
-"""How many requests a second a tenant may make through this router, where its quota says so."""
+"""Rates of tenants' requests through this router, bounded where a quota says so."""
 
 from __future__ import annotations
 

@@ -300,10 +300,10 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
 
     @contextmanager
     def known(name: str, context: Context) -> Iterator[Caller]:
-        caller = router.tenants.caller(context)
-        if not has_option(SERVICE.methods_by_name[name], pb.reads):
-            caller.check_may_change(name)
         with router.meter.calling(name):
+            caller = router.tenants.caller(context)
+            if not has_option(SERVICE.methods_by_name[name], pb.reads):
+                caller.check_may_change(name)
             if name not in UNCOUNTED:
                 router.tenants.rates.take(caller.tenant)
             with router.calls.hold(caller.tenant):

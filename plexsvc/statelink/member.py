@@ -1,4 +1,4 @@
-"""What every process of a WPG is told at its start, rank or instance."""
+"""Configuration of every process of a WPG, rank or instance, as it is told at its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a grader lets a sample have of the tests: uses of what it is handed, files that it is named.
+"""Loans of a grader to a sample: uses of what it is handed, and the files that it is named.
 
 It imports nothing of the package, because it is copied.
 """

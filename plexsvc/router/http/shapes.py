@@ -1,4 +1,4 @@
-"""What an answer must match: `response_format`, `structured_outputs`, and calls that must come.
+"""Shape that an answer must have: `response_format`, `structured_outputs`, calls that must come.
 
 The deployment compiles it to a grammar, and refuses what it cannot.
 """

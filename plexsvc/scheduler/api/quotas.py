@@ -41,8 +41,14 @@ class Quotas:
         reply = pb.ListQuotasReply()
         for (tenant, what), most in sorted(registry.quotas.items()):
             if most:
-                used = jobs[tenant] if what == "jobs" else 0
-                used = self._scheduler.caps.spent_s(tenant) if what == "spend" else used
-                used = registry.devices_of(tenant) if what == "devices" else used
+                match what:
+                    case "jobs":
+                        used = jobs[tenant]
+                    case "devices":
+                        used = registry.devices_of(tenant)
+                    case "spend":
+                        used = self._scheduler.caps.spent_s(tenant)
+                    case _:  # routers count requests, each for itself
+                        used = 0
                 reply.quotas.add(owner=tenant, what=what, most=most, used=used)
         return reply

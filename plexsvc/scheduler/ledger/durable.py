@@ -1,4 +1,4 @@
-"""What a durable deployment is rebuilt from: the copy of its state, and what was applied since."""
+"""Record of a durable deployment: the copy of its state, and what was applied since."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from plexsvc.ids import TenantId
 from plexsvc.router import relay
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
+from plexsvc.router.http.metrics import render
 from plexsvc.router.rates import Rates
 from plexsvc.router.servicer import RETRY_US, RouterServicer
 from plexsvc.rpc.errors import error_from
@@ -317,5 +318,7 @@ async def test_operations_of_a_stream_count_as_requests_and_keeping_alive_does_n
         assert rig.scheduler.effects == [operations[0].operation_id]
         with pytest.raises(grpc.aio.AioRpcError):
             await rig.client.stub.ListJobs(pb.ListJobsRequest(), metadata=metadata(), timeout=60)
+        text = render(rig.router.meter, {}).decode()
+        assert 'plex_calls_total{code="queue_full",method="ListJobs"} 1.0' in text
         alive = pb.KeepAliveRequest(job_id=JOB)
         await rig.client.stub.KeepAlive(alive, metadata=metadata(), timeout=60)

@@ -1,4 +1,4 @@
-"""Who leads, and until when: of services that share a PostgreSQL database."""
+"""Lease of the service that leads, of those that share a PostgreSQL database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of something a tenant may have, as operators set it."""
+"""Quotas of tenants, as operators set them."""
 
 from __future__ import annotations
 
