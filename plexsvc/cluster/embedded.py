@@ -41,7 +41,7 @@ from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import found
 from plexsvc.node.config import AgentConfig, DeviceConfig
-from plexsvc.node.launcher import LocalLauncher
+from plexsvc.node.launchers.local import LocalLauncher
 from plexsvc.node.restarts import restart_rate
 from plexsvc.rollout.links import KEPT
 from plexsvc.rollout.managers import Managers

@@ -17,7 +17,7 @@ from plexsvc.cluster.places import make_state_dir
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.node.config import AgentConfig, DeviceConfig
-from plexsvc.node.launcher import AgentExited, LocalLauncher
+from plexsvc.node.launchers.local import AgentExited, LocalLauncher
 from tests.fakes.fake_clock import FakeClock
 
 ROOT = Path(__file__).parents[3]

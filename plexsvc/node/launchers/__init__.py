@@ -1,0 +1,1 @@
+"""Launchers of node agents."""
