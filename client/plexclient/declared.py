@@ -19,6 +19,9 @@ SEEDING: Final = "-reserved"
 DURABILITIES: Final = ("none", "step")
 """What a deployment goes on from when its processes die: nothing, or its last step."""
 
+RECOMPUTED: Final = ("full", "selective")
+"""What of each layer the backward pass computes again: all of it, or its MLP."""
+
 
 @dataclass(frozen=True, slots=True)
 class Declared:
@@ -46,6 +49,7 @@ class Declared:
     kv_cache_bytes: int = 0
     max_logprob_gap: float = 0.0
     durability: str = "none"
+    recompute: str | None = None
 
     def to_wire(self, job_id: JobId) -> service_pb2.CreateDeploymentRequest:
         """Return the request for it.
@@ -89,6 +93,11 @@ class Declared:
                 ErrorCode.BAD_REQUEST,
                 f"durability={self.durability!r}: a deployment has {' or '.join(DURABILITIES)}",
             )
+        if self.recompute not in {None, *RECOMPUTED}:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"recompute={self.recompute!r}: give {', '.join(RECOMPUTED)} or None",
+            )
         num_instances, others = instances_to_wire(role, self.instances)
         elastic = self.instances if isinstance(self.instances, Elastic) else Elastic()
         trains = elastic.reserved and not elastic.has_window
@@ -116,4 +125,5 @@ class Declared:
             kv_cache_bytes=whole("kv_cache_bytes", self.kv_cache_bytes, most=2**63 - 1),
             max_logprob_gap=real("max_logprob_gap", self.max_logprob_gap, least=0),
             is_durable=self.durability == "step",
+            recompute=self.recompute or "",
         )

@@ -155,6 +155,7 @@ class Job:
         kv_cache_bytes: int = 0,
         max_logprob_gap: float = 0.0,
         durability: str = "none",
+        recompute: str | None = None,
     ) -> Future[Any]:
         """Return deployment `name`, ready: an Actor, Critic, Reference or Rollout by its role.
 
@@ -178,6 +179,10 @@ class Job:
         `durability="step"` of an actor or critic keeps a copy of its state in host memory after
         each `step`. When one of its processes dies, it is rebuilt and the loop sees a pause.
 
+        `recompute="full"` keeps only each layer's input for the backward pass, which computes the
+        rest again: less memory for activations, a third more time, the same gradients.
+        `"selective"` computes only each layer's MLP again.
+
         Raises:
             PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,
                 `deployment_failed`, `operation_timeout`.
@@ -197,6 +202,7 @@ class Job:
             kv_cache_bytes=kv_cache_bytes,
             max_logprob_gap=max_logprob_gap,
             durability=durability,
+            recompute=recompute,
         )
         request, seeding = declared.to_wire(self.job_id), declared.seeding(self.job_id)
         self._check_open(f"deploy({name!r})")

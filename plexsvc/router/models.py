@@ -28,6 +28,7 @@ TRAINED_WEIGHTS: Final = re.compile(r"model.*\.safetensors")
 """Files that training backends read."""
 MAX_RANKS: Final = 1 << 16
 DTYPES: Final = ("", "float32", "bfloat16")
+RECOMPUTED: Final = ("", "full", "selective")
 
 
 def check_weights(place: Place, table: families.Config, *, backend: str) -> None:
@@ -68,6 +69,15 @@ def check_spec(spec: service_pb2.DeploymentSpec) -> None:
         raise bad_request("backend 'fsdp' computes in float32; use that, or backend 'megatron'")
     if spec.max_logprob_gap and spec.role != "actor":
         raise bad_request(f"role {spec.role!r} has no policy loss that max_logprob_gap could bound")
+    if spec.recompute not in RECOMPUTED:
+        raise bad_request(f"recompute {spec.recompute!r} is not known; use full or selective")
+    if spec.recompute and (spec.backend == "noop" or not spec.HasField("optimizer")):
+        raise bad_request(
+            f"recompute {spec.recompute!r} changes nothing for backend {spec.backend!r} "
+            f"{'with' if spec.HasField('optimizer') else 'without'} an optimizer; megatron and "
+            "fsdp with one keep activations for a backward pass",
+            field="DeploymentSpec.recompute",
+        )
     if spec.is_durable and spec.role not in {"actor", "critic"}:
         raise bad_request(
             f"role {spec.role!r} takes no step after which its state could be kept; give "

@@ -30,6 +30,8 @@ class WorkerConfig(Member):
     """How far a sampler's logprob may be from the policy's in a policy loss; 0 is no bound."""
     dtype: str = "float32"
     """float32 or bfloat16; empty reads as float32."""
+    recompute: str = ""
+    """What of each layer the backward pass computes again: full, selective (its MLP) or nothing."""
     rendezvous: str = ""
     """Where ranks find each other: file:///path or tcp://host:port; unused by a group of one."""
     kv: dict[str, str] = field(default_factory=dict)

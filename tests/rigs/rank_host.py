@@ -29,7 +29,7 @@ from plexsvc.worker.config import parse
 from plexsvc.worker.executor import Executor
 from plexsvc.worker.operations import StateMemory
 from tests.fakes.fake_state_client import FakeStateClient
-from tests.rigs.scarcity import Allocations
+from tests.rigs.scarcity import Allocations, LiveBytes
 
 ANSWER_S = 90.0
 """Longest wait for one command of one group."""
@@ -280,6 +280,13 @@ class _Rank:
     def allocations(self) -> int:
         """Return how often the last operation allocated memory."""
         return self.allocated
+
+    def measured(self, operation: bytes) -> int:
+        """Run an operation that must succeed; return the most bytes that it held at once."""
+        with LiveBytes() as live:
+            reply = worker_pb2.ExecuteReply.FromString(self.execute(operation, b""))
+        assert not reply.result.error.code, reply.result.error.message
+        return live.most
 
     def run_out(self, rank: int, at: int) -> None:
         """Let one rank's next operation find no memory at its allocation number `at`."""

@@ -1,10 +1,11 @@
-"""Memory that runs out at a chosen allocation of torch."""
+"""Memory of torch: that which runs out at a chosen allocation, and how much is held at once."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -42,5 +43,37 @@ class Allocations(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped 
 
 
 def _memories(tree: object) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in _tensors(tree)}
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+    """Measures the most bytes that results of operations take at once, whoever keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        del types
+        given = kwargs or {}
+        inputs = _memories((args, given))
+        found = func(*args, **given)
+        for tensor in _tensors(found):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in inputs:
+                self._live[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        self._live = {at: one for at, one in self._live.items() if not one[0].expired()}
+        self.most = max(self.most, sum(nbytes for _, nbytes in self._live.values()))
+        return found
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
     found = [leaf for leaf in tree_leaves(tree) if type(leaf) in {torch.Tensor, torch.nn.Parameter}]
-    return {tensor.untyped_storage().data_ptr() for tensor in found if tensor.numel()}
+    return [tensor for tensor in found if tensor.numel()]

@@ -260,7 +260,8 @@ def _layout(spec: service_pb2.DeploymentSpec) -> str:
     """Return what of a deployment, besides its model, decides how long its operations take."""
     p = Parallel.from_wire(spec.parallel)
     ranks = f"tp{p.tp} pp{p.pp} dp{p.dp} cp{p.cp} ep{p.ep}"
-    return f"{spec.backend} {spec.role} {ranks} {spec.dtype} {spec.micro_batch_tokens}"
+    rest = f"{spec.dtype} {spec.micro_batch_tokens} {spec.recompute}"
+    return f"{spec.backend} {spec.role} {ranks} {rest}".rstrip()
 
 
 METHODS: Final[Methods] = {

@@ -119,6 +119,7 @@ def _worker_config(deployment: DeploymentRecord) -> dict[str, object]:
         "parallel": asdict(Parallel.from_wire(spec.parallel)),
         "optimizer": asdict(optimizer) if optimizer else None,
         "max_logprob_gap": spec.max_logprob_gap,
+        "recompute": spec.recompute,
     }
 
 

@@ -44,6 +44,7 @@ from plexsvc.worker.backends.packed import (
     attends_at_once,
     logprobs_in_parts,
     packing_of,
+    recompute,
 )
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.sources import (
@@ -104,6 +105,7 @@ class FsdpBackend:
         mesh = init_device_mesh(_device().type, (self._config.world_size,))
         with torch.device("meta"):
             self._model = _build_model(self._hf, is_critic=self._is_critic)
+        recompute(self._model.model.layers, config.recompute)
         for layer in self._model.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(self._model, mesh=mesh)

@@ -8,8 +8,9 @@ of short ones would otherwise be hundreds of launches a layer.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -109,6 +110,19 @@ def _jagged(tensor_TND: Tensor, packing: Packing) -> Tensor:
         max_seqlen=packing.longest,
     )
     return nested.transpose(1, 2)
+
+
+def recompute(layers: Iterable[Any], what: str) -> None:
+    """Let each layer keep its inputs alone, `full`, or those of its MLP, `selective`; or all.
+
+    The backward pass computes the rest again, by the same kernels and so with the same bits: no
+    layer draws random numbers.
+    """
+    for layer in layers if what else ():
+        module = layer if what == "full" else layer.mlp
+        module.forward = functools.partial(
+            checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False
+        )
 
 
 def logprobs_in_parts(

@@ -127,6 +127,38 @@ def test_forward_leaves_no_trace(start_group: StartGroup, name: str) -> None:
     assert [r.digest for r in first] == [r.digest for r in again]
 
 
+@pytest.mark.parametrize(
+    ("name", "parallel"),
+    [
+        ("megatron-bf16", {}),
+        ("megatron-tp2", {"tp": 2, "sequence_parallel": True}),
+        ("megatron-pp2", {"pp": 2}),
+        ("fsdp-dp2", {"dp": 2}),
+    ],
+)
+def test_recomputation_changes_no_bit_and_holds_less(
+    start_group: StartGroup, name: str, parallel: dict[str, Any]
+) -> None:
+    settings, split = GROUPS[name]
+    ends, most = [], []
+    for what in ("", "selective", "full"):
+        group = start_group(**{**settings, "parallel": parallel, "recompute": what})
+        pass_ = operation(1, "forward_backward", long_batch(), split=split, loss="ppo")
+        most.append(max(group.ask("measured", pass_.SerializeToString())))
+        passed = state(group)
+        run(group, 2, "step")
+        run(group, 3, "forward", random_batch(0), split)
+        ends.append((passed, state(group)))
+    assert ends[0] == ends[1] == ends[2]
+    assert most[1] < 0.9 * most[0], most
+    assert most[2] < 0.5 * most[0], most
+
+
+def long_batch() -> Arrays:
+    """Return four sequences whose activations are most of what a pass holds."""
+    return random_batch(1, lengths=(64, 80, 48, 64))
+
+
 @pytest.mark.parametrize("name", TRAINING)
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo"])
 def test_a_custom_loss_applies_the_gradients_of_the_built_in_one(

@@ -205,7 +205,7 @@ class InstanceRange(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., least: _Optional[int] = ..., most: _Optional[int] = ..., price: _Optional[float] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "instances", "shares_devices", "where_it_trains", "seeds", "is_durable", "model_root")
+    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "instances", "shares_devices", "where_it_trains", "seeds", "is_durable", "model_root", "recompute")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,7 @@ class DeploymentSpec(_message.Message):
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_ROOT_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     role: str
     model: str
     backend: str
@@ -244,7 +245,8 @@ class DeploymentSpec(_message.Message):
     seeds: str
     is_durable: bool
     model_root: str
-    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., instances: _Optional[_Iterable[_Union[InstanceRange, _Mapping]]] = ..., shares_devices: _Optional[bool] = ..., where_it_trains: _Optional[bool] = ..., seeds: _Optional[str] = ..., is_durable: _Optional[bool] = ..., model_root: _Optional[str] = ...) -> None: ...
+    recompute: str
+    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., instances: _Optional[_Iterable[_Union[InstanceRange, _Mapping]]] = ..., shares_devices: _Optional[bool] = ..., where_it_trains: _Optional[bool] = ..., seeds: _Optional[str] = ..., is_durable: _Optional[bool] = ..., model_root: _Optional[str] = ..., recompute: _Optional[str] = ...) -> None: ...
 
 class CreateDeploymentRequest(_message.Message):
     __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec")

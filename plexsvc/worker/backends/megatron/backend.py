@@ -18,7 +18,7 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker import process_group
-from plexsvc.worker.backends import hf
+from plexsvc.worker.backends import hf, packed
 from plexsvc.worker.backends.base import (
     MicroBatch,
     ModelFacts,
@@ -93,6 +93,7 @@ class MegatronBackend:
         self.reseed(config.seed)
         self._megatron = model.megatron_config(self._hf, config.parallel, dtype=self._dtype)
         self._model = model.build_model(self._hf, self._megatron, is_critic=self._is_critic)
+        packed.recompute(self._model.decoder.layers, config.recompute)
         layer_of = {i: layer.layer_number - 1 for i, layer in enumerate(self._model.decoder.layers)}
         geometry = model.geometry(self._hf, is_critic=self._is_critic)
         found = []
