@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,8 +41,8 @@ from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import found
 from plexsvc.node.config import AgentConfig, DeviceConfig
+from plexsvc.node.launchers.launcher import Launcher
 from plexsvc.node.launchers.local import LocalLauncher
-from plexsvc.node.restarts import restart_rate
 from plexsvc.rollout.links import KEPT
 from plexsvc.rollout.managers import Managers
 from plexsvc.rollout.spot import changes_of
@@ -217,21 +217,12 @@ class EmbeddedCluster:
         With `adopts`, those that an earlier service left go on.
         """
         configs = [self._agent_config(node, stack) for node in self._config.nodes]
-        launcher = await stack.enter_async_context(LocalLauncher(adopts=adopts))
+        launcher = LocalLauncher(configs, clock=self._clock, adopts=adopts)
+        await stack.enter_async_context(launcher)
         stack.callback(self._leave_agents, launcher)
-        async with asyncio.TaskGroup() as starting:
-            spawns = [starting.create_task(launcher.spawn(config)) for config in configs]
-        addresses = [spawn.result().address for spawn in spawns]
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        fixed = {
-            NodeId(config.node_id): replace(config, listen=address, is_replacement=True)
-            for config, address in zip(configs, addresses, strict=True)
-        }
-        replacing = _replace_agents(launcher, fixed, clock=self._clock)
-        _run_beside(stack, tasks.create_task(replacing))
-        return addresses
+        return [launcher.hosts[NodeId(config.node_id)].address for config in configs]
 
-    def _leave_agents(self, launcher: LocalLauncher) -> None:
+    def _leave_agents(self, launcher: Launcher) -> None:
         launcher.leaves = self.keeps
 
     async def _lead(self, stack: AsyncExitStack, url: str) -> bool:
@@ -448,21 +439,6 @@ def _open_inner(config: ClusterConfig, keys: ClusterKeys) -> _Inner:
     server = new_server(keys)
     address = listen(server, config.scheduler_listen, keys, key="scheduler_listen")
     return _Inner(server=server, address=address)
-
-
-async def _replace_agents(
-    launcher: LocalLauncher, configs: Mapping[NodeId, AgentConfig], *, clock: Clock
-) -> None:
-    """Start a new agent, at the same address, for each that dies: so many within a window."""
-    rates = {node_id: restart_rate(config, clock=clock) for node_id, config in configs.items()}
-    async for ended in launcher.events():
-        if rates[ended.node_id].note() < 0:
-            log.error("node given up: its agent died too often", node_id=ended.node_id)
-            continue
-        try:
-            await launcher.spawn(configs[ended.node_id])
-        except PlexError as error:
-            log.error("node given up: no new agent", error=error)
 
 
 def _run_beside(stack: AsyncExitStack, task: asyncio.Task[None]) -> None:

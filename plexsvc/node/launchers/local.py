@@ -6,14 +6,14 @@ It knows nodes and processes, nothing of devices, leases or ranks: those are the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
 from plexsvc import config as configuration
+from plexsvc.clock import Clock
 from plexsvc.errors import PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
@@ -21,71 +21,62 @@ from plexsvc.node import found, toml
 from plexsvc.node.agent_process import AgentProcess
 from plexsvc.node.config import AgentConfig
 from plexsvc.node.found import FoundAgent, FoundProcess
-from plexsvc.node.logs import tail
+from plexsvc.node.launchers.launcher import Host
+from plexsvc.node.restarts import restart_rate
 
 log = Log(__name__)
-
-_MAX_EVENTS: Final = 1024
 
 _GRACE_S: Final = 10.0
 """From TERM to KILL of an agent."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRef:
-    """An agent that runs."""
-
-    node_id: NodeId
-    pid: int
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentExited:
-    """An agent ended, and with it every process of its node."""
-
-    node_id: NodeId
-    pid: int
-    exit_code: int
-    """Negative: the signal that killed it."""
-    log_tail: str
-
-
-@dataclass(slots=True, kw_only=True)
-class _Running:
-    ref: AgentRef
-    process: AgentProcess | FoundProcess
-    log_path: Path
-    watch: asyncio.Task[None] = field(init=False)
-    is_stopping: bool = False
+Process = AgentProcess | FoundProcess
 
 
 class LocalLauncher:
-    """Agents as subprocesses of this one, which outlive it if it is killed.
+    """Agents as subprocesses of this one, which outlive it if it is killed; a `Launcher`."""
 
-    Use as an async context manager, which ends them when it is left.
-
-    Attributes:
-        leaves: whether they go on instead, for the next service to adopt.
-    """
-
-    def __init__(self, *, adopts: bool = False) -> None:
-        """Start agents; with `adopts`, go on with those of an earlier service that still run."""
+    def __init__(
+        self, configs: Sequence[AgentConfig], *, clock: Clock, adopts: bool = False
+    ) -> None:
+        """Start these agents; with `adopts`, go on with those of an earlier service that run."""
+        self._configs = configs
+        self._clock = clock
         self._adopts = adopts
         self.leaves = False
-        self._running: dict[NodeId, _Running] = {}
-        self._events: asyncio.Queue[AgentExited] = asyncio.Queue(_MAX_EVENTS)
+        self.hosts: dict[NodeId, Host] = {}
+        self.changed = asyncio.Event()
+        self._running: dict[NodeId, Process] = {}
+        self._keeping: list[asyncio.Task[None]] = []
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
+        """Start all agents at once; return when they serve.
+
+        Raises:
+            PlexError: `unavailable` with its log's tail when one does not come up.
+        """
         await self._tasks.__aenter__()
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for config in self._configs:
+                    starting.create_task(self._spawn(config))
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        for config in self._configs:
+            self._keeping.append(self._tasks.create_task(self._keep(config)))
         return self
 
     async def __aexit__(self, *failure: object) -> None:
-        await self.aclose()
+        for task in self._keeping:
+            task.cancel()
+        if not self.leaves:
+            async with asyncio.TaskGroup() as ending:
+                for process in self._running.values():
+                    ending.create_task(process.end(grace_s=_GRACE_S))
         await self._tasks.__aexit__(None, None, None)
 
-    async def spawn(self, config: AgentConfig) -> AgentRef:
+    async def _spawn(self, config: AgentConfig) -> None:
         """Start the agent of a node; return when it serves.
 
         One of an earlier service goes on if this one adopts, and if it was started as this would
@@ -95,13 +86,13 @@ class LocalLauncher:
             PlexError: `unavailable` with its log's tail when it does not come up.
         """
         config.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        config_path = config.runtime_dir / "agent.toml"
-        log_path = (config.log_dir or config.runtime_dir) / "agent.log"
+        config_path, log_path = config.runtime_dir / "agent.toml", _log_path(config)
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         former = found.find(log_path.parent)
         if former is not None and self._adopts and _is_as(config, config_path):
             log.info("agent adopted", node_id=former.node_id, pid=former.pid)
-            return self._keep(former, FoundProcess(former.pid), log_path)
+            self._note(former, FoundProcess(former.pid))
+            return
         if former is not None:
             log.warning("agent of an earlier service ends", node_id=former.node_id, pid=former.pid)
             await asyncio.to_thread(found.end, former)
@@ -111,47 +102,34 @@ class LocalLauncher:
         said = await process.announcement(
             f"the agent of {config.node_id}", timeout_s=config.start_timeout_us / 1e6
         )
-        made = found.record(log_path.parent, pid=process.pid, **said)
-        return self._keep(made, process, log_path)
+        self._note(found.record(log_path.parent, pid=process.pid, **said), process)
 
-    def _keep(
-        self, agent: FoundAgent, process: AgentProcess | FoundProcess, log_path: Path
-    ) -> AgentRef:
-        ref = AgentRef(node_id=NodeId(agent.node_id), pid=agent.pid, address=agent.address)
-        running = _Running(ref=ref, process=process, log_path=log_path)
-        self._running[ref.node_id] = running
-        running.watch = self._tasks.create_task(self._watch(running))
-        return ref
+    def _note(self, agent: FoundAgent, process: Process) -> None:
+        node_id = NodeId(agent.node_id)
+        self._running[node_id] = process
+        self.hosts[node_id] = Host(node_id=node_id, address=agent.address, pid=agent.pid)
+        self.changed.set()
 
-    async def events(self) -> AsyncIterator[AgentExited]:
-        """Yield each end of an agent that nobody asked for."""
+    async def _keep(self, config: AgentConfig) -> None:
+        """Start a new agent, at the same address, when one dies: so often within a window."""
+        node_id = NodeId(config.node_id)
+        fixed = replace(config, listen=self.hosts[node_id].address, is_replacement=True)
+        rate = restart_rate(config, clock=self._clock)
         while True:
-            yield await self._events.get()
+            code = await self._running[node_id].wait()
+            log.warning("node agent died", node_id=node_id, exit_code=code)
+            if rate.note() < 0:
+                log.error("node given up: its agent died too often", node_id=node_id)
+                return
+            try:
+                await self._spawn(fixed)
+            except PlexError as error:
+                log.error("node given up: no new agent", error=error)
+                return
 
-    async def aclose(self) -> None:
-        """Stop every agent, unless this one leaves them; return when they are gone."""
-        async with asyncio.TaskGroup() as tasks:
-            for running in list(self._running.values()):
-                running.is_stopping = True
-                if self.leaves:
-                    running.watch.cancel()
-                else:
-                    tasks.create_task(running.process.end(grace_s=_GRACE_S))
 
-    async def _watch(self, running: _Running) -> None:
-        code = await running.process.wait()
-        if self._running.get(running.ref.node_id) is running:
-            del self._running[running.ref.node_id]
-        if not running.is_stopping:
-            ended = AgentExited(
-                node_id=running.ref.node_id,
-                pid=running.ref.pid,
-                exit_code=code,
-                log_tail=tail(running.log_path),
-            )
-            log.warning("node agent died", node_id=ended.node_id, exit_code=code)
-            with contextlib.suppress(asyncio.QueueFull):
-                self._events.put_nowait(ended)
+def _log_path(config: AgentConfig) -> Path:
+    return (config.log_dir or config.runtime_dir) / "agent.log"
 
 
 def _is_as(config: AgentConfig, path: Path) -> bool:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from plexsvc import config as configuration
 from plexsvc.cluster.config import ClusterConfig
-from plexsvc.cluster.embedded import _replace_agents, _runtime_dir, _with_rewards
+from plexsvc.cluster.embedded import _runtime_dir, _with_rewards
 from plexsvc.cluster.places import make_state_dir
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import NodeId
-from plexsvc.node.config import AgentConfig, DeviceConfig
-from plexsvc.node.launchers.local import AgentExited, LocalLauncher
-from tests.fakes.fake_clock import FakeClock
 
 ROOT = Path(__file__).parents[3]
 
@@ -100,43 +93,6 @@ async def test_a_long_state_directory_gets_a_short_runtime_directory(tmp_path: P
         assert len(str(short / "data.sock")) < 107
         assert short.stat().st_mode & 0o777 == 0o700
     assert not short.exists()
-
-
-@dataclass
-class FakeLauncher:
-    """Tells of one end of an agent every so often, and counts its successors."""
-
-    clock: FakeClock
-    deaths: int
-    pause_us: int
-    spawned: int = 0
-
-    async def events(self) -> AsyncIterator[AgentExited]:
-        for _ in range(self.deaths):
-            await self.clock.passes(self.pause_us)
-            yield AgentExited(node_id=NodeId("n"), pid=1, exit_code=9, log_tail="")
-
-    async def spawn(self, config: AgentConfig) -> None:
-        assert config.node_id == "n"
-        self.spawned += 1
-
-
-@pytest.mark.parametrize(("pause_us", "spawned"), [(1, 2), (60, 10)])
-async def test_an_agent_is_started_again_so_often_within_a_window(
-    tmp_path: Path, pause_us: int, spawned: int
-) -> None:
-    config = AgentConfig(
-        node_id="n",
-        devices=(DeviceConfig(kind="train", bytes_total=1),),
-        runtime_dir=tmp_path,
-        keys_file=tmp_path,
-        max_restarts=2,
-        restart_window_us=100,
-    )
-    clock = FakeClock()
-    launcher = FakeLauncher(clock, deaths=10, pause_us=pause_us)
-    await _replace_agents(cast("LocalLauncher", launcher), {NodeId("n"): config}, clock=clock)
-    assert launcher.spawned == spawned
 
 
 def test_a_cluster_that_says_nothing_of_rewards_gives_them_its_first_node() -> None:
