@@ -18,7 +18,7 @@ import numpy.typing as npt
 from plexclient.batch import TOKEN_ID_ARRAYS
 from plexclient.losses import BUILT_IN_LOSSES, find_loss
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_batch, bad_request
 
 TOKENS: Final = "tokens"
 CU_SEQLENS: Final = "cu_seqlens"
@@ -51,8 +51,7 @@ def check_loss(name: str, arguments: Mapping[str, float], *, role: str) -> None:
     loss = find_loss(name)
     if loss.role != role:
         fitting = sorted(other for other, found in BUILT_IN_LOSSES.items() if found.role == role)
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"loss {name!r} trains a deployment in role {loss.role!r} and does not fit role "
             f"{role!r}; use {', '.join(fitting) or 'forward'}",
             loss=name,
@@ -60,15 +59,13 @@ def check_loss(name: str, arguments: Mapping[str, float], *, role: str) -> None:
         )
     for argument, value in sorted(arguments.items()):
         if argument not in loss.arguments:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"loss {name!r} takes no argument {argument!r}; it takes: "
                 f"{', '.join(loss.arguments) or 'none'}",
                 loss=name,
             )
         if not (math.isfinite(value) and value >= 0):
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"argument {argument} of loss {name!r} is {value}; it must be finite and not "
                 "negative",
                 loss=name,
@@ -213,4 +210,4 @@ def _refuse(message: str, array: str, position: int | None = None) -> NoReturn:
     facts: dict[str, object] = {"array": array}
     if position is not None:
         facts["position"] = position
-    raise PlexError(ErrorCode.BAD_BATCH, f"batch refused: {message}", **facts)
+    raise bad_batch(f"batch refused: {message}", **facts)

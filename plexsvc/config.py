@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.fixed import keys
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def load(path: Path, into: type[T]) -> T:
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {error}") from error
+        raise bad_request(f"cannot read {path}: {error}") from error
     return parse(table, into, where=str(path))
 
 
@@ -39,16 +39,15 @@ def parse(table: Mapping[str, Any], into: type[T], *, where: str) -> T:
     hints = keys(into)
     unknown = sorted(set(table) - set(hints))
     if unknown:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"{where}: unknown key {unknown[0]!r}; it may hold {', '.join(sorted(hints))}",
+        raise bad_request(
+            f"{where}: unknown key {unknown[0]!r}; it may hold {', '.join(sorted(hints))}"
         )
     values = {
         key: _value(value, hints[key], where=f"{where}.{key}") for key, value in table.items()
     }
     missing = [f.name for f in dataclasses.fields(into) if _is_required(f) and f.name not in values]  # type: ignore[arg-type]
     if missing:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {', '.join(missing)} must be given")
+        raise bad_request(f"{where}: {', '.join(missing)} must be given")
     try:
         return into(**values)
     except PlexError as error:
@@ -81,7 +80,7 @@ def _collection(value: Any, origin: Any, arguments: tuple[Any, ...], *, where: s
         return {
             key: _value(item, arguments[1], where=f"{where}.{key}") for key, item in value.items()
         }
-    raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {value!r} is not a {origin.__name__}")
+    raise bad_request(f"{where}: {value!r} is not a {origin.__name__}")
 
 
 def _scalar(value: Any, hint: Any, *, where: str) -> Any:
@@ -92,7 +91,7 @@ def _scalar(value: Any, hint: Any, *, where: str) -> Any:
         return Path(value)
     if not isinstance(hint, type) or not isinstance(value, hint) or (hint is int and is_bool):
         name = getattr(hint, "__name__", hint)
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {value!r} is not a {name}")
+        raise bad_request(f"{where}: {value!r} is not a {name}")
     if isinstance(value, int | float) and not value >= 0:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {value!r} is below 0, or no number")
+        raise bad_request(f"{where}: {value!r} is below 0, or no number")
     return value

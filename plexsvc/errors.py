@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
-from plexclient.errors import RETRYABLE, ErrorCode, PlexError
+from plexclient.errors import (
+    RETRYABLE,
+    ErrorCode,
+    PlexError,
+    bad_batch,
+    bad_request,
+    internal,
+    not_found,
+    payload_too_large,
+    queue_full,
+    unavailable,
+)
 
-__all__ = ["RETRYABLE", "ErrorCode", "PlexError"]
+__all__ = [
+    "RETRYABLE",
+    "ErrorCode",
+    "PlexError",
+    "bad_batch",
+    "bad_request",
+    "internal",
+    "not_found",
+    "payload_too_large",
+    "queue_full",
+    "unavailable",
+]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 
 MAX_NAME_BYTES: Final = 255
 MAX_PATH_BYTES: Final = 4095
@@ -57,14 +57,13 @@ def resolve(text: str, roots: Sequence[Path], *, what: str, remedy: str) -> Plac
         PlexError: `bad_request` for what is no path, or lies outside; `remedy` ends its message.
     """
     if not text or "\0" in text:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{what} is {text!r}, which is no path; give one")
+        raise bad_request(f"{what} is {text!r}, which is no path; give one")
     check_names(text, what=what)
     names = [os.fsencode(name) for name in Path(text).parts]
     if max(map(len, names), default=0) > MAX_NAME_BYTES or len(os.fsencode(text)) > MAX_PATH_BYTES:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"{what} has {len(os.fsencode(text))} bytes; give one of at most {MAX_PATH_BYTES} "
-            f"whose names have at most {MAX_NAME_BYTES}",
+            f"whose names have at most {MAX_NAME_BYTES}"
         )
     resolved = [Path(os.path.realpath(root)) for root in roots]
     asked = [root / text for root in resolved]  # an absolute path replaces the root
@@ -75,9 +74,7 @@ def resolve(text: str, roots: Sequence[Path], *, what: str, remedy: str) -> Plac
                 check_names(str(path.relative_to(root)), what=what)
                 return Place(path=path, root=root)
     known = ", ".join(str(root) for root in roots) or "none"
-    raise PlexError(
-        ErrorCode.BAD_REQUEST, f"{what} {text!r} lies outside the roots ({known}); {remedy}"
-    )
+    raise bad_request(f"{what} {text!r} lies outside the roots ({known}); {remedy}")
 
 
 def check_names(path: str, *, what: str) -> None:
@@ -88,10 +85,9 @@ def check_names(path: str, *, what: str) -> None:
     """
     is_shown = all(unicodedata.category(char) not in _UNSHOWN for char in path)
     if not is_shown or any(name != name.strip() for name in path.split("/")):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"{what} is {path[:256]!a}; give names without control characters, line ends, and "
-            "space at their ends",
+            "space at their ends"
         )
 
 
@@ -316,8 +312,6 @@ def _walk(root: Path, directory: Path, *, make: bool = False) -> int:
 
 
 def _refused(path: Path, found: str) -> PlexError:
-    return PlexError(
-        ErrorCode.BAD_REQUEST,
-        f"{path} cannot be used: {found}; it must be reached from its root without links",
-        path=path,
+    return bad_request(
+        f"{path} cannot be used: {found}; it must be reached from its root without links", path=path
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_batch
 
 
 def grpo_advantages(
@@ -29,15 +29,12 @@ def grpo_advantages(
     """
     values = np.asarray(rewards, dtype=np.float64).reshape(-1)
     if group < 1 or values.size == 0 or values.size % group:
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
-            f"{values.size} rewards do not divide into groups of {group}; pass the n of generate",
+        raise bad_batch(
+            f"{values.size} rewards do not divide into groups of {group}; pass the n of generate"
         )
     if not np.isfinite(values).all():
         where = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise PlexError(
-            ErrorCode.BAD_BATCH, f"reward {where} is {values[where]}; rewards must be finite"
-        )
+        raise bad_batch(f"reward {where} is {values[where]}; rewards must be finite")
     groups = values.reshape(-1, group)
     centred = groups - groups.mean(axis=1, keepdims=True)
     if normalize:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, PlexError, bad_request
 
 R = TypeVar("R")
 JOIN_S = 10.0
@@ -77,10 +77,9 @@ class Background:
             PlexError: `bad_request`, when called from a future's callback.
         """
         if threading.get_ident() == self._thread.ident:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 "a blocking call was made from a future's callback, which runs on the thread that "
-                "would answer it; use .submit there",
+                "would answer it; use .submit there"
             )
 
     def close(self) -> None:
@@ -131,10 +130,9 @@ def _closed() -> PlexError:
 
 
 def _forked() -> PlexError:
-    return PlexError(
-        ErrorCode.BAD_REQUEST,
+    return bad_request(
         "this connection was made in another process, of which this one is a fork; connect here, "
-        "or make the calls there",
+        "or make the calls there"
     )
 
 

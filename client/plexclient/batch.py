@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plexclient.checks import of_type
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_batch
 
 # T = packed tokens, B = sequences.
 IntArray = npt.NDArray[np.int32]
@@ -155,14 +155,12 @@ class Batch:
         items = list(samples)
         given: object = advantages
         if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str):
-            raise PlexError(
-                ErrorCode.BAD_BATCH,
+            raise bad_batch(
                 f"advantages is {advantages!r:.40}; give a list with one entry a sample",
                 array="advantages",
             )
         if len(advantages) != len(items):
-            raise PlexError(
-                ErrorCode.BAD_BATCH,
+            raise bad_batch(
                 f"{len(advantages)} advantages for {len(items)} samples; pass one entry a sample",
                 array="advantages",
             )
@@ -201,14 +199,12 @@ class Batch:
         """
         prompts = [1] * len(sequences) if prompt_lengths is None else list(prompt_lengths)
         if len(prompts) != len(sequences):
-            raise PlexError(
-                ErrorCode.BAD_BATCH,
-                f"{len(prompts)} prompt lengths for {len(sequences)} sequences; pass one each",
+            raise bad_batch(
+                f"{len(prompts)} prompt lengths for {len(sequences)} sequences; pass one each"
             )
         for i, (prompt, sequence) in enumerate(zip(prompts, sequences, strict=True)):
             if not 0 <= prompt <= len(sequence):
-                raise PlexError(
-                    ErrorCode.BAD_BATCH,
+                raise bad_batch(
                     f"prompt length {prompt} of sequence {i} is not in [0, {len(sequence)}]",
                     sequence=i,
                 )
@@ -255,16 +251,14 @@ def _common_temperature(samples: Sequence[SampleLike]) -> float:
     """Return the temperature of all samples, each drawn from the whole distribution."""
     for i, item in enumerate(samples):
         if not item.is_plain:
-            raise PlexError(
-                ErrorCode.BAD_BATCH,
+            raise bad_batch(
                 f"sample {i} was drawn with min_p, a penalty, a bias or a grammar, which is not "
                 "the policy's distribution: its logprobs would give wrong ratios. Sample without, "
                 "or train on it with from_sequences",
                 sequence=i,
             )
         if item.temperature == 0 or item.top_p < 1 or item.top_k > 0:
-            raise PlexError(
-                ErrorCode.BAD_BATCH,
+            raise bad_batch(
                 f"sample {i} was drawn with temperature={item.temperature:g}, "
                 f"top_p={item.top_p:g}, top_k={item.top_k}, which is not the policy's "
                 "distribution: its logprobs would give wrong ratios. Sample with a temperature "
@@ -273,26 +267,24 @@ def _common_temperature(samples: Sequence[SampleLike]) -> float:
             )
     found = sorted({item.temperature for item in samples})
     if len(found) > 1:
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"the samples were drawn at temperatures {', '.join(f'{t:g}' for t in found)}; make "
-            "one batch of each",
+            "one batch of each"
         )
     return found[0] if found else 1.0
 
 
 def _check_temperature(value: float) -> None:
     if not (np.isfinite(value) and value > 0):
-        raise PlexError(ErrorCode.BAD_BATCH, f"temperature={value!r}: it must be a number above 0")
+        raise bad_batch(f"temperature={value!r}: it must be a number above 0")
 
 
 def _shifted(sequences: TokenLists) -> dict[str, Any]:
     if not sequences:
-        raise PlexError(ErrorCode.BAD_BATCH, "a batch of no sequences; give at least one")
+        raise bad_batch("a batch of no sequences; give at least one")
     for i, sequence in enumerate(sequences):
         if len(sequence) < 2:
-            raise PlexError(
-                ErrorCode.BAD_BATCH,
+            raise bad_batch(
                 f"sequence {i} has {len(sequence)} tokens; it takes two for one to predict the "
                 "other: leave it out",
                 sequence=i,
@@ -325,8 +317,7 @@ def _per_token(
     try:
         array = np.asarray(value, np.float32)
     except (TypeError, ValueError) as error:
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"{name} of sample {sample} are {value!r:.40}; give a number, or one for each of its "
             f"{count} generated tokens",
             array=name,
@@ -335,8 +326,7 @@ def _per_token(
     if array.ndim == 0 and not is_each:
         return np.full(count, array, np.float32)
     if array.shape != (count,):
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"{name} of sample {sample} have shape {array.shape}; it has {count} generated tokens",
             array=name,
             sequence=sample,
@@ -349,15 +339,13 @@ def _owned(name: str, value: npt.ArrayLike) -> npt.NDArray[np.generic]:
     array = np.asarray(value)
     is_integer = name in INTEGER_ARRAYS
     if array.ndim != 1 or array.dtype.kind not in ("iu" if is_integer else "iufb"):
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"array {name!r} has dtype {array.dtype} and shape {array.shape}; give a 1-D array of "
             f"{'integers' if is_integer else 'numbers'}",
             array=name,
         )
     if is_integer and array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**31:
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"array {name!r} ranges over [{array.min()}, {array.max()}]; its numbers must be in "
             "[0, 2**31)",
             array=name,
@@ -371,8 +359,7 @@ def _owned(name: str, value: npt.ArrayLike) -> npt.NDArray[np.generic]:
 def _check_bounds(cu_seqlens: IntArray, *, num_tokens: int) -> None:
     if cu_seqlens.size < 2 or cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens:
         ends = f"[{cu_seqlens[0]} ... {cu_seqlens[-1]}]" if cu_seqlens.size else "[]"
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"array 'cu_seqlens' is {ends} for {num_tokens} tokens; it must start at 0, end at "
             f"{num_tokens} and have one more entry than there are sequences",
             array="cu_seqlens",
@@ -380,8 +367,7 @@ def _check_bounds(cu_seqlens: IntArray, *, num_tokens: int) -> None:
     lengths = np.diff(cu_seqlens)
     if (lengths <= 0).any():
         where = int(np.flatnonzero(lengths <= 0)[0])
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"array 'cu_seqlens' gives sequence {where} the length {lengths[where]}; every "
             "sequence has at least one token",
             array="cu_seqlens",
@@ -392,8 +378,7 @@ def _check_bounds(cu_seqlens: IntArray, *, num_tokens: int) -> None:
 def _check_array(name: str, array: npt.NDArray[np.generic], *, cu_seqlens: IntArray) -> None:
     num_tokens = int(cu_seqlens[-1])
     if array.size != num_tokens:
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"array {name!r} has {array.size} entries for {num_tokens} tokens; give one a token",
             array=name,
         )
@@ -401,8 +386,7 @@ def _check_array(name: str, array: npt.NDArray[np.generic], *, cu_seqlens: IntAr
     if is_bad.any():
         at = int(np.flatnonzero(is_bad)[0])
         sequence, position = locate(at, cu_seqlens=cu_seqlens)
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"array {name!r} is {array[at]} at sequence {sequence}, position {position}; give a "
             "finite number everywhere, 0 where the mask is 0",
             array=name,
@@ -423,8 +407,7 @@ def required(
     found: Mapping[str, npt.NDArray[np.generic]] = batch.arrays()
     for name in names:
         if name not in found:
-            raise PlexError(
-                ErrorCode.BAD_BATCH,
+            raise bad_batch(
                 f"{what} needs array {name!r}, which the batch does not have; it has "
                 f"{', '.join(found)}: add it with batch.replace({name}=...)",
                 array=name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_request
 
 
 def whole(name: str, value: float, *, least: int = 0, most: int = 2**31 - 1) -> int:
@@ -21,9 +21,7 @@ def whole(name: str, value: float, *, least: int = 0, most: int = 2**31 - 1) -> 
     except (TypeError, ValueError, OverflowError):
         fits = False
     if not fits:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{name}={value!r}: it must be an integer in [{least}, {most}]"
-        )
+        raise bad_request(f"{name}={value!r}: it must be an integer in [{least}, {most}]")
     return int(value)
 
 
@@ -37,13 +35,12 @@ def text(name: str, value: object) -> str:
     '7 + 8 ='
     """
     if not isinstance(value, str):
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{name} is {value!r:.40}; it must be a text")
+        raise bad_request(f"{name} is {value!r:.40}; it must be a text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"{name} cannot be sent as UTF-8: character {error.start} is half of a surrogate pair",
+        raise bad_request(
+            f"{name} cannot be sent as UTF-8: character {error.start} is half of a surrogate pair"
         ) from error
     return value
 
@@ -58,9 +55,7 @@ def of_type(name: str, value: object, kind: type, *, takes: str = "") -> None:
     """
     if not isinstance(value, kind):
         must = takes or f"a plex.{kind.__name__}"
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{name} is {value!r:.40}; it must be {must}", field=name
-        )
+        raise bad_request(f"{name} is {value!r:.40}; it must be {must}", field=name)
 
 
 def real(name: str, value: float, *, least: float = -math.inf, most: float = math.inf) -> float:
@@ -77,7 +72,5 @@ def real(name: str, value: float, *, least: float = -math.inf, most: float = mat
     except (TypeError, OverflowError):
         fits = False
     if not fits:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{name}={value!r:.40}: it must be a number in [{least}, {most}]"
-        )
+        raise bad_request(f"{name}={value!r:.40}: it must be a number in [{least}, {most}]")
     return float(value)

@@ -14,7 +14,7 @@ from plexclient.background import Background
 from plexclient.calls import call
 from plexclient.checks import real, whole
 from plexclient.clock import Clock, SystemClock
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_request
 from plexclient.ids import JobId, new_job_id
 from plexclient.job import Job
 from plexclient.link import Link, bearer, dialed
@@ -169,10 +169,9 @@ def connect(
     found = environment.read()
     target = found.address if address is None else address
     if not target:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             "connect() has no address: pass 'host:port', set PLEX_ADDRESS, or run the script with "
-            "`plexctl submit`",
+            "`plexctl submit`"
         )
     dialed(target)  # refused here, before anything is started
     own = found.token if token is None else token

@@ -8,7 +8,7 @@ from typing import Final
 
 from plexclient.checks import of_type, real, whole
 from plexclient.deployment import Deployment
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, PlexError, bad_request
 from plexclient.ids import JobId, new_deployment_id
 from plexclient.specs import ROLES, AdamW, Elastic, Parallel, default_role, instances_to_wire
 from plexclient.wire.v1 import service_pb2
@@ -87,11 +87,10 @@ class Declared:
             of_type("optimizer", self.optimizer, AdamW)
         role = self.role or default_role(self.name, backend=self.backend)
         if role not in ROLES:
-            raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(ROLES)}")
+            raise bad_request(f"role={role!r}: roles are {', '.join(ROLES)}")
         if self.durability not in DURABILITIES:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"durability={self.durability!r}: a deployment has {' or '.join(DURABILITIES)}",
+            raise bad_request(
+                f"durability={self.durability!r}: a deployment has {' or '.join(DURABILITIES)}"
             )
         if self.recompute not in {None, *RECOMPUTED}:
             raise PlexError(

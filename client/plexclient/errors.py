@@ -135,3 +135,38 @@ class PlexError(Exception):
     def __str__(self) -> str:
         """Return `code: message`."""
         return f"{self.code}: {self.message}"
+
+
+def bad_request(message: str, **facts: object) -> PlexError:
+    """Return a `bad_request`."""
+    return PlexError(ErrorCode.BAD_REQUEST, message, **facts)
+
+
+def bad_batch(message: str, **facts: object) -> PlexError:
+    """Return a `bad_batch`."""
+    return PlexError(ErrorCode.BAD_BATCH, message, **facts)
+
+
+def not_found(message: str, **facts: object) -> PlexError:
+    """Return a `not_found`."""
+    return PlexError(ErrorCode.NOT_FOUND, message, **facts)
+
+
+def queue_full(message: str, **facts: object) -> PlexError:
+    """Return a `queue_full`."""
+    return PlexError(ErrorCode.QUEUE_FULL, message, **facts)
+
+
+def payload_too_large(message: str, **facts: object) -> PlexError:
+    """Return a `payload_too_large`."""
+    return PlexError(ErrorCode.PAYLOAD_TOO_LARGE, message, **facts)
+
+
+def unavailable(message: str, **facts: object) -> PlexError:
+    """Return an `unavailable`."""
+    return PlexError(ErrorCode.UNAVAILABLE, message, **facts)
+
+
+def internal(message: str, **facts: object) -> PlexError:
+    """Return an `internal`."""
+    return PlexError(ErrorCode.INTERNAL, message, **facts)

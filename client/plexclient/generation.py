@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, PlexError, unavailable
 from plexclient.lane import Lane, Ticket
 from plexclient.link import messages
 from plexclient.results import check
@@ -162,14 +162,14 @@ class Generation:
             self._raise_refusal()
             raise
         if self._record.result is None:
-            raise PlexError(ErrorCode.UNAVAILABLE, "the token stream ended before its last frame")
+            raise unavailable("the token stream ended before its last frame")
 
     async def _pause(self, error: PlexError, *, retry: Retry) -> None:
         """Wait before the next attempt; the operation's own failure comes first."""
         self._raise_refusal()
         if error.code is ErrorCode.NOT_FOUND and not self._was_answered:
             # The stream was asked for before the operation was known.
-            error = PlexError(ErrorCode.UNAVAILABLE, error.message, **error.facts)
+            error = unavailable(error.message, **error.facts)
         await retry.pause(error)
 
     def _raise_refusal(self) -> None:

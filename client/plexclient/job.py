@@ -16,7 +16,7 @@ from plexclient.calls import call
 from plexclient.checks import of_type
 from plexclient.declared import SEEDING, Declared
 from plexclient.deployment import Deployment
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, PlexError, bad_request
 from plexclient.ids import JobId
 from plexclient.programs import Stage
 from plexclient.retry import persist
@@ -258,9 +258,8 @@ class Job:
 
     def _check_open(self, what: str) -> None:
         if not self._is_open:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"{what} outside its job: use it inside `with cluster.job(...) as job:`",
+            raise bad_request(
+                f"{what} outside its job: use it inside `with cluster.job(...) as job:`"
             )
 
     async def _deployed(self, method: str, request: Any) -> Any:

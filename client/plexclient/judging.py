@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NoReturn, Protocol, TypedDict, Unpack
 
 from plexclient.checks import real
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import PlexError, bad_request
 from plexclient.generation import Generation
 from plexclient.samples import Sample
 from plexclient.sampling import SamplingOptions
@@ -188,7 +188,7 @@ def open_batch(
 
 
 def _refuse(field: str, why: str) -> NoReturn:
-    raise PlexError(ErrorCode.BAD_REQUEST, f"{field}: {why}", field=field)
+    raise bad_request(f"{field}: {why}", field=field)
 
 
 def rating(said: str, pattern: re.Pattern[str], *, scale: float) -> tuple[float, str]:

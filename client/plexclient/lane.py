@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, PlexError, payload_too_large, unavailable
 from plexclient.ids import OperationId, new_operation_id, show
 from plexclient.payloads import Arrays, Inputs, inputs, stage_requests, transfer_timeout_s
 from plexclient.results import check
@@ -148,7 +148,7 @@ class Lane:
                 )
             except PlexError as error:
                 if error.code is ErrorCode.NOT_FOUND:  # it is on its way
-                    error = PlexError(ErrorCode.UNAVAILABLE, error.message)
+                    error = unavailable(error.message)
                 await retry.pause(error)
             else:
                 return
@@ -259,8 +259,7 @@ async def outcome(work: Awaitable[R]) -> R | Exception:
 def _check_size(operation: operations_pb2.Operation) -> None:
     nbytes = operation.ByteSize()
     if nbytes > MAX_MESSAGE_BYTES - MESSAGE_ROOM_BYTES:
-        raise PlexError(
-            ErrorCode.PAYLOAD_TOO_LARGE,
+        raise payload_too_large(
             f"the operation's message has {nbytes} bytes; one message carries at most "
-            f"{MAX_MESSAGE_BYTES - MESSAGE_ROOM_BYTES}: split the prompts over several calls",
+            f"{MAX_MESSAGE_BYTES - MESSAGE_ROOM_BYTES}: split the prompts over several calls"
         )

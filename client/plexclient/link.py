@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.message import Message
 
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, bad_request
 from plexclient.failures import error_of
 from plexclient.operations import Operations
 from plexclient.wire import channels
@@ -41,10 +41,9 @@ def router_tls(ca: str) -> grpc.ChannelCredentials | None:
     try:
         return grpc.ssl_channel_credentials(Path(ca).read_bytes())
     except OSError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"ca {ca!r} cannot be read: {error}; give the PEM file of the router's certificate or "
-            "of who signed it",
+            "of who signed it"
         ) from error
 
 
@@ -60,10 +59,9 @@ def dialed(address: str) -> tuple[str, channels.Options]:
         return address, ()
     found = [one.rpartition(":") for one in address.split(",")]
     if not all(host and port.isdigit() and 0 < int(port) < 2**16 for host, _, port in found):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"connect({address!r}): an address is 'host:port' or 'unix:path'; several are "
-            "'host:port,host:port'",
+            "'host:port,host:port'"
         )
     if len(found) == 1:
         return address, ()
@@ -76,9 +74,7 @@ def _ip(host: str) -> str:
     try:
         return str(socket.getaddrinfo(host, None, family=socket.AF_INET)[0][4][0])
     except OSError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"host {host!r} of several addresses is not known: {error}"
-        ) from error
+        raise bad_request(f"host {host!r} of several addresses is not known: {error}") from error
 
 
 def open_router(address: str, *, ca: str) -> grpc.aio.Channel:
@@ -97,9 +93,8 @@ def bearer(token: str) -> tuple[str, str]:
         PlexError: `bad_request` for one that no header can carry.
     """
     if not (token.isascii() and token.isprintable()):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            "the token has characters that a call cannot carry; give one of printable ASCII",
+        raise bad_request(
+            "the token has characters that a call cannot carry; give one of printable ASCII"
         )
     return "authorization", f"Bearer {token}"
 

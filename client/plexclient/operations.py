@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import PlexError, internal, payload_too_large, unavailable
 from plexclient.failures import STATUS_FACT, error_of
 from plexclient.ids import show
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
@@ -122,7 +122,7 @@ class _OpenStream:
                 writing.cancel()
         except Exception as error:  # noqa: BLE001 - a bug of ours must not look like a closed line
             text = f"the stream of operations failed: {error!r}"
-            why = PlexError(ErrorCode.INTERNAL, text)
+            why = internal(text)
         finally:
             self.is_lost = True
             self._call.cancel()
@@ -156,8 +156,7 @@ class _OpenStream:
     def _reason(self, failure: grpc.aio.AioRpcError) -> PlexError:
         status = failure.code()
         if status is grpc.StatusCode.UNIMPLEMENTED:
-            return PlexError(
-                ErrorCode.INTERNAL,
+            return internal(
                 f"{self._server} does not know {self._method}: it is older than this client; "
                 "upgrade the service, or use the plexclient of its version",
                 **{STATUS_FACT: status.name},
@@ -181,12 +180,11 @@ class _OpenStream:
 def _check_size(operation: operations_pb2.Operation) -> None:
     nbytes = operation.ByteSize()
     if nbytes > MAX_MESSAGE_BYTES:
-        raise PlexError(
-            ErrorCode.PAYLOAD_TOO_LARGE,
+        raise payload_too_large(
             f"{show(operation.operation_id)} is a message of {nbytes} bytes; one message carries "
-            f"at most {MAX_MESSAGE_BYTES}: split it over several calls",
+            f"at most {MAX_MESSAGE_BYTES}: split it over several calls"
         )
 
 
 def _lost(text: str, *, status: str) -> PlexError:
-    return PlexError(ErrorCode.UNAVAILABLE, text, **{STATUS_FACT: status})
+    return unavailable(text, **{STATUS_FACT: status})

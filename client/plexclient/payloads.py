@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import PlexError, internal, unavailable
 from plexclient.link import Link, messages
 from plexclient.options import ClientOptions
 from plexclient.retry import Retry, persist
@@ -140,9 +140,7 @@ async def fetch(
                 add_chunk(data, chunk, most=MAX_FILE_BYTES if nbytes is None else nbytes)
                 retry.progress()
         if nbytes is not None and len(data) < nbytes:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE, f"result stream ended at byte {len(data)} of {nbytes}"
-            )
+            raise unavailable(f"result stream ended at byte {len(data)} of {nbytes}")
 
     await persist(attempt, retry=retry)
     return data
@@ -161,9 +159,8 @@ def add_chunk(data: bytearray, chunk: common_pb2.Chunk, *, most: int) -> None:
     """
     end = chunk.offset + len(chunk.data)
     if chunk.offset > len(data) or end > most:
-        raise PlexError(
-            ErrorCode.INTERNAL,
-            f"a chunk of bytes [{chunk.offset}, {end}) came after byte {len(data)} of {most}",
+        raise internal(
+            f"a chunk of bytes [{chunk.offset}, {end}) came after byte {len(data)} of {most}"
         )
     data.extend(memoryview(chunk.data)[len(data) - chunk.offset :])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from plexclient.checks import of_type, real, text, whole
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_request
 from plexclient.wire.v1 import reward_pb2
 
 MAX_PROGRAM_BYTES: Final = 7 << 20
@@ -83,10 +83,9 @@ def to_wire(
     read = {path: _read(place) for path, place in sorted(found.items())}
     nbytes = sum(map(len, read.values()))
     if nbytes > MAX_PROGRAM_BYTES:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"program {name!r} has {len(read)} files of {nbytes} bytes; at most "
-            f"{MAX_PROGRAM_BYTES} bytes are taken",
+            f"{MAX_PROGRAM_BYTES} bytes are taken"
         )
     return reward_pb2.AddProgramRequest(
         name=name,
@@ -124,6 +123,4 @@ def _read(place: Path) -> bytes:
     try:
         return place.read_bytes()
     except OSError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"a file of the program cannot be read: {error}"
-        ) from error
+        raise bad_request(f"a file of the program cannot be read: {error}") from error

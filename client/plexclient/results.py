@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plexclient.batch import FloatArray, IntArray
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import PlexError, internal
 from plexclient.ids import show
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import operations_pb2
@@ -87,9 +87,8 @@ def check(result: operations_pb2.OperationResult) -> operations_pb2.OperationRes
     if result.HasField("error"):
         raise from_wire(result.error)
     if result.state in FAILED_STATES:
-        raise PlexError(
-            ErrorCode.INTERNAL,
-            f"{show(result.operation_id)} failed and the service gave no reason; look at its log",
+        raise internal(
+            f"{show(result.operation_id)} failed and the service gave no reason; look at its log"
         )
     return result
 
@@ -142,8 +141,7 @@ def _array(shard: Shard, *, name: str, num_sequences: int) -> npt.NDArray[np.gen
 
 
 def _misfit(found: str) -> PlexError:
-    return PlexError(
-        ErrorCode.INTERNAL,
+    return internal(
         f"the answer's shards do not fit the batch: they hold {found}; report it with the "
-        "operation's id",
+        "operation's id"
     )

@@ -13,7 +13,7 @@ from plexclient.calls import Cancellable, call, unowned
 from plexclient.checks import of_type, whole
 from plexclient.checks import text as check_text
 from plexclient.deployment import Deployment
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, PlexError, bad_request
 from plexclient.generation import AsyncStream, Generation, Stream
 from plexclient.judging import open_batch
 from plexclient.lane import Ticket
@@ -88,10 +88,7 @@ class Rollout(Synced):
                 `turns` is something else.
         """
         if turns not in TURNS:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"{self.name}.sync(turns={turns!r}): it is one of {', '.join(TURNS)}",
-            )
+            raise bad_request(f"{self.name}.sync(turns={turns!r}): it is one of {', '.join(TURNS)}")
         return self._take_weights(source, finishes_turns=turns == "finish")
 
     def session(self) -> TurnSession:
@@ -161,9 +158,8 @@ class GenerateCall:
         if score is not None:
             return self._scored(prompts, score, references, settings, options)
         if references is not None or settings is not None:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                "generate got references or settings without `score`, the program that reads them",
+            raise bad_request(
+                "generate got references or settings without `score`, the program that reads them"
             )
         generation = self._rollout.begin(prompts, text=text, options=options)
         return self._rollout.background.start(
@@ -184,9 +180,8 @@ class GenerateCall:
         of_type("references", references or (), Sequence, takes="a list, one for each prompt")
         expected = [None] * len(given) if references is None else list(references)
         if len(expected) != len(given):
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"{len(expected)} references for {len(given)} prompts; give one for each",
+            raise bad_request(
+                f"{len(expected)} references for {len(given)} prompts; give one for each"
             )
         session, n = self._rollout.job_session, whole("n", options.get("n", 1), least=1)
         batch = open_batch(session, program, settings or {}, size=n * len(given))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plexclient.batch import FloatArray
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import PlexError, internal
 from plexclient.sampling import is_plain
 from plexclient.scores import Scores
 from plexclient.wire.v1 import operations_pb2
@@ -250,7 +250,6 @@ def _frozen(values: Sequence[float]) -> npt.NDArray[np.float32]:
 
 
 def _broken(found: str) -> PlexError:
-    return PlexError(
-        ErrorCode.INTERNAL,
-        f"the token stream contradicts itself: {found}; report it with the operation's id",
+    return internal(
+        f"the token stream contradicts itself: {found}; report it with the operation's id"
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from plexclient.checks import real, whole
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_request
 from plexclient.wire.v1 import operations_pb2
 
 
@@ -76,10 +76,9 @@ def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams
     """
     unknown = sorted(set(options) - set(SamplingOptions.__annotations__))
     if unknown:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"generate has no option {unknown[0]!r}; it has "
-            f"{', '.join(SamplingOptions.__annotations__)}",
+            f"{', '.join(SamplingOptions.__annotations__)}"
         )
     stop = options.get("stop", ())
     seed = options.get("seed")
@@ -128,10 +127,8 @@ def listed(prompts: object) -> list[Any]:
     [[1, 2]]
     """
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"prompts is {prompts!r:.40}; generate takes a list: [prompt]",
-            field="prompts",
+        raise bad_request(
+            f"prompts is {prompts!r:.40}; generate takes a list: [prompt]", field="prompts"
         )
     return list(prompts)
 
@@ -152,7 +149,7 @@ def encode_prompts(
         for i, p in enumerate(listed(prompts))
     ]
     if not tokens:
-        raise PlexError(ErrorCode.BAD_REQUEST, "generate got no prompts; give at least one")
+        raise bad_request("generate got no prompts; give at least one")
     for i, prompt in enumerate(tokens):
         _check_prompt(prompt, index=i, vocab_size=vocab_size)
     return tokens
@@ -163,8 +160,7 @@ def _token_ids(prompt: Sequence[int], *, index: int) -> list[int]:
     try:
         return [operator.index(token) for token in prompt]
     except TypeError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"prompt {index} is neither a text nor a list of token ids ({error}); give one of them",
             prompt=index,
         ) from error
@@ -172,14 +168,11 @@ def _token_ids(prompt: Sequence[int], *, index: int) -> list[int]:
 
 def _check_prompt(prompt: Sequence[int], *, index: int, vocab_size: int) -> None:
     if not prompt:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"prompt {index} has no tokens; every prompt needs at least one"
-        )
+        raise bad_request(f"prompt {index} has no tokens; every prompt needs at least one")
     most = (vocab_size or 2**31) - 1
     low, high = min(prompt), max(prompt)
     if low < 0 or high > most:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"prompt {index} has token id {low if low < 0 else high}; ids of this model are in "
             f"[0, {most}]",
             prompt=index,
@@ -195,9 +188,7 @@ def _structured(found: Mapping[str, Any] | None) -> str:
     try:
         return "" if found is None else json.dumps(dict(found))
     except (TypeError, ValueError, RecursionError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"structured_outputs={found!r:.80} is no JSON: {error}"
-        ) from error
+        raise bad_request(f"structured_outputs={found!r:.80} is no JSON: {error}") from error
 
 
 def is_plain(params: operations_pb2.SamplingParams) -> bool:
@@ -214,13 +205,10 @@ def is_plain(params: operations_pb2.SamplingParams) -> bool:
 
 def _check_together(params: operations_pb2.SamplingParams) -> None:
     if params.min_tokens > params.max_tokens:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}",
+        raise bad_request(
+            f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}"
         )
     if params.top_p == 0:
-        raise PlexError(ErrorCode.BAD_REQUEST, "top_p=0: it must be in (0, 1]")
+        raise bad_request("top_p=0: it must be in (0, 1]")
     if any(not text for text in params.stop):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, "stop has an empty text, which would end every sample at once"
-        )
+        raise bad_request("stop has an empty text, which would end every sample at once")

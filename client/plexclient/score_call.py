@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from plexclient.calls import Cancellable, unowned
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_request
 from plexclient.judging import open_batch
 from plexclient.scores import Score, Scores
 from plexclient.scoring import Scorable, ScoreBatch, score_sample
@@ -109,13 +109,10 @@ def _to_wire(
     samples: Sequence[Scorable], references: Sequence[Any] | None
 ) -> list[reward_pb2.ScoreSample]:
     if isinstance(samples, str) or not isinstance(samples, Sequence):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"samples is {samples!r:.40}; score takes a list of them"
-        )
+        raise bad_request(f"samples is {samples!r:.40}; score takes a list of them")
     if references is not None and len(references) != len(samples):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"score got {len(references)} references for {len(samples)} samples; give one for each",
+        raise bad_request(
+            f"score got {len(references)} references for {len(samples)} samples; give one for each"
         )
     found = [None] * len(samples) if references is None else references
     return [

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from plexclient import checks
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, PlexError, bad_request, payload_too_large, unavailable
 from plexclient.ids import new_operation_id
 from plexclient.link import messages
 from plexclient.retry import Retry
@@ -104,10 +104,9 @@ class ScoreBatch:
     def _check_size(self, sample: reward_pb2.ScoreSample) -> None:
         nbytes, most = sample.ByteSize() + len(self._settings), MAX_MESSAGE_BYTES - ROOM_BYTES
         if nbytes > most:
-            raise PlexError(
-                ErrorCode.PAYLOAD_TOO_LARGE,
+            raise payload_too_large(
                 f"sample {sample.index} has {nbytes} bytes with its reference and the settings; "
-                f"one message carries at most {most}: shorten them",
+                f"one message carries at most {most}: shorten them"
             )
 
     async def _announce(self) -> None:
@@ -138,10 +137,9 @@ class ScoreBatch:
         """Take the version of a tenant's own program from the first reply, and no other."""
         self._version = self._version or reply.version
         if reply.version != self._version:  # a new proxy was asked before it could be told
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"a score is by version {reply.version} of {self._program}, others of the batch by "
-                f"{self._version}",
+                f"{self._version}"
             )
 
     async def _may_go_on(self, error: PlexError, retry: Retry) -> bool:
@@ -171,7 +169,7 @@ class ScoreBatch:
             async with aclosing(messages(call)) as replies:
                 async for reply in replies:
                     yield reply
-            raise PlexError(ErrorCode.UNAVAILABLE, "the scores ended before the last one")
+            raise unavailable("the scores ended before the last one")
         except asyncio.CancelledError:
             if not self._is_left:
                 raise
@@ -195,9 +193,8 @@ def score_sample(index: int, sample: Scorable, reference: Any) -> reward_pb2.Sco
 def _text(sample: Scorable, index: int) -> str:
     text = sample.text if isinstance(sample, Sample) else sample
     if text is None:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"sample {index} has no text: generate with `text=True`, or from text prompts",
+        raise bad_request(
+            f"sample {index} has no text: generate with `text=True`, or from text prompts"
         )
     return checks.text(f"sample {index}", text)
 
@@ -206,7 +203,7 @@ def _json(what: str, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{what} cannot be sent as JSON: {error}") from error
+        raise bad_request(f"{what} cannot be sent as JSON: {error}") from error
 
 
 def _parts(samples: Sequence[reward_pb2.ScoreSample]) -> Iterator[list[reward_pb2.ScoreSample]]:

@@ -15,7 +15,7 @@ from typing import Final
 from plexclient import checks
 from plexclient.background import Background
 from plexclient.clock import Clock
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, PlexError, bad_request, payload_too_large, queue_full
 from plexclient.link import Link
 from plexclient.options import ClientOptions
 from plexclient.retry import Retry
@@ -76,17 +76,15 @@ class PayloadBudget:
         """
         with self._lock:
             if nbytes > self._limit_bytes:
-                raise PlexError(
-                    ErrorCode.PAYLOAD_TOO_LARGE,
+                raise payload_too_large(
                     f"a payload of {nbytes} bytes is more than the client keeps at all: "
-                    f"{self._limit_bytes} (ClientOptions.max_unanswered_payload_bytes); split it",
+                    f"{self._limit_bytes} (ClientOptions.max_unanswered_payload_bytes); split it"
                 )
             if self.used_bytes + nbytes > self._limit_bytes:
-                raise PlexError(
-                    ErrorCode.QUEUE_FULL,
+                raise queue_full(
                     f"a payload of {nbytes} bytes does not fit beside {self.used_bytes} bytes of "
                     f"unanswered ones; the limit is {self._limit_bytes} "
-                    "(ClientOptions.max_unanswered_payload_bytes): await some calls, call again",
+                    "(ClientOptions.max_unanswered_payload_bytes): await some calls, call again"
                 )
             self.used_bytes += nbytes
 
@@ -151,18 +149,16 @@ class Session:
         """
         for name in metrics:
             if not 0 < len(name) <= MAX_METRIC_CHARS or not name.isprintable():
-                raise PlexError(
-                    ErrorCode.BAD_REQUEST,
+                raise bad_request(
                     f"report got a figure called {name[:MAX_METRIC_CHARS]!r}; a name has 1 to "
-                    f"{MAX_METRIC_CHARS} printable characters",
+                    f"{MAX_METRIC_CHARS} printable characters"
                 )
         taken = {name: _figure(name, value) for name, value in metrics.items()}
         merged = {**self._metrics, **taken}
         if len(merged) > MAX_METRICS:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"report would show {len(merged)} figures of a job; at most {MAX_METRICS}: use the "
-                "same names at every step",
+                "same names at every step"
             )
         self._metrics = merged
 
@@ -233,6 +229,4 @@ def _figure(name: str, value: float) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"report takes numbers; {name} is {value!r:.40}"
-        ) from error
+        raise bad_request(f"report takes numbers; {name} is {value!r:.40}") from error

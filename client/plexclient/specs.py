@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Final
 
 from plexclient.checks import real, whole
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_request
 from plexclient.wire.v1 import common_pb2, service_pb2
 
 ROLES: Final = ("actor", "critic", "reference", "rollout")
@@ -70,7 +70,7 @@ class AdamW:
         for name in ("lr", "beta1", "beta2", "weight_decay", "clip_grad_norm"):
             real(f"AdamW: {name}", getattr(self, name), least=0)
         if real("AdamW: eps", self.eps) <= 0:
-            raise PlexError(ErrorCode.BAD_REQUEST, f"AdamW: eps={self.eps!r}: it must be above 0")
+            raise bad_request(f"AdamW: eps={self.eps!r}: it must be above 0")
 
     def to_wire(self) -> service_pb2.Optimizer:
         """Return the wire form."""
@@ -96,10 +96,9 @@ def default_role(name: str, *, backend: str) -> str:
         return name
     if backend == "vllm":
         return "rollout"
-    raise PlexError(
-        ErrorCode.BAD_REQUEST,
+    raise bad_request(
         f"deployment {name!r} has no role, and its name is none of {', '.join(ROLES)}; say role=, "
-        'e.g. role="actor"',
+        'e.g. role="actor"'
     )
 
 
@@ -142,19 +141,21 @@ class Elastic:
                 first, last = asked
             except (TypeError, ValueError):
                 text = f"Elastic: {kind}={asked!r}: give (least, most), e.g. (0, 8)"
-                raise _bad(text) from None
+                raise bad_request(text) from None
             least = whole(f"Elastic: {kind}[0]", first, most=MAX_INSTANCES)
             whole(f"Elastic: {kind}[1]", last, least=least, most=MAX_INSTANCES)
         for kind, price in self.price.items():
             if kind not in self._asked():
                 kinds = ", ".join(self._asked())
-                raise _bad(f"Elastic: price of {kind!r}: instances with a price are {kinds}")
+                raise bad_request(f"Elastic: price of {kind!r}: instances with a price are {kinds}")
             real(f"Elastic: price[{kind!r}]", price, least=0)
         if self.shared and (self.reserved or self.to_wire()):
-            raise _bad("Elastic: shared=True: all its instances are dedicated ones, which sleep")
+            raise bad_request(
+                "Elastic: shared=True: all its instances are dedicated ones, which sleep"
+            )
         if self.reserved and self.to_wire() and self.dedicated is None:
             text = "others come and go beside one that stays; give dedicated=1"
-            raise _bad(f"Elastic: reserved=True with instances that come and go: {text}")
+            raise bad_request(f"Elastic: reserved=True with instances that come and go: {text}")
 
     @property
     def has_window(self) -> bool:
@@ -183,13 +184,11 @@ def instances_to_wire(
     """
     if role != "rollout":
         if instances is not None:
-            raise _bad(f"instances={instances!r}: only rollouts have some, and this is: {role}")
+            raise bad_request(
+                f"instances={instances!r}: only rollouts have some, and this is: {role}"
+            )
         return 0, []
     if isinstance(instances, Elastic):
         return 1 if instances.dedicated is None else instances.dedicated, instances.to_wire()
     asked = 1 if instances is None else instances
     return whole("instances", asked, least=1, most=MAX_INSTANCES), []
-
-
-def _bad(message: str) -> PlexError:
-    return PlexError(ErrorCode.BAD_REQUEST, message)

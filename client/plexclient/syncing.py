@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from plexclient.calls import Cancellable, call
 from plexclient.deployment import Deployment
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_request
 from plexclient.lane import Ticket
 from plexclient.wire.v1 import operations_pb2
 
@@ -70,8 +70,7 @@ class Synced(Deployment):
 
     def _check_source(self, source: Deployment) -> None:
         if source is self or source.job_session is not self.job_session:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"{self.name}.sync({source.name}): the source must be another deployment of the "
-                "same job; to share weights between jobs, export and deploy(model=path)",
+                "same job; to share weights between jobs, export and deploy(model=path)"
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plexclient import checks
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_request
 from plexclient.payloads import fetch
 from plexclient.session import Session
 from plexclient.wire.v1 import service_pb2
@@ -75,9 +75,8 @@ def _read(path: Path) -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             "texts need the tokenizers package: pip install 'plexclient[tokenizer]', or pass token "
-            "ids",
+            "ids"
         ) from error
     return tokenizers.Tokenizer.from_file(str(path))

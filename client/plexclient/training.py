@@ -13,7 +13,7 @@ from plexclient.batch import Batch, FloatArray, required
 from plexclient.calls import call
 from plexclient.checks import of_type, real
 from plexclient.deployment import Deployment, Result, facts
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import bad_batch, bad_request
 from plexclient.losses import find_loss
 from plexclient.results import Answer, ForwardResult, LossResult, ValueResult, facts_of, gather
 from plexclient.syncing import Synced
@@ -230,8 +230,7 @@ def _loss_pass(
 def _gradient(name: str, values: npt.ArrayLike, *, batch: Batch) -> FloatArray:
     array = np.array(values, np.float32)
     if array.shape != (batch.num_tokens,) or not np.isfinite(array).all():
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"{name} has shape {array.shape} and {np.count_nonzero(~np.isfinite(array))} "
             "numbers that are not finite; give one finite number for each of the "
             f"{batch.num_tokens} tokens",
@@ -244,7 +243,7 @@ def _temperature(given: float | None, batch: Batch) -> float:
     of_type("batch", batch, Batch)
     value = batch.temperature if given is None else given
     if real("temperature", value) <= 0:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"temperature={value!r}: it must be above 0")
+        raise bad_request(f"temperature={value!r}: it must be above 0")
     return float(value)
 
 

@@ -14,7 +14,7 @@ from plexclient.background import Background
 from plexclient.calls import Cancellable, call
 from plexclient.checks import of_type
 from plexclient.deployment import Deployment
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, PlexError, bad_request, unavailable
 from plexclient.ids import new_operation_id
 from plexclient.link import messages
 from plexclient.results import check
@@ -64,12 +64,9 @@ class TurnSession:
         """
         params = sampling.to_wire(**options)
         if params.n != 1:
-            raise PlexError(ErrorCode.BAD_REQUEST, f"n={params.n}: a turn has one answer")
+            raise bad_request(f"n={params.n}: a turn has one answer")
         if self._is_busy:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                "a turn of this session runs; await it, or open another session",
-            )
+            raise bad_request("a turn of this session runs; await it, or open another session")
         rollout = self._rollout
         of_type("prompt", prompt, Sequence, takes="a text or a list of token ids")
         new = self._encode(prompt) if isinstance(prompt, str) else prompt
@@ -151,5 +148,5 @@ class TurnSession:
                 retry.progress()
                 record.add(frame)
         if record.result is None:
-            raise PlexError(ErrorCode.UNAVAILABLE, "the stream of a turn ended before its end")
+            raise unavailable("the stream of a turn ended before its end")
         check(record.result)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from plexsvc.cluster.places import default_state_dir
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.node.config import DeviceConfig, check_node
 from plexsvc.reward.config import RewardConfig
 from plexsvc.rollout.config import RolloutConfig
@@ -100,15 +100,12 @@ class ClusterConfig:
         names = [node.node_id for node in self.nodes]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"two nodes are called {twice!r}; each has a name of its own"
-            )
+            raise bad_request(f"two nodes are called {twice!r}; each has a name of its own")
         self.router.check_roots(self.state_dir)
         if self.database:
             database_file(self.database)
         if self.reward.listen.endswith(":0") or self.reward.listen.startswith(WILDCARDS):
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"reward.listen = {self.reward.listen!r}, which tells routers of other hosts "
-                "nothing; give HOST:PORT as they reach it",
+                "nothing; give HOST:PORT as they reach it"
             )

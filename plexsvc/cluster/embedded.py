@@ -36,7 +36,7 @@ from plexsvc.cluster.places import (
     write_card,
 )
 from plexsvc.cluster.services import ServiceProcess
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import found
@@ -430,11 +430,10 @@ def _open_inner(config: ClusterConfig, keys: ClusterKeys) -> _Inner:
     if not config.scheduler_listen:
         return _Inner()
     if not config.rollout.address and config.scheduler_listen.startswith(WILDCARDS):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"scheduler_listen = {config.scheduler_listen!r} is for routers on other hosts, which "
             "read tokens from the rollout managers; set rollout.address to this host's address as "
-            "they reach it",
+            "they reach it"
         )
     server = new_server(keys)
     address = listen(server, config.scheduler_listen, keys, key="scheduler_listen")

@@ -16,7 +16,7 @@ from typing import Final
 
 from plexsvc.clock import Clock
 from plexsvc.cluster.places import held, holder
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, unavailable
 from plexsvc.log import Log
 from plexsvc.store.leadership import Leadership
 
@@ -70,10 +70,9 @@ async def lead(leadership: Leadership, *, waits: bool, clock: Clock) -> None:
         if leader is None:
             return
         if not waits:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"{leader} leads the cluster of this database already; stop it, name another "
-                "database, or have this one wait for its end: `plexctl up --standby`",
+                "database, or have this one wait for its end: `plexctl up --standby`"
             )
         if leader != told:
             told = leader

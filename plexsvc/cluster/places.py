@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, not_found, unavailable
 
 STATE_DIR_VARIABLE: Final = "PLEX_STATE_DIR"
 ADDRESS_VARIABLE: Final = "PLEX_ADDRESS"
@@ -65,9 +65,8 @@ def make_state_dir(state_dir: Path) -> None:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         state_dir.chmod(0o700)  # it may have been made by somebody with a wider umask
     except OSError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"cannot keep state in {state_dir}: {error}; give a writable --state-dir",
+        raise bad_request(
+            f"cannot keep state in {state_dir}: {error}; give a writable --state-dir"
         ) from error
 
 
@@ -93,9 +92,8 @@ def read_card(state_dir: Path) -> Card | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"{path} is no cluster's card: {error}; remove it, and start the cluster again",
+        raise bad_request(
+            f"{path} is no cluster's card: {error}; remove it, and start the cluster again"
         ) from error
 
 
@@ -111,17 +109,15 @@ def find_cluster(state_dir: Path, *, address: str | None, token: str | None) -> 
     card = read_card(state_dir)
     if address is not None and (card is None or address != card.address):
         if not token:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"no token for {address}: the one in {state_dir} is for another address and is "
-                f"not sent there; give --token or set {TOKEN_VARIABLE}",
+                f"not sent there; give --token or set {TOKEN_VARIABLE}"
             )
         return Card(address=address, token=token, ca=os.environ.get(CA_VARIABLE, ""))
     if card is None:
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
+        raise not_found(
             f"no cluster runs in {state_dir}: there is no {_CARD}; start one with `plexctl up`, or "
-            "name another with --state-dir or --address",
+            "name another with --state-dir or --address"
         )
     return replace(card, token=token or card.token)
 
@@ -137,17 +133,16 @@ def held(state_dir: Path, *, database: Path | None = None) -> Iterator[None]:
     try:
         file = lock.open("a")
     except OSError as error:
-        raise PlexError(ErrorCode.UNAVAILABLE, f"cannot hold {lock}: {error}") from error
+        raise unavailable(f"cannot hold {lock}: {error}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if database is None:
                 raise runs_already(state_dir) from error
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"another service uses the database {database} (pid {lock.read_text()}); stop it, "
-                "or name another `database`",
+                "or name another `database`"
             ) from error
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -169,10 +164,9 @@ def holder(state_dir: Path) -> int | None:
 
 def runs_already(state_dir: Path) -> PlexError:
     """Return why no second cluster starts there."""
-    return PlexError(
-        ErrorCode.UNAVAILABLE,
+    return unavailable(
         f"a cluster runs in {state_dir} already (pid {holder(state_dir)}); stop it with "
-        "`plexctl down`, or give this one another --state-dir",
+        "`plexctl down`, or give this one another --state-dir"
     )
 
 
@@ -183,9 +177,7 @@ def job_dir(state_dir: Path, job_id: str) -> Path:
         PlexError: `bad_request` for an id that is not one plain name.
     """
     if not job_id or job_id in {".", ".."} or "/" in job_id:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{job_id!r} is not a job id; `plexctl job list` shows them"
-        )
+        raise bad_request(f"{job_id!r} is not a job id; `plexctl job list` shows them")
     return state_dir / "jobs" / job_id
 
 

@@ -19,7 +19,7 @@ from plexclient.ids import JobId, new_job_id
 from plexclient.wire.v1 import service_pb2
 from plexsvc.cluster import places
 from plexsvc.cluster.calls import router
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
 from plexsvc.node.logs import older_half
 
 LOG: Final = "controller.log"
@@ -75,7 +75,7 @@ def submit(
     """
     script = Path(argv[0])
     if not script.is_file():
-        raise PlexError(ErrorCode.BAD_REQUEST, f"no script {script}: give the path of a file")
+        raise bad_request(f"no script {script}: give the path of a file")
     check_user(card.controller_user)
     job_id = new_job_id()
     order = JobOrder(
@@ -112,8 +112,8 @@ def check_user(name: str) -> None:
     try:
         found = pwd.getpwnam(name)
     except KeyError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"controllers run as {name!r}, and this machine has no such user"
+        raise bad_request(
+            f"controllers run as {name!r}, and this machine has no such user"
         ) from error
     if os.geteuid() not in {0, found.pw_uid}:
         raise PlexError(
@@ -189,9 +189,8 @@ def read_log(place: Path, *, follow: bool) -> Iterator[bytes]:
     try:
         file = (place / LOG).open("rb")
     except FileNotFoundError as error:
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
-            f"no log of {place.name} in {place.parent}: logs are kept where a job was submitted",
+        raise not_found(
+            f"no log of {place.name} in {place.parent}: logs are kept where a job was submitted"
         ) from error
     with file:
         with suppress(FileNotFoundError), older_half(place / LOG).open("rb") as older:

@@ -13,7 +13,7 @@ from plexsvc.demo.report import Run
 from plexsvc.demo.show import Show
 from plexsvc.demo.spans import Window
 from plexsvc.demo.stage import Stage
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import not_found
 from plexsvc.weights.random_model import device_bytes_for_one, make_model
 
 ACT_TIMEOUT_S: Final = 900.0
@@ -34,9 +34,8 @@ class Acts:
         self.device_bytes = device_bytes_for_one(self.num_parameters)
         self._scripts = Path(plexsvc.__file__).resolve().parents[1] / "examples"
         if not (self._scripts / "grpo_arithmetic.py").is_file():
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
-                f"the demo's controllers are not in {self._scripts}: run it in a checkout",
+            raise not_found(
+                f"the demo's controllers are not in {self._scripts}: run it in a checkout"
             )
 
     def warm_up(self, stage: Stage) -> None:

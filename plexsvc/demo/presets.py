@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,5 @@ def find_preset(name: str) -> Preset:
         PlexError: `bad_request`, listing the known ones.
     """
     if name not in PRESETS:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"no preset {name!r}; there are {', '.join(sorted(PRESETS))}"
-        )
+        raise bad_request(f"no preset {name!r}; there are {', '.join(sorted(PRESETS))}")
     return PRESETS[name]

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import not_found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,6 @@ def read_record(path: Path) -> Record:
             hostile_failed=last["hostile"]["failed"],
         )
     except (OSError, KeyError, json.JSONDecodeError) as error:
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
-            f"no whole record of a job in {path}: {error!r}; read the job's log",
+        raise not_found(
+            f"no whole record of a job in {path}: {error!r}; read the job's log"
         ) from error

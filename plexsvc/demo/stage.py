@@ -20,7 +20,7 @@ from plexsvc.cluster.config import DEFAULT_TENANT, ClusterConfig, NodeConfig
 from plexsvc.cluster.places import job_dir, read_card
 from plexsvc.controllers.submit import LOG
 from plexsvc.demo.spans import Span, Window, from_wire
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.node.config import DeviceConfig
 from plexsvc.node.logs import tail
 from plexsvc.node.toml import dumps
@@ -75,7 +75,7 @@ class Stage:
             [*argv, str(script), *args], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise PlexError(ErrorCode.UNAVAILABLE, f"plexctl submit {name} failed: {done.stderr}")
+            raise unavailable(f"plexctl submit {name} failed: {done.stderr}")
         return str(json.loads(done.stdout)["job_id"])
 
     def wait(
@@ -199,7 +199,7 @@ def open_stage(
         while (card := read_card(state_dir)) is None:
             if process.poll() is not None or time.monotonic() > deadline:
                 told = f"the demo's cluster did not come up; its log {log_path} ends:\n"
-                raise PlexError(ErrorCode.UNAVAILABLE, told + tail(log_path))
+                raise unavailable(told + tail(log_path))
             time.sleep(POLL_S)
         with router(card) as calls:
             stage = Stage(state_dir, pid=process.pid, calls=calls)

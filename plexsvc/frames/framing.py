@@ -12,7 +12,7 @@ from typing import Final
 import xxhash
 
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, payload_too_large
 
 _HEADER: Final = struct.Struct("<IQQ")
 HEADER_BYTES: Final = _HEADER.size
@@ -25,8 +25,7 @@ def encode(number: int, body: bytes) -> bytes:
         PlexError: `payload_too_large`.
     """
     if len(body) > MAX_MESSAGE_BYTES:
-        raise PlexError(
-            ErrorCode.PAYLOAD_TOO_LARGE,
+        raise payload_too_large(
             f"a message of {len(body)} bytes was not sent; at most {MAX_MESSAGE_BYTES} are taken",
             limit=MAX_MESSAGE_BYTES,
         )
@@ -74,8 +73,7 @@ def _checksum(number: int, body: bytes) -> int:
 
 def _check_size(nbytes: int) -> None:
     if nbytes > MAX_MESSAGE_BYTES:
-        raise PlexError(
-            ErrorCode.PAYLOAD_TOO_LARGE,
+        raise payload_too_large(
             f"a frame says it has {nbytes} bytes; at most {MAX_MESSAGE_BYTES} are taken: the line "
             "is broken, or a stranger speaks on it",
             limit=MAX_MESSAGE_BYTES,

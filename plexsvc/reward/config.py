@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.fixed import Fixed
 
 
@@ -97,12 +97,8 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         if self.max_workers and self.min_workers > self.max_workers:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"min_workers = {self.min_workers} is more than max_workers = {self.max_workers}",
+            raise bad_request(
+                f"min_workers = {self.min_workers} is more than max_workers = {self.max_workers}"
             )
         if not 0 <= self.timeout_share <= 1:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"timeout_share = {self.timeout_share}; it is a share, from 0 to 1",
-            )
+            raise bad_request(f"timeout_share = {self.timeout_share}; it is a share, from 0 to 1")

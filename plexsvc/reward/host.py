@@ -16,7 +16,7 @@ from typing import Any, Final
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc import config as configuration
 from plexsvc import log as logging
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.log import Log
 from plexsvc.reward.core.vocabulary import WorkerId
 from plexsvc.reward.messages import Begin, Done, Give, Halt, Ready, Said, Warm
@@ -68,7 +68,7 @@ class WorkersHost:
                 await self._turn.acquire()
         except TimeoutError:
             text = f"workers of another proxy have not ended for {TURN_S:g} s; ask again"
-            raise PlexError(ErrorCode.UNAVAILABLE, text) from None
+            raise unavailable(text) from None
         try:
             await self._serve(context)
         finally:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, queue_full, unavailable
 from plexsvc.fencing import Gate
 from plexsvc.ids import JobId, TenantId
 from plexsvc.log import Log
@@ -123,7 +123,7 @@ class RewardProxy:
         self._gate.admit_leader(request.fence, what="hosts of reward workers")
         if not isinstance(self._workers, HostedWorkers):
             text = "this proxy's workers are its own processes; start it with on_nodes = true"
-            raise PlexError(ErrorCode.BAD_REQUEST, text)
+            raise bad_request(text)
         self._rooms = {facts.node_id: resource_of(facts) for facts in request.hosts}
         self._workers.use(request.hosts)
         return pb.UseHostsReply()
@@ -191,10 +191,9 @@ class RewardProxy:
         record = self.records.get(batch_id) or self._new_record(request)
         program, asked = record.program, (request.program, request.settings)
         if (program.name, record.settings) != asked or request.version not in {"", program.version}:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"the batch is scored by {program.name} {program.version} with settings "
-                f"{record.settings!r}; a batch has one program and one set of settings",
+                f"{record.settings!r}; a batch has one program and one set of settings"
             )
         new = record.new_ones(request.samples)
         if not new and batch_id in self.records:
@@ -227,19 +226,18 @@ class RewardProxy:
             PlexError: `bad_request`, `not_found`.
         """
         if len(request.batch_id) != BATCH_ID_BYTES or not request.job_id:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"score needs a job_id and a batch_id of {BATCH_ID_BYTES} bytes, not "
-                f"{len(request.batch_id)}",
+                f"{len(request.batch_id)}"
             )
         tenant = TenantId(request.tenant)
         program = self._library.find(tenant, request.program, request.version)
         try:
             settings: Any = json.loads(request.settings or "{}")
         except (ValueError, RecursionError) as error:
-            raise PlexError(ErrorCode.BAD_REQUEST, f"settings are not JSON: {error}") from error
+            raise bad_request(f"settings are not JSON: {error}") from error
         if not isinstance(settings, dict):
-            raise PlexError(ErrorCode.BAD_REQUEST, "settings must be a JSON object")
+            raise bad_request("settings must be a JSON object")
         check_settings(program, settings)
         return BatchRecord(
             program=program,
@@ -259,10 +257,9 @@ class RewardProxy:
         for stage in program.stages:
             if not any(stage.holds.fits(room) for room in found):
                 rooms = "; ".join(str(room) for room in found)
-                raise PlexError(
-                    ErrorCode.BAD_REQUEST,
+                raise bad_request(
                     f"stage {stage.name} of program {program.name} needs a worker with "
-                    f"{stage.holds}; nodes have {rooms or 'nothing'} for workers",
+                    f"{stage.holds}; nodes have {rooms or 'nothing'} for workers"
                 )
 
     def _all_rooms(self) -> list[Resource]:
@@ -270,7 +267,7 @@ class RewardProxy:
             return [place.room for place in self.core.crew.places.values()]
         if self._rooms is None:
             text = "the scheduler has not said yet which nodes run reward workers; ask again"
-            raise PlexError(ErrorCode.UNAVAILABLE, text)
+            raise unavailable(text)
         return list(self._rooms.values())
 
     def _check_room(
@@ -289,10 +286,9 @@ class RewardProxy:
         ):
             limit = getattr(self._config, key)
             if found > limit:
-                raise PlexError(
-                    ErrorCode.QUEUE_FULL,
+                raise queue_full(
                     f"tenant {tenant!r} would have {found} {what} to score; the limit is {limit} "
-                    f"(reward.{key}): score fewer at once, or again when some are done",
+                    f"(reward.{key}): score fewer at once, or again when some are done"
                 )
 
     def _keep_warm(self, record: BatchRecord) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import xxhash
 
 from plexclient.wire.v1 import reward_pb2 as pb
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.reward.programs.base import Program
 from plexsvc.reward.shelf import Files, Room, Spilled
 
@@ -76,10 +76,9 @@ class BatchRecord:
             if known is None:
                 found[sample.index] = sample
             elif known != _digest(sample):
-                raise PlexError(
-                    ErrorCode.BAD_REQUEST,
+                raise bad_request(
                     f"sample {sample.index} of the batch came before with another text or "
-                    "reference; give each sample an index of its own",
+                    "reference; give each sample an index of its own"
                 )
         return list(found.values())
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, queue_full
 
 SMALL_BYTES: Final = 64 << 10
 """Files of a sample that take less stay in memory while their tenant has room there."""
@@ -69,11 +69,10 @@ class Shelf:
         data = msgspec.msgpack.encode(files)
         spilled = Spilled(place / str(next(self._numbers)), len(data))
         if room.spilled_bytes + spilled.nbytes > self._max_bytes:
-            raise PlexError(
-                ErrorCode.QUEUE_FULL,
+            raise queue_full(
                 f"files of samples of tenant {room.tenant!r} would take "
                 f"{room.spilled_bytes + spilled.nbytes} bytes on disk; the limit is "
-                f"{self._max_bytes} (reward.max_spilled_bytes): score fewer at once",
+                f"{self._max_bytes} (reward.max_spilled_bytes): score fewer at once"
             )
         room.spilled_bytes += spilled.nbytes
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.fixed import Fixed
 from plexsvc.statelink.member import Member
 
@@ -50,15 +50,11 @@ class SpotConfig:
 
     def __post_init__(self) -> None:
         if not (0 <= self.price < float("inf")):
-            raise _bad(f"spot.price is {self.price}; it must be a number from 0")
+            raise bad_request(f"spot.price is {self.price}; it must be a number from 0")
         if not (0 < self.scale < float("inf")):
-            raise _bad(f"spot.scale is {self.scale}; it must be above 0")
+            raise bad_request(f"spot.scale is {self.scale}; it must be above 0")
         if self.notice_us not in NOTICES_US:
-            raise _bad(f"spot.notice_us is {self.notice_us}; it is one of {NOTICES_US}")
-
-
-def _bad(message: str) -> PlexError:
-    return PlexError(ErrorCode.BAD_REQUEST, message)
+            raise bad_request(f"spot.notice_us is {self.notice_us}; it is one of {NOTICES_US}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +114,6 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.cuts_at < 1:
-            raise _bad(f"rollout.cuts_at is {self.cuts_at}; it is 0 for never, or below 1")
+            raise bad_request(f"rollout.cuts_at is {self.cuts_at}; it is 0 for never, or below 1")
         if self.managers < 1:
-            raise _bad(f"rollout.managers is {self.managers}; it must be at least 1")
+            raise bad_request(f"rollout.managers is {self.managers}; it must be at least 1")

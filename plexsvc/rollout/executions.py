@@ -16,7 +16,7 @@ from typing import Final
 
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, internal, unavailable
 from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.newest import Newest
@@ -85,7 +85,7 @@ class Executions:
         """
         group, operation = self.group, request.operation
         if group is None:
-            raise PlexError(ErrorCode.UNAVAILABLE, "the rollout manager is not running")
+            raise unavailable("the rollout manager is not running")
         tenants = [run.tenant for run in self._known.values() if run.task is not None]
         held = tenants.count(operation.tenant)
         self._limit.check(operation.tenant, held=held, taken=len(tenants))
@@ -165,7 +165,7 @@ class Executions:
             reply = _cancelled(operation)
         except Exception as error:  # noqa: BLE001 - the operation fails, not the manager
             log.error("operation failed", operation=show(operation.operation_id))
-            broken = PlexError(ErrorCode.INTERNAL, f"the rollout manager failed: {error!r}")
+            broken = internal(f"the rollout manager failed: {error!r}")
             reply = failure(operation, broken)
         finally:
             self._answer(execution, operation, reply, started_us=started_us)
@@ -209,7 +209,5 @@ def _cancelled(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:
 
 def _stopped(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:
     """Return the reply of an operation that the manager's successor goes on with."""
-    error = PlexError(
-        ErrorCode.UNAVAILABLE, f"{show(operation.operation_id)}: the rollout manager stopped"
-    )
+    error = unavailable(f"{show(operation.operation_id)}: the rollout manager stopped")
     return failure(operation, error, state=REFUSED)

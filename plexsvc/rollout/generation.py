@@ -10,7 +10,7 @@ from contextlib import suppress
 import grpc.aio
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.ids import OperationId, show
 from plexsvc.log import Log
 from plexsvc.rollout.answers import Answers, GarbageError
@@ -171,7 +171,7 @@ class Generation:
         self, line: Line, order: orders.StartSamples, requests: list[rollout_pb2.InstanceRequest]
     ) -> None:
         """Read one call to its end and report that."""
-        error = PlexError(ErrorCode.UNAVAILABLE, "its stream ended early")
+        error = unavailable("its stream ended early")
         is_garbage = False
         try:
             await self._read(line, order, requests)
@@ -181,12 +181,12 @@ class Generation:
             error, is_garbage = garbage, True
         except TimeoutError:
             silence = f"it sent nothing for {self._config.stall_us} us (rollout.stall_us)"
-            error = PlexError(ErrorCode.UNAVAILABLE, silence)
+            error = unavailable(silence)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            error = PlexError(ErrorCode.UNAVAILABLE, "its channel was closed")
+            error = unavailable("its channel was closed")
         ended = events.CallEnded(
             operation_id=self._id,
             call=order.call,

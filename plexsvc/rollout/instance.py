@@ -27,7 +27,7 @@ from plexsvc import config as config_files
 from plexsvc import log as logs
 from plexsvc import progress
 from plexsvc.clock import Clock, SystemClock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, internal, unavailable
 from plexsvc.fencing import Gate
 from plexsvc.ids import VersionId
 from plexsvc.paths import model_view
@@ -86,10 +86,9 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             if request.HasField("version"):
                 wanted = VersionId.of(request.version)
                 if self._engine.version != wanted:
-                    raise PlexError(  # noqa: TRY301 - told to the caller below, like all others
-                        ErrorCode.UNAVAILABLE,
+                    raise unavailable(  # noqa: TRY301 - told to the caller below, like all others
                         f"{self._config.wpg_id}/{self._config.rank} serves {self._engine.version}, "
-                        f"and {wanted} was asked; load it first",
+                        f"and {wanted} was asked; load it first"
                     )
             left = len(request.requests)
             async with aclosing(self._engine.generate(request.requests)) as stream:  # type: ignore[type-var]  # an async generator
@@ -197,7 +196,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         version = VersionId.of(published)
         is_models_own = version == MODEL  # read from its directory
         if not published.holders and not is_models_own:
-            raise PlexError(ErrorCode.BAD_REQUEST, f"{version} came without a node that holds it")
+            raise bad_request(f"{version} came without a node that holds it")
         started_us = self._clock.monotonic_us()
         opened = OpenedVersion()
         if not is_models_own:
@@ -224,7 +223,7 @@ def _typed(error: Exception) -> PlexError:
     if isinstance(error, PlexError):
         return error
     log.error("instance failed")  # with the trace
-    return PlexError(ErrorCode.INTERNAL, f"the instance failed: {error!r}")
+    return internal(f"the instance failed: {error!r}")
 
 
 class DescribeServicer(worker_pb2_grpc.WorkerServicer):

@@ -18,7 +18,7 @@ from plexclient.wire.v1 import (
     worker_pb2_grpc,
 )
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.ids import VersionId
 from plexsvc.rollout.core.events import InstanceId
 from plexsvc.rpc.errors import error_from
@@ -86,8 +86,7 @@ class Line:
         request = rollout_pb2.InstanceStatsRequest()
         stats = await self._ask(self.stub.Stats(request, timeout=PROBE_CALL_S))
         if stats.HasField("broken"):
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"the engine of instance {self.address} broke: {stats.broken.message}",
                 instance=self.address,
             )
@@ -131,14 +130,13 @@ class Line:
                     if task is not None and task.cancelling():
                         raise
                     text = f"instance {self.address} was let go while it loaded"
-                    raise PlexError(ErrorCode.UNAVAILABLE, text) from error
+                    raise unavailable(text) from error
                 finally:
                     follows.cancel()
         except TimeoutError as error:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"instance {self.address} read nothing for {stall_us / 1e6:g} s "
-                "(rollout.load_stall_us)",
+                "(rollout.load_stall_us)"
             ) from error
         except grpc.aio.AioRpcError as error:
             raise error_from(error) from error
@@ -162,8 +160,7 @@ class Line:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"instance {self.address} of {self.deployment_id} does not answer: "
                 f"{error_from(error).message}",
                 instance=self.address,

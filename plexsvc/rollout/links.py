@@ -21,7 +21,7 @@ from plexclient.wire.v1 import (
     worker_pb2_grpc,
 )
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, not_found
 from plexsvc.ids import DeploymentId, VersionId, new_operation_id
 from plexsvc.log import Log
 from plexsvc.rollout.core.pool import Wanted
@@ -337,4 +337,4 @@ def kept_at(directory: Path, deployment_id: str) -> Path:
 
 def no_deployment(deployment_id: str) -> PlexError:
     """Return the error about a deployment that is not led any more."""
-    return PlexError(ErrorCode.NOT_FOUND, f"rollout deployment {deployment_id} is gone")
+    return not_found(f"rollout deployment {deployment_id} is gone")

@@ -19,7 +19,7 @@ from typing import Final
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, worker_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, unavailable
 from plexsvc.fencing import Gate
 from plexsvc.ids import OperationId, show
 from plexsvc.rollout import operations
@@ -113,10 +113,9 @@ class RolloutManager:
             case "noop":
                 return success(operation)
             case _:
-                raise PlexError(
-                    ErrorCode.BAD_REQUEST,
+                raise bad_request(
                     f"{show(operation.operation_id)}: a rollout deployment runs generate and sync, "
-                    f"not {body}",
+                    f"not {body}"
                 )
 
     async def _initialize(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
@@ -201,7 +200,7 @@ class RolloutManager:
                 f"{request.deployment_id} shares its devices in time, so it samples in the order "
                 "of operations alone: use `generate`, or deploy it with `shared=False`"
             )
-            raise PlexError(ErrorCode.BAD_REQUEST, text)
+            raise bad_request(text)
         with self._slots.hold(request.tenant):
             await operations.prepare(deployment, request)
             if request.generate.encodes_only:
@@ -218,7 +217,7 @@ class RolloutManager:
         operation_id, stall_us = operation.operation_id, self._config.stall_us
         if self._executions.get(operation_id) is not None:
             text = f"{show(operation_id)} is known; a sample takes an id of its own"
-            raise PlexError(ErrorCode.BAD_REQUEST, text)
+            raise bad_request(text)
         order = worker_pb2.ExecuteRequest(
             fence=deployment.fence, wpg_id=deployment.wpg_id, operation=operation
         )
@@ -282,7 +281,7 @@ class RolloutManager:
                 self._lost.pop(address, None)
                 deployment.drop(address, because=request.ended)
             case _:
-                raise PlexError(ErrorCode.BAD_REQUEST, f"no change of instance {address} was named")
+                raise bad_request(f"no change of instance {address} was named")
         return rollout_pb2.ChangeInstanceReply()
 
     async def move_instances(
@@ -380,8 +379,5 @@ class RolloutManager:
     def _deployment(self, deployment_id: str) -> Deployment:
         deployment = self._deployments.get(deployment_id)
         if deployment is None:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"rollout deployment {deployment_id} is not initialised here yet",
-            )
+            raise unavailable(f"rollout deployment {deployment_id} is not initialised here yet")
         return deployment

@@ -16,7 +16,7 @@ from plexclient.wire.v1 import (
     statemanager_pb2,
     worker_pb2,
 )
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, not_found, unavailable
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.core import events, orders
@@ -48,9 +48,7 @@ async def initialize(
         PlexError: `bad_request` without addresses; `unavailable` when one does not answer.
     """
     if not request.instance_addresses:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{deployment.deployment_id} came without instance addresses"
-        )
+        raise bad_request(f"{deployment.deployment_id} came without instance addresses")
     given = request.deployment
     deployment.core.is_shared = given.spec.shares_devices
     described = await _connect(deployment, request.instance_addresses, fence=request.fence)
@@ -115,10 +113,9 @@ async def _catch_up(
             if not reply.HasField("error"):
                 return Served(VersionId.of(reply.version), reply.checksum)
             because = f"load {wanted}: {from_wire(reply.error).message}"
-    raise PlexError(
-        ErrorCode.UNAVAILABLE,
+    raise unavailable(
         f"instance {line.address} of {deployment.deployment_id} cannot serve "
-        f"{wanted}: {because}; the instances before go on",
+        f"{wanted}: {because}; the instances before go on"
     )
 
 
@@ -204,9 +201,7 @@ async def prepare(deployment: Deployment, operation: operations_pb2.Operation) -
     """
     deployment_id, core = deployment.deployment_id, deployment.core
     if deployment.takes_weights and core.version == MODEL:
-        raise PlexError(
-            ErrorCode.NOT_FOUND, f"{deployment_id} has no weights yet: `sync` it before sampling"
-        )
+        raise not_found(f"{deployment_id} has no weights yet: `sync` it before sampling")
     generate = operation.generate
     texts = generate.prompt_texts
     for index, prompt in enumerate(generate.prompts):  # before a tokenizer is asked about them
@@ -214,7 +209,7 @@ async def prepare(deployment: Deployment, operation: operations_pb2.Operation) -
     if prompts := [p for p in generate.prompts if p.text or p.chat or texts]:
         able = [(one.load, i) for i, one in core.instances.items() if one.is_serving]
         if not able:
-            raise PlexError(ErrorCode.UNAVAILABLE, f"no instance serves {deployment_id}")
+            raise unavailable(f"no instance serves {deployment_id}")
         stub = deployment.lines[min(able)[1]].stub
         request = rollout_pb2.EncodeRequest(prompts=prompts, texts=texts)
         try:

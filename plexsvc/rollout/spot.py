@@ -14,7 +14,7 @@ from typing import Final
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
 from plexsvc.ids import DeploymentId
 from plexsvc.log import Log
 from plexsvc.rollout.config import SpotConfig
@@ -272,10 +272,9 @@ class Pools:
         if device not in found.pool.closed:
             is_leaving = found.pool.slots[device].is_noticed
             was = "to be taken back by its provider" if is_leaving else "open"
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"{found.kind.name} device {device} was not drained by `plexctl instance drain`: "
-                f"it is {was}",
+                f"it is {was}"
             )
         found.open(device)
 
@@ -283,10 +282,9 @@ class Pools:
         for one in self._pools:
             if device in one.pool.slots or device in one.pool.closed:
                 return one
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
+        raise not_found(
             f"no spot device or serving engine {device!r}; `plexctl instance list` shows them. "
-            "Dedicated instances leave with `plexctl node drain`",
+            "Dedicated instances leave with `plexctl node drain`"
         )
 
 
@@ -335,8 +333,7 @@ def keep_closed(path: Path, closed: Iterable[SlotId]) -> None:
 
 
 def _unreadable(path: Path, because: str) -> PlexError:
-    return PlexError(
-        ErrorCode.BAD_REQUEST,
+    return bad_request(
         f"{path}, the list of closed spot devices, cannot be read: {because}. Remove it, and close "
-        "devices again with `plexctl instance drain`",
+        "devices again with `plexctl instance drain`"
     )

@@ -9,7 +9,7 @@ from typing import Final
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, not_found, payload_too_large
 from plexsvc.ids import show
 from plexsvc.newest import Newest
 from plexsvc.rollout.config import RolloutConfig
@@ -71,8 +71,7 @@ class RecordStore:
         need = most_tokens * TOKEN_BYTES + prompt_bytes
         tenant, name = record.operation.tenant, show(record.operation.operation_id)
         if need > limit:
-            raise PlexError(
-                ErrorCode.PAYLOAD_TOO_LARGE,
+            raise payload_too_large(
                 f"{name} may generate {most_tokens} tokens, whose record takes {need} bytes with "
                 f"its prompts; a tenant may have {limit} of {self._limit.total} "
                 "(rollout.record_bytes); ask for fewer samples or tokens",
@@ -128,9 +127,7 @@ class RecordStore:
         while (record := self._records.get(operation_id)) is None:
             await self._arrival(operation_id)
         if deployment_id not in {"", record.operation.deployment_id}:
-            raise PlexError(
-                ErrorCode.NOT_FOUND, f"{show(operation_id)} is no operation of {deployment_id}"
-            )
+            raise not_found(f"{show(operation_id)} is no operation of {deployment_id}")
         return record
 
     async def _arrival(self, operation_id: bytes) -> None:
@@ -146,10 +143,9 @@ class RecordStore:
             async with asyncio.timeout(self._config.frames_wait_us / 1e6):
                 await event.wait()
         except TimeoutError as error:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
+            raise not_found(
                 f"{show(operation_id)} did not start within {self._config.frames_wait_us} us; "
-                f"is it a generate that was submitted?",
+                f"is it a generate that was submitted?"
             ) from error
         finally:
             self._waiting[operation_id] -= 1

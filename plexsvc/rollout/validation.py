@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from plexclient.wire.v1 import operations_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request, payload_too_large
 
 MIN_TEMPERATURE: Final = 0.01
 """Engines raise lower ones in silence; the trainer's logprobs would then not agree."""
@@ -36,13 +36,12 @@ def check_generate(generate: operations_pb2.Generate, limits: GenerateLimits) ->
     check_sampling(generate.sampling, limits)
     count = len(generate.prompts)
     if not count:
-        raise _bad("generate has no prompts; give at least one")
+        raise bad_request("generate has no prompts; give at least one")
     samples = count * max(1, generate.sampling.n)
     if samples > limits.max_samples:
-        raise PlexError(
-            ErrorCode.PAYLOAD_TOO_LARGE,
+        raise payload_too_large(
             f"{count} prompts with n={generate.sampling.n} are {samples} samples; the limit is "
-            f"{limits.max_samples}; split the batch",
+            f"{limits.max_samples}; split the batch"
         )
     for index, prompt in enumerate(generate.prompts):
         _check_prompt(prompt, index=index, generate=generate, limits=limits)
@@ -56,23 +55,27 @@ def check_sampling(sampling: operations_pb2.SamplingParams, limits: GenerateLimi
     """
     temperature, top_p = sampling.temperature, sampling.top_p
     if not sampling.max_tokens:
-        raise _bad("max_tokens is 0; ask for at least one token")
+        raise bad_request("max_tokens is 0; ask for at least one token")
     if sampling.min_tokens > sampling.max_tokens:
-        raise _bad(f"min_tokens {sampling.min_tokens} exceeds max_tokens {sampling.max_tokens}")
+        raise bad_request(
+            f"min_tokens {sampling.min_tokens} exceeds max_tokens {sampling.max_tokens}"
+        )
     if temperature and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
-        raise _bad(
+        raise bad_request(
             f"temperature is {temperature}; it is 0 (the likeliest token), or from "
             f"{MIN_TEMPERATURE} to {MAX_TEMPERATURE}"
         )
     if not 0 <= top_p <= 1:
-        raise _bad(f"top_p is {top_p}; it lies in (0, 1], and 0 reads as 1")
+        raise bad_request(f"top_p is {top_p}; it lies in (0, 1], and 0 reads as 1")
     if sampling.top_k < -1:
-        raise _bad(f"top_k is {sampling.top_k}; it is positive, or 0 for off")
+        raise bad_request(f"top_k is {sampling.top_k}; it is positive, or 0 for off")
     if any(not stop for stop in sampling.stop):
-        raise _bad("a stop string is empty; it would end every sample at once")
+        raise bad_request("a stop string is empty; it would end every sample at once")
     check_ids(sampling.stop_token_ids, what="stop_token_ids", limits=limits)
     if len(sampling.logit_bias) > MAX_BIASED:
-        raise _bad(f"logit_bias has {len(sampling.logit_bias)} tokens; it may have {MAX_BIASED}")
+        raise bad_request(
+            f"logit_bias has {len(sampling.logit_bias)} tokens; it may have {MAX_BIASED}"
+        )
     check_ids(sampling.logit_bias, what="logit_bias", limits=limits)
 
 
@@ -84,19 +87,21 @@ def _check_prompt(
     limits: GenerateLimits,
 ) -> None:
     if prompt.text or prompt.chat:
-        raise _bad(f"prompt {index} is text; encode it with the deployment's tokenizer first")
+        raise bad_request(
+            f"prompt {index} is text; encode it with the deployment's tokenizer first"
+        )
     if not prompt.token_ids:
-        raise _bad(f"prompt {index} is empty; give at least one token id")
+        raise bad_request(f"prompt {index} is empty; give at least one token id")
     sampling = generate.sampling
     length = len(prompt.token_ids)
     if limits.max_model_len and length + sampling.max_tokens > limits.max_model_len:
-        raise _bad(
+        raise bad_request(
             f"prompt {index} has {length} tokens and max_tokens is {sampling.max_tokens}: together "
             f"{length + sampling.max_tokens}, and the deployment's max_model_len is "
             f"{limits.max_model_len}; shorten one of them"
         )
     if len(prompt.generated) >= sampling.max_tokens:
-        raise _bad(
+        raise bad_request(
             f"prompt {index} comes with {len(prompt.generated)} generated tokens and max_tokens is "
             f"{sampling.max_tokens}, which counts them; nothing is left to generate"
         )
@@ -114,11 +119,7 @@ def check_ids(ids: object, *, what: str, limits: GenerateLimits) -> None:
     if not limits.vocab_size or not tokens or max(tokens) < limits.vocab_size:
         return
     position = next(i for i, token in enumerate(tokens) if token >= limits.vocab_size)
-    raise _bad(
+    raise bad_request(
         f"{what}: token id {tokens[position]} at position {position} is not below the "
         f"vocabulary's {limits.vocab_size}"
     )
-
-
-def _bad(message: str) -> PlexError:
-    return PlexError(ErrorCode.BAD_REQUEST, message)

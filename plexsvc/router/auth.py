@@ -20,7 +20,7 @@ import grpc.aio
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.clock import Clock, SystemClock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, unavailable
 from plexsvc.ids import TenantId
 from plexsvc.router import names
 from plexsvc.router.rates import Rates
@@ -171,7 +171,7 @@ class Tenants:
         for token, end in ends.items():
             if token not in tokens or end.tzinfo is None:
                 what = "names no token" if token not in tokens else f"{end} has no offset from UTC"
-                raise PlexError(ErrorCode.BAD_REQUEST, f"router.token_ends: an entry {what}")
+                raise bad_request(f"router.token_ends: an entry {what}")
         self._tenants = {token: TenantId(tenant) for token, tenant in tokens.items() if token}
         self._ends_us = {token: round(end.timestamp() * 1e6) for token, end in ends.items()}
         self._operators = frozenset(operators)
@@ -241,9 +241,8 @@ class Tenants:
 
     def _find_stored(self, token: str) -> Caller | PlexError:
         if token.startswith(STORED) and not self.revision:
-            return PlexError(
-                ErrorCode.UNAVAILABLE,
-                "this router has yet to hear from its scheduler which tokens there are; try again",
+            return unavailable(
+                "this router has yet to hear from its scheduler which tokens there are; try again"
             )
         stored = self._stored.get(token.partition(".")[0])
         digest = sha256(token.encode(errors="replace")).digest()

@@ -15,7 +15,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from plexsvc.router.validation import bad_request
+from plexsvc.errors import bad_request
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.fixed import Fixed
 
 
@@ -150,9 +150,8 @@ class RouterConfig:
             if state.is_relative_to(place) or (
                 within and within[0] not in {"models", "checkpoints"}
             ):
-                raise PlexError(
-                    ErrorCode.BAD_REQUEST,
+                raise bad_request(
                     f"root {root} {'lies in' if within else 'holds'} the state directory "
                     f"{state_dir}, where the operator's token and the cluster's keys are; name a "
-                    "directory apart from it, or set another state_dir",
+                    "directory apart from it, or set another state_dir"
                 )

@@ -17,13 +17,13 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from google.protobuf.message import Message
 
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.ids import TenantId
 from plexsvc.router import bounds, names
 from plexsvc.router.api import SERVICE as SCHEDULER
 from plexsvc.router.api import Reply, SchedulerApi
 from plexsvc.router.config import RouterConfig
-from plexsvc.router.validation import bad_request, check_operation_id
+from plexsvc.router.validation import check_operation_id
 from plexsvc.rpc.addresses import socket_path
 from plexsvc.rpc.services import has_option, reply_type, unary_methods
 

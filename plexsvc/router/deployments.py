@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import not_found, unavailable
 from plexsvc.ids import TenantId
 from plexsvc.newest import Newest
 from plexsvc.router.api import SchedulerApi
@@ -52,8 +52,7 @@ class DeploymentCache:
         )
         found = await self._scheduler.call("GetDeployment", request, service_pb2.Deployment)
         if (found.tenant, found.job_id) != (tenant, job_id):
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
+            raise not_found(
                 f"job {job_id!r} has no deployment {deployment_id!r}; create it first",
                 deployment_id=deployment_id,
             )
@@ -78,9 +77,8 @@ def staging_targets(deployment: service_pb2.Deployment) -> list[str]:
         PlexError: `unavailable` when the deployment has no nodes (yet, or any more).
     """
     if not deployment.staging_nodes:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
+        raise unavailable(
             f"deployment {deployment.deployment_id!r} is {deployment.state or 'unknown'}: no node "
-            "stages payloads for it; try again when it is ready",
+            "stages payloads for it; try again when it is ready"
         )
     return [node.state_manager for node in deployment.staging_nodes]

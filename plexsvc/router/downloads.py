@@ -17,7 +17,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc import paths
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
 from plexsvc.families import MODEL_FILES
 from plexsvc.ids import TenantId, show
 from plexsvc.paths import Place
@@ -26,7 +26,7 @@ from plexsvc.router.channels import READ_STAGED, SAMPLE, STREAM_FRAMES, ChannelP
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.looks import Looks
-from plexsvc.router.validation import OperationRules, bad_request, check_operation_id
+from plexsvc.router.validation import OperationRules, check_operation_id
 
 MAX_MODEL_FILE_BYTES: Final = 256 << 20
 
@@ -174,10 +174,9 @@ class Downloads:
     ) -> operations_pb2.ResultShard:
         result = await self._result(request, tenant=tenant)
         if request.shard >= len(result.shards):
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
+            raise not_found(
                 f"{show(request.operation_id)} has no result shard {request.shard}; it answered "
-                f"{len(result.shards)}",
+                f"{len(result.shards)}"
             )
         return result.shards[request.shard]
 
@@ -219,8 +218,7 @@ def _read(place: Place, *, offset: int) -> bytes:
         left = max(0, MAX_MODEL_FILE_BYTES - offset)
         return paths.read_file(place, offset=offset, nbytes=min(left, tensors.CHUNK_BYTES))
     except PlexError as error:
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
+        raise not_found(
             f"the model has no {place.path.name}: {error.message}; Deployment.model_files lists "
-            "those it has",
+            "those it has"
         ) from error

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from plexclient.wire.v1 import operations_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 
 PLAN_VERSION: Final = 1
 
@@ -33,9 +33,8 @@ def plan(
         PlexError: `bad_request` for a version this build does not know.
     """
     if version != PLAN_VERSION:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"dispatch plan version {version} was asked for; this build makes {PLAN_VERSION}",
+        raise bad_request(
+            f"dispatch plan version {version} was asked for; this build makes {PLAN_VERSION}"
         )
     shares = _balance(lengths, dp=dp)
     cuts = [_cut(share, lengths=lengths, limit=micro_batch_tokens) for share in shares]

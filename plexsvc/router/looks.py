@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.ids import TenantId
 
 T = TypeVar("T")
@@ -40,10 +40,9 @@ class Looks:
                 await lane.acquire()
                 return await asyncio.shield(_started(lane, work))
         except TimeoutError as error:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"files of tenant {tenant!r} could not be looked at in {LOOK_S:g} s; try again "
-                "when their file system answers",
+                "when their file system answers"
             ) from error
 
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from plexsvc.clock import SystemClock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.router.api import RemoteScheduler
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
@@ -33,7 +33,7 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
         PlexError: `bad_request` when no scheduler is named or the address cannot be listened on.
     """
     if not config.scheduler:
-        raise PlexError(ErrorCode.BAD_REQUEST, "a router apart needs `scheduler = HOST:PORT`")
+        raise bad_request("a router apart needs `scheduler = HOST:PORT`")
     keys = read_keys(config.keys_file)
     channel = open_channel(config.scheduler, keys)
     scheduler = RemoteScheduler(channel, config=config)

@@ -10,9 +10,10 @@ from typing import Final
 
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc import families, paths
+from plexsvc.errors import bad_request
 from plexsvc.families import unknown_model
 from plexsvc.paths import Place
-from plexsvc.router.validation import bad_request, check_hyper
+from plexsvc.router.validation import check_hyper
 from plexsvc.weights import headers
 
 ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {

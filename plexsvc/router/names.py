@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2
+from plexsvc.errors import bad_request
 from plexsvc.router.config import RouterConfig
-from plexsvc.router.validation import bad_request
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """What a name may be: keys, files and directories are called after it."""

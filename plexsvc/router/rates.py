@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import queue_full
 from plexsvc.ids import TenantId
 
 
@@ -36,8 +36,7 @@ class Rates:
         now_us = self._clock.monotonic_us()
         free_us = max(self._free_us.get(tenant, now_us), now_us) + 1_000_000 // most
         if free_us > now_us + 1_000_000:
-            raise PlexError(
-                ErrorCode.QUEUE_FULL,
+            raise queue_full(
                 f"tenant {tenant!r} made {most} requests within a second, which is its quota; ask "
                 "more slowly, put more into one, or ask an operator for more (`plexctl quota`)",
                 limit=most,

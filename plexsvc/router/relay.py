@@ -24,18 +24,14 @@ from plexclient.wire import tensors
 from plexclient.wire.errors import from_wire, to_wire
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
 from plexsvc.batches import lengths_of, rules_of
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_batch, bad_request, unavailable
 from plexsvc.ids import TenantId, show
 from plexsvc.router import bounds
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.channels import STAGE, ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache, staging_targets
-from plexsvc.router.validation import (
-    OperationRules,
-    bad_request,
-    check_operation_id,
-)
+from plexsvc.router.validation import OperationRules, check_operation_id
 from plexsvc.rpc.errors import error_from, first_failure
 from plexsvc.slots import Limit, Slots
 
@@ -81,7 +77,7 @@ class LengthsTap:
         """
         lengths = lengths_of(np.frombuffer(self._bytes, dtype=tensors.DTYPES[self._spec.dtype]))
         if lengths.size == 0 or lengths.min() < 1:
-            raise PlexError(ErrorCode.BAD_BATCH, "cu_seqlens must grow from 0 with each sequence")
+            raise bad_batch("cu_seqlens must grow from 0 with each sequence")
         return lengths
 
 
@@ -251,10 +247,9 @@ class Uploads:
                 if tap.is_full and all(stream.has_answered for stream in streams):
                     break
         if not tap.is_full:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"the upload for {show(upload.header.operation_id)} ended before its cu_seqlens; "
-                "send it again",
+                "send it again"
             )
         return self._rules.plan(tap.lengths(), upload.deployment)
 

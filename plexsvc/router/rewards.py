@@ -9,12 +9,11 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from plexclient.wire.v1 import reward_pb2 as pb
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request, payload_too_large
 from plexsvc.ids import TenantId
 from plexsvc.router import bounds
 from plexsvc.router.channels import SCORE, ChannelPool
 from plexsvc.router.config import RouterConfig
-from plexsvc.router.validation import bad_request
 from plexsvc.rpc import services
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Reward"]
@@ -38,10 +37,9 @@ class Rewards:
         """
         limit = self._config.max_score_samples
         if len(request.samples) > limit:
-            raise PlexError(
-                ErrorCode.PAYLOAD_TOO_LARGE,
+            raise payload_too_large(
                 f"a request scores {len(request.samples)} samples; at most "
-                f"{limit}: send the batch in several",
+                f"{limit}: send the batch in several"
             )
         if not request.samples and not request.batch_size:
             raise bad_request("score needs samples, or the size of a batch that is to come")

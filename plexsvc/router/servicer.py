@@ -20,7 +20,7 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc import paths
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, unavailable
 from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.router import bounds, models, names, rewards
@@ -37,7 +37,7 @@ from plexsvc.router.looks import Looks
 from plexsvc.router.relay import Uploads
 from plexsvc.router.rewards import Rewards
 from plexsvc.router.roots import Roots
-from plexsvc.router.validation import OperationRules, bad_request, check_identity, digest_of
+from plexsvc.router.validation import OperationRules, check_identity, digest_of
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Handler, Streaming, add_service, has_option
@@ -126,10 +126,9 @@ class RouterServicer:
         request = pb.WatchTokensRequest(revision=known)
         table = await self._scheduler.call("WatchTokens", request, pb.WatchTokensReply)
         if table.revision < known:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"the scheduler's table of tokens has revision {table.revision}, and {known} came "
-                "before; it is not the newest scheduler",
+                "before; it is not the newest scheduler"
             )
         self.tenants.learn(table)
 

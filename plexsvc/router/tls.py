@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.router.config import RouterConfig
 
 
@@ -17,14 +17,11 @@ def client_tls(config: RouterConfig) -> grpc.ServerCredentials | None:
     if config.tls_cert is None and config.tls_key is None:
         return None
     if config.tls_cert is None or config.tls_key is None:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            "router.tls_cert and router.tls_key belong together: give both, or neither",
+        raise bad_request(
+            "router.tls_cert and router.tls_key belong together: give both, or neither"
         )
     try:
         pair = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
     except OSError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"router.tls_cert or router.tls_key cannot be read: {error}"
-        ) from error
+        raise bad_request(f"router.tls_cert or router.tls_key cannot be read: {error}") from error
     return grpc.ssl_server_credentials([pair])

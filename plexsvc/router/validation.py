@@ -14,7 +14,7 @@ from plexclient.ids import OPERATION_ID_BYTES
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
 from plexsvc.batches import arrays_of, check_batch, check_loss, check_names, lengths_of, rules_of
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_batch, bad_request, payload_too_large
 from plexsvc.ids import show
 from plexsvc.router import layout
 from plexsvc.router.config import RouterConfig
@@ -47,11 +47,6 @@ LARGEST_HYPER: Final = 1e30
 """Optimizers compute in float32: what lies outside would be 0 or infinite on the way."""
 
 Arrays = dict[str, npt.NDArray[np.generic]]
-
-
-def bad_request(message: str, **facts: object) -> PlexError:
-    """Return a `bad_request` with `message`."""
-    return PlexError(ErrorCode.BAD_REQUEST, message, **facts)
 
 
 def check_operation_id(operation_id: bytes) -> None:
@@ -171,10 +166,7 @@ class OperationRules:
                 self._check_specs(staged.tensors, nbytes=staged.nbytes, required=rules.required)
                 staged.staging_id = operation.operation_id
             case _:
-                raise PlexError(
-                    ErrorCode.BAD_BATCH,
-                    f"{kind} needs a batch with {', '.join(rules.required)}; none came",
-                )
+                raise bad_batch(f"{kind} needs a batch with {', '.join(rules.required)}; none came")
 
     def _check_inline(
         self,
@@ -220,8 +212,7 @@ class OperationRules:
     ) -> None:
         for spec in (tokens, cu_seqlens):
             if len(spec.shape) != 1 or spec.dtype not in {"I32", "I64"}:
-                raise PlexError(
-                    ErrorCode.BAD_BATCH,
+                raise bad_batch(
                     f"{spec.name} is {spec.dtype} of shape {list(spec.shape)}; it must be one row "
                     "of I32 or I64",
                     array=spec.name,
@@ -334,9 +325,4 @@ def _check_pull(pull: operations_pb2.Pull, deployment: service_pb2.Deployment) -
 def _too_large(
     what: str, *, key: str, limit: int, remedy: str = "split it or raise the limit"
 ) -> PlexError:
-    return PlexError(
-        ErrorCode.PAYLOAD_TOO_LARGE,
-        f"{what} exceeds {key} = {limit}; {remedy}",
-        key=key,
-        limit=limit,
-    )
+    return payload_too_large(f"{what} exceeds {key} = {limit}; {remedy}", key=key, limit=limit)

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import grpc
 
 from plexclient.wire.channels import CHANNEL_OPTIONS, LIMITS, Options
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.rpc.addresses import socket_path
 from plexsvc.rpc.doors import Door, Doorkeeper
 from plexsvc.rpc.keys import TLS_NAME, ClusterKeys
@@ -155,10 +155,9 @@ def check_private(directory: Path) -> None:
     """
     found = directory.stat()
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"{directory} has mode {stat.S_IMODE(found.st_mode):o} and belongs to user "
-            f"{found.st_uid}; sockets lie in a directory of mode 700 of user {os.geteuid()}",
+            f"{found.st_uid}; sockets lie in a directory of mode 700 of user {os.geteuid()}"
         )
 
 
@@ -217,8 +216,7 @@ def _client_tls(keys: ClusterKeys) -> grpc.ChannelCredentials:
 
 
 def _not_bound(address: str, error: RuntimeError, *, key: str) -> PlexError:
-    return PlexError(
-        ErrorCode.BAD_REQUEST,
+    return bad_request(
         f"cannot listen on {key} = {address!r}: {error}; is another cluster running? "
-        "Port 0 takes a free one",
+        "Port 0 takes a free one"
     )

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.log import Log, Quota
 from plexsvc.rpc.status import abort_with
 
@@ -70,7 +70,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
             except DecodeError as error:
                 self._say("undecodable request", method=method, error=error)
                 text = f"the {len(data)} bytes of the call are no request of {method}: {error}"
-                await abort_with(context, PlexError(ErrorCode.BAD_REQUEST, text))
+                await abort_with(context, bad_request(text))
 
         async def answer(data: bytes, context: Any) -> Any:
             return await handler.unary_unary(await decoded(data, context), context)

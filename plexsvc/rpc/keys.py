@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request
 
 SECRET_KEY: Final = "plexsvc-secret"
 """The metadata of a call that holds the cluster's secret."""
@@ -102,10 +102,9 @@ def read_keys(path: Path) -> ClusterKeys:
             _check_private(path, os.fstat(file.fileno()))
             return ClusterKeys(**json.load(file))
     except (OSError, ValueError, TypeError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"keys_file {path} cannot be read ({type(error).__name__}: {error}); copy it from the "
-            "state directory of the cluster's `plexctl up`",
+            "state directory of the cluster's `plexctl up`"
         ) from error
 
 
@@ -132,9 +131,8 @@ def write_keys(path: Path, keys: ClusterKeys) -> None:
 
 def _check_private(path: Path, found: os.stat_result) -> None:
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"keys_file {path} has mode {stat.S_IMODE(found.st_mode):o} and belongs to user "
             f"{found.st_uid}; only user {os.geteuid()} may read it: chmod 600, and make new keys "
-            "if others could",
+            "if others could"
         )

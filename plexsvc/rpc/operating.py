@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.errors import refused
 from plexclient.wire.v1 import operations_pb2 as ops
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, internal, queue_full, unavailable
 from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.rpc.services import Context
@@ -87,12 +87,11 @@ class Limit:
     def stopping(self) -> PlexError:
         """Return why a server that stops ends its streams."""
         text = f"the {self.server} stops; submit again, here or at another"
-        return PlexError(ErrorCode.UNAVAILABLE, text)
+        return unavailable(text)
 
     def full(self, operation_id: bytes) -> PlexError:
         """Return why an operation is not taken."""
-        return PlexError(
-            ErrorCode.QUEUE_FULL,
+        return queue_full(
             f"{show(operation_id)} not accepted: {self.max_operations} operations are under way "
             f"on its stream already ({self.key}); await some of them and submit it again",
             limit=self.max_operations,
@@ -150,7 +149,7 @@ class _Stream:
             log.error("operation failed", operation_id=operation_id)
             failed = f"the {self._limit.server} failed: {type(error).__name__}: {error}"
             text = f"{failed}; its log says where"
-            result = refused(operation_id, PlexError(ErrorCode.INTERNAL, text))
+            result = refused(operation_id, internal(text))
         del self._under_way[operation_id]
         await self._send(result)
 
@@ -168,10 +167,9 @@ class _Stream:
             self._num_unsent -= 1
 
     def _break_off(self, error: DecodeError) -> None:
-        self._end = PlexError(
-            ErrorCode.BAD_REQUEST,
+        self._end = bad_request(
             f"the stream of operations carried bytes that are no Operation ({error}); open another "
-            "and send again what was not answered",
+            "and send again what was not answered"
         )
         for task in self._under_way.values():
             task.cancel()
@@ -179,10 +177,9 @@ class _Stream:
 
 def _too_large(result: ops.OperationResult, *, nbytes: int) -> ops.OperationResult:
     """Return what is told instead of an answer that would end the whole stream."""
-    error = PlexError(
-        ErrorCode.INTERNAL,
+    error = internal(
         f"the answer of {show(result.operation_id)} has {nbytes} bytes; a message carries at most "
         f"{MAX_MESSAGE_BYTES - FRAMING_BYTES}. The operation itself ended as "
-        f"{ops.OperationState.Name(result.state)}",
+        f"{ops.OperationState.Name(result.state)}"
     )
     return refused(result.operation_id, error)

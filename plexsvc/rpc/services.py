@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor, Servic
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, internal
 from plexsvc.log import Log
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.status import abort_with
@@ -141,7 +141,7 @@ async def _abort(
         log.error("call failed", method=method)
         where = f"the {service.name.lower()} failed in {method}"
         text = f"{where}: {type(error).__name__}: {error}; its log says where"
-        error = PlexError(ErrorCode.INTERNAL, text)
+        error = internal(text)
     await abort_with(context, error)
 
 

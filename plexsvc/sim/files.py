@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 
 MOST: Final = 10**6
 """The largest count: of nodes, of cycles."""
@@ -46,8 +46,7 @@ class Source:
             json.dumps(data, ensure_ascii=False).encode()  # refuses half of a surrogate pair
         except (ValueError, RecursionError) as error:
             line = self.line + (error.lineno - 1 if isinstance(error, json.JSONDecodeError) else 0)
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"{self.path}, line {line}: not JSON ({error}); give one object",
                 file=self.path,
                 line=line,
@@ -81,8 +80,7 @@ class Source:
         """Refuse what was found in a field."""
         text = found if isinstance(found, str) and " " in found else repr(found)
         line = self.line + self._lines_before(field)
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"{self.path}, line {line}, field {field}: found "
             f"{text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}, wanted {wanted}",
             file=self.path,
@@ -113,10 +111,8 @@ def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"{path} could not be read: {error}; give a UTF-8 file",
-            file=path,
+        raise bad_request(
+            f"{path} could not be read: {error}; give a UTF-8 file", file=path
         ) from error
 
 
@@ -133,10 +129,8 @@ def make_directory(out: Path, *, without: Sequence[str] = ()) -> None:
         for name in without:
             (out / name).unlink(missing_ok=True)
     except OSError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"{out} cannot be a directory for outputs: {error}; name another",
-            file=out,
+        raise bad_request(
+            f"{out} cannot be a directory for outputs: {error}; name another", file=out
         ) from error
 
 

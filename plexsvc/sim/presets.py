@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.profile import (
     PPM,
@@ -256,8 +256,7 @@ def preset_named(name: str, *, seed: int) -> Workload:
     """
     if name not in PRESETS:
         known = ", ".join(PRESETS)
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"preset {name!r} asked for, but there are only {known}; choose one of them",
             preset=name,
         )

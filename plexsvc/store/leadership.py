@@ -19,7 +19,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.log import Log
 
 log = Log(__name__)
@@ -93,9 +93,7 @@ class Leadership:
         except SQLAlchemyError as error:
             self._drop()
             shown = self._engine.url.render_as_string(hide_password=True)
-            raise PlexError(
-                ErrorCode.UNAVAILABLE, f"the store {shown} does not answer: {error}"
-            ) from error
+            raise unavailable(f"the store {shown} does not answer: {error}") from error
         if leader is None:
             self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
             self._thread.start()

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Engine, create_engine, func, make_url, select
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import not_found, unavailable
 from plexsvc.store.rows import JournalRow, SnapshotRow
 from plexsvc.store.tables import JOURNAL, SNAPSHOTS
 
@@ -69,10 +69,9 @@ def _reading(source: str) -> Iterator[Engine]:
         finally:
             engine.dispose()
     except SQLAlchemyError as error:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
+        raise unavailable(
             f"no journal can be read from {_shown(source)}: {_first_line(error)}; name the "
-            "database of a cluster, plexsvc.db in its state directory by default",
+            "database of a cluster, plexsvc.db in its state directory by default"
         ) from error
 
 
@@ -81,10 +80,9 @@ def _engine(source: str) -> Engine:
         return _engine_of(source)
     path = Path(source)
     if not path.is_file():
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
+        raise not_found(
             f"there is no journal {source}; name the database of a cluster, plexsvc.db in its "
-            "state directory by default",
+            "state directory by default"
         )
     database = f"file:{quote(str(path.resolve()))}"
     query = {"mode": "ro", "uri": "true"}
@@ -95,10 +93,9 @@ def _engine_of(url: str) -> Engine:
     try:
         return create_engine(make_url(url))
     except ImportError as error:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
+        raise unavailable(
             f"no journal can be read from {_shown(url)}: {error}; give the URL of a database of "
-            "plexsvc, with sqlite or postgresql+psycopg",
+            "plexsvc, with sqlite or postgresql+psycopg"
         ) from error
 
 
@@ -125,14 +122,13 @@ def _read(engine: Engine, *, source: str, epoch: int | None) -> EpochRows:
             for row in connection.execute(query)
         )
     if wanted is None or not _rows(engine, epoch=wanted, after=0, limit=1):
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
+        raise not_found(
             f"the journal {_shown(source)} has no events"
             + (
                 ""
                 if newest is None
                 else f" of scheduler epoch {wanted}; the newest with events is {newest}"
-            ),
+            )
         )
     return EpochRows(source=source, epoch=int(wanted), snapshots=snapshots)
 

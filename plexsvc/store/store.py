@@ -21,7 +21,7 @@ from alembic.config import Config
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, unavailable
 from plexsvc.store.appender import SqliteAppender
 from plexsvc.store.rows import (
     DeploymentRow,
@@ -126,13 +126,13 @@ class Store:
         found = error.orig if isinstance(error, DBAPIError) else error
         where = self._engine.url.render_as_string(hide_password=True)
         if isinstance(error, IntegrityError | sqlite3.IntegrityError):
-            return PlexError(ErrorCode.INTERNAL, f"the store {where} holds such rows: {found}")
+            return internal(f"the store {where} holds such rows: {found}")
         if getattr(found, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             return PlexError(
                 ErrorCode.DISK_FULL,
                 f"the disk of {where} is full: {found}; make room there, and it goes on",
             )
-        return PlexError(ErrorCode.UNAVAILABLE, f"the store {where} took nothing: {found}")
+        return unavailable(f"the store {where} took nothing: {found}")
 
     def append_now(self, events: Sequence[JournalRow], *, is_synced: bool) -> bool:
         """Write a batch of events if nobody need be waited for; return whether it is written.
@@ -359,10 +359,9 @@ def database_file(url: str) -> Path | None:
     if made is not None and made.drivername == "postgresql+psycopg":
         return None
     if made is None or made.drivername != "sqlite" or made.database in {None, "", ":memory:"}:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"database = {'?' if made is None else made.render_as_string()!r} names no store; give "
-            "sqlite:////DIRECTORY/FILE or postgresql+psycopg://USER@HOST/NAME",
+            "sqlite:////DIRECTORY/FILE or postgresql+psycopg://USER@HOST/NAME"
         )
     return Path(str(made.database))
 
@@ -401,7 +400,7 @@ def reopen_store(url: str, *, epoch: int) -> Store:
 
 def _unreachable(url: str, error: Exception) -> PlexError:
     shown = sa.make_url(url).render_as_string(hide_password=True)
-    return PlexError(ErrorCode.UNAVAILABLE, f"cannot open store {shown}: {error}")
+    return unavailable(f"cannot open store {shown}: {error}")
 
 
 def migrate(connection: sa.Connection) -> None:

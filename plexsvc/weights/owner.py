@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plexsvc import paths
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request
 
 SEAL: Final = ".complete"
 """Written last into a checkpoint: JSON with its files, and the tenant whose it is."""
@@ -31,9 +31,7 @@ def check_owner(directory: Path, *, tenant: str, what: str) -> None:
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{what} {directory}: its {SEAL} cannot be read ({error})"
-        ) from error
+        raise bad_request(f"{what} {directory}: its {SEAL} cannot be read ({error})") from error
     if owner not in {"", tenant}:
         raise PlexError(
             ErrorCode.FORBIDDEN,

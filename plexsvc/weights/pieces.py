@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from plexclient.wire.tensors import ALIGNMENT
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request, not_found
 from plexsvc.weights.boxes import Box, Overlap, cover
 from plexsvc.weights.dtypes import DTYPES
 
@@ -72,11 +72,10 @@ def check_piece(piece: CanonicalPiece, region_bytes: Mapping[str, int]) -> None:
             <= region_bytes[piece.region]
         ):
             return
-    raise PlexError(
-        ErrorCode.BAD_REQUEST,
+    raise bad_request(
         f"piece {piece.kind}/{piece.name} {piece.dtype} start {list(start)} size {list(size)} of "
         f"{list(shape)}, stride {list(piece.stride)} at byte {piece.offset} of region "
-        f"{piece.region!r} does not fit; regions are {dict(region_bytes)}",
+        f"{piece.region!r} does not fit; regions are {dict(region_bytes)}"
     )
 
 
@@ -132,7 +131,7 @@ def assemble(tensor: Tensor, box: Box, *, region: RegionBytes) -> Array:
     if found.missing:
         have = box.volume - sum(part.volume for part in found.missing)
         text = f"{have} of {box.volume} elements of {tensor.name} are here"
-        raise PlexError(ErrorCode.NOT_FOUND, f"{text}; ask the other nodes of the WPG too")
+        raise not_found(f"{text}; ask the other nodes of the WPG too")
     target = np.empty(box.size, dtype=DTYPES[tensor.dtype].carrier)
     for overlap in found.overlaps:
         target[overlap.box.within(box)] = overlap_view(tensor, overlap, region)

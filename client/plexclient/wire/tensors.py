@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode, PlexError, bad_batch
 from plexclient.wire.v1 import common_pb2
 
 ALIGNMENT: Final = 64
@@ -48,8 +48,7 @@ def layout(
     specs, offset = [], 0
     for name, array in arrays.items():
         if array.dtype not in NAMES:
-            raise PlexError(
-                ErrorCode.BAD_BATCH,
+            raise bad_batch(
                 f"array {name!r} has dtype {array.dtype}; "
                 f"the wire carries {', '.join(map(str, NAMES))}",
                 array=name,
@@ -139,8 +138,7 @@ def check_spec(spec: common_pb2.TensorSpec, total_bytes: int) -> None:
         and spec.offset + spec.nbytes <= total_bytes
     )
     if not fits:
-        raise PlexError(
-            ErrorCode.BAD_BATCH,
+        raise bad_batch(
             f"array {spec.name!r}: dtype {spec.dtype!r}, shape {list(spec.shape)}, offset "
             f"{spec.offset}, {spec.nbytes} bytes do not describe a part of {total_bytes} bytes",
             array=spec.name,

@@ -29,7 +29,7 @@ from plexsvc.cluster.places import (
     remove_card,
     runs_already,
 )
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request, unavailable
 from plexsvc.node import found
 from plexsvc.node.logs import keep_bounded, tail
 from plexsvc.rpc import loops
@@ -60,7 +60,7 @@ def read_config(
         config = replace(config, nodes=plan(gpus()))
     missing = next((root for root in roots if not root.is_dir()), None)
     if missing is not None:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"--root {missing}: there is no such directory")
+        raise bad_request(f"--root {missing}: there is no such directory")
     tenant = next(iter(config.tokens.values()), DEFAULT_TENANT)
     own = (*config.router.roots.get(tenant, ()), *(root.absolute() for root in roots))
     router = replace(config.router, roots=config.router.roots | {tenant: own})
@@ -161,11 +161,10 @@ def stop(state_dir: Path, *, keep: bool = False) -> int | None:
         finally:
             os.close(process)
         if not ended:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"the cluster in {state_dir} (pid {pid}) did not end within {DOWN_TIMEOUT_S:g} s "
                 f"of {'USR1' if keep else 'TERM'}; see {state_dir / 'up.log'}, or end it with "
-                f"`kill -9 {pid}`",
+                f"`kill -9 {pid}`"
             )
     return pid
 
@@ -181,7 +180,6 @@ def _wait_until_up(
             return card
         time.sleep(_POLL_S)
     process.kill()
-    raise PlexError(
-        ErrorCode.UNAVAILABLE,
-        f"the cluster did not come up; its log {log_path} ends:\n{tail(log_path, begins=begins)}",
+    raise unavailable(
+        f"the cluster did not come up; its log {log_path} ends:\n{tail(log_path, begins=begins)}"
     )

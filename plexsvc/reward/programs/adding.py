@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Final, NoReturn
 
 from plexclient.wire.v1 import reward_pb2 as pb
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.reward.programs.own import TAKEN, Definition, OwnStage
 from plexsvc.reward.programs.sources import check_source
 
@@ -119,4 +119,4 @@ def _check_is_there(stage: pb.ProgramStage, where: str, files: Mapping[str, byte
 
 
 def _refuse(field: str, why: str) -> NoReturn:
-    raise PlexError(ErrorCode.BAD_REQUEST, f"{field}: {why}", field=field)
+    raise bad_request(f"{field}: {why}", field=field)

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found, payload_too_large
 from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.reward.programs import own
@@ -62,10 +62,9 @@ class Library:
             raise self._none(tenant, name)
         found = next((one for one in versions if one.version == version), None)
         if version and found is None:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
+            raise not_found(
                 f"version {version[:64]} of program {name} is gone, the newest is "
-                f"{versions[-1].version}; score the batch anew",
+                f"{versions[-1].version}; score the batch anew"
             )
         return found or versions[-1]
 
@@ -83,8 +82,7 @@ class Library:
         """
         name, program = definition.name, own.program_of(own.encode(definition))
         if name in PROGRAMS or name == RESERVED:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"name: the service has a program {name} itself; give yours another name",
                 field="name",
             )
@@ -116,9 +114,8 @@ class Library:
         """
         versions = self._own.get((tenant, name))
         if versions is None and name in PROGRAMS:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"{name} is a program of the service itself; only your own can be removed",
+            raise bad_request(
+                f"{name} is a program of the service itself; only your own can be removed"
             )
         if versions is None:
             raise self._none(tenant, name)
@@ -139,11 +136,10 @@ class Library:
         all_own[tenant, name] = versions
         nbytes = sum(len(one.definition) for kept in all_own.values() for one in kept.values())
         if nbytes > self._max_bytes or len(all_own) > MAX_PROGRAMS:
-            raise PlexError(
-                ErrorCode.PAYLOAD_TOO_LARGE,
+            raise payload_too_large(
                 f"tenant {tenant!r} would have {len(all_own)} programs of {nbytes} bytes, with up "
                 f"to {MAX_VERSIONS} versions of each; the limits are {MAX_PROGRAMS} and "
-                f"{self._max_bytes} (reward.max_program_bytes): remove some",
+                f"{self._max_bytes} (reward.max_program_bytes): remove some"
             )
 
     def _place(self, tenant: TenantId, number: int, program: Program) -> Path:

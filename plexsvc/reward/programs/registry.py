@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, not_found
 from plexsvc.reward.programs import answers, code, snippets
 from plexsvc.reward.programs.base import Program
 
@@ -16,10 +16,9 @@ PROGRAMS: Final[Mapping[str, Program]] = {
 
 def no_such_program(name: str, own: Iterable[str]) -> PlexError:
     """Return `not_found` for a name that neither the service nor the tenant has."""
-    return PlexError(
-        ErrorCode.NOT_FOUND,
+    return not_found(
         f"there is no program {name[:128]!r}; `plexctl reward list` shows those that there "
-        f"are: {', '.join([*PROGRAMS, *own])}",
+        f"are: {', '.join([*PROGRAMS, *own])}"
     )
 
 
@@ -35,14 +34,12 @@ def check_settings(program: Program, settings: Mapping[str, Any]) -> None:
         wanted = program.settings.get(name)
         if wanted is None:
             known = ", ".join(program.settings) or "none"
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"program {program.name} takes no setting {name[:128]!r}; it takes {known}",
+            raise bad_request(
+                f"program {program.name} takes no setting {name[:128]!r}; it takes {known}"
             )
         kinds = (int, float) if wanted is float else (wanted,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and wanted is not bool):
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"setting {name} of program {program.name} must be of type {wanted.__name__}, "
-                f"not {type(value).__name__}",
+                f"not {type(value).__name__}"
             )

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 
 MAX_SOURCE_BYTES: Final = 64 << 10
 """Of a file with `score`; parsing one holds everybody up, and other files may be larger."""
@@ -61,4 +61,4 @@ def _names(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def _refusal(why: str) -> PlexError:
-    return PlexError(ErrorCode.BAD_REQUEST, f"{FIELD}: {why}", field=FIELD)
+    return bad_request(f"{FIELD}: {why}", field=FIELD)

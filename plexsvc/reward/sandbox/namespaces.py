@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.reward.sandbox import kernel, zygote
 from plexsvc.reward.sandbox.base import ENDED, PYTHON, Beside, Limits, Ran
 from plexsvc.reward.sandbox.cgroups import Group, Groups
@@ -70,7 +70,7 @@ class NamespaceSandbox:
         if said != zygote.READY:
             self.close()
             why = said.decode(errors="replace") or "it ended before it was ready"
-            raise PlexError(ErrorCode.UNAVAILABLE, f"the sandbox's zygote did not start: {why}")
+            raise unavailable(f"the sandbox's zygote did not start: {why}")
 
     def describe(self) -> str:
         """Return what isolates."""
@@ -143,8 +143,8 @@ class NamespaceSandbox:
             pipes.close()
             if group:
                 group.remove()
-            raise PlexError(
-                ErrorCode.UNAVAILABLE, f"{argv[0]} was not run: the sandbox's zygote died: {error}"
+            raise unavailable(
+                f"{argv[0]} was not run: the sandbox's zygote died: {error}"
             ) from error
         feeds = {"asked": marshal.dumps(asked), "stdin": stdin}
         return _Watch(
@@ -322,9 +322,8 @@ class _Watch:
             PlexError: `unavailable` when it was not started.
         """
         if self.failure or not (self.output["kept"] or self.hit):
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"{argv[0]} could not be run in a sandbox: {self.failure or 'its keeper died'}",
+            raise unavailable(
+                f"{argv[0]} could not be run in a sandbox: {self.failure or 'its keeper died'}"
             )
         said = bytes(self.output["kept"])
         exit_code, files = marshal.loads(said) if said else (-signal.SIGKILL, {})

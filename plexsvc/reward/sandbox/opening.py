@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, unavailable
 from plexsvc.reward.sandbox.base import Beside, Limits, Ran, Sandbox
 from plexsvc.reward.sandbox.namespaces import NamespaceSandbox
 
@@ -41,7 +41,7 @@ class NoSandbox:
         Raises:
             PlexError: `unavailable`.
         """
-        raise PlexError(ErrorCode.UNAVAILABLE, f"{argv[0]} was not run: {self._reason}")
+        raise unavailable(f"{argv[0]} was not run: {self._reason}")
 
     def close(self) -> None:
         """Do nothing."""

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.rollout.core.step_times import Step, StepForecast
 
 RESERVE: Final = 0.3
@@ -63,7 +63,7 @@ DAY_MIN: Final = 24 * 60
 
 def refuse(field_name: str, problem: str) -> PlexError:
     """Return the refusal of one field of what the owner asked."""
-    return PlexError(ErrorCode.BAD_REQUEST, f"{field_name} {problem}", field=field_name)
+    return bad_request(f"{field_name} {problem}", field=field_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

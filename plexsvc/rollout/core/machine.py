@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, internal
 from plexsvc.ids import OperationId, show
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.assignment import Generate, Sample
@@ -373,8 +373,7 @@ class RolloutCore(Membership):
 
 def _gap(operation_id: OperationId, arrival: events.Arrival, sample: Sample | None) -> PlexError:
     has = "not been asked for" if sample is None else sample.num_tokens
-    return PlexError(
-        ErrorCode.INTERNAL,
+    return internal(
         f"{show(operation_id)}: an instance sent position {arrival.position} "
-        f"of sample {arrival.key}, which has {has} tokens",
+        f"of sample {arrival.key}, which has {has} tokens"
     )

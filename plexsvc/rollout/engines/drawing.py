@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.rollout.sampling import draw_seed
 
 DRAW_ORIGIN: Final = "plex_draw_origin"
@@ -29,10 +29,9 @@ def draw_by_position(runner: Any) -> None:
         return  # V2
     if not (hasattr(runner, "_update_states") and hasattr(runner, "_bookkeeping_sync")):
         kind = f"{type(runner).__module__}.{type(runner).__qualname__}"
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"model runner {kind} of this vLLM is not known: whether it draws by seed and position "
-            "is not known either; use the pinned vLLM (requirements/)",
+            "is not known either; use the pinned vLLM (requirements/)"
         )
     _reseed_each_step(runner)
 

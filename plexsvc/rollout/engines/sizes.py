@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 
 CPU_KV_CACHE_BYTES: Final = 64 << 20
 CPU_NUM_SEQS: Final = 64
@@ -42,7 +42,7 @@ def choose(*, kv_cache_bytes: int, max_num_seqs: int, device_bytes: int, gpu_byt
         )
     if device_bytes > gpu_bytes:
         text = f"the device is configured with {device_bytes} bytes, its GPU has {gpu_bytes}"
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; lower bytes_total of the device")
+        raise bad_request(f"{text}; lower bytes_total of the device")
     return Sizes(
         max_num_seqs=max_num_seqs or CUDA_NUM_SEQS,
         kv_cache_bytes=kv_cache_bytes or None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.rollout.engines import pages
 
 Span = tuple[int, int]
@@ -25,10 +25,9 @@ def spans(tensors: Iterable[torch.Tensor]) -> list[Span]:
     dense = [tensor for tensor in tensors if tensor.is_contiguous()]
     for tensor in sorted(dense, key=lambda one: one.data_ptr()):
         if tensor.device.type != "cpu":
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"an engine on {tensor.device.type} cannot sleep: only host memory is given back "
-                "so far; give its device to one engine alone",
+                "so far; give its device to one engine alone"
             )
         start, nbytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
         if found and start <= sum(found[-1]):

@@ -21,7 +21,7 @@ from tokenizers.decoders import DecodeStream
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc import paths
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.rollout.engines.model_dir import ModelDir
 from plexsvc.rollout.engines.stopping import SpecialTokens, special_tokens
 
@@ -78,15 +78,14 @@ class Texts:
             PlexError: `bad_request` for a model without one, or with one that is too large.
         """
         if self.model.tokenizer is None:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"texts need {self.model.path}/tokenizer.json, which is not there; use token ids",
+            raise bad_request(
+                f"texts need {self.model.path}/tokenizer.json, which is not there; use token ids"
             )
         try:
             data = paths.read_bounded(self.model.tokenizer, most_bytes=MAX_TOKENIZER_BYTES)
         except (OSError, ValueError) as error:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"{self.model.path}/tokenizer.json cannot be read: {error}"
+            raise bad_request(
+                f"{self.model.path}/tokenizer.json cannot be read: {error}"
             ) from error
         return Tokenizer.from_buffer(data)
 
@@ -147,9 +146,8 @@ class Texts:
         except PlexError:
             raise
         except Exception as error:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"the model's chat template cannot read these messages: {error}",
+            raise bad_request(
+                f"the model's chat template cannot read these messages: {error}"
             ) from error
 
 
@@ -181,8 +179,7 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
 
 
 def _refuse_variable(name: str) -> NoReturn:
-    raise PlexError(
-        ErrorCode.BAD_REQUEST,
+    raise bad_request(
         f"chat_template_kwargs: {name!r} is no variable of a chat template",
         field="chat_template_kwargs",
     )

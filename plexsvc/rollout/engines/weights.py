@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from plexsvc import progress
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.weights.boxes import Box, Cover, Overlap
 from plexsvc.weights.dtypes import DTYPES
 from plexsvc.weights.pieces import Array, Tensor
@@ -97,16 +97,14 @@ def _plan(target: Target, reader: VersionReader) -> _Plan:
     direct, tensor = target.box(), reader.find(target.name)
     box = direct or Box.whole(target.shape)
     if tensor is not None and tensor.shape != target.shape:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"{target.name!r} was published with shape {list(tensor.shape)} and this engine's "
             f"model has {list(target.shape)}; publish a deployment of the same model",
             tensor=target.name,
         )
     found = reader.cover(tensor, box) if tensor is not None else Cover(overlaps=[], missing=[box])
     if tensor is None or found.missing:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"the published version lacks {sum(part.volume for part in found.missing)} of "
             f"{box.volume} elements of {target.name!r}, first at {list(found.missing[0].start)}; "
             "publish a deployment of the same model",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, queue_full, unavailable
 from plexsvc.ids import DeploymentId
 from plexsvc.log import Log
 from plexsvc.rollout.core.pool import SlotCame, SlotGone, SlotId, SlotNoticed
@@ -82,7 +82,7 @@ class LentEngines:
             return
         if before is None and len(self._lent) >= MAX_LENT:
             text = f"{len(self._lent)} serving engines are lent already, the most that may be"
-            raise PlexError(ErrorCode.QUEUE_FULL, text)
+            raise queue_full(text)
         self._check(offer, before, lease_us=lease_us)
         if before is None or not before.is_open:
             log.info("serving engine lent", slot=offer.slot_id, address=offer.address)
@@ -106,7 +106,7 @@ class LentEngines:
         del number, deployment_id
         lent = self._lent.get(slot_id)
         if lent is None:
-            raise PlexError(ErrorCode.UNAVAILABLE, f"{slot_id} is lent no more")
+            raise unavailable(f"{slot_id} is lent no more")
         return lent.offer.address
 
     async def stop(self, slot_id: str, *, number: int, deployment_id: DeploymentId) -> None:
@@ -167,4 +167,4 @@ class LentEngines:
 
 
 def _refuse(field: str, problem: str) -> PlexError:
-    return PlexError(ErrorCode.BAD_REQUEST, f"{field}: {problem}", field=field)
+    return bad_request(f"{field}: {problem}", field=field)

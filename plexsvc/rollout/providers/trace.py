@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.log import Log
 from plexsvc.rollout.core.pool import SlotCame, SlotGone, SlotId, SlotNoticed, SlotPriced
 from plexsvc.rollout.providers.base import Hosts, Tell
@@ -71,16 +71,16 @@ def read_trace(path: Path, *, segment: str = "") -> list[Change]:
             changes.append(PriceChange(at_us, _price(row, where=where)))
             continue
         if event not in {"add", "remove"}:
-            raise _bad(f"{where}: event is {event!r}; it is add, remove, price or no-op")
+            raise bad_request(f"{where}: event is {event!r}; it is add, remove, price or no-op")
         names = (row.get("node") or row.get("nodes") or "").split(";")
         for node in filter(None, names):
             if (node in there) == (event == "add"):
                 wrong = "comes and is there already" if event == "add" else "goes and is not there"
-                raise _bad(f"{where}: node {node!r} {wrong}")
+                raise bad_request(f"{where}: node {node!r} {wrong}")
             there ^= {node}
             changes.append(NodeChange(at_us, event == "add", node))
     if not any(isinstance(change, NodeChange) for change in changes):
-        raise _bad(f"{path}: no node comes or goes in segment {segment!r}")
+        raise bad_request(f"{path}: no node comes or goes in segment {segment!r}")
     return changes
 
 
@@ -170,7 +170,7 @@ def _rows(path: Path, *, segment: str) -> Iterator[tuple[int, Mapping[str, str]]
                 if wanted <= {row.get(key) for key in KEYS}:
                     yield line, row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _bad(f"cannot read the trace {path}: {error}") from error
+        raise bad_request(f"cannot read the trace {path}: {error}") from error
 
 
 def _price(row: Mapping[str, str], *, where: str) -> float:
@@ -179,7 +179,7 @@ def _price(row: Mapping[str, str], *, where: str) -> float:
     except (KeyError, TypeError, ValueError):
         price = math.nan
     if not 0 <= price < math.inf:
-        raise _bad(f"{where}: price is {row.get('price')!r}; it is a number from 0")
+        raise bad_request(f"{where}: price is {row.get('price')!r}; it is a number from 0")
     return price
 
 
@@ -187,11 +187,9 @@ def _time(row: Mapping[str, str], *, where: str, after_us: int) -> int:
     try:
         at_us = round(float(row["t_ms"]) * 1000)
     except (KeyError, TypeError, ValueError) as error:
-        raise _bad(f"{where}: t_ms is {row.get('t_ms')!r}; it is a number of ms") from error
+        raise bad_request(f"{where}: t_ms is {row.get('t_ms')!r}; it is a number of ms") from error
     if at_us < after_us:
-        raise _bad(f"{where}: t_ms is {row['t_ms']}, before {after_us / 1000:g}: time runs on")
+        raise bad_request(
+            f"{where}: t_ms is {row['t_ms']}, before {after_us / 1000:g}: time runs on"
+        )
     return at_us
-
-
-def _bad(message: str) -> PlexError:
-    return PlexError(ErrorCode.BAD_REQUEST, message)

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.rollout.core.lending import Objectives, Terms, refuse
 from plexsvc.rollout.engines.model_dir import ModelDir, read_model_dir
 from plexsvc.weights.dtypes import DTYPES
@@ -95,8 +95,7 @@ def check_fits(config: ServingConfig, *, available_bytes: int) -> None:
     weights = sum(weight_bytes(read_model_dir(model)) for model in models)
     needed, found = weights + config.kv_bytes, config.memory_bytes or available_bytes
     if needed > found:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"memory_bytes: {config.name} needs {needed} bytes ({weights} of weights, "
             f"{config.kv_bytes} of KV cache) and {found} are there; lower kv_bytes, or serve a "
             "smaller model",

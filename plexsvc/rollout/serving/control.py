@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request, not_found, unavailable
 from plexsvc.rollout.core.lending import refuse
 from plexsvc.rollout.serving.config import MAX_GUESTS
 
@@ -114,10 +114,10 @@ async def ask(path: Path, name: str) -> dict[str, Any]:
             writer.close()
     except TimeoutError as error:
         text = f"the engine at {path} did not answer in {CALL_S:.0f} s"
-        raise PlexError(ErrorCode.UNAVAILABLE, text) from error
+        raise unavailable(text) from error
     except OSError as error:
         text = f"no engine serves at {path} ({error}); `plexctl serve MODEL` starts one"
-        raise PlexError(ErrorCode.NOT_FOUND, text) from error
+        raise not_found(text) from error
     if "error" in reply:
-        raise PlexError(ErrorCode.BAD_REQUEST, reply["error"])
+        raise bad_request(reply["error"])
     return dict(reply)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.rollout.core.lending import DAY_MIN, GuestRecord, Lender
 from plexsvc.rollout.core.lent_memory import MemoryBudget
 from plexsvc.rollout.engines.executor import StepExecutor
@@ -55,7 +55,7 @@ class ServingEngine:
             )
         except (ValueError, RuntimeError) as error:
             text = f"vLLM cannot serve {config.model} as configured: {error}"
-            raise PlexError(ErrorCode.BAD_REQUEST, text) from error
+            raise bad_request(text) from error
         if config.guests:
             await made._invite()
         return made

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from plexsvc import log as logs
 from plexsvc.clock import Clock, SystemClock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.instance import InstanceServicer, serving_instance
 from plexsvc.rollout.serving.announcing import Announcer, Tell
@@ -52,7 +52,7 @@ def listening(config: ServingConfig) -> socket.socket:
         return socket.create_server((config.host, config.port))
     except OSError as error:
         text = f"port: cannot listen on {config.host}:{config.port}: {error.strerror}"
-        raise PlexError(ErrorCode.BAD_REQUEST, text, field="port") from error
+        raise bad_request(text, field="port") from error
 
 
 def main(

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from plexclient.ids import new_operation_id
 from plexclient.wire.v1 import operations_pb2
+from plexsvc.errors import bad_request
 from plexsvc.router import bounds
 from plexsvc.router.http import shapes
-from plexsvc.router.validation import bad_request
 
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256

@@ -20,13 +20,12 @@ from aiohttp import web
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, not_found
 from plexsvc.ids import TenantId
 from plexsvc.router.auth import Caller
 from plexsvc.router.http import asking, shapes
 from plexsvc.router.http.choices import Choice, Form, usage
 from plexsvc.router.http.server import CALLER, TENANT, error_of, read_json
-from plexsvc.router.validation import bad_request
 
 SESSION: Final = "X-Session-Id"
 WRITE_S: Final = 60.0
@@ -129,7 +128,7 @@ async def _model(backend: Backend, request: web.Request, name: str) -> dict[str,
     found = await _models(backend, request[TENANT])
     if name not in found:
         text = f"no model {name!r}; /v1/models lists the tenant's rollout deployments"
-        raise PlexError(ErrorCode.NOT_FOUND, text)
+        raise not_found(text)
     return found[name]
 
 

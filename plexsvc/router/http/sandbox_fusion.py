@@ -16,11 +16,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from plexclient.wire.v1 import reward_pb2 as pb
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request, unavailable
 from plexsvc.ids import TenantId
 from plexsvc.router.http.server import TENANT, read_json
 from plexsvc.router.rewards import Rewards
-from plexsvc.router.validation import bad_request
 
 JOB: Final = "http"
 """What batches from here are shown as."""
@@ -72,7 +71,7 @@ async def _run(
             if RESULT in reply.files:
                 return dict(json.loads(reply.files[RESULT]))
             return {"error": reply.detail, "code": code, "compile": None, "runs": [], "files": {}}
-    raise PlexError(ErrorCode.UNAVAILABLE, "the reward service gave no answer; try again")
+    raise unavailable("the reward service gave no answer; try again")
 
 
 def _problem(asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, not_found, payload_too_large
 from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.router.auth import Caller, Tenants
@@ -100,9 +100,8 @@ async def _listen(
     try:
         server = await loop.create_server(factory, host.strip("[]"), int(port), ssl=_tls(config))
     except (OSError, ValueError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"cannot listen on router.http_listen = {config.http_listen!r}: {error}",
+        raise bad_request(
+            f"cannot listen on router.http_listen = {config.http_listen!r}: {error}"
         ) from error
     return host, server
 
@@ -121,13 +120,11 @@ async def read_json(request: web.Request) -> dict[str, Any]:
             ErrorCode.OPERATION_TIMEOUT, f"the body did not come within {SILENT_S:g} s"
         ) from None
     except web.HTTPRequestEntityTooLarge:
-        raise PlexError(
-            ErrorCode.PAYLOAD_TOO_LARGE, f"a body has {MAX_MESSAGE_BYTES} bytes at most"
-        ) from None
+        raise payload_too_large(f"a body has {MAX_MESSAGE_BYTES} bytes at most") from None
     except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"the body is no JSON: {error}") from error
+        raise bad_request(f"the body is no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise PlexError(ErrorCode.BAD_REQUEST, "the body must be a JSON object")
+        raise bad_request("the body must be a JSON object")
     return found
 
 
@@ -181,13 +178,13 @@ class _Guard:
             return _answer(error)
         except web.HTTPException as error:
             return _answer(
-                PlexError(ErrorCode.NOT_FOUND, f"{request.method} {request.path}: {error.reason}"),
+                not_found(f"{request.method} {request.path}: {error.reason}"),
                 status=error.status,
             )
         except Exception as error:  # noqa: BLE001 - the edge: a bug of ours is told, not swallowed
             log.error("call failed", path=request.path)
             text = f"the router failed in {request.path}: {error!r}; its log says where"
-            return _answer(PlexError(ErrorCode.INTERNAL, text))
+            return _answer(internal(text))
 
 
 class _Connections:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from plexsvc.router.validation import bad_request
+from plexsvc.errors import bad_request
 
 MAX_CHARS: Final = 16 << 10
 """Of a grammar, as JSON."""

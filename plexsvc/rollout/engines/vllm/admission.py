@@ -10,7 +10,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 
 from plexclient.wire.v1 import rollout_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.rollout.engines import grammars
 from plexsvc.rollout.engines.drawing import DRAW_ORIGIN, GENERATED
 from plexsvc.rollout.engines.model_dir import ModelDir
@@ -21,7 +21,7 @@ from plexsvc.rollout.engines.texts import Texts
 def refused(request: rollout_pb2.InstanceRequest, problem: str) -> PlexError:
     """Return the refusal of one request."""
     text = f"request {request.request_id} refused: {problem}"
-    return PlexError(ErrorCode.BAD_REQUEST, text)
+    return bad_request(text)
 
 
 def check(request: rollout_pb2.InstanceRequest, *, model: ModelDir, max_model_len: int) -> None:
@@ -62,9 +62,7 @@ def build(
             draw_origin=len(prompt.token_ids) + len(prompt.generated) - prompt.draws_used,
         )
     except (ValueError, VLLMClientError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"request {request.request_id} refused by vLLM: {error}"
-        ) from error
+        raise bad_request(f"request {request.request_id} refused by vLLM: {error}") from error
     return EngineCoreRequest(
         request_id=request.request_id,
         prompt_token_ids=list(prompt.token_ids),

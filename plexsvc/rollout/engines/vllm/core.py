@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor import Executor
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.rollout.engines import sizes
 from plexsvc.rollout.engines.drawing import draw_by_position
 from plexsvc.rollout.engines.model_dir import ModelDir
@@ -64,10 +64,7 @@ class PreparedWeights:
             PlexError: `bad_request` when the model's loader cannot be planned.
         """
         if self.refusal:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"weights of this model cannot be replaced in place: {self.refusal}",
-            )
+            raise bad_request(f"weights of this model cannot be replaced in place: {self.refusal}")
         return self.found
 
 

@@ -27,7 +27,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, unavailable
 from plexsvc.ids import VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.engines.base import (
@@ -122,9 +122,7 @@ class VllmEngine:
             config = replace(config, max_model_len=config.max_model_len or model.max_positions)
             core = await asyncio.wrap_future(executor.call(lambda: build_core(config, model)))
         except (ValueError, RuntimeError) as error:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"vLLM cannot run {config.model} as configured: {error}"
-            ) from error
+            raise bad_request(f"vLLM cannot run {config.model} as configured: {error}") from error
         weights = await asyncio.wrap_future(
             executor.call(lambda: core.collective_rpc(prepare_worker, args=(model,))[0])
         )
@@ -155,9 +153,8 @@ class VllmEngine:
             async for _ in self.generate(requests):
                 pass
         except PlexError as error:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"vLLM cannot run {self._config.model} as configured: {error.message}",
+            raise bad_request(
+                f"vLLM cannot run {self._config.model} as configured: {error.message}"
             ) from error
         await asyncio.wrap_future(self._executor.call(self._core.reset_prefix_cache))
         self._generated = 0
@@ -181,7 +178,7 @@ class VllmEngine:
         """Return what broke the engine, if anything did: a step that does not return has, too."""
         if self._broken is None and self._executor.step_us > STUCK_US:
             stuck_s = self._executor.step_us // 1_000_000
-            return PlexError(ErrorCode.INTERNAL, f"vLLM is stuck in a step since {stuck_s} s")
+            return internal(f"vLLM is stuck in a step since {stuck_s} s")
         return self._broken
 
     async def until_broken(self) -> None:
@@ -286,7 +283,7 @@ class VllmEngine:
         if self._broken is not None:
             raise self._broken
         if self._is_asleep:
-            raise PlexError(ErrorCode.UNAVAILABLE, "the engine is asleep; wake it first")
+            raise unavailable("the engine is asleep; wake it first")
 
     async def _load(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
         checksums = [
@@ -299,7 +296,7 @@ class VllmEngine:
         except PlexError:
             raise
         except Exception as error:
-            broken = PlexError(ErrorCode.INTERNAL, f"vLLM failed to load {version}: {error!r}")
+            broken = internal(f"vLLM failed to load {version}: {error!r}")
             self._fail(broken)
             raise broken from error
         self._version = version
@@ -309,7 +306,7 @@ class VllmEngine:
         """Stop stepping and free the model and its cache."""
         await asyncio.to_thread(self._executor.remove, self)
         await asyncio.wrap_future(self._executor.call(self._core.shutdown))
-        self._fail(PlexError(ErrorCode.UNAVAILABLE, "the engine was disposed of"))
+        self._fail(unavailable("the engine was disposed of"))
 
     def _swap(self, filling: Iterator[int], version: VersionId) -> Future[int]:
         """Replace the weights tensor by tensor, so that another engine can step in between.
@@ -378,7 +375,7 @@ class VllmEngine:
             outputs = stepping.step(self._core)
         except Exception as error:  # noqa: BLE001 - whatever broke ends the engine with a cause
             log.error("engine step failed")
-            failure = PlexError(ErrorCode.INTERNAL, f"vLLM failed in a step: {error!r}")
+            failure = internal(f"vLLM failed in a step: {error!r}")
             self._broken = failure
             self._post(lambda: self._fail(failure))
             return
@@ -420,7 +417,7 @@ class VllmEngine:
 
         def added(future: Any) -> None:
             if future.exception() is not None:
-                error = PlexError(ErrorCode.INTERNAL, f"vLLM refused: {future.exception()!r}")
+                error = internal(f"vLLM refused: {future.exception()!r}")
                 self._post(lambda: box.fail(error))
 
         self._executor.call(add).add_done_callback(added)
