@@ -1842,4 +1842,13 @@ def test_yield_close():
         next(g)
 """,
     ),
+    "no plugin of the machine's": (
+        "def f(): return 1",
+        """
+from solution import f
+def test(pytestconfig):
+    assert f() == 1
+    assert not pytestconfig.pluginmanager.list_plugin_distinfo()
+""",
+    ),
 }
