@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -276,14 +276,17 @@ class StateManagerServicer:
 
     def _publish(self, request: pb.PublishRequest, caller: Caller) -> pb.PublishReply:
         wpg_id, key = WpgId(request.wpg_id), VersionId.of(request)
+        is_copy = request.HasField("copy_of")
         self._node.wait_until_settled()
         with self._versions.hold(str(key)), self._node.publisher.making(key):
             start_us = self._clock.monotonic_us()
-            with self._node.wpg_locks.hold(wpg_id):
+            with nullcontext() if is_copy else self._node.wpg_locks.hold(wpg_id):
                 caller.check()
-                self._node.admit(request.fence, wpg_id)
+                self._node.admit(request.fence, None if is_copy else wpg_id)
                 manifest = self._node.publisher.find(key)
-                draft = self._draft(request, caller) if manifest is None else None
+                draft = None
+                if manifest is None:
+                    draft = (self._draft_copy if is_copy else self._draft)(request, caller)
             copy_us = self._clock.monotonic_us() - start_us
             if draft is not None:
                 manifest = self._node.publisher.enter(draft, caller)
@@ -313,6 +316,18 @@ class StateManagerServicer:
             progress=_progress(taken) if request.complete else None,
             tell=caller.tell,
         )
+
+    def _draft_copy(self, request: pb.PublishRequest, caller: Caller) -> Draft:
+        """Copy a complete version of other nodes, as one part."""
+        with self._copied(request.copy_of, caller) as taken:
+            return self._node.publisher.draft(
+                VersionId.of(request),
+                taken.index,
+                job_id=JobId(request.job_id),
+                region=taken.region,
+                progress=_progress(taken),
+                tell=caller.tell,
+            )
 
     def _release(self, request: pb.ReleaseVersionRequest) -> None:
         self._node.admit(request.fence)

@@ -147,29 +147,51 @@ def test_accumulated_gradients_are_in_no_complete_copy(daemon: Daemon) -> None:
     assert daemon.publish("a", 2, complete=True, mid_window=True).error.code == ""
 
 
-def test_copies_of_several_nodes_are_digested_and_saved_as_one(tmp_path: Path) -> None:
-    daemons = []
+def start_nodes(stack: ExitStack, place: Path, *node_ids: str) -> list[Daemon]:
+    for node_id in node_ids:
+        (place / node_id).mkdir(mode=0o700)
+    return [Daemon(place / n, stack, keys=KEYS, devices=2, node_id=n) for n in node_ids]
+
+
+def version_of(**daemons: Daemon) -> statemanager_pb2.PublishedVersion:
+    """Version 7 where it lies, by node."""
+    holders = [
+        statemanager_pb2.VersionHolder(node_id=node_id, state_manager=daemon.ready["address"])
+        for node_id, daemon in daemons.items()
+    ]
+    return statemanager_pb2.PublishedVersion(deployment_id="job/actor", version=7, holders=holders)
+
+
+def test_a_node_keeps_a_copy_of_what_others_hold(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        for node_id in ("n0", "n1"):
-            place = tmp_path / node_id
-            place.mkdir(mode=0o700)
-            daemons.append(Daemon(place, stack, keys=KEYS, devices=2, node_id=node_id))
-        here, there = daemons
+        left, right, third = start_nodes(stack, tmp_path, "n0", "n1", "n2")
+        build(third, "whole", [slice(0, 4)])
+        for daemon, half in zip((left, right), HALVES, strict=True):
+            (rank,) = build(daemon, "a", [half])
+            rank("set", scalars={"step": 3}, applied_seq=7)
+            assert daemon.publish("a", 7, complete=True).error.code == ""
+        whole = third.digests("whole")
+        copy = third.published("a", 7, copy_of=version_of(n0=left, n1=right), job_id="job")
+        left.process.kill()
+        right.process.kill()
+        assert (copy.node_id, copy.applied_seq) == ("n2", 7)
+        assert json.loads(copy.scalars_json) == {"0": {"step": 3}}
+        assert third.published("a", 7, copy_of=version_of(n0=left), job_id="job") == copy
+        assert third.digests("a", copies=version_of(n2=third)) == whole
+        lost = third.publish("a", 8, copy_of=version_of(n0=left), job_id="job")
+        assert lost.error.code == "unavailable"
+        assert third.publish("whole", 8, complete=True).error.code == ""
+
+
+def test_copies_of_several_nodes_are_digested_and_saved_as_one(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        here, there = start_nodes(stack, tmp_path, "n0", "n1")
         build(here, "whole", [slice(0, 4)])
         build(here, "a", HALVES[:1])
         build(there, "a", HALVES[1:])
-        for daemon in daemons:
+        for daemon in (here, there):
             assert daemon.publish("a", 7, complete=True).error.code == ""
-        copies = statemanager_pb2.PublishedVersion(
-            deployment_id="job/actor",
-            version=7,
-            holders=[
-                statemanager_pb2.VersionHolder(
-                    node_id=node_id, state_manager=daemon.ready["address"]
-                )
-                for node_id, daemon in zip(("n0", "n1"), daemons, strict=True)
-            ],
-        )
+        copies = version_of(n0=here, n1=there)
         assert here.digests("a", copies=copies) == here.digests("whole")
         assert materialize(here, tmp_path / "part").error.code == "bad_request"
         saved = materialize(here, tmp_path / "out", optimizer=True, copies=copies)

@@ -44,7 +44,7 @@ class MoveReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ..., total_us: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., step_us: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "deployment_id", "version", "complete", "mid_window", "gradients", "beside", "incarnation")
+    __slots__ = ("fence", "wpg_id", "deployment_id", "version", "complete", "mid_window", "gradients", "beside", "incarnation", "copy_of", "job_id")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,8 @@ class PublishRequest(_message.Message):
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     BESIDE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    COPY_OF_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     deployment_id: str
@@ -63,7 +65,9 @@ class PublishRequest(_message.Message):
     gradients: bool
     beside: bool
     incarnation: int
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., complete: _Optional[bool] = ..., mid_window: _Optional[bool] = ..., gradients: _Optional[bool] = ..., beside: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    copy_of: PublishedVersion
+    job_id: str
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., complete: _Optional[bool] = ..., mid_window: _Optional[bool] = ..., gradients: _Optional[bool] = ..., beside: _Optional[bool] = ..., incarnation: _Optional[int] = ..., copy_of: _Optional[_Union[PublishedVersion, _Mapping]] = ..., job_id: _Optional[str] = ...) -> None: ...
 
 class PublishReply(_message.Message):
     __slots__ = ("error", "nbytes", "copy_us", "part")
