@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from typing import ClassVar, Final
+
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.scheduler.core import unfinished
 from plexsvc.scheduler.core.actions import (
     CarryState,
+    ComputePlan,
     MoveState,
     RefuseOperation,
     StartOperation,
 )
 from plexsvc.scheduler.core.events import (
     Acknowledged,
+    CarryFailed,
     JobMoveRequested,
+    MoveFailed,
     NodeCordoned,
     NodeLost,
     NodeUncordoned,
+    OperationFinished,
+    ProcExited,
     RepackRequested,
+    SpawnFailed,
 )
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState, OperationKind
-from tests.fakes.fake_world import FakeWorld, no_room, op_id
+from plexsvc.scheduler.driver.freezing import freeze, thaw
+from tests.fakes.fake_world import FakeWorld, Order, no_room, op_id
 
 SLOTS = ("a", "b", "c")
 SLOT = st.sampled_from(SLOTS)
@@ -50,6 +63,9 @@ LIMITS = Limits(
 )
 REPEATED = ("drain",)
 """Timers of deployments that find no place off a draining node: they are set again and again."""
+HISTORIES: Final = int(os.environ.get("PLEX_CHAOS_HISTORIES") or 25)  # noqa: TID251 - of `make chaos`
+"""With takeovers and many faults."""
+FAILURES = (ProcExited, NodeLost, MoveFailed, CarryFailed, OperationFinished)
 FAULTS = (ErrorCode.INTERNAL, ErrorCode.WINDOW_BROKEN, ErrorCode.NO_ROOM, ErrorCode.WORKER_DIED)
 
 
@@ -268,3 +284,68 @@ TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(
     max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+class AnyTakenOverHistory(AnyHistory):
+    """Random events and many faults; other schedulers take over in between.
+
+    Attributes:
+        faults: of all histories, by kind.
+    """
+
+    faults: ClassVar[Counter[str]] = Counter()
+
+    @rule(dies=st.booleans(), node_lost=SOMETIMES, data=st.data())
+    def take_over(self, dies: bool, node_lost: bool, data: st.DataObject) -> None:
+        """Freeze the core and thaw another, which repeats what is awaited (`orders/adopt.py`)."""
+        world, frozen = self.world, freeze(self.world.core)
+        world.core = thaw(frozen)
+        assert freeze(world.core) == frozen
+        world.core.lead(world.core.cluster.turn.epoch + 1)
+        view = world.core.view
+        world.orders = []
+        before = list(unfinished.orders(world.core.cluster))
+        world.timers = {key: at for key, at in world.timers.items() if view.awaits(key)}
+        if node_lost:
+            lost = NodeLost(at_us=world.tick(), node_id=NodeId("n1"), reason="it did not join")
+            world.tell(lost)
+        for deployment_id in list(view.relocating):
+            relocation = view.deployments[deployment_id].relocation
+            if relocation is not None:
+                fault = Fault(code=ErrorCode.UNAVAILABLE, message="taken over")
+                told = SpawnFailed(at_us=world.tick(), wpg_id=relocation.wpg_id, fault=fault)
+                world.tell(told)
+        if dies and view.wpgs:
+            world.die(data.draw(st.sampled_from(sorted(view.wpgs))))
+        still = list(unfinished.orders(world.core.cluster))
+        given = [order for order in before if order in still and order not in world.orders]
+        for order in given:
+            if isinstance(order, ComputePlan):
+                world.computed(order)
+            elif isinstance(order, Order):
+                world.orders.append(order)
+        if node_lost:
+            world.join("n1", train=2, rollout=2)
+        self.faults["takeovers"] += 1
+
+    def settle(self) -> None:
+        """Count what went wrong, too."""
+        super().settle()
+        for event, _ in self.world.history:
+            if isinstance(event, FAILURES) and getattr(event, "fault", True):
+                self.faults[type(event).__name__] += 1
+
+
+TestAnyTakenOverHistory = pytest.mark.timeout(60 + HISTORIES)(AnyTakenOverHistory.TestCase)
+TestAnyTakenOverHistory.settings = settings(
+    max_examples=HISTORIES,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_schedulers_took_over_and_much_failed() -> None:
+    faults = AnyTakenOverHistory.faults
+    print(f"{faults.total()} faults: {dict(faults)}")  # noqa: T201 - of `make chaos`
+    assert {"takeovers", "ProcExited", "NodeLost"} <= faults.keys()
