@@ -50,6 +50,8 @@ class Declared:
     max_logprob_gap: float = 0.0
     durability: str = "none"
     recompute: str | None = None
+    checkpoint_every: int = 0
+    keep: int = 3
 
     def to_wire(self, job_id: JobId) -> service_pb2.CreateDeploymentRequest:
         """Return the request for it.
@@ -101,6 +103,7 @@ class Declared:
         elastic = self.instances if isinstance(self.instances, Elastic) else Elastic()
         trains = elastic.reserved and not elastic.has_window
         num_instances = self._trained_on() if trains else num_instances
+        kept = whole("keep", self.keep, least=1, most=1 << 20)
         model, source = str(self.model), ""
         if isinstance(self.model, Deployment):
             model, source = self.model.info.spec.model, self.model.deployment_id
@@ -125,4 +128,6 @@ class Declared:
             max_logprob_gap=real("max_logprob_gap", self.max_logprob_gap, least=0),
             is_durable=self.durability == "step",
             recompute=self.recompute or "",
+            checkpoint_every=whole("checkpoint_every", self.checkpoint_every, most=10**9),
+            checkpoints_kept=kept if self.checkpoint_every else 0,
         )

@@ -156,6 +156,8 @@ class Job:
         max_logprob_gap: float = 0.0,
         durability: str = "none",
         recompute: str | None = None,
+        checkpoint_every: int = 0,
+        keep: int = 3,
     ) -> Future[Any]:
         """Return deployment `name`, ready: an Actor, Critic, Reference or Rollout by its role.
 
@@ -177,7 +179,9 @@ class Job:
         what is trained on after a `step` must differ.
 
         `durability="step"` of an actor or critic keeps a copy of its state in host memory after
-        each `step`. When one of its processes dies, it is rebuilt and the loop sees a pause.
+        each `step`. When one of its processes dies, it is rebuilt and the loop sees a pause. Then
+        `checkpoint_every=n` writes each n-th step as a checkpoint while the job trains on, and
+        `keep`s the newest; `plexctl ckpt list` shows them.
 
         `recompute="full"` keeps only each layer's input for the backward pass, which computes the
         rest again: less memory for activations, a third more time, the same gradients.
@@ -203,6 +207,8 @@ class Job:
             max_logprob_gap=max_logprob_gap,
             durability=durability,
             recompute=recompute,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
         )
         request, seeding = declared.to_wire(self.job_id), declared.seeding(self.job_id)
         self._check_open(f"deploy({name!r})")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ from plexclient.syncing import Synced
 from plexclient.wire.v1 import operations_pb2
 
 Operation = operations_pb2.Operation
+
+MAX_POSITION_CHARS: Final = 16 << 10
 
 
 class Loadable(Deployment):
@@ -71,8 +74,16 @@ class Trained(Loadable):
         weight_decay: float | None = None,
         clip_grad_norm: float | None = None,
         decay_vectors: bool | None = None,
+        position: object = None,
     ) -> Future[Answer]:
-        """Apply the accumulated gradients; what is not given keeps the deployment's `AdamW`."""
+        """Apply the accumulated gradients; what is not given keeps the deployment's `AdamW`.
+
+        `position` is where you are in your data, anything that JSON can carry in 16 KiB. It is kept
+        with the state that the step leaves, and its checkpoint.
+
+        Raises:
+            PlexError: `bad_request` for a position that is not JSON, or too long.
+        """
         given = {
             "lr": lr,
             "beta1": beta1,
@@ -85,7 +96,7 @@ class Trained(Loadable):
         for name, value in given.items():
             if value is not None:
                 setattr(step, name, real(f"step: {name}", value))
-        return self._run(Operation(step=step), read=facts)
+        return self._run(Operation(step=step, position=_position(position)), read=facts)
 
     @call
     def zero_grad(self) -> Future[Answer]:
@@ -237,6 +248,18 @@ def _gradient(name: str, values: npt.ArrayLike, *, batch: Batch) -> FloatArray:
             array=name,
         )
     return array
+
+
+def _position(given: object) -> str:
+    try:
+        text = "" if given is None else json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise bad_request(f"step: position {given!r:.40} is not JSON: {error}") from error
+    if len(text) > MAX_POSITION_CHARS:
+        raise bad_request(
+            f"step: position has {len(text)} characters of JSON; at most {MAX_POSITION_CHARS}"
+        )
+    return text
 
 
 def _temperature(given: float | None, batch: Batch) -> float:

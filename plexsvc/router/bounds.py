@@ -66,6 +66,8 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "CreateTokenRequest.lifetime_us": Bound(0, 100 * YEAR_US.high),
     "CycleSegment.duration_us": MONTH_US,
     "CycleSegment.offset_us": MONTH_US,
+    "DeploymentSpec.checkpoint_every": Bound(0, 1_000_000_000),
+    "DeploymentSpec.checkpoints_kept": Bound(0, 1 << 20),
     "DeploymentSpec.kv_cache_bytes": BYTES,
     "DeploymentSpec.max_logprob_gap": POSITIVE,
     "DeploymentSpec.max_model_len": TOKENS,

@@ -85,6 +85,7 @@ def check_spec(spec: service_pb2.DeploymentSpec) -> None:
             "durability='step' to an actor or a critic",
             field="DeploymentSpec.is_durable",
         )
+    _check_checkpoints(spec)
     _check_instances(spec)
     _check_optimizer(spec)
     _check_degrees(spec)
@@ -136,6 +137,21 @@ def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None
                 "divisor",
                 degree=degree,
             )
+
+
+def _check_checkpoints(spec: service_pb2.DeploymentSpec) -> None:
+    if spec.checkpoint_every and not spec.is_durable:
+        raise bad_request(
+            f"checkpoint_every={spec.checkpoint_every} writes what durability='step' keeps; ask "
+            "for that, too",
+            field="DeploymentSpec.checkpoint_every",
+        )
+    if bool(spec.checkpoint_every) != bool(spec.checkpoints_kept):
+        raise bad_request(
+            f"checkpoint_every={spec.checkpoint_every} with keep={spec.checkpoints_kept}; keep 1 "
+            "or more of the checkpoints that are made",
+            field="DeploymentSpec.checkpoints_kept",
+        )
 
 
 def _check_instances(spec: service_pb2.DeploymentSpec) -> None:

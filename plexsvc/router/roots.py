@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc import paths
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.families import unknown_model
 from plexsvc.ids import TenantId
 from plexsvc.paths import Place
@@ -60,6 +61,27 @@ class Roots:
             raise unknown_model(spec.model, "there is no such directory")
         spec.model, spec.model_root = str(found.path), str(found.root)
         return found
+
+    def place_checkpoints(self, spec: service_pb2.DeploymentSpec, *, tenant: TenantId) -> None:
+        """Say where the checkpoints of a deployment go, if it makes any.
+
+        Raises:
+            PlexError: `bad_request` when the tenant has no place for them.
+        """
+        spec.checkpoint_root = str(self.own(tenant)) if spec.checkpoint_every else ""
+
+    def own(self, tenant: TenantId) -> Path:
+        """Return the directory below which a tenant's checkpoints are made.
+
+        Raises:
+            PlexError: `bad_request` when it has none.
+        """
+        if not (found := self._own(tenant)):
+            raise bad_request(
+                f"tenant {tenant!r} has no directory for checkpoints; ask an operator for one "
+                "(router.roots)"
+            )
+        return Path(os.path.realpath(found[0]))
 
     def _fill(self, kind: str, operation: operations_pb2.Operation) -> None:
         body, tenant = getattr(operation, kind), TenantId(operation.tenant)

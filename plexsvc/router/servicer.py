@@ -220,6 +220,8 @@ class RouterServicer:
             _take_model(request, await self._spec(name, request, beside))
         if spec.seeds:
             models.check_seeds(spec, await self._spec(spec.seeds, request, beside))
+        place = partial(self._roots.place_checkpoints, spec, tenant=tenant)
+        await self._looks.look(tenant, place)
         if spec.model or spec.backend != "noop":
             await self._looks.look(tenant, partial(self._check_model, spec, tenant=tenant))
 

@@ -44,6 +44,7 @@ from plexsvc.weights import checkpoints, headers, pieces
 from plexsvc.weights.checkpoints import (
     MODEL_FILE,
     OPTIMIZER_FILE,
+    SCRATCH,
     STATE_FILE,
     BlockHasher,
     Sealed,
@@ -53,9 +54,6 @@ from plexsvc.weights.pieces import RegionBytes, Tensor
 
 SAVE: Final = "save"
 """Begins the key of a record in the book: where a checkpoint is being written."""
-
-SCRATCH: Final = ".tmp-"
-"""Follows the name of a checkpoint in that of the directory in which it is being written."""
 
 SCRATCH_BYTES: Final = 4
 """Random bytes, in hexadecimal, at the end of that name."""
@@ -117,9 +115,13 @@ def materialize(
     optimizer: bool,
     caller: Caller,
     tenant: str,
+    about: Mapping[str, Any] | None = None,
+    kept: int = 0,
 ) -> Written:
     """Write `snapshot` as the checkpoint directory `path`, replacing an older one of `tenant`.
 
+    What it is `about` goes into its state file. Of directories beside it whose names differ in what
+    follows `@` alone, as many newest as are to be `kept` stay; 0: all.
     Nothing appears under `path` if the caller leaves before all of it is written.
 
     Raises:
@@ -130,12 +132,16 @@ def materialize(
     try:
         _check_free(path, tenant=tenant)
         with _scratch(path) as scratch:
-            sealed = _write_state(snapshot, scratch, optimizer=optimizer, caller=caller)
+            sealed = _write_state(
+                snapshot, scratch, optimizer=optimizer, about=about or {}, caller=caller
+            )
             if model is not None:
                 _copy_model_files(model, scratch)
             written = _finish(scratch, sealed, tenant=tenant)
             caller.check()
             _swap_in(scratch, path)
+            if kept:
+                _remove_older(path, tenant=tenant, kept=kept)
     except OSError as error:
         text = f"checkpoint {path} not written: {error}"
         raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; give a writable place") from error
@@ -271,7 +277,12 @@ def _write_steadily(file: FileIO, data: memoryview, caller: Caller) -> None:
 
 
 def _write_state(
-    snapshot: Snapshot, target: Path, *, optimizer: bool, caller: Caller
+    snapshot: Snapshot,
+    target: Path,
+    *,
+    optimizer: bool,
+    about: Mapping[str, Any],
+    caller: Caller,
 ) -> dict[str, Sealed]:
     """Write the state's files; return the seals of what was to be written into the large ones."""
     sealed = {}
@@ -288,8 +299,17 @@ def _write_state(
     sealed[OPTIMIZER_FILE] = write_safetensors(
         target / OPTIMIZER_FILE, states, region=snapshot.region, caller=caller
     )
-    _write_json(target / STATE_FILE, _scalars_table(snapshot))
+    _write_json(target / STATE_FILE, {**_scalars_table(snapshot), **about})
     return sealed
+
+
+def _remove_older(path: Path, *, tenant: str, kept: int) -> None:
+    """Remove all but the newest checkpoints of a series; one that cannot be removed stays."""
+    series = [seal.parent for seal in path.parent.glob(f"{path.name.partition('@')[0]}@*/{SEAL}")]
+    series.sort(key=lambda one: (one / SEAL).stat().st_mtime_ns)
+    for older in series[:-kept]:
+        with suppress(OSError, PlexError):
+            checkpoints.remove(older, tenant=tenant)
 
 
 def _scalars_table(snapshot: Snapshot) -> dict[str, Any]:

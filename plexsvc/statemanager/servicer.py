@@ -50,7 +50,7 @@ from plexsvc.statemanager.publishing import (
 )
 from plexsvc.weights import pieces
 from plexsvc.weights.checksums import verify
-from plexsvc.weights.manifests import part_name
+from plexsvc.weights.manifests import part_name, scalars_by_rank, steps
 from plexsvc.weights.reading import Published
 
 log = Log(__name__)
@@ -291,7 +291,12 @@ class StateManagerServicer:
             if draft is not None:
                 manifest = self._node.publisher.enter(draft, caller)
         assert manifest is not None, key
-        return pb.PublishReply(nbytes=manifest.nbytes, copy_us=copy_us, part=part_name(manifest))
+        return pb.PublishReply(
+            nbytes=manifest.nbytes,
+            copy_us=copy_us,
+            part=part_name(manifest),
+            step=steps(scalars_by_rank([manifest])),
+        )
 
     def _draft(self, request: pb.PublishRequest, caller: Caller) -> Draft:
         """Copy parameters, or all the state that is asked for; the caller holds the lock."""
@@ -347,6 +352,8 @@ class StateManagerServicer:
                 optimizer=request.optimizer,
                 caller=caller,
                 tenant=request.tenant,
+                about=json.loads(request.about_json or "{}"),
+                kept=request.kept,
             )
 
     @contextmanager

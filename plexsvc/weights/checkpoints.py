@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import shutil
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
@@ -23,12 +25,15 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights import headers
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.checksums import BLOCK_BYTES
-from plexsvc.weights.owner import MAX_MARK_BYTES, SEAL
+from plexsvc.weights.owner import MAX_MARK_BYTES, SEAL, check_owner
 from plexsvc.weights.pieces import packed_strides
 
 MODEL_FILE: Final = "model.safetensors"
 OPTIMIZER_FILE: Final = "optimizer.safetensors"
 STATE_FILE: Final = "plex_state.json"
+
+SCRATCH: Final = ".tmp-"
+"""Follows the name of a checkpoint in that of the directory in which it is written or removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +192,21 @@ def read_seal(directory: Path) -> Seal | None:
     for name, sealed in files.items():
         _check_size(directory / name, sealed)
     return Seal(directory, files)
+
+
+def remove(directory: Path, *, tenant: str) -> None:
+    """Remove a checkpoint of a tenant, which is gone at once: a reader never sees half of one.
+
+    What a kill leaves of it is removed by a later save beside it.
+
+    Raises:
+        PlexError: as `check_owner`.
+        OSError: it cannot be removed.
+    """
+    check_owner(directory, tenant=tenant, what="remove:")
+    doomed = directory.with_name(f".{directory.name}{SCRATCH}-{secrets.token_hex(4)}")
+    directory.rename(doomed)
+    shutil.rmtree(doomed)
 
 
 def check_model(directory: Path) -> None:

@@ -8,13 +8,17 @@ the last applied number.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import xxhash
 
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 
 Scalars = dict[str, int | float | str]
+
+STEPS: Final = "adam_step"
+"""The scalar in which backends count the steps of their optimizer."""
 
 
 def adds_pieces(manifest: VersionManifest, held: Iterable[VersionManifest]) -> bool:
@@ -44,6 +48,11 @@ def scalars_by_rank(copies: Sequence[VersionManifest]) -> dict[int, Scalars]:
 def applied_seq(copies: Sequence[VersionManifest]) -> int:
     """Return the last number that every rank had applied; 0 without copies."""
     return min((copy.applied_seq for copy in copies), default=0)
+
+
+def steps(scalars: Mapping[int, Scalars]) -> int:
+    """Return how many steps the optimizer of a state with these scalars has taken."""
+    return max((int(one.get(STEPS, 0)) for one in scalars.values()), default=0)
 
 
 def _key(piece: CanonicalPiece) -> tuple[object, ...]:

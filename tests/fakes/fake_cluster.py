@@ -161,7 +161,8 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         error = self._behaviour.publish_errors.pop(0) if self._behaviour.publish_errors else None
         if error is not None:
             return statemanager_pb2.PublishReply(error=to_wire(error))
-        return statemanager_pb2.PublishReply(nbytes=5, copy_us=3)
+        steps = sum(kind == "step" for _, kind, _ in self._behaviour.executed)
+        return statemanager_pb2.PublishReply(nbytes=5, copy_us=3, step=steps)
 
     async def ReleaseVersion(
         self, request: statemanager_pb2.ReleaseVersionRequest, context: Any

@@ -56,6 +56,7 @@ class Rig:
         shared: bool = False,
         instances: int = 0,
         durable: bool = False,
+        checkpoint_every: int = 0,
     ) -> service_pb2.Deployment:
         """Bring a deployment up."""
         spec = service_pb2.DeploymentSpec(
@@ -63,7 +64,10 @@ class Rig:
             backend="vllm" if role == "rollout" else "noop",
             shares_devices=shared,
             num_instances=instances,
-            is_durable=durable,
+            is_durable=durable or checkpoint_every > 0,
+            checkpoint_every=checkpoint_every,
+            checkpoints_kept=2 * min(1, checkpoint_every),
+            checkpoint_root="/root",
         )
         spec.parallel.tp = tp
         return await self.scheduler.call(

@@ -89,6 +89,10 @@ class Durable:
     """The last time that it was rebuilt."""
     copied: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no copy is being made."""
+    written: Published | None = None
+    """The copy that is being written as a checkpoint."""
+    checkpoint: str = ""
+    """What became of the last checkpoint."""
 
     def __post_init__(self) -> None:
         """Begin with no copy being made."""
@@ -117,10 +121,13 @@ class Durable:
             setattr(self.pause, name, at_us)
 
     def held(self) -> Counter[NodeId]:
-        """Return the bytes that nodes hold for it, with room for the next copy."""
+        """Return the bytes that nodes hold for it, with room for the next copy.
+
+        One that is written as a checkpoint may be a third.
+        """
         copy, found = self.copy, Counter[NodeId]()
         for node_id, nbytes in zip(copy.nodes, copy.nbytes, strict=False) if copy else ():
-            found[node_id] += 2 * nbytes
+            found[node_id] += (2 if self.written is None else 3) * nbytes
         return found
 
     def note(self, done: Done) -> list[Done]:

@@ -78,6 +78,8 @@ class DeploymentRecord:
     wpg: WpgRecord | None = None
     """Its current WPG, also when that is gone: results may still lie on its nodes."""
     applied_seq: int = 0
+    position: str = ""
+    """Where its client was in its data at its last step, as JSON; empty if it did not say."""
     acked_seq: int = 0
     former_nodes: tuple[NodeId, ...] = ()
     """Where it ran before: results and published versions may still lie there."""

@@ -57,6 +57,7 @@ def deployment(record: DeploymentRecord) -> service_pb2.Deployment:
         max_sequence_length=record.max_sequence_length,
         wpg_id="" if wpg is None else wpg.wpg_id,
         model_files=record.model_files,
+        position=record.position,
     )
 
 

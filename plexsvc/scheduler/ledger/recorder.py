@@ -199,6 +199,9 @@ class Recorder:
             self._add_operation(held, result)
             self.is_owed = True
         record.applied_seq = max(record.applied_seq, held.operation.seq)
+        if held.kind is OperationKind.STEP and held.operation.position != record.position:
+            record.position = held.operation.position
+            self.deployment_kept(record)
 
     def answer(self, action: actions.AnswerOperation) -> None:
         """Hand an applied operation's result to whoever waits."""

@@ -133,6 +133,7 @@ def _deployment(row: DeploymentRow, found: Deployment) -> DeploymentRecord:
         state=found.state,
         fault=found.fault,
         applied_seq=row.applied_seq,
+        position=kept.position,
         # What ran since the last copy went with the service before.
         durable=Durable(unknown_to=found.next_seq - 1) if found.is_durable else None,
         versions=row.versions,

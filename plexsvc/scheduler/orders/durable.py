@@ -23,7 +23,7 @@ from plexsvc.scheduler.ledger import results
 from plexsvc.scheduler.ledger.durable import REPLAYED, STAGING_PART, Done, Durable, staged
 from plexsvc.scheduler.ledger.held import Held
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
-from plexsvc.scheduler.orders import host_bytes, managed, release
+from plexsvc.scheduler.orders import checkpoints, host_bytes, managed, release
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -52,7 +52,7 @@ def keep(reach: Reach, action: KeepState) -> Work:
 
 
 async def _keep(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
-    durable = _of(record)
+    durable, position = _of(record), record.deployment.position
     request = statemanager_pb2.PublishRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.wpg_id,
@@ -63,16 +63,20 @@ async def _keep(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
         beside=True,
     )
     try:
-        published, _ = await managed.publish(reach, record, request)
+        published, replies = await managed.publish(reach, record, request)
         before, gone = durable.copy, durable.take(published, seq=action.seq)
+        step = max(reply.step for reply in replies)
+        is_due = checkpoints.begin(record.deployment, durable, step=step)
     finally:
         durable.copied.set()
     reach.versions.copied(record.deployment.deployment_id, published)
     managed.note(reach, record.deployment.deployment_id)
-    if before is not None:
+    if before is not None and before is not durable.written:
         await managed.release(reach, before)
     host_bytes.tell_held(reach, record.deployment.deployment_id)
     await _let_go(reach, gone, of=record.deployment)
+    if is_due:
+        await checkpoints.write(reach, record, published, step=step, position=position)
 
 
 def _of(record: WpgRecord) -> Durable:

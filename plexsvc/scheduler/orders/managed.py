@@ -188,11 +188,24 @@ async def _materialize(work: _Managed) -> None:
     )
     async with _copies(work, complete=request.optimizer) as copies:
         request.copies.CopyFrom(copies)
-        reply = await reach.ask_state(record.nodes[0], partial(_written, reach, request))
-    _check(reply)
+        reply = await write(reach, record, request)
     work.result.texts["path"] = body.path
     work.result.texts["files"] = "\n".join(reply.files)
     work.result.metrics["nbytes"] = reply.nbytes
+
+
+async def write(
+    reach: Reach, record: WpgRecord, request: statemanager_pb2.MaterializeRequest
+) -> statemanager_pb2.MaterializeReply:
+    """Have a WPG's first node write a checkpoint; return once it is there.
+
+    Raises:
+        PlexError: what the state manager refused; `unavailable` when it wrote nothing for long.
+        AioRpcError: it did not answer.
+    """
+    reply = await reach.ask_state(record.nodes[0], partial(_written, reach, request))
+    _check(reply)
+    return reply
 
 
 async def _written(

@@ -106,8 +106,9 @@ async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
         if durable is not None:
             await durable.copied.wait()
         if durable is not None and durable.copy is not None:
-            await managed.release(reach, durable.copy)
-            durable.copy = None
+            copy, durable.copy = durable.copy, None
+            if copy is not durable.written:  # else it is released once it is written
+                await managed.release(reach, copy)
             host_bytes.tell_held(reach, deployment.deployment_id)
         await managed.release_unused(reach)
     reach.recorder.forgotten(action.wpg_id)

@@ -25,6 +25,7 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
+from plexsvc.weights.manifests import STEPS
 from plexsvc.worker import canonical, process_group
 from plexsvc.worker.backends import fsdp_state
 from plexsvc.worker.backends.adamw import Tensors, Update
@@ -253,11 +254,11 @@ class FsdpBackend:
 
     def scalars(self) -> dict[str, int | float | str]:
         """Return the optimizer's step count."""
-        return {"adam_step": self._steps}
+        return {STEPS: self._steps}
 
     def restore_scalars(self, scalars: Mapping[str, int | float | str]) -> None:
         """Take back the optimizer's step count."""
-        self._steps = int(scalars.get("adam_step", self._steps))
+        self._steps = int(scalars.get(STEPS, self._steps))
 
     def _outputs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
         progress.advance()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.weights.manifests import STEPS
 from plexsvc.worker.backends.base import (
     MicroBatch,
     ModelFacts,
@@ -117,8 +118,8 @@ class NoopBackend:
 
     def scalars(self) -> Scalars:
         """Return the step count."""
-        return {"adam_step": self._steps}
+        return {STEPS: self._steps}
 
     def restore_scalars(self, scalars: Mapping[str, int | float | str]) -> None:
         """Set the step count."""
-        self._steps = int(scalars.get("adam_step", self._steps))
+        self._steps = int(scalars.get(STEPS, self._steps))

@@ -309,7 +309,8 @@ def test_a_checkpoint_is_plain_safetensors_with_optimizer_and_scalars(
     build(daemon, "a", [slice(0, 2), slice(2, 4)])
     if is_parked:
         daemon.move("a", "HOST")
-    reply = materialize(daemon, tmp_path / "out", optimizer=True, model=str(model))
+    about = {"optimizer": True, "about_json": '{"position": 7}'}
+    reply = materialize(daemon, tmp_path / "out", model=str(model), **about)
     assert reply.error.code == ""
     assert sorted(reply.files) == [
         "config.json",
@@ -322,6 +323,7 @@ def test_a_checkpoint_is_plain_safetensors_with_optimizer_and_scalars(
     assert np.array_equal(moments["exp_avg/w"], WEIGHT * 10)
     state = json.loads((tmp_path / "out/plex_state.json").read_text())
     assert (state["scalars"], state["applied_seq"]) == ({"adam_step": 2}, 5)
+    assert state["position"] == 7
     assert (tmp_path / "out/.complete").is_file()
     assert sorted(p.name for p in tmp_path.iterdir() if "tmp-" in p.name) == []
 

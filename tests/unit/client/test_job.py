@@ -266,9 +266,11 @@ def test_a_deployment_asks_for_what_it_was_given(loop: Loop) -> None:
         seed=7,
         micro_batch_tokens=512,
         durability="step",
+        checkpoint_every=50,
+        keep=2,
     )
     spec = actor.info.spec
-    assert spec.is_durable
+    assert (spec.is_durable, spec.checkpoint_every, spec.checkpoints_kept) == (True, 50, 2)
     assert not loop.actor.info.spec.is_durable
     with pytest.raises(PlexError, match="none or step"):
         loop.job.deploy("critic", model="/m", backend="megatron", durability="always")

@@ -121,6 +121,9 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
         ({"recompute": "full"}, "without an optimizer"),
         ({"recompute": "full", "backend": "noop", "optimizer": pb.Optimizer()}, "'noop' with"),
         ({"recompute": "full", "backend": "vllm", "role": "rollout"}, "without an optimizer"),
+        ({"checkpoint_every": 2, "checkpoints_kept": 1}, "durability='step' keeps"),
+        ({"is_durable": True, "checkpoint_every": 2}, "keep=0; keep 1"),
+        ({"is_durable": True, "checkpoints_kept": 2}, "checkpoint_every=0 with keep=2"),
         ({"backend": "fsdp", "parallel": common_pb2.Parallel(tp=2)}, "tp=2"),
         (
             {"backend": "vllm", "role": "rollout", "parallel": common_pb2.Parallel(dp=2)},

@@ -25,7 +25,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statemanager import checkpoints
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.snapshot import Snapshot
-from plexsvc.weights.checkpoints import read_seal
+from plexsvc.weights.checkpoints import SCRATCH, read_seal
 from plexsvc.weights.pieces import Bytes
 
 SIZE = 32
@@ -57,7 +57,9 @@ def snapshot(*, value: int = 1, leaves: Caller | None = None) -> Snapshot:
     return Snapshot(index=index, region=region, scalars={}, applied_seq=3)
 
 
-def save(path: Path, state: Snapshot | None = None, caller: Caller | None = None) -> None:
+def save(
+    path: Path, state: Snapshot | None = None, caller: Caller | None = None, *, kept: int = 0
+) -> None:
     checkpoints.materialize(
         state or snapshot(),
         path,
@@ -65,6 +67,7 @@ def save(path: Path, state: Snapshot | None = None, caller: Caller | None = None
         optimizer=False,
         caller=caller or Caller(),
         tenant="lab",
+        kept=kept,
     )
 
 
@@ -175,7 +178,7 @@ def test_a_place_that_somebody_made_odd_holds_no_save_up(tmp_path: Path) -> None
     os.mkfifo(place / ".complete")
     with pytest.raises(PlexError, match="no regular file"):
         save(place)
-    deep = tmp_path / checkpoints._hidden("other", checkpoints.SCRATCH)
+    deep = tmp_path / checkpoints._hidden("other", SCRATCH)
     inner = os.open(tmp_path, os.O_RDONLY)
     for name in (deep.name, *["d"] * 2000):  # deeper than calls may nest
         os.mkdir(name, dir_fd=inner)
@@ -329,3 +332,20 @@ def test_an_older_checkpoint_that_another_host_brings_back_is_moved_aside_again(
     assert len(tidied) == 2
     assert load_file(tmp_path / "out" / "model.safetensors")["a"][0] == 8
     assert names(tmp_path) == ["out"]
+
+
+def test_of_a_series_the_newest_are_kept(tmp_path: Path) -> None:
+    for name in ("other@1", "it@9", "it@10", "it@2"):  # whatever their numbers
+        save(tmp_path / name)
+    (tmp_path / "it@7").mkdir()  # no checkpoint
+    save(tmp_path / "it@11", kept=2)
+    assert names(tmp_path) == ["it@11", "it@2", "it@7", "other@1"]
+
+
+def test_what_another_tenant_has_in_a_series_stays(tmp_path: Path) -> None:
+    save(tmp_path / "it@1")
+    mark = tmp_path / "it@1" / ".complete"
+    mark.write_text(mark.read_text().replace('"lab"', '"rival"'))
+    save(tmp_path / "it@2", kept=1)
+    save(tmp_path / "it@3", kept=1)
+    assert names(tmp_path) == ["it@1", "it@3"]

@@ -32,6 +32,7 @@ from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.servicer import MAX_CONTROL_CALLS, StateManagerServicer
+from plexsvc.weights.checkpoints import SCRATCH
 from tests.rigs.faults import ERRORS, Faults, FaultyProxy
 from tests.rigs.keys import KEYS
 
@@ -186,7 +187,7 @@ def saved(path: Path) -> list[float]:
 
 
 def scratches(place: Path) -> list[str]:
-    return [path.name for path in place.iterdir() if checkpoints.SCRATCH in path.name]
+    return [path.name for path in place.iterdir() if SCRATCH in path.name]
 
 
 async def test_what_is_saved_does_not_change_while_it_is_written(

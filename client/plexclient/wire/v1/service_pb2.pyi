@@ -205,7 +205,7 @@ class InstanceRange(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., least: _Optional[int] = ..., most: _Optional[int] = ..., price: _Optional[float] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "instances", "shares_devices", "where_it_trains", "seeds", "is_durable", "model_root", "recompute")
+    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "instances", "shares_devices", "where_it_trains", "seeds", "is_durable", "model_root", "recompute", "checkpoint_every", "checkpoints_kept", "checkpoint_root")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,9 @@ class DeploymentSpec(_message.Message):
     IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_ROOT_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_EVERY_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_KEPT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_ROOT_FIELD_NUMBER: _ClassVar[int]
     role: str
     model: str
     backend: str
@@ -246,7 +249,10 @@ class DeploymentSpec(_message.Message):
     is_durable: bool
     model_root: str
     recompute: str
-    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., instances: _Optional[_Iterable[_Union[InstanceRange, _Mapping]]] = ..., shares_devices: _Optional[bool] = ..., where_it_trains: _Optional[bool] = ..., seeds: _Optional[str] = ..., is_durable: _Optional[bool] = ..., model_root: _Optional[str] = ..., recompute: _Optional[str] = ...) -> None: ...
+    checkpoint_every: int
+    checkpoints_kept: int
+    checkpoint_root: str
+    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., instances: _Optional[_Iterable[_Union[InstanceRange, _Mapping]]] = ..., shares_devices: _Optional[bool] = ..., where_it_trains: _Optional[bool] = ..., seeds: _Optional[str] = ..., is_durable: _Optional[bool] = ..., model_root: _Optional[str] = ..., recompute: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., checkpoints_kept: _Optional[int] = ..., checkpoint_root: _Optional[str] = ...) -> None: ...
 
 class CreateDeploymentRequest(_message.Message):
     __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec")
@@ -289,7 +295,7 @@ class GetDeploymentRequest(_message.Message):
     def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec", "state", "error", "incarnation", "blocks", "vocab_size", "max_sequence_length", "staging_nodes", "executor_address", "state_bytes", "wpg_id", "residency", "model_files", "former_nodes")
+    __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec", "state", "error", "incarnation", "blocks", "vocab_size", "max_sequence_length", "staging_nodes", "executor_address", "state_bytes", "wpg_id", "residency", "model_files", "former_nodes", "position")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +314,7 @@ class Deployment(_message.Message):
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FILES_FIELD_NUMBER: _ClassVar[int]
     FORMER_NODES_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     tenant: str
@@ -326,7 +333,8 @@ class Deployment(_message.Message):
     residency: _common_pb2.Residency
     model_files: _containers.RepeatedScalarFieldContainer[str]
     former_nodes: _containers.RepeatedCompositeFieldContainer[NodeAddress]
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ..., state: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_common_pb2.DeviceBlock, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., staging_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., executor_address: _Optional[str] = ..., state_bytes: _Optional[int] = ..., wpg_id: _Optional[str] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., model_files: _Optional[_Iterable[str]] = ..., former_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ...) -> None: ...
+    position: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ..., state: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_common_pb2.DeviceBlock, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., staging_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., executor_address: _Optional[str] = ..., state_bytes: _Optional[int] = ..., wpg_id: _Optional[str] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., model_files: _Optional[_Iterable[str]] = ..., former_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., position: _Optional[str] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
     __slots__ = ("node_id", "agent", "state_manager")

@@ -70,16 +70,18 @@ class PublishRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., complete: _Optional[bool] = ..., mid_window: _Optional[bool] = ..., gradients: _Optional[bool] = ..., beside: _Optional[bool] = ..., incarnation: _Optional[int] = ..., copy_of: _Optional[_Union[PublishedVersion, _Mapping]] = ..., job_id: _Optional[str] = ...) -> None: ...
 
 class PublishReply(_message.Message):
-    __slots__ = ("error", "nbytes", "copy_us", "part")
+    __slots__ = ("error", "nbytes", "copy_us", "part", "step")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     COPY_US_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     error: _common_pb2.Error
     nbytes: int
     copy_us: int
     part: str
-    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ..., part: _Optional[str] = ...) -> None: ...
+    step: int
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ..., part: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class PublishedVersion(_message.Message):
     __slots__ = ("deployment_id", "version", "holders", "incarnation")
@@ -188,7 +190,7 @@ class ReleaseVersionReply(_message.Message):
     def __init__(self) -> None: ...
 
 class MaterializeRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "path", "optimizer", "model", "copies", "root", "model_root", "tenant")
+    __slots__ = ("fence", "wpg_id", "path", "optimizer", "model", "copies", "root", "model_root", "tenant", "about_json", "kept")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +200,8 @@ class MaterializeRequest(_message.Message):
     ROOT_FIELD_NUMBER: _ClassVar[int]
     MODEL_ROOT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     path: str
@@ -207,7 +211,9 @@ class MaterializeRequest(_message.Message):
     root: str
     model_root: str
     tenant: str
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ..., copies: _Optional[_Union[PublishedVersion, _Mapping]] = ..., root: _Optional[str] = ..., model_root: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    about_json: str
+    kept: int
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ..., copies: _Optional[_Union[PublishedVersion, _Mapping]] = ..., root: _Optional[str] = ..., model_root: _Optional[str] = ..., tenant: _Optional[str] = ..., about_json: _Optional[str] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class MaterializeReply(_message.Message):
     __slots__ = ("error", "nbytes", "files")

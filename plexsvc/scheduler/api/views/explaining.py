@@ -70,6 +70,8 @@ def _durable(scheduler: LiveScheduler, record: JobRecord) -> Iterator[str]:
         one = scheduler.registry.deployments[deployment_id]
         if one.durable is not None and not one.durable.is_lost:
             yield f"{one.name} {one.durable}"
+            if one.durable.checkpoint:
+                yield f"{one.name} {one.durable.checkpoint}"
             if one.durable.pause is not None:
                 yield f"{one.name} {one.durable.pause}"
 

@@ -17,6 +17,7 @@ from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
+from plexsvc.weights.manifests import STEPS
 from plexsvc.worker import process_group
 from plexsvc.worker.backends import hf, packed
 from plexsvc.worker.backends.base import (
@@ -40,7 +41,6 @@ from plexsvc.worker.sources import (
 )
 
 DTYPES: Final = {"": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
-STEP_SCALAR: Final = "adam_step"
 
 
 class MegatronBackend:
@@ -249,12 +249,12 @@ class MegatronBackend:
 
     def scalars(self) -> Scalars:
         """Return the optimizer's step count."""
-        return {} if self._trained is None else {STEP_SCALAR: self._trained.steps}
+        return {} if self._trained is None else {STEPS: self._trained.steps}
 
     def restore_scalars(self, scalars: Mapping[str, int | float | str]) -> None:
         """Set the optimizer's step count."""
-        if self._trained is not None and STEP_SCALAR in scalars:
-            self._trained.steps = int(scalars[STEP_SCALAR])
+        if self._trained is not None and STEPS in scalars:
+            self._trained.steps = int(scalars[STEPS])
 
     def _training(self) -> Any:
         if self._trained is None:
