@@ -50,11 +50,14 @@ def of(config: Config, *, backend: str, dtype: str, parallel: Parallel, is_train
     if backend not in _PARAMETERS or any(key not in config for key in _NEEDED):
         return Sizes()
     itemsize = HALF_BYTES if backend == "megatron" and dtype == "bfloat16" else FLOAT32_BYTES
-    each = itemsize
-    if is_trained:
-        each += 3 * FLOAT32_BYTES + (FLOAT32_BYTES if itemsize < FLOAT32_BYTES else 0)
     count = _PARAMETERS[backend](config, parallel)
-    return Sizes(state=count * each, version=count * itemsize)
+    params = count * itemsize
+    if not is_trained:
+        return Sizes(state=params, version=params)
+    kept = 2 * FLOAT32_BYTES + (FLOAT32_BYTES if itemsize < FLOAT32_BYTES else 0)
+    shares = parallel.dp if parallel.distributed_optimizer else 1
+    optimizer = math.ceil(count * kept / shares)
+    return Sizes(state=params + count * FLOAT32_BYTES + optimizer, version=params)
 
 
 def _megatron(config: Mapping[str, int], parallel: Parallel) -> int:

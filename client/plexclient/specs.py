@@ -16,7 +16,11 @@ MAX_INSTANCES: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """Degrees of parallelism; the world size is `tp * pp * dp * cp`."""
+    """Degrees of parallelism; the world size is `tp * pp * dp * cp`.
+
+    By `distributed_optimizer=True` each of `dp` replicas on megatron holds an even share of the
+    moments and float32 masters (ZeRO-1) instead of all of them.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -24,6 +28,7 @@ class Parallel:
     cp: int = 1
     ep: int = 1
     sequence_parallel: bool = False
+    distributed_optimizer: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep"):

@@ -203,6 +203,16 @@ def _check_degrees(spec: service_pb2.DeploymentSpec) -> None:
         )
     if wire.sequence_parallel and wire.tp <= 1:
         raise bad_request("sequence_parallel needs tp above 1; raise tp or turn it off")
+    if wire.distributed_optimizer and (
+        spec.backend != "megatron" or wire.dp <= 1 or not spec.HasField("optimizer")
+    ):
+        raise bad_request(
+            f"distributed_optimizer shares out the optimizer of dp ranks on megatron; this is "
+            f"backend {spec.backend!r} with dp={max(1, wire.dp)} "
+            f"{'and' if spec.HasField('optimizer') else 'without'} an optimizer. Turn it off"
+            f"{': fsdp shares out everything' if spec.backend == 'fsdp' else ''}",
+            field="Parallel.distributed_optimizer",
+        )
 
 
 def _check_optimizer(spec: service_pb2.DeploymentSpec) -> None:

@@ -1,12 +1,14 @@
 """Slices of local memory: the box of a Hugging Face tensor that each one holds.
 
 A local parameter is cut into runs: consecutive rows that are a box of one Hugging Face tensor.
+A rank that holds only a range of a parameter's elements holds up to three boxes of each run.
 Loading, publishing, digests and restoring into another layout all work from runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,13 +52,35 @@ def whole(name: str, shape: Iterable[int]) -> list[Run]:
 
 def slices(tensor: torch.Tensor, runs: Iterable[Run]) -> Iterator[Slice]:
     """Yield each run's box with the aliasing view of `tensor` (1-D or 2-D) that holds it."""
+    return slices_of_range(tensor.view(-1), runs, shape=tensor.shape, first=0)
+
+
+def slices_of_range(
+    flat: torch.Tensor, runs: Iterable[Run], *, shape: Sequence[int], first: int
+) -> Iterator[Slice]:
+    """Yield the boxes that `flat` holds: elements from number `first` on of a tensor of `shape`."""
+    width = math.prod(shape[1:])
     for run in runs:
-        view = tensor.narrow(0, run.row, run.num_rows)
-        start: tuple[int, ...] = (run.hf_row,)
-        if tensor.dim() == 2:
-            start = (run.hf_row, run.hf_col)
-        box = Box(start, tuple(view.shape))
-        yield Slice(key=TensorBox(name=run.name, shape=run.global_shape, box=box), view=view)
+        low = max(run.row * width, first)
+        high = min((run.row + run.num_rows) * width, first + flat.numel())
+        for at, *size in _rectangles(low, high, width):
+            row, column = divmod(at, width)
+            start = (run.hf_row + row - run.row, run.hf_col + column)[: len(shape)]
+            box = Box(start, tuple(size[: len(shape)]))
+            view = flat[at - first : at - first + box.volume].view(box.size)
+            yield Slice(key=TensorBox(name=run.name, shape=run.global_shape, box=box), view=view)
+
+
+def _rectangles(low: int, high: int, width: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the rectangles of elements `[low, high)` in rows of `width`: first, rows, columns."""
+    head_end = min(high, -(-low // width) * width)
+    body_end = max(head_end, high // width * width)
+    if low < head_end:
+        yield low, 1, head_end - low
+    if head_end < body_end:
+        yield head_end, (body_end - head_end) // width, width
+    if body_end < high:
+        yield body_end, 1, high - body_end
 
 
 def piece(

@@ -30,6 +30,9 @@ LAYOUTS = {
     "megatron-tp2": Layout(parallel=plex.Parallel(tp=2)),
     "megatron-pp2": Layout(parallel=plex.Parallel(pp=2)),
     "megatron-dp2": Layout(parallel=plex.Parallel(dp=2)),
+    "megatron-zero": Layout(
+        parallel=plex.Parallel(dp=2, distributed_optimizer=True), dtype="bfloat16"
+    ),
     "fsdp-dp2": Layout(backend="fsdp", parallel=plex.Parallel(dp=2)),
 }
 
@@ -85,6 +88,17 @@ def test_two_jobs_switched_between_backward_and_step_equal_each_alone(
     assert alone[0] != alone[1], "the programs must differ for the comparison to mean anything"
     assert {"param", "exp_avg", "exp_avg_sq"} <= set(alone[0])
     assert shared == alone
+
+
+def test_a_job_with_a_distributed_optimizer_has_the_digests_of_one_without(
+    cluster: LiveCluster, tiny_model: Path
+) -> None:
+    shared = LAYOUTS["megatron-zero"]
+    layouts = (shared, replace(shared, parallel=plex.Parallel(dp=2)))
+    with cluster.connect() as connection:
+        digests = [digest_alone(connection, tiny_model, each, seed=0) for each in layouts]
+    assert "master" in digests[0]
+    assert digests[0] == digests[1]
 
 
 def test_jobs_in_different_layouts_and_precisions_equal_each_alone(

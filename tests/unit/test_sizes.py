@@ -63,6 +63,8 @@ def test_layouts_split_as_their_backend_does() -> None:
 
     whole = state("megatron", Parallel())
     assert state("megatron", Parallel(dp=4)) == whole, "every replica has all of it"
+    shared = state("megatron", Parallel(dp=4, distributed_optimizer=True))
+    assert shared == pytest.approx(whole * (2 + 4 + 12 / 4) / 18, rel=0.001)
     assert whole / 4 <= state("megatron", Parallel(tp=4)) <= whole / 4 * 1.01
     assert whole / 4 <= state("megatron", Parallel(pp=4)) <= whole / 4 * 1.3, (
         "the first has the embedding"

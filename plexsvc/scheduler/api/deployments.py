@@ -260,8 +260,8 @@ def _layout(spec: service_pb2.DeploymentSpec) -> str:
     """Return what of a deployment, besides its model, decides how long its operations take."""
     p = Parallel.from_wire(spec.parallel)
     ranks = f"tp{p.tp} pp{p.pp} dp{p.dp} cp{p.cp} ep{p.ep}"
-    rest = f"{spec.dtype} {spec.micro_batch_tokens} {spec.recompute}"
-    return f"{spec.backend} {spec.role} {ranks} {rest}".rstrip()
+    rest = f"{spec.dtype} {spec.micro_batch_tokens} {spec.recompute}".rstrip()
+    return f"{spec.backend} {spec.role} {ranks} {rest}{' zero1' * p.distributed_optimizer}"
 
 
 METHODS: Final[Methods] = {

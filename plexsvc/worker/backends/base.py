@@ -169,8 +169,9 @@ class Backend(Protocol):
     def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
         """Reduce and clip the gradients; return what applies and clears them, and gives metrics.
 
-        All that can fail is done here: what is returned allocates nothing, waits for no rank, and
-        may be called once all ranks have theirs. Metrics are `grad_norm` and `steps`.
+        All that can fail is done here: what is returned allocates nothing, and all ranks call it
+        once all have theirs. They may exchange parameters in it: a rank that dies meanwhile ends
+        the group. Metrics are `grad_norm` and `steps`.
 
         Raises:
             PlexError: `window_broken` when the gradients are not finite, on all ranks alike.

@@ -37,6 +37,14 @@ GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
     "megatron-tp2": ({"backend": "megatron", "parallel": {"tp": 2}}, ONE),
     "megatron-pp2": ({"backend": "megatron", "parallel": {"pp": 2}}, ONE),
     "megatron-dp2": ({"backend": "megatron", "parallel": {"dp": 2}}, TWO),
+    "megatron-zero-bf16": (
+        {
+            "backend": "megatron",
+            "dtype": "bfloat16",
+            "parallel": {"dp": 2, "distributed_optimizer": True},
+        },
+        TWO,
+    ),
     "fsdp-one-rank": ({"backend": "fsdp"}, ONE),
     "fsdp-dp2": ({"backend": "fsdp", "parallel": {"dp": 2}}, TWO),
 }

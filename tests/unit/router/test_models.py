@@ -100,6 +100,10 @@ def test_a_family_that_only_another_backend_computes_is_refused_with_its_name(mo
         {"optimizer": pb.Optimizer(kind="adamw", lr=0.0, beta1=0.9, beta2=0.95)},
         {"role": "reference", "dtype": "bfloat16"},
         {"recompute": "full", "optimizer": pb.Optimizer(kind="adamw")},
+        {
+            "parallel": common_pb2.Parallel(dp=2, distributed_optimizer=True),
+            "optimizer": pb.Optimizer(),
+        },
     ],
 )
 def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
@@ -130,6 +134,14 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
             "more instances",
         ),
         ({"parallel": common_pb2.Parallel(sequence_parallel=True)}, "sequence_parallel"),
+        *(
+            ({"parallel": common_pb2.Parallel(distributed_optimizer=True, dp=dp), **rest}, word)
+            for dp, rest, word in (
+                (1, {"optimizer": pb.Optimizer()}, "dp=1"),
+                (2, {}, "without an optimizer"),
+                (2, {"backend": "fsdp", "optimizer": pb.Optimizer()}, "shares out everything"),
+            )
+        ),
         ({"parallel": common_pb2.Parallel(tp=512, dp=512)}, "more ranks"),
         ({"role": "reference", "optimizer": pb.Optimizer(kind="adamw")}, "reference"),
         ({"optimizer": pb.Optimizer(kind="sgd")}, "sgd"),

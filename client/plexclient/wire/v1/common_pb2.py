@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17plexsvc/v1/common.proto\x12\nplexsvc.v1\"G\n\x05\x46\x65nce\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x10\n\x08lease_no\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"a\n\x08Parallel\x12\n\n\x02tp\x18\x01 \x01(\r\x12\n\n\x02pp\x18\x02 \x01(\r\x12\n\n\x02\x64p\x18\x03 \x01(\r\x12\n\n\x02\x63p\x18\x04 \x01(\r\x12\n\n\x02\x65p\x18\x05 \x01(\r\x12\x19\n\x11sequence_parallel\x18\x06 \x01(\x08\"X\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\"E\n\x0cTensorBundle\x12\'\n\x07tensors\x18\x01 \x03(\x0b\x32\x16.plexsvc.v1.TensorSpec\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"m\n\x0cStagedBundle\x12\'\n\x07tensors\x18\x01 \x03(\x0b\x32\x16.plexsvc.v1.TensorSpec\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x12\n\nstaging_id\x18\x03 \x01(\x0c\x12\x10\n\x08node_ids\x18\x04 \x03(\t\"{\n\x07Payload\x12*\n\x06inline\x18\x01 \x01(\x0b\x32\x18.plexsvc.v1.TensorBundleH\x00\x12*\n\x06staged\x18\x02 \x01(\x0b\x32\x18.plexsvc.v1.StagedBundleH\x00\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x0c\x42\x06\n\x04\x66orm\"\x94\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12+\n\x05\x66\x61\x63ts\x18\x04 \x03(\x0b\x32\x1c.plexsvc.v1.Error.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"<\n\x0b\x44\x65viceBlock\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r*x\n\tResidency\x12\x19\n\x15RESIDENCY_UNSPECIFIED\x10\x00\x12\x12\n\x0eRESIDENCY_NONE\x10\x01\x12\x14\n\x10RESIDENCY_DEVICE\x10\x02\x12\x12\n\x0eRESIDENCY_HOST\x10\x03\x12\x12\n\x0eRESIDENCY_DISK\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17plexsvc/v1/common.proto\x12\nplexsvc.v1\"G\n\x05\x46\x65nce\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x10\n\x08lease_no\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x80\x01\n\x08Parallel\x12\n\n\x02tp\x18\x01 \x01(\r\x12\n\n\x02pp\x18\x02 \x01(\r\x12\n\n\x02\x64p\x18\x03 \x01(\r\x12\n\n\x02\x63p\x18\x04 \x01(\r\x12\n\n\x02\x65p\x18\x05 \x01(\r\x12\x19\n\x11sequence_parallel\x18\x06 \x01(\x08\x12\x1d\n\x15\x64istributed_optimizer\x18\x07 \x01(\x08\"X\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\"E\n\x0cTensorBundle\x12\'\n\x07tensors\x18\x01 \x03(\x0b\x32\x16.plexsvc.v1.TensorSpec\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"m\n\x0cStagedBundle\x12\'\n\x07tensors\x18\x01 \x03(\x0b\x32\x16.plexsvc.v1.TensorSpec\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x12\n\nstaging_id\x18\x03 \x01(\x0c\x12\x10\n\x08node_ids\x18\x04 \x03(\t\"{\n\x07Payload\x12*\n\x06inline\x18\x01 \x01(\x0b\x32\x18.plexsvc.v1.TensorBundleH\x00\x12*\n\x06staged\x18\x02 \x01(\x0b\x32\x18.plexsvc.v1.StagedBundleH\x00\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x0c\x42\x06\n\x04\x66orm\"\x94\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12+\n\x05\x66\x61\x63ts\x18\x04 \x03(\x0b\x32\x1c.plexsvc.v1.Error.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"<\n\x0b\x44\x65viceBlock\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r*x\n\tResidency\x12\x19\n\x15RESIDENCY_UNSPECIFIED\x10\x00\x12\x12\n\x0eRESIDENCY_NONE\x10\x01\x12\x14\n\x10RESIDENCY_DEVICE\x10\x02\x12\x12\n\x0eRESIDENCY_HOST\x10\x03\x12\x12\n\x0eRESIDENCY_DISK\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERROR_FACTSENTRY']._loaded_options = None
   _globals['_ERROR_FACTSENTRY']._serialized_options = b'8\001'
-  _globals['_RESIDENCY']._serialized_start=860
-  _globals['_RESIDENCY']._serialized_end=980
+  _globals['_RESIDENCY']._serialized_start=892
+  _globals['_RESIDENCY']._serialized_end=1012
   _globals['_FENCE']._serialized_start=39
   _globals['_FENCE']._serialized_end=110
-  _globals['_PARALLEL']._serialized_start=112
-  _globals['_PARALLEL']._serialized_end=209
-  _globals['_TENSORSPEC']._serialized_start=211
-  _globals['_TENSORSPEC']._serialized_end=299
-  _globals['_TENSORBUNDLE']._serialized_start=301
-  _globals['_TENSORBUNDLE']._serialized_end=370
-  _globals['_STAGEDBUNDLE']._serialized_start=372
-  _globals['_STAGEDBUNDLE']._serialized_end=481
-  _globals['_PAYLOAD']._serialized_start=483
-  _globals['_PAYLOAD']._serialized_end=606
-  _globals['_ERROR']._serialized_start=609
-  _globals['_ERROR']._serialized_end=757
-  _globals['_ERROR_FACTSENTRY']._serialized_start=713
-  _globals['_ERROR_FACTSENTRY']._serialized_end=757
-  _globals['_CHUNK']._serialized_start=759
-  _globals['_CHUNK']._serialized_end=796
-  _globals['_DEVICEBLOCK']._serialized_start=798
-  _globals['_DEVICEBLOCK']._serialized_end=858
+  _globals['_PARALLEL']._serialized_start=113
+  _globals['_PARALLEL']._serialized_end=241
+  _globals['_TENSORSPEC']._serialized_start=243
+  _globals['_TENSORSPEC']._serialized_end=331
+  _globals['_TENSORBUNDLE']._serialized_start=333
+  _globals['_TENSORBUNDLE']._serialized_end=402
+  _globals['_STAGEDBUNDLE']._serialized_start=404
+  _globals['_STAGEDBUNDLE']._serialized_end=513
+  _globals['_PAYLOAD']._serialized_start=515
+  _globals['_PAYLOAD']._serialized_end=638
+  _globals['_ERROR']._serialized_start=641
+  _globals['_ERROR']._serialized_end=789
+  _globals['_ERROR_FACTSENTRY']._serialized_start=745
+  _globals['_ERROR_FACTSENTRY']._serialized_end=789
+  _globals['_CHUNK']._serialized_start=791
+  _globals['_CHUNK']._serialized_end=828
+  _globals['_DEVICEBLOCK']._serialized_start=830
+  _globals['_DEVICEBLOCK']._serialized_end=890
 # @@protoc_insertion_point(module_scope)

@@ -31,20 +31,22 @@ class Fence(_message.Message):
     def __init__(self, scheduler_epoch: _Optional[int] = ..., lease_no: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Parallel(_message.Message):
-    __slots__ = ("tp", "pp", "dp", "cp", "ep", "sequence_parallel")
+    __slots__ = ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "distributed_optimizer")
     TP_FIELD_NUMBER: _ClassVar[int]
     PP_FIELD_NUMBER: _ClassVar[int]
     DP_FIELD_NUMBER: _ClassVar[int]
     CP_FIELD_NUMBER: _ClassVar[int]
     EP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTED_OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     tp: int
     pp: int
     dp: int
     cp: int
     ep: int
     sequence_parallel: bool
-    def __init__(self, tp: _Optional[int] = ..., pp: _Optional[int] = ..., dp: _Optional[int] = ..., cp: _Optional[int] = ..., ep: _Optional[int] = ..., sequence_parallel: _Optional[bool] = ...) -> None: ...
+    distributed_optimizer: bool
+    def __init__(self, tp: _Optional[int] = ..., pp: _Optional[int] = ..., dp: _Optional[int] = ..., cp: _Optional[int] = ..., ep: _Optional[int] = ..., sequence_parallel: _Optional[bool] = ..., distributed_optimizer: _Optional[bool] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "nbytes")

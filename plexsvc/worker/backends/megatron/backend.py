@@ -101,9 +101,15 @@ class MegatronBackend:
             runs = mapping.runs_of(name, tuple(tensor.shape), layer_of=layer_of, geometry=geometry)
             found.append(state.Param(name=name, tensor=tensor, runs=tuple(runs)))
         self._params = found
-        self._regions = state.region_specs(
-            self._params, itemsize=self._dtype.itemsize, is_trained=config.has_optimizer
-        )
+        self._layout = self._planned(found)
+        self._regions = self._layout.regions(is_trained=config.has_optimizer)
+
+    def _planned(self, params: list[state.Param]) -> state.Arrangement:
+        itemsize, dp = self._dtype.itemsize, self._config.parallel.dp
+        if dp == 1 or not self._config.parallel.distributed_optimizer:
+            return state.whole_layout(params, itemsize=itemsize)
+        rank = parallel_state.get_data_parallel_rank()
+        return state.shared_layout(params, itemsize=itemsize, rank=rank, num_shares=dp)
 
     def regions(self) -> tuple[RegionSpec, ...]:
         """Return the device memory this rank needs."""
@@ -112,7 +118,7 @@ class MegatronBackend:
     def attach(self, memory: Mapping[str, Tensor], weights: TensorSource | None) -> None:
         """Move parameters into `memory`, wrap the model for training, and read `weights`."""
         self._memory = memory
-        state.move_params(self._params, memory)
+        state.move_params(self._params, memory, self._layout)
         self._device = memory[state.PARAMS].device
         for module in self._model.modules():
             for name, buffer in list(module.named_buffers(recurse=False)):
@@ -122,6 +128,7 @@ class MegatronBackend:
                 self._model,
                 self._megatron,
                 params=self._params,
+                layout=self._layout,
                 memory=memory,
                 is_new=weights is not None,
             )

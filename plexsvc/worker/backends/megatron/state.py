@@ -1,18 +1,21 @@
-"""A rank's tensors in its memory regions: parameters, gradients, moments, masters."""
+"""A rank's tensors in its memory regions: parameters, gradients, moments, masters.
+
+With Megatron's distributed optimizer each data-parallel rank holds moments and masters of its share
+alone: an even part of a buffer in which parameters lie end to end, cut without regard to them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.optimizer import (
-    OptimizerConfig,
-    get_megatron_optimizer,
-    get_standard_config_overrides,
-)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -21,8 +24,8 @@ from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker.backends.adamw import Tensors, Update
-from plexsvc.worker.canonical import Run, Slice, piece, slices
-from plexsvc.worker.regions import RegionLayout, view
+from plexsvc.worker.canonical import Run, Slice, piece, slices, slices_of_range
+from plexsvc.worker.regions import Place, RegionLayout, view
 
 PARAMS: Final = "params"
 GRADS: Final = "grads"
@@ -43,29 +46,126 @@ class Param:
     runs: tuple[Run, ...]
 
 
-def region_specs(params: list[Param], *, itemsize: int, is_trained: bool) -> tuple[RegionSpec, ...]:
-    """Return the regions a rank with `params` needs."""
-    weights = _nbytes(params, itemsize=itemsize)
-    specs = [RegionSpec(name=PARAMS, nbytes=weights)]
-    if is_trained:
-        fp32 = _nbytes(params, itemsize=4)
-        numel = sum(p.tensor.numel() for p in params)
-        specs.append(RegionSpec(name=MOMENTS, nbytes=2 * fp32))
-        specs.append(RegionSpec(name=GRADS, nbytes=4 * numel, droppable=True))
-        if itemsize < 4:
-            specs.append(RegionSpec(name=MASTERS, nbytes=fp32))
-    return tuple(specs)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """Where a rank's parameters lie in its regions, and which elements its optimizer holds."""
+
+    itemsize: int
+    places: tuple[Place, ...]
+    """Of each parameter in `params`."""
+    param_bytes: int
+    grad_elements: int
+    kept: tuple[range, ...]
+    """Elements of each parameter whose moments and master this rank holds."""
+    num_shares: int
+    """Data-parallel ranks that hold a share each; 1 where each of them holds all."""
+
+    def regions(self, *, is_trained: bool) -> tuple[RegionSpec, ...]:
+        """Return the regions the rank needs."""
+        specs = [RegionSpec(name=PARAMS, nbytes=self.param_bytes)]
+        if is_trained:
+            layout = RegionLayout(itemsize=4)
+            for kept in self.kept:
+                layout.add((len(kept),))
+            specs.append(RegionSpec(name=MOMENTS, nbytes=2 * layout.nbytes))
+            specs.append(RegionSpec(name=GRADS, nbytes=4 * self.grad_elements, droppable=True))
+            if self.itemsize < 4:
+                specs.append(RegionSpec(name=MASTERS, nbytes=layout.nbytes))
+        return tuple(specs)
 
 
-def move_params(params: list[Param], memory: Memory) -> None:
+def whole_layout(params: Sequence[Param], *, itemsize: int) -> Arrangement:
+    """Return the layout of a rank whose optimizer holds all of its parameters."""
+    layout = RegionLayout(itemsize=itemsize)
+    sizes = [param.tensor.numel() for param in params]
+    return Arrangement(
+        itemsize=itemsize,
+        places=tuple(layout.add(param.tensor.shape) for param in params),
+        param_bytes=layout.nbytes,
+        grad_elements=sum(sizes),
+        kept=tuple(range(size) for size in sizes),
+        num_shares=1,
+    )
+
+
+def shared_layout(
+    params: Sequence[Param], *, itemsize: int, rank: int, num_shares: int
+) -> Arrangement:
+    """Return the layout of data-parallel `rank`: that of the buffers Megatron makes.
+
+    Parameters lie in reverse order, each at a multiple of 64 elements. A tied embedding has a
+    bucket of its own, so that both ends of a pipeline share it out alike. Each bucket is padded so
+    that its shares are even.
+    """
+    starts: dict[int, int] = {}
+    buckets: list[range] = []
+    begin = end = 0
+    for index in reversed(range(len(params))):
+        tensor = params[index].tensor
+        is_alone = getattr(tensor, "shared_embedding", False)
+        end = _up(end, 64)
+        if is_alone and end > begin:
+            begin = end = _close(buckets, begin, end, num_shares=num_shares)
+        starts[index] = end
+        end += tensor.numel()
+        if is_alone:
+            begin = end = _close(buckets, begin, end, num_shares=num_shares)
+    if end > begin:
+        end = _close(buckets, begin, end, num_shares=num_shares)
+    places, kept = [], []
+    for index, param in enumerate(params):
+        first, size = starts[index], param.tensor.numel()
+        places.append(Place(offset=first * itemsize, shape=tuple(param.tensor.shape)))
+        bucket = next(bucket for bucket in buckets if first in bucket)
+        share = len(bucket) // num_shares
+        low = min(max(bucket.start + rank * share - first, 0), size)
+        high = min(max(bucket.start + (rank + 1) * share - first, 0), size)
+        kept.append(range(low, high))
+    return Arrangement(
+        itemsize=itemsize,
+        places=tuple(places),
+        param_bytes=end * itemsize,
+        grad_elements=end,
+        kept=tuple(kept),
+        num_shares=num_shares,
+    )
+
+
+def _close(buckets: list[range], begin: int, end: int, *, num_shares: int) -> int:
+    """Add the bucket `[begin, end)`, padded; return where the next begins."""
+    buckets.append(range(begin, _up(end, math.lcm(num_shares, 128))))
+    return buckets[-1].stop
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def move_params(params: Sequence[Param], memory: Memory, layout: Arrangement) -> None:
     """Point every parameter at its place in the `params` region; must precede the DDP wrapper."""
-    if not params:
-        return
-    dtype = params[0].tensor.dtype
-    layout = RegionLayout(itemsize=dtype.itemsize)
-    for param in params:
-        place = layout.add(param.tensor.shape)
-        param.tensor.data = view(memory[PARAMS], place, dtype=dtype)
+    for param, place in zip(params, layout.places, strict=True):
+        param.tensor.data = view(memory[PARAMS], place, dtype=param.tensor.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What the optimizer of this rank holds of one parameter: `kept` elements, flat."""
+
+    param: Param
+    kept: range
+    weight: Tensor
+    """The elements in the model."""
+    main: Tensor
+    """Their float32 masters: in float32 `weight`."""
+    grad: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+    def slices_of(self, kind: str) -> Iterator[Slice]:
+        """Yield the boxes of `exp_avg`, `exp_avg_sq` or `master`."""
+        flat = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "master": self.main}[kind]
+        shape = self.param.tensor.shape
+        return slices_of_range(flat, self.param.runs, shape=shape, first=self.kept.start)
 
 
 class Trained:
@@ -76,7 +176,8 @@ class Trained:
         model: Any,
         config: Any,
         *,
-        params: list[Param],
+        params: Sequence[Param],
+        layout: Arrangement,
         memory: Memory,
         is_new: bool,
     ) -> None:
@@ -84,65 +185,61 @@ class Trained:
         self.steps = 0
         self._params = params
         self._memory = memory
-        is_bf16 = bool(config.bf16)
+        self._num_shares = layout.num_shares
+        is_bf16, is_shared = bool(config.bf16), layout.num_shares > 1
         wrapped = Float16Module(config, model) if is_bf16 else model
-        with _AllocatingIn(memory, is_new=is_new):
-            self.ddp = _wrap(config, wrapped)
+        with _AllocatingIn(memory, is_new=is_new, is_shared=is_shared):
+            self.ddp = _wrap(config, wrapped, is_shared=is_shared)
             ddp = self.ddp
             settings = OptimizerConfig(
                 optimizer="adam",
                 lr=0.0,  # every step brings its own
-                weight_decay=0.01,  # non-zero, so that vectors get a group of their own
                 bf16=is_bf16,
                 params_dtype=torch.bfloat16 if is_bf16 else torch.float32,
-                use_distributed_optimizer=False,
+                use_distributed_optimizer=is_shared,
             )
             self.optimizer = get_megatron_optimizer(
-                settings,
-                [ddp],
-                config_overrides=get_standard_config_overrides(settings),
-                use_gloo_process_groups=torch.cuda.is_available(),
+                settings, [ddp], use_gloo_process_groups=torch.cuda.is_available()
             )
-        _check_grads(self.ddp, memory[GRADS])
-        self._main = {id(p.tensor): self._main_of(p) for p in params}
+        _check_buffers(self.ddp, memory, params=params, layout=layout)
+        moments, self._held = RegionLayout(itemsize=4), []
+        for param, kept in zip(params, layout.kept, strict=True):
+            places = [moments.add((len(kept),)) for _ in MOMENT_KINDS]
+            views = [view(memory[MOMENTS], place, dtype=torch.float32) for place in places]
+            if kept:
+                self._held.append(_held(param, kept, *views))
         if is_bf16:
-            assert all(_lies_in(main, memory[MASTERS]) for main in self._main.values())
-        layout, self._moments = RegionLayout(itemsize=4), []
-        for param in params:
-            places = (layout.add(param.tensor.shape) for _ in MOMENT_KINDS)
-            views = (view(memory[MOMENTS], place, dtype=torch.float32) for place in places)
-            self._moments.append(dict(zip(MOMENT_KINDS, views, strict=True)))
-
-    def _main_of(self, param: Param) -> Any:
-        main = getattr(param.tensor, "main_param", None)
-        return param.tensor if main is None else main
+            assert all(_lies_in(held.main, memory[MASTERS]) for held in self._held)
 
     def plan_update(self, hyper: AdamW) -> Update:
-        """Return the step that the clipped gradients make.
-
-        Megatron marks with `wd_mult` 0 the vectors, which no weight decay pulls at.
-        """
-        shares = {
-            id(main): group.get("wd_mult", 1.0)
-            for group in self.optimizer.param_groups
-            for main in group["params"]
-        }
-        tensors = []
-        for param, moments in zip(self._params, self._moments, strict=True):
-            main = self._main[id(param.tensor)]
-            decays = hyper.decay_vectors or shares[id(main)] > 0
-            grad = param.tensor.main_grad
-            tensors.append(Tensors(param=main.data, grad=grad, decays=decays, **moments))
+        """Return the step that the clipped gradients make; no weight decay pulls at vectors."""
+        tensors = [
+            Tensors(
+                param=held.main,
+                grad=held.grad,
+                exp_avg=held.exp_avg,
+                exp_avg_sq=held.exp_avg_sq,
+                decays=hyper.decay_vectors or held.param.tensor.dim() > 1,
+            )
+            for held in self._held
+        ]
         return Update(tensors, hyper)
 
     def apply(self, update: Update) -> None:
-        """Make a step; parameters in less than float32 are rounded from their masters."""
+        """Make a step; parameters in less than float32 are rounded from their masters.
+
+        Ranks that hold a share each send it to the others, in place: that allocates nothing.
+        """
         self.steps += 1
         update.apply(steps=self.steps)
-        for param in self._params:
-            main = self._main[id(param.tensor)]
-            if main is not param.tensor:
-                param.tensor.data.copy_(main.data)
+        for held in self._held:
+            if held.main is not held.weight:
+                held.weight.copy_(held.main)
+        if self._num_shares > 1:
+            group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+            for bucket in self.ddp.buffers[0].buckets:
+                for rank, share in enumerate(bucket.param_data.chunk(self._num_shares)):
+                    dist.broadcast(share, group=group, group_src=rank)
 
     def zero_grad(self) -> None:
         """Clear the gradient buffer."""
@@ -151,9 +248,12 @@ class Trained:
 
     def moments(self, kind: str) -> Iterator[Slice]:
         """Yield the slices of `exp_avg`, `exp_avg_sq` or `master`: in float32 the parameters."""
-        for param, moments in zip(self._params, self._moments, strict=True):
-            masters = self._main[id(param.tensor)].data
-            yield from slices(masters if kind == "master" else moments[kind], param.runs)
+        if kind == "master" and MASTERS not in self._memory:
+            for param in self._params:
+                yield from slices(param.tensor.data, param.runs)
+            return
+        for held in self._held:
+            yield from held.slices_of(kind)
 
     def grads(self) -> Iterator[Slice]:
         """Yield the slices of the accumulated gradients, not yet reduced over ranks."""
@@ -172,18 +272,25 @@ class Trained:
                 yield piece(kind, item, region=region, base=base, rank=rank)
 
 
-def _nbytes(params: list[Param], *, itemsize: int) -> int:
-    layout = RegionLayout(itemsize=itemsize)
-    for param in params:
-        layout.add(param.tensor.shape)
-    return layout.nbytes
+def _held(param: Param, kept: range, exp_avg: Tensor, exp_avg_sq: Tensor) -> Kept:
+    weight = param.tensor.data.view(-1)[kept.start : kept.stop]
+    main = getattr(param.tensor, "main_param", None)
+    return Kept(
+        param=param,
+        kept=kept,
+        weight=weight,
+        main=weight if main is None else main.data.view(-1),
+        grad=param.tensor.main_grad.view(-1)[kept.start : kept.stop],
+        exp_avg=exp_avg,
+        exp_avg_sq=exp_avg_sq,
+    )
 
 
-def _wrap(config: Any, model: Any) -> Any:
+def _wrap(config: Any, model: Any, *, is_shared: bool) -> Any:
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,  # gradients accumulate over calls; they are reduced in step
-        use_distributed_optimizer=False,
+        use_distributed_optimizer=is_shared,
         check_for_nan_in_grad=False,  # step refuses them
     )
     return DistributedDataParallel(config, settings, model)
@@ -193,12 +300,14 @@ class _AllocatingIn(TorchFunctionMode):
     """Gives Megatron the regions where it would allocate gradients and masters of its own.
 
     Those would be 8 bytes a parameter beside the regions: dead at once, and kept by torch's pool.
+    With a distributed optimizer it makes a buffer of parameters, too, before that of gradients.
     """
 
-    def __init__(self, memory: Memory, *, is_new: bool) -> None:
+    def __init__(self, memory: Memory, *, is_new: bool, is_shared: bool = False) -> None:
         super().__init__()
         self._memory = memory
         self._is_new = is_new
+        self._has_params = not is_shared
         self._masters = RegionLayout(itemsize=4)
 
     def __torch_function__(
@@ -212,6 +321,9 @@ class _AllocatingIn(TorchFunctionMode):
         del types
         given = dict(kwargs or {})
         if func is torch.zeros and args == (self._memory[GRADS].numel() // 4,):
+            if not self._has_params:
+                self._has_params = True
+                return self._memory[PARAMS].view(given["dtype"])
             grads = self._memory[GRADS].view(torch.float32)
             return grads.zero_() if self._is_new else grads
         if func is torch.Tensor.float and args[0].dtype is torch.bfloat16:
@@ -222,11 +334,16 @@ class _AllocatingIn(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _check_grads(ddp: Any, memory: Tensor) -> None:
-    """Assert that Megatron's only gradient buffer is the region."""
-    assert len(ddp.buffers) <= 1, f"{len(ddp.buffers)} gradient buffers; one dtype was expected"
+def _check_buffers(
+    ddp: Any, memory: Memory, *, params: Sequence[Param], layout: Arrangement
+) -> None:
+    """Assert that Megatron's only buffers are the regions, laid out as was planned."""
+    assert len(ddp.buffers) <= 1, f"{len(ddp.buffers)} buffers; one dtype was expected"
     for buffer in ddp.buffers:
-        assert buffer.grad_data.data_ptr() == memory.data_ptr(), "Megatron made a buffer of its own"
+        assert buffer.grad_data.data_ptr() == memory[GRADS].data_ptr(), "a buffer of Megatron's own"
+    for param, place in zip(params, layout.places, strict=True):
+        offset = param.tensor.data_ptr() - memory[PARAMS].data_ptr()
+        assert offset == place.offset, (param.name, offset, place)
 
 
 def _lies_in(tensor: Tensor, memory: Tensor) -> bool:
