@@ -8,7 +8,12 @@ DEMO ?= arithmetic
 
 .PHONY: demo test search chaos check docs proto setup clean
 
-setup: $(VENV)/.installed-$(ENGINES)
+setup: $(VENV)/.installed-$(ENGINES) $(VENV)/ray/.installed
+
+$(VENV)/ray/.installed: requirements/ray.txt
+	$(PYTHON) -m venv $(VENV)/ray
+	$(VENV)/ray/bin/pip install -qq --no-deps -r requirements/ray.txt
+	touch $@
 
 $(VENV)/.installed-cpu: $(LOCKS) pyproject.toml client/pyproject.toml
 	$(PYTHON) -m venv $(VENV)

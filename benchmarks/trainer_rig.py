@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import plexclient as plex
-from plexsvc.cluster.nodes import GRANULE
+from plexsvc.node.discovery import GRANULE
 from plexsvc.weights.random_model import Shape, device_bytes_for_one, make_model
 from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
 from tests.rigs.workloads import Program, run_interleaved, switches

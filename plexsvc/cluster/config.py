@@ -9,6 +9,7 @@ from typing import Final
 from plexsvc.cluster.places import default_state_dir
 from plexsvc.errors import bad_request
 from plexsvc.node.config import DeviceConfig, check_node
+from plexsvc.node.launchers.ray import RayConfig
 from plexsvc.reward.config import RewardConfig
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.router.config import RouterConfig
@@ -16,6 +17,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.store.store import database_file
 
 DEFAULT_TENANT: Final = "default"
+LAUNCHERS: Final = ("local", "ray")
 WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
 """Beginnings of addresses that tell other hosts nothing."""
 
@@ -78,7 +80,12 @@ class ClusterConfig:
     database: str = ""
     """SQLAlchemy URL of the store; empty: SQLite in the state directory."""
     nodes: tuple[NodeConfig, ...] = DEFAULT_NODES
-    """The nodes, all on this machine."""
+    """The nodes, all on this machine, of the launcher `local`."""
+    launcher: str = "local"
+    """Who starts the nodes' agents: `local`, on this machine as `nodes` says, or `ray`, on hosts of
+    a Ray cluster as `ray` says."""
+    ray: RayConfig = field(default_factory=RayConfig)
+    """The Ray cluster of the launcher `ray`."""
     tokens: dict[str, str] = field(default_factory=dict)
     """Bearer token → tenant; when there is none, one is made for the tenant `default`. The first is
     on the cluster's card, and its tenant may administer unless `router.operators` names others."""
@@ -101,6 +108,7 @@ class ClusterConfig:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise bad_request(f"two nodes are called {twice!r}; each has a name of its own")
+        self._check_launcher()
         self.router.check_roots(self.state_dir)
         if self.database:
             database_file(self.database)
@@ -109,3 +117,16 @@ class ClusterConfig:
                 f"reward.listen = {self.reward.listen!r}, which tells routers of other hosts "
                 "nothing; give HOST:PORT as they reach it"
             )
+
+    def _check_launcher(self) -> None:
+        if self.launcher not in LAUNCHERS:
+            problem = f"is {self.launcher!r}; it is {' or '.join(LAUNCHERS)}"
+        elif self.launcher == "local" and self.ray != RayConfig():
+            problem = 'is "local", and [ray] is given, too; set launcher = "ray", or leave that out'
+        elif self.launcher == "ray" and self.nodes not in ((), DEFAULT_NODES):
+            problem = 'is "ray", and [[nodes]] are given, too; say in ray.pools what nodes have'
+        elif self.launcher == "ray" and not (self.ray.address and self.ray.pools):
+            problem = 'is "ray", which needs ray.address and a pool in ray.pools'
+        else:
+            return
+        raise bad_request(f"launcher {problem}")

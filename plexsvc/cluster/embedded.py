@@ -27,6 +27,7 @@ import grpc.aio
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster import leading
 from plexsvc.cluster.config import DEFAULT_TENANT, WILDCARDS, ClusterConfig, NodeConfig
+from plexsvc.cluster.members import follow
 from plexsvc.cluster.places import (
     Card,
     keys_file,
@@ -43,6 +44,7 @@ from plexsvc.node import found
 from plexsvc.node.config import AgentConfig, DeviceConfig
 from plexsvc.node.launchers.launcher import Launcher
 from plexsvc.node.launchers.local import LocalLauncher
+from plexsvc.node.launchers.ray import RayLauncher
 from plexsvc.rollout.links import KEPT
 from plexsvc.rollout.managers import Managers
 from plexsvc.rollout.spot import changes_of
@@ -72,7 +74,12 @@ log = Log(__name__)
 
 
 def _with_rewards(config: ClusterConfig) -> tuple[NodeConfig, ...]:
-    """Return the nodes; where none says what reward workers may hold, the first gives them all."""
+    """Return the nodes; where none says what reward workers may hold, the first gives them all.
+
+    Nodes of Ray are not known yet.
+    """
+    if config.launcher == "ray":
+        return ()
     if any(device.kind == "reward" for node in config.nodes for device in node.devices):
         return config.nodes
     first, *others = config.nodes
@@ -136,7 +143,7 @@ class EmbeddedCluster:
         url = self._config.database or f"sqlite:///{state_dir / 'plexsvc.db'}"
         goes_on = await self._lead(stack, url)
         former = None
-        if goes_on or found.find_all(state_dir):
+        if goes_on or self._left_agents():
             former = await asyncio.to_thread(read_former, url)
             self._stay_where(read_card(state_dir))  # it stays there for whoever comes after us
             self.keeps = True
@@ -146,7 +153,7 @@ class EmbeddedCluster:
         stack.callback(store.close)
         stack.callback(self._write_snapshot, store)
         keys = keep_keys(keys_file(state_dir))
-        agents = await self._start_agents(stack, adopts=former is not None)
+        launcher = await self._launch(stack, keys=keys, adopts=former is not None)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         rewards, rewarding = self._start_rewards(stack, tasks)
         rollout, managing = await self._start_managers(
@@ -160,7 +167,7 @@ class EmbeddedCluster:
             self._config.scheduler,
             store,
             self._clock,
-            agents,
+            [launcher.hosts[NodeId(node.node_id)].address for node in self._config.nodes],
             rollout,
             keys,
             former,
@@ -169,6 +176,7 @@ class EmbeddedCluster:
         self.live = live
         _run_beside(stack, tasks.create_task(self._run_live(live)))
         await live.ready()
+        _run_beside(stack, tasks.create_task(follow(launcher, live)))
         _run_beside(stack, tasks.create_task(live.reward_hosts.run(rewards)))
         spot = rollout.use(live.spot_hosts, changes, config=self._config.rollout.spot)
         _run_beside(stack, tasks.create_task(spot.run()))
@@ -180,6 +188,13 @@ class EmbeddedCluster:
         _run_beside(stack, tasks.create_task(router.follow_tokens()))
         await self._serve(stack, router, inner=inner.address)
         self.keeps = False
+
+    def _left_agents(self) -> bool:
+        """Whether an earlier service may have left agents; of Ray's nodes its card alone tells."""
+        state_dir = self._config.state_dir
+        if self._config.launcher == "ray":
+            return read_card(state_dir) is not None
+        return bool(found.find_all(state_dir))
 
     def _added(self, store: Store) -> list[NodeRow]:
         configured = {node.node_id for node in self._config.nodes}
@@ -211,16 +226,28 @@ class EmbeddedCluster:
             router = replace(router, http_listen=card.http)
         self._config = replace(config, router=router)
 
-    async def _start_agents(self, stack: AsyncExitStack, *, adopts: bool) -> list[str]:
-        """Start all agents at once; return their addresses in the order of the configuration.
+    async def _launch(self, stack: AsyncExitStack, *, keys: ClusterKeys, adopts: bool) -> Launcher:
+        """Start all agents at once, or have Ray's nodes start theirs.
 
         With `adopts`, those that an earlier service left go on.
         """
-        configs = [self._agent_config(node, stack) for node in self._config.nodes]
-        launcher = LocalLauncher(configs, clock=self._clock, adopts=adopts)
+        launcher: LocalLauncher | RayLauncher
+        if self._config.launcher == "ray":
+            launcher = RayLauncher(
+                self._config.ray,
+                cluster=keys.fingerprint,
+                keys_file=keys_file(self._config.state_dir),
+                roots=self._config.router.model_roots,
+                place=self._config.state_dir / "ray",
+                clock=self._clock,
+                adopts=adopts,
+            )
+        else:
+            configs = [self._agent_config(node, stack) for node in self._config.nodes]
+            launcher = LocalLauncher(configs, clock=self._clock, adopts=adopts)
         await stack.enter_async_context(launcher)
         stack.callback(self._leave_agents, launcher)
-        return [launcher.hosts[NodeId(config.node_id)].address for config in configs]
+        return launcher
 
     def _leave_agents(self, launcher: Launcher) -> None:
         launcher.leaves = self.keeps

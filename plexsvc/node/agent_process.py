@@ -10,7 +10,8 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.logs import tail
 
 _KILL_WAIT_S: Final = 5.0
+_MAX_LINE_BYTES: Final = 4 << 20
 
 
 class AgentProcess:
@@ -64,12 +66,23 @@ class AgentProcess:
 
     async def read_line(self) -> bytes:
         """Return the only line of its output, what there is of it when the output ends."""
-        reader = asyncio.StreamReader()
+        async with self._output() as output:
+            return await output.readline()
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Yield the lines of its output until that ends."""
+        async with self._output() as output:
+            while line := await output.readline():
+                yield line
+
+    @asynccontextmanager
+    async def _output(self) -> AsyncIterator[asyncio.StreamReader]:
+        reader = asyncio.StreamReader(_MAX_LINE_BYTES)
         transport, _ = await self._loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout
         )
         try:
-            return await reader.readline()
+            yield reader
         finally:
             transport.close()
 

@@ -8,6 +8,7 @@ which is self-signed and the only one that they trust.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import hmac
 import json
 import os
@@ -39,6 +40,11 @@ class ClusterKeys:
     """PEM."""
     private_key: str = field(repr=False)
     """PEM, of the certificate."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for the cluster, which tells nothing about its keys."""
+        return hashlib.sha256(self.certificate.encode()).hexdigest()[:12]
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -56,7 +56,7 @@ def read_config(
         PlexError: `bad_request` for a file that does not fit, or a root that is no directory.
     """
     config = ClusterConfig() if path is None else configuration.load(path, ClusterConfig)
-    if config.nodes is DEFAULT_NODES:
+    if config.nodes is DEFAULT_NODES and config.launcher == "local":
         config = replace(config, nodes=plan(gpus()))
     missing = next((root for root in roots if not root.is_dir()), None)
     if missing is not None:

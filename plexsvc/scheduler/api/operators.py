@@ -28,6 +28,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.vocabulary import RelocationStage
 from plexsvc.scheduler.live import LiveScheduler
+from plexsvc.scheduler.orders.nodes import NodeLink
 from plexsvc.store.rows import NodeRow
 
 JOIN_TIMEOUT_US: Final = 20_000_000
@@ -56,16 +57,25 @@ async def add_node(
         PlexError: `unavailable` when nobody answers there, `bad_request` when its node's name is
             taken by an agent elsewhere.
     """
+    link = await take_in(scheduler, request.agent)
     lens = Lens(scheduler.registry, request)
-    known = next((link for link in scheduler.nodes.links if link.target == request.agent), None)
+    return await nodes.node(scheduler, link.node_id or link.target, lens=lens)
+
+
+async def take_in(scheduler: LiveScheduler, agent: str) -> NodeLink:
+    """Lead the node agent at an address from now on, also after a restart.
+
+    Raises:
+        PlexError: as `add_node`.
+    """
+    known = next((link for link in scheduler.nodes.links if link.target == agent), None)
     if known is None:
-        described = await _describe(scheduler, request.agent)
-        _check_new(scheduler, described, target=request.agent)
+        described = await _describe(scheduler, agent)
+        _check_new(scheduler, described, target=agent)
         scheduler.check_open()
-        known = await scheduler.nodes.add(request.agent, timeout_us=JOIN_TIMEOUT_US)
-        row = NodeRow(agent=request.agent, node_id=known.node_id, is_member=True)
-        await scheduler.remember(row)
-    return await nodes.node(scheduler, known.node_id or known.target, lens=lens)
+        known = await scheduler.nodes.add(agent, timeout_us=JOIN_TIMEOUT_US)
+        await scheduler.remember(NodeRow(agent=agent, node_id=known.node_id, is_member=True))
+    return known
 
 
 async def move_job(

@@ -96,6 +96,7 @@ class NodeLink:
         self.description = node_pb2.NodeDescription(node_id=node_id)
         self.spot_places: tuple[Place, ...] = ()
         self.is_up = False
+        self.is_gone = False
         self._lost_us = clock.monotonic_us()
         self.reason = ""
         self.joined = asyncio.Event()
@@ -125,8 +126,8 @@ class NodeLink:
     async def run(self) -> None:
         """Join the node, keep its lease, tell its events; again whenever it was lost.
 
-        Return when it was lost for `node_forget_us`; one that is configured and never joined is
-        awaited for ever.
+        Return when it was lost for `node_forget_us`, or is known to be gone; one that is configured
+        and never joined is awaited for ever.
         """
         while not self._is_forgotten():
             try:
@@ -139,6 +140,8 @@ class NodeLink:
             await self._clock.sleep(self._config.connect_retry_us)
 
     def _is_forgotten(self) -> bool:
+        if self.is_gone and not self.is_up:
+            return True
         away_us = self._clock.monotonic_us() - self._lost_us
         is_known = self.was_added or self.joined.is_set()
         return is_known and away_us >= self._config.node_forget_us

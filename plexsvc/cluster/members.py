@@ -1,0 +1,56 @@
+"""Members of a cluster: what the launcher says of hosts, told to the scheduler.
+
+A node whose agent serves is taken in. One whose host has been told to leave is drained: nothing
+further is placed there, and what lives there moves. One whose host is gone is forgotten once its
+lease has run out: the lease alone says what is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from plexsvc.errors import PlexError
+from plexsvc.ids import NodeId
+from plexsvc.log import Log
+from plexsvc.node.launchers.launcher import Host, Launcher
+from plexsvc.scheduler.api.operators import take_in
+from plexsvc.scheduler.core.events import NodeCordoned
+from plexsvc.scheduler.live import LiveScheduler
+
+log = Log(__name__)
+
+LOOK_S: Final = 1.0
+"""How often hosts and nodes are compared when nothing is told."""
+
+
+async def follow(launcher: Launcher, scheduler: LiveScheduler) -> None:
+    """Compare hosts and nodes, and act on what differs, until cancelled."""
+    at_work: dict[NodeId, asyncio.Task[None]] = {}
+    async with asyncio.TaskGroup() as tasks:
+        while True:
+            launcher.changed.clear()
+            for node_id, host in launcher.hosts.items():
+                if node_id not in at_work or at_work[node_id].done():
+                    at_work[node_id] = tasks.create_task(_settle(scheduler, host))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await launcher.changed.wait()
+
+
+async def _settle(scheduler: LiveScheduler, host: Host) -> None:
+    """Have the scheduler's links to a node be as its host is."""
+    links = [link for link in scheduler.nodes.links if link.node_id == host.node_id]
+    for link in links:
+        link.is_gone = host.is_gone or link.target != host.address != ""
+    try:
+        if host.address and not links:
+            await take_in(scheduler, host.address)
+        is_closed = scheduler.cluster.cordoned.get(host.node_id)
+        if host.is_leaving and not is_closed and scheduler.nodes.is_up(host.node_id):
+            log.warning("node is told to leave, and drained", node_id=host.node_id)
+            scheduler.check_open()
+            await scheduler.post(NodeCordoned(node_id=host.node_id, is_drained=True)).decision
+    except PlexError as error:
+        log.warning("node not settled; trying again", node_id=host.node_id, error=error)

@@ -1,0 +1,128 @@
+"""A real Ray cluster on this host: a head, and further nodes that come and go."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+import pytest
+
+from tests.rigs.live_cluster import MIB
+from tests.rigs.processes import command_of, descendants
+from tests.rigs.waiting import wait_until
+
+PYTHON: Final = Path(sys.prefix) / "ray" / "bin" / "python"
+"""The Python that has Ray (`make setup`)."""
+_START_S: Final = 120
+_SETTINGS: Final = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_worker_oom_score_adjustment": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_raylet_start_wait_time_s": str(_START_S),
+    "RAY_gcs_storage": "rocksdb",
+}
+
+
+class RayCluster:
+    """Use as a context manager: a head without a pool runs inside, and nodes that were added.
+
+    Attributes:
+        address: the head's.
+    """
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self._directory = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = pytest.MonkeyPatch()
+        self.address = ""
+
+    def __enter__(self) -> Self:
+        assert PYTHON.exists(), f"no {PYTHON}: `make setup` installs Ray there"
+        settings = {
+            **_SETTINGS,
+            "RAY_AUTH_TOKEN": secrets.token_hex(16),
+            "RAY_gcs_storage_path": str(self._directory / "gcs"),
+        }
+        for name, value in settings.items():
+            self._environment.setenv(name, value)
+        self.start_head()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in reversed(list(self._started)):
+            self.kill(name)
+        self._environment.undo()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def nodes_directory(self) -> Path:
+        """Where the agents have their files."""
+        return self._directory / "nodes"
+
+    def start_head(self) -> None:
+        """Start the head; return when it runs."""
+        self._start("head", "--head", "--port", str(self._port), "--num-cpus", "0")
+        shown = self._log("head").read_text()
+        host = shown.partition("Local node IP: ")[2].split()[0]
+        self.address = f"{host}:{self._port}"
+
+    def add(self, name: str, *, pool: str) -> None:
+        """Start one more node; return when it runs."""
+        labels = f"plex-pool={pool},plex-node={name}"
+        self._start(name, "--address", self.address, "--num-cpus", "1", "--labels", labels)
+
+    def notify(self, name: str) -> None:
+        """Tell a node that it has to go, as a cloud does before it takes a host away."""
+        self._started[name].send_signal(signal.SIGTERM)
+
+    def raylet(self, name: str) -> int:
+        """Return the process of Ray on a node."""
+        return self._below(name, "raylet/raylet")
+
+    def gcs(self) -> int:
+        """Return the process that is the head."""
+        return self._below("head", "gcs/gcs_server")
+
+    def kill(self, name: str) -> None:
+        """Kill all of a node at once."""
+        process = self._started.pop(name)
+        for pid in [process.pid, *descendants(process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(timeout=20)
+
+    def _below(self, name: str, program: str) -> int:
+        processes = descendants(self._started[name].pid)
+        return next(pid for pid in processes if command_of(pid)[0].endswith(program))
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
+
+    def _start(self, name: str, *options: str) -> None:
+        ray = [str(PYTHON), "-m", "ray.scripts.scripts", "start", "--block", *options]
+        ray += ["--object-store-memory", str(80 * MIB), "--include-log-monitor", "false"]
+        if name == "head":
+            ray += ["--include-dashboard", "false", "--temp-dir", str(self._directory)]
+        log = self._log(name)
+        with log.open("wb") as output:
+            process = subprocess.Popen(ray, stdout=output, stderr=output, start_new_session=True)
+        self._started[name] = process
+        wait_until(
+            lambda: "Ray runtime started" in log.read_text() or process.poll() is not None,
+            what=f"Ray node {name} runs",
+            timeout_s=_START_S,
+        )
+        assert process.poll() is None, log.read_text()
