@@ -5,6 +5,7 @@ A resident of the planner's board is a training deployment; a node of the board 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -16,9 +17,9 @@ from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
+from plexsvc.scheduler.api.views.ring import RING_SLOTS, Cycle, laid, least_overlap
 from plexsvc.scheduler.api.views.waiting import Waits
 from plexsvc.scheduler.core.planning import answers
-from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import why_closed
 from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -56,13 +57,13 @@ async def pack(scheduler: LiveScheduler, request: service_pb2.PackRequest) -> se
     reply = service_pb2.PackReply(
         now_us=scheduler.clock.wall_us(),
         slot_us=cluster.limits.slot_us,
+        horizon_us=RING_SLOTS * cluster.limits.slot_us,
         policy=cluster.policy.name,
         prefetches=cluster.prefetches.ordered,
         prefetch_hits=cluster.prefetches.hits,
         prefetches_wasted=cluster.prefetches.wasted,
     )
     for kind, planner in cluster.planners.items():
-        reply.horizon_us = planner.board.ring.size * planner.board.slot_us
         reply.idle.extend(planner.board.idle)
         for group in planner.board.groups.values():
             reply.groups.append(_group(look, planner, group, kind=kind))
@@ -97,21 +98,12 @@ async def what_if(
     demand = _demand(scheduler, request.job, tenant=TenantId(request.tenant), now_us=now_us)
     copied = scheduler.cluster.copy_of(kind)
     ask = partial(answers.what_if, copied, demand, now_us=now_us)
-    reply = _answer(look, copied, await scheduler.beside.run(ask))
+    reply = _answer(look, copied, demand, await scheduler.beside.run(ask))
     lacking = _lacks_rollout(scheduler, request.job)
     if lacking:
         reply.fits = False
         reply.reasons.append(lacking)
     return reply
-
-
-def busy_in_period(board: Board, resident: Resident) -> list[service_pb2.BusySpan]:
-    """Return the stretches of a resident's period in which it owns its group."""
-    slot_us = board.slot_us
-    return [
-        service_pb2.BusySpan(start_us=start * slot_us, end_us=end * slot_us)
-        for start, end in board.cells_of(resident).folded
-    ]
 
 
 def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service_pb2.PackGroup:
@@ -132,8 +124,9 @@ def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service
         ],
         closed=look.lens.text(_closed(group, planner.policy)),
     )
-    for key, resident in group.residents.items():
-        shown = _resident(look, planner.board, resident)
+    lies = _laid(look, planner, group.residents.values())
+    for (key, resident), (cycle, shift) in zip(group.residents.items(), lies, strict=True):
+        shown = _resident(look, resident, cycle=cycle, shift=shift)
         shown.predicted_ppm = predicted.get(key, 0)
         shown.measured_ppm = planner.paces.measured(key) or 0
         shown.is_late = key in group.late
@@ -147,18 +140,35 @@ def _closed(group: Group, policy: Policy) -> str:
     return "" if is_open else why_closed(group)
 
 
-def _resident(look: _Look, board: Board, resident: Resident) -> service_pb2.PackResident:
-    demand = resident.demand
+def _laid(look: _Look, planner: Planner, residents: Iterable[Resident]) -> list[tuple[Cycle, int]]:
+    """Return the cycles of residents as they are expected to lie on the ring, and their shifts."""
+    slot_us, paces = look.scheduler.cluster.limits.slot_us, planner.paces
+    cycles = []
+    for resident in residents:
+        key, profile = resident.demand.resident_id, resident.demand.profile
+        seen_us = paces.phase_us(key)
+        at_us = paces.began_us(key, default_us=0) if seen_us is None else seen_us
+        cycles.append((Cycle.of(profile, at_us=at_us, slot_us=slot_us), seen_us is not None))
+    return laid(cycles)
+
+
+def _resident(
+    look: _Look, resident: Resident, *, cycle: Cycle, shift: int
+) -> service_pb2.PackResident:
+    demand, slot_us = resident.demand, look.scheduler.cluster.limits.slot_us
     view = service_pb2.PackResident(
-        anchor_us=resident.anchor_slot * board.slot_us,
-        shift_us=resident.shift_slots * board.slot_us,
-        period_us=board.period_slots(demand.profile) * board.slot_us,
+        anchor_us=(cycle.start - shift) * slot_us,
+        shift_us=shift * slot_us,
+        period_us=cycle.period * slot_us,
         duty_ppm=demand.profile.duty_ppm,
         bound_ppm=demand.max_slowdown_ppm,
         state_bytes=demand.state_bytes,
         is_cold=demand.is_cold,
         devices=resident.units,
-        busy=busy_in_period(board, resident),
+        busy=[
+            service_pb2.BusySpan(start_us=start * slot_us, end_us=end * slot_us)
+            for start, end in cycle.spans()
+        ],
         segments=[
             service_pb2.CycleSegment(
                 phase=s.phase, offset_us=s.offset_us, duration_us=s.duration_us
@@ -245,16 +255,22 @@ def _choice(kind: type[_Choice], name: str, *, field: str) -> _Choice:
         ) from error
 
 
-def _answer(look: _Look, planner: Planner, found: answers.WhatIf) -> service_pb2.WhatIfReply:
+def _answer(
+    look: _Look, planner: Planner, demand: Demand, found: answers.WhatIf
+) -> service_pb2.WhatIfReply:
     if not found.units:
         return service_pb2.WhatIfReply(reasons=map(look.lens.text, found.refusals))
+    slot_us, groups = look.scheduler.cluster.limits.slot_us, planner.board.groups
+    met = [r for group_id in found.group_ids for r in groups[group_id].on(found.units)]
+    there = [cycle for cycle, _ in _laid(look, planner, met)]
+    fit = least_overlap(Cycle.of(demand.profile, at_us=demand.arrived_us, slot_us=slot_us), there)
     reply = service_pb2.WhatIfReply(
         fits=True,
         devices=found.units,
         opens_group=found.opens,
         group_ids=found.group_ids,
-        shift_us=found.shift_slots * planner.board.slot_us,
-        overlap_ppm=found.overlap_ppm,
+        shift_us=fit.slots * slot_us,
+        overlap_ppm=fit.overlap_ppm,
         predicted_ppm=found.slowdown_ppm,
     )
     for meeting in found.meets:

@@ -145,7 +145,7 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
         segments=(Segment(phase="training", offset_us=0, duration_us=busy_us),),
     )
     planner = devices.placement.planning.planner(deployment.device_kind)
-    planner.learned(deployment.resident_id, profile, at_us=devices.now_us)
+    planner.learned(deployment.resident_id, profile)
 
 
 def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
@@ -211,7 +211,7 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
     if news is not News.NOTHING or has_drifted:
         profile = replace(pattern.profile, switch_us=wpg.switch_cost_us or planned.switch_us)
         pattern.cycles.profile = profile
-        planner.learned(key, profile, at_us=operation.started_us)
+        planner.learned(key, profile)
         keep(devices, deployment, wpg)
     else:
         planner.note_phase(key, operation.started_us, alone_us=own_us - pattern.noted_us)

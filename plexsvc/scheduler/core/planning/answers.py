@@ -17,7 +17,6 @@ from plexsvc.scheduler.core.planning.places import (
     Barred,
     has_whole,
     joining,
-    least_overlap,
     whole_groups,
 )
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -47,8 +46,6 @@ class WhatIf:
     group_ids: tuple[int, ...] = ()
     """The groups it would join; several would become one. None: it would open one."""
 
-    shift_slots: int = 0
-    overlap_ppm: int = 0
     slowdown_ppm: int = 1_000_000
     """Its own predicted cycle shared over alone."""
 
@@ -69,12 +66,6 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     spot = planner.search.spot_for(demand, groups, barred=barred, now_us=now_us)
     if spot is None:
         return WhatIf(refusals=tuple(_reasons(planner, demand, now_us=now_us)))
-    fit = least_overlap(
-        planner.board,
-        spot.met(),
-        demand.profile,
-        anchor_slot=now_us // planner.board.slot_us,
-    )
     there = [r.lodger for group in spot.groups for r in group.residents.values()]
     met = {r.demand.resident_id for r in spot.met()}
     own = Lodger(resident_id=demand.resident_id, load=Load.of(demand), units=spot.units)
@@ -83,8 +74,6 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     return WhatIf(
         units=spot.units,
         group_ids=tuple(group.group_id for group in spot.groups),
-        shift_slots=fit.shift_slots,
-        overlap_ppm=fit.overlap_ppm,
         slowdown_ppm=own_ppm,
         meets=tuple(
             Meeting(resident_id=resident_id, before_ppm=before[resident_id], after_ppm=ppm)

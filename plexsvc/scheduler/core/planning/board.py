@@ -13,11 +13,9 @@ from dataclasses import replace
 from plexsvc.ids import ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.planning.groups import Group, Resident, check_group, connected
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
-from plexsvc.scheduler.core.planning.profile import NOBODY, PPM, SECOND_US, Demand, Load, Profile
+from plexsvc.scheduler.core.planning.profile import NOBODY, PPM, Demand, Load, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, Rooms, UnitRoom
 from plexsvc.scheduler.core.planning.shares import HOST, Shares
-from plexsvc.scheduler.core.structures.footprint import Footprint, footprint
-from plexsvc.scheduler.core.structures.ring import Ring
 
 
 class Board:
@@ -27,8 +25,6 @@ class Board:
         self,
         units: Iterable[UnitRoom],
         *,
-        ring: Ring | None = None,
-        slot_us: int = SECOND_US,
         shares: Shares | None = None,
         memory: HostMemory | None = None,
         kind: str = "device",
@@ -37,8 +33,6 @@ class Board:
 
         Tenants' use of them goes into `shares`, what is booked on their hosts into `memory`.
         """
-        self.ring = ring or Ring()
-        self.slot_us = slot_us
         self.rooms = Rooms(units)
         self.kind = kind
         self.shares = shares or Shares({})
@@ -209,51 +203,12 @@ class Board:
             self._merge([self.groups[group_id] for group_id in met], loose)
         return self.groups[met[0]]
 
-    def cells(self, profile: Profile, *, anchor_slot: int) -> Footprint:
-        """Return what a cycle that starts at `anchor_slot` would occupy."""
-        return footprint(
-            self.ring,
-            period=self.period_slots(profile),
-            segments=self.segments(profile),
-            anchor=anchor_slot,
-        )
-
-    def cells_of(self, resident: Resident) -> Footprint:
-        """Return what a resident is expected to occupy."""
-        start = resident.anchor_slot + resident.shift_slots
-        return self.cells(resident.demand.profile, anchor_slot=start)
-
-    def period_slots(self, profile: Profile) -> int:
-        """Return the profile's period rounded to a divisor of the horizon."""
-        return self.ring.round_period(max(1, round(profile.period_us / self.slot_us))).slots
-
-    def segments(self, profile: Profile) -> list[tuple[int, int]]:
-        """Return (offset, duration) in slots of the rounded period, durations rounded up."""
-        scale = self.period_slots(profile) * self.slot_us / profile.period_us
-        return [
-            (
-                int(segment.offset_us * scale) // self.slot_us,
-                max(1, -(-segment.duration_us // self.slot_us)),
-            )
-            for segment in profile.segments
-        ]
-
-    def commit(
-        self,
-        group: Group,
-        demand: Demand,
-        *,
-        anchor_slot: int,
-        shift_slots: int,
-        units: Gang | None = None,
-    ) -> None:
+    def commit(self, group: Group, demand: Demand, *, units: Gang | None = None) -> None:
         """Let a job live on units of a group (all of them by default)."""
         assert demand.resident_id not in self.group_of, demand.resident_id
         group.residents[demand.resident_id] = Resident(
             demand=demand,
             units=units or group.units,
-            anchor_slot=anchor_slot,
-            shift_slots=shift_slots,
             load=Load.of(demand),
             booked_ppm=demand.profile.duty_ppm,
         )
@@ -274,7 +229,7 @@ class Board:
         self._book(resident, -1)
         return self._settle(group)
 
-    def relearn(self, resident_id: ResidentId, profile: Profile, *, anchor_slot: int) -> None:
+    def relearn(self, resident_id: ResidentId, profile: Profile) -> None:
         """Give a resident another cycle: it was profiled, or its cycle changed."""
         group = self.groups[self.group_of[resident_id]]
         resident = group.residents[resident_id]
@@ -292,7 +247,6 @@ class Board:
             resident.booked_ppm = 0  # what was guessed says nothing: it is the one that may move
         self._book(resident, 1)
         resident.load = Load.of(resident.demand)
-        resident.anchor_slot, resident.shift_slots = anchor_slot, 0
         self.mark(group)
 
     def resize(self, resident_id: ResidentId, state_bytes: int) -> None:
@@ -304,9 +258,7 @@ class Board:
         self._book(resident, 1)
         self.mark(group)
 
-    def move(
-        self, resident_id: ResidentId, units: Sequence[UnitId], *, anchor_slot: int
-    ) -> list[Group]:
+    def move(self, resident_id: ResidentId, units: Sequence[UnitId]) -> list[Group]:
         """Let a resident live on other units.
 
         Returns what is left of the group it left. Its units may be part of the new ones.
@@ -314,7 +266,7 @@ class Board:
         demand = self.groups[self.group_of[resident_id]].residents[resident_id].demand
         left = self.remove(resident_id)
         group = self.gather(units)
-        self.commit(group, demand, anchor_slot=anchor_slot, shift_slots=0, units=tuple(units))
+        self.commit(group, demand, units=tuple(units))
         if demand.is_cold:
             group.probing[resident_id] = None
         return left
@@ -347,7 +299,7 @@ class Board:
         group.version = self.version
 
     def check(self) -> None:
-        """Assert that structures agree with the footprints, and that units are in one place."""
+        """Assert that groups agree with their jobs, and that units are in one place."""
         for group in self.groups.values():
             check_group(group, cordoned=self.cordoned)
         self._check_places()

@@ -19,16 +19,10 @@ NOISE_SHARE: Final = 4
 
 @dataclass(slots=True, kw_only=True)
 class Resident:
-    """A job that lives in a group: on which of its units, and when its cycle starts."""
+    """A job that lives in a group, and on which of its units."""
 
     demand: Demand
     units: Gang
-    anchor_slot: int
-    """When its cycle was last seen to start; at first when it was placed."""
-
-    shift_slots: int
-    """How far its cycle is expected to slide from there; 0 once a start was seen."""
-
     load: Load
     booked_ppm: int = 0
     """The duty it was placed with."""

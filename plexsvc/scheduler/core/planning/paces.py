@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
 
 from plexsvc.ids import ResidentId
@@ -12,20 +11,11 @@ SMOOTHING: Final = 8
 """A measured cycle weighs one over this in a job's pace."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """Since when a job's cycles are measured, and how long they would have taken alone."""
-
-    since_us: int
-    alone_us: int = 0
-
-
 class Paces:
     """What was measured of the residents of one board."""
 
     def __init__(self) -> None:
         self._phases: dict[ResidentId, int] = {}
-        self._spent: dict[ResidentId, Spent] = {}
         self._started: dict[ResidentId, int] = {}
         self._paces: dict[ResidentId, int] = {}
 
@@ -36,7 +26,6 @@ class Paces:
     def forget(self, resident_id: ResidentId) -> None:
         """Forget a job that left the board."""
         self._phases.pop(resident_id, None)
-        self._spent.pop(resident_id, None)
         self._started.pop(resident_id, None)
         self._paces.pop(resident_id, None)
 
@@ -55,9 +44,6 @@ class Paces:
         if before_us is None:
             return None
         alone_us = alone_us or demand.profile.period_us
-        spent = self._spent.get(demand.resident_id) or Spent(since_us=before_us)
-        spent = replace(spent, alone_us=spent.alone_us + alone_us)
-        self._spent[demand.resident_id] = spent
         measured_ppm = (at_us - before_us) * PPM // alone_us
         pace = self._paces.get(demand.resident_id, PPM)
         pace += (measured_ppm - pace) // SMOOTHING

@@ -1,14 +1,11 @@
-"""Places that a job could take, which of them is best, and how far its cycle slides there."""
+"""Places that a job could take, and which of them is best."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
 from typing import Final
-
-import numpy as np
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
@@ -19,18 +16,17 @@ from plexsvc.scheduler.core.planning.bounds import (
     is_full,
     refusal,
 )
-from plexsvc.scheduler.core.planning.groups import Group, Resident
+from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
-from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Profile
+from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load
 from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.structures.footprint import busy_by_phase, overlap_by_shift
 
 MAX_CANDIDATES: Final = 64
 """Groups, or blocks to be merged, that a job is checked against."""
 
 COST_GRAIN_PPM: Final = 10_000
-"""Predicted slowdowns closer than this count as equal; commensurate periods decide."""
+"""Predicted slowdowns closer than this count as equal: the busiest decides."""
 
 Barred = Collection[UnitId]
 
@@ -90,38 +86,25 @@ def merging(board: Board, demand: Demand, *, barred: Barred = ()) -> list[Spot]:
     return nsmallest(MAX_CANDIDATES, spots, key=lambda spot: spot.crowd().duty_ppm)
 
 
-def best(board: Board, demand: Demand, spots: Sequence[Spot], *, policy: Policy) -> Spot | None:
+def best(demand: Demand, spots: Sequence[Spot], *, policy: Policy) -> Spot | None:
     """Return the place the policy prefers among those that take the job; None without any.
 
     A cold job goes where the fewest live, away from others that are being profiled. `plex` takes
-    the smallest group, of those the least predicted interference, then commensurate periods, then
-    the busiest.
+    the smallest group, of those the least predicted interference, then the busiest.
     """
     if not spots:
         return None
     if demand.is_cold:
         return min(spots, key=_by_crowd)
     if policy.preference is Preference.PLEX:
-        return _least_interference(board, demand, spots)
+        return min(spots, key=_by_cost)
     sign = -1 if policy.preference is Preference.PACK else 1
     return min(spots, key=lambda spot: _by_number(spot, sign))
 
 
-def _least_interference(board: Board, demand: Demand, spots: Sequence[Spot]) -> Spot:
-    grains = [(spot.size, spot.cost_ppm // COST_GRAIN_PPM) for spot in spots]
-    least = min(grains)
-    equal = [spot for spot, grain in zip(spots, grains, strict=True) if grain == least]
-    if len(equal) == 1:
-        return equal[0]
-    period = board.period_slots(demand.profile)
-
-    def cost(spot: Spot) -> tuple[int, int, int]:
-        odd = sum(
-            not _is_commensurate(period, board.period_slots(r.demand.profile)) for r in spot.met()
-        )
-        return odd, -spot.crowd().duty_ppm, spot.groups[0].group_id
-
-    return min(equal, key=cost)
+def _by_cost(spot: Spot) -> tuple[int, ...]:
+    grain, duty_ppm = spot.cost_ppm // COST_GRAIN_PPM, spot.crowd().duty_ppm
+    return spot.size, grain, -duty_ppm, spot.groups[0].group_id
 
 
 def _by_crowd(spot: Spot) -> tuple[int, ...]:
@@ -138,34 +121,6 @@ def _by_number(spot: Spot, sign: int) -> tuple[int, int, int]:
 def _least_busy(board: Board, demand: Demand, among: list[UnitId]) -> Gang | None:
     gangs = board.rooms.gangs(demand.num_units, among=among, burden=board.duty_on)
     return min(gangs, key=lambda units: max(map(board.duty_on, units)), default=None)
-
-
-def _is_commensurate(period: int, other: int) -> bool:
-    """Return whether one period is a multiple of the other."""
-    return period % other == 0 or other % period == 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shift:
-    """How far a cycle slides, and the share of its own busy slots that meet a resident's."""
-
-    shift_slots: int
-    overlap_ppm: int
-
-
-def least_overlap(
-    board: Board, residents: Sequence[Resident], profile: Profile, *, anchor_slot: int
-) -> Shift:
-    """Return the shift of least overlap with some residents, the least shift on a tie. `O(n)`."""
-    size, period = board.ring.size, board.period_slots(profile)
-    cells = list(map(board.cells_of, residents))
-    load = busy_by_phase(cells, ring_size=size, period=period)
-    segments = board.segments(profile)
-    overlaps = np.roll(overlap_by_shift(load, segments), -(anchor_slot % period))
-    shift = int(overlaps.argmin())
-    own = sum(duration for _, duration in segments) * (size // period)
-    overlap_ppm = min(PPM, int(overlaps[shift]) * PPM // max(1, own))
-    return Shift(shift_slots=shift, overlap_ppm=overlap_ppm)
 
 
 class Search:
@@ -214,7 +169,7 @@ class Search:
             if not spots and policy.merges:
                 there = merging(board, demand, barred=barred)
                 spots = self.within_bounds(demand, there, without=without, now_us=now_us)
-        return best(board, demand, spots, policy=policy)
+        return best(demand, spots, policy=policy)
 
     def that_take(
         self,

@@ -24,7 +24,6 @@ from plexsvc.scheduler.core.planning.places import (
     best,
     joining,
     larger_groups,
-    least_overlap,
     merging,
     whole_groups,
 )
@@ -146,10 +145,8 @@ class Planner:
         When its measured pace passes its bound, its group takes no further job.
         """
         group = self.group_of(resident_id)
-        resident = group.residents[resident_id]
-        demand = resident.demand
+        demand = group.residents[resident_id].demand
         pace = self.paces.note(demand, at_us, alone_us=alone_us)
-        resident.anchor_slot, resident.shift_slots = at_us // self.board.slot_us, 0
         if pace is None:
             return
         if pace > demand.max_slowdown_ppm:
@@ -160,13 +157,13 @@ class Planner:
             self.board.mark(group)
             self.touch(group.group_id)
 
-    def learned(self, resident_id: ResidentId, profile: Profile, *, at_us: int) -> None:
-        """Plan a resident by its measured cycle, last seen to start at `at_us`.
+    def learned(self, resident_id: ResidentId, profile: Profile) -> None:
+        """Plan a resident by its measured cycle.
 
         A cold job's group opens to others; a group that is now over its bounds takes no further job
         and is to be relieved.
         """
-        self.board.relearn(resident_id, profile, anchor_slot=at_us // self.board.slot_us)
+        self.board.relearn(resident_id, profile)
         self.paces.restart(resident_id)
         group_id = self.board.group_of[resident_id]
         self._relearned[group_id] = None
@@ -307,7 +304,7 @@ class Planner:
         if demand.resident_id in self.waiting:
             self.withdraw(demand.resident_id)
         if demand.resident_id in self.board.group_of:
-            return self.move(demand.resident_id, tuple(units), now_us=now_us)
+            return self.move(demand.resident_id, tuple(units))
         spot = Spot(units=tuple(units), groups=self.search.groups_at(units))
         placed = self._commit(demand, spot, now_us=now_us)
         self.touch(placed.group_id)
@@ -318,17 +315,16 @@ class Planner:
         resident_id: ResidentId,
         *,
         now_us: int,
-        avoid: Collection[UnitId] = (),
         onto: Collection[UnitId] | None = None,
     ) -> Placed | None:
         """Book a resident elsewhere: in another group or on idle units, within everyone's bounds.
 
-        It touches no unit in `avoid`, none it has now, and with `onto` only those. It keeps its
-        phase. None, with nothing changed, if there is no such place. Whoever has to leave may take
-        a part of a larger group also while groups of its size are full.
+        It touches none of its units, and with `onto` only those. None, with nothing changed, if
+        there is no such place. Whoever has to leave may take a part of a larger group also while
+        groups of its size are full.
         """
         resident = self.group_of(resident_id).residents[resident_id]
-        demand, barred = resident.demand, {*avoid, *resident.units}
+        demand, barred = resident.demand, set(resident.units)
         if onto is None:
             barred |= self.kept.units() | self.search.being_left(demand)
         else:
@@ -341,7 +337,7 @@ class Planner:
             must_leave=True,
             now_us=now_us,
         )
-        return None if spot is None else self.move(resident_id, spot.units, now_us=now_us)
+        return None if spot is None else self.move(resident_id, spot.units)
 
     def arrived(self, resident_id: ResidentId) -> None:
         """Note that a resident runs where it is booked, and no longer on the units that it left."""
@@ -372,7 +368,7 @@ class Planner:
             barred=kept,
             now_us=self.paces.began_us(demand.resident_id, default_us=0),
         )
-        spot = best(self.board, demand, spots, policy=self.policy)
+        spot = best(demand, spots, policy=self.policy)
         if spot is None and onto_idle is not None:
             gang = self.search.idle_gang(demand, kept.union(onto_idle))
             spot = None if gang is None else Spot(units=gang)
@@ -452,15 +448,11 @@ class Planner:
             spots += merging(board, demand, barred=barred)
         spots = [s for s in spots if all(r.demand.priority <= demand.priority for r in s.met())]
         found = self.search.within_bounds(demand, spots, policy=policy, now_us=now_us)
-        return best(board, demand, found, policy=policy)
+        return best(demand, found, policy=policy)
 
     def _commit(self, demand: Demand, spot: Spot, *, now_us: int) -> Placed:
-        anchor = now_us // self.board.slot_us
-        fit = least_overlap(self.board, spot.met(), demand.profile, anchor_slot=anchor)
         group = self.board.gather(spot.units)
-        self.board.commit(
-            group, demand, anchor_slot=anchor, shift_slots=fit.shift_slots, units=spot.units
-        )
+        self.board.commit(group, demand, units=spot.units)
         if demand.is_cold:
             group.probing[demand.resident_id] = None
         if demand.resident_id in self.waiting:
@@ -473,14 +465,12 @@ class Planner:
             merged=tuple(g.group_id for g in spot.groups if g is not group),
         )
 
-    def move(self, resident_id: ResidentId, units: Gang, *, now_us: int) -> Placed:
-        """Let a placed job live on other units, at the phase it was last measured at."""
-        seen_us = self.paces.phase_us(resident_id)
-        at_us = now_us if seen_us is None else seen_us
+    def move(self, resident_id: ResidentId, units: Gang) -> Placed:
+        """Let a placed job live on other units."""
         met = {g.group_id for g in self.search.groups_at(units)}
         self.paces.restart(resident_id)
         before = self.group_of(resident_id).residents[resident_id]
-        left = self.board.move(resident_id, units, anchor_slot=at_us // self.board.slot_us)
+        left = self.board.move(resident_id, units)
         gone = tuple(unit_id for unit_id in before.units if unit_id not in units)
         self.board.leaving[resident_id] = gone, before.demand.profile.duty_ppm
         group = self.group_of(resident_id)

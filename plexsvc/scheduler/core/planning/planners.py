@@ -50,7 +50,6 @@ class Planning:
     """The planners of one cluster, by device kind, and the profiles of earlier runs."""
 
     policy: Policy
-    slot_us: int
     book: ProfileBook
     shares: Shares
     memory: HostMemory = field(default_factory=HostMemory)
@@ -80,7 +79,6 @@ class Planning:
         book = ProfileBook(limit=max(KEPT_PROFILES, limits.max_jobs))
         return cls(
             policy=live_policy(limits),
-            slot_us=limits.slot_us,
             book=book,
             shares=Shares(limits.tenant_weights),
         )
@@ -94,9 +92,7 @@ class Planning:
         """Return the planner of a device kind."""
         known = self.planners.get(kind)
         if known is None:
-            board = Board(
-                [], slot_us=self.slot_us, shares=self.shares, memory=self.memory, kind=kind
-            )
+            board = Board([], shares=self.shares, memory=self.memory, kind=kind)
             known = Planner(board, policy=self.policy, noun=f"{kind} device")
             self.planners[kind] = known
         return known

@@ -93,7 +93,7 @@ def send_to(
 ) -> None:
     """Send a training deployment to exactly these devices."""
     planner, key = demands.planner_of(lives.devices.placement, deployment)
-    planner.move(key, units, now_us=lives.now_us)
+    planner.move(key, units)
     _begin(lives, deployment, units, reason=reason)
 
 
@@ -152,7 +152,7 @@ def book_as_it_is(devices: Devices) -> None:
         planner, key = demands.planner_of(placement, deployment)
         units = tuple(place.unit for place in wpg.places)
         if planner.group_of(key).residents[key].units != units:
-            planner.move(key, units, now_us=devices.now_us)
+            planner.move(key, units)
             hosts.spread(placement, deployment)
             try_later(devices, deployment)
         planner.arrived(key)

@@ -26,7 +26,6 @@ from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Prof
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
 from plexsvc.scheduler.core.planning.waiting import in_order
-from plexsvc.scheduler.core.structures.ring import Ring
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld
 
@@ -168,7 +167,7 @@ def placed_us(jobs: list[tuple[int, int, int]], *, units: int) -> list[tuple[int
     """
     rights_us = (PATIENCE - 1) * HOUR_US * (2 if any(priority for _, _, priority in jobs) else 1)
     rooms = [UnitRoom(unit_id=UnitId(f"n{at}")) for at in range(units)]
-    planner = Planner(Board(rooms, ring=Ring(1200)), policy=POLICY)
+    planner = Planner(Board(rooms), policy=POLICY)
     segment = Segment(phase="update", offset_us=0, duration_us=20 * SECOND_US)
     profile = Profile(period_us=100 * SECOND_US, segments=(segment,))
     came: dict[ResidentId, int] = {}

@@ -1,4 +1,4 @@
-"""The board: whole footprints go and come back exactly, under any history."""
+"""The board: jobs, groups and units come, go and move, and their sums stay exact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
-from plexsvc.scheduler.core.structures.ring import Ring
 
 SIZE = 240
 
@@ -29,7 +28,7 @@ def profile(period_s: int, *segments: tuple[int, int]) -> Profile:
 
 def board(num_units: int = 6) -> Board:
     rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), num_devices=8) for i in range(num_units)]
-    return Board(rooms, ring=Ring(SIZE))
+    return Board(rooms)
 
 
 class BoardHistory(RuleBasedStateMachine):
@@ -61,7 +60,7 @@ class BoardHistory(RuleBasedStateMachine):
             group = self.board.open_group(gang)
         else:
             return
-        self.board.commit(group, demand, anchor_slot=anchor, shift_slots=pick)
+        self.board.commit(group, demand)
 
     @precondition(lambda self: self.board.group_of)
     @rule(pick=st.integers(0, 99))
@@ -73,7 +72,7 @@ class BoardHistory(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99), anchor=st.integers(0, 10**6))
     def relearn(self, pick: int, anchor: int) -> None:
         resident_id = list(self.board.group_of)[pick % len(self.board.group_of)]
-        self.board.relearn(resident_id, profile(60, (0, 1 + pick % 20)), anchor_slot=anchor)
+        self.board.relearn(resident_id, profile(60, (0, 1 + pick % 20)))
 
     @precondition(lambda self: self.board.group_of)
     @rule(pick=st.integers(0, 99), anchor=st.integers(0, 10**6))
@@ -84,7 +83,7 @@ class BoardHistory(RuleBasedStateMachine):
         hosts = [g for g in self.board.by_size[left.size] if g != left.group_id]
         if hosts:
             units = self.board.groups[hosts[0]].units
-            self.board.move(resident_id, units, anchor_slot=anchor)
+            self.board.move(resident_id, units)
             assert self.board.group_of[resident_id] == hosts[0]
 
     @rule(unit=st.integers(0, 5))
@@ -115,7 +114,7 @@ def test_units_that_a_holder_has_are_not_idle_until_it_releases_them() -> None:
     planned = board(4)
     group = planned.open_group(planned.idle_gang(2) or ())
     demand = Demand(resident_id=ResidentId("a"), num_units=2, profile=profile(60, (0, 20)))
-    planned.commit(group, demand, anchor_slot=0, shift_slots=0)
+    planned.commit(group, demand)
     planned.hold(ResidentId("rollout"), [UnitId("n2")])
     planned.check()
     assert list(planned.idle) == ["n3"]
@@ -135,20 +134,8 @@ def test_a_cordoned_node_takes_no_work_and_returns_idle() -> None:
 
 def test_a_gang_never_mixes_node_sizes() -> None:
     rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), num_devices=4 + 4 * (i % 2)) for i in range(4)]
-    assert Board(rooms, ring=Ring(SIZE)).idle_gang(2) == ("n0", "n2")
-    assert Board(rooms, ring=Ring(SIZE)).idle_gang(3) is None
-
-
-def test_a_job_longer_than_the_horizon_occupies_all_of_it() -> None:
-    planned = board(1)
-    group = planned.open_group([UnitId("n0")])
-    demand = Demand(
-        resident_id=ResidentId("a"), num_units=1, profile=profile(10 * SIZE, (0, 5 * SIZE))
-    )
-    planned.commit(group, demand, anchor_slot=17, shift_slots=0)
-    planned.check()
-    cells = planned.cells_of(group.residents[ResidentId("a")])
-    assert (cells.starts.tolist(), cells.ends.tolist()) == ([0], [SIZE])
+    assert Board(rooms).idle_gang(2) == ("n0", "n2")
+    assert Board(rooms).idle_gang(3) is None
 
 
 def test_copies_of_a_group_are_out_of_date_when_a_cycle_in_it_was_learned() -> None:
@@ -156,8 +143,8 @@ def test_copies_of_a_group_are_out_of_date_when_a_cycle_in_it_was_learned() -> N
     group = planned.open_group([UnitId("n0")])
     one = ResidentId("a")
     demand = Demand(resident_id=one, num_units=1, profile=profile(60, (0, 20)))
-    planned.commit(group, demand, anchor_slot=0, shift_slots=0)
+    planned.commit(group, demand)
     version = group.version
-    planned.relearn(one, replace(demand.profile, jitter_ppm=7), anchor_slot=60)
+    planned.relearn(one, replace(demand.profile, jitter_ppm=7))
     assert group.version > version
     assert planned.groups[group.group_id].residents[one].demand.profile.jitter_ppm == 7

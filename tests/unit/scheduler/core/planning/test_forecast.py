@@ -212,14 +212,3 @@ def test_a_sharp_job_joins_whom_it_never_meets_and_no_flat_job_does() -> None:
             planner.place_at(each, [UnitId("a:0")], now_us=0)
         new = regular("new", period=100, busy=29, jitter_ppm=jitter_ppm)
         assert bool(admit(planner, new)) is takes
-
-
-def test_cells_follow_the_measured_starts() -> None:
-    planner = live(a=1)
-    for name in ("x", "y"):
-        planner.place_at(regular(name, period=100, busy=30), [UnitId("a:0")], now_us=0)
-    planner.note_phase(ResidentId("x"), 50 * SECOND_US)
-    (group,) = planner.board.groups.values()
-    cells = {str(n): planner.board.cells_of(r).folded[0][0] for n, r in group.residents.items()}
-    assert cells == {"x": 50, "y": 30}
-    planner.board.check()

@@ -220,7 +220,7 @@ def test_units_stay_kept_for_those_whose_companion_finds_a_place_elsewhere() -> 
     assert admit(one, back("first", 7)) == {}
     second = replace(back("second", 7, busy=70), expected_us=2 * HOUR_US)
     assert admit(one, second, small("stranger")) == {}
-    one.learned(other.resident_id, demand("o", busy=25).profile, at_us=0)
+    one.learned(other.resident_id, demand("o", busy=25).profile)
     assert [(p.resident_id, p.units) for p in one.admit(1)] == [("first", ("n0", "n1"))]
     assert one.kept.reservations[second.resident_id].units == ("n0", "n2")
 

@@ -14,7 +14,6 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
-from plexsvc.scheduler.core.structures.ring import Ring
 
 HOUR_US = 3600 * SECOND_US
 
@@ -22,7 +21,7 @@ HOUR_US = 3600 * SECOND_US
 def planner(policy: str | Policy, *, units: int = 4, parked_bytes: int = 100) -> Planner:
     rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), parked_bytes=parked_bytes) for i in range(units)]
     chosen = policy if isinstance(policy, Policy) else POLICIES[policy]
-    return Planner(Board(rooms, ring=Ring(1200)), policy=chosen)
+    return Planner(Board(rooms), policy=chosen)
 
 
 def demand(
@@ -143,23 +142,13 @@ def test_plex_takes_long_jobs_first_until_a_short_one_runs_out_of_patience() -> 
     assert [p.resident_id for p in two.admit(2 * HOUR_US)] == ["short"]
 
 
-def test_a_fit_follows_the_phase_residents_were_measured_at() -> None:
-    one = planner("plex", units=1)
-    admit(one, demand("a", busy=30))
-    one.note_phase(ResidentId("a"), 450 * SECOND_US)
-    one.submit(demand("b", busy=30))
-    (placed,) = one.admit(450 * SECOND_US)
-    assert one.group_of(placed.resident_id).residents[placed.resident_id].shift_slots == 30
-    one.board.check()
-
-
 def test_a_cold_job_has_a_group_for_itself_until_its_cycle_is_known() -> None:
     one = planner("plex", units=2)
     guess, warm = replace(demand("cold", busy=90), is_cold=True), demand("warm", busy=30)
     assert admit(one, guess) == {"cold": ("n0",)}
     assert admit(one, warm, demand("other", busy=80)) == {"warm": ("n1",)}
     assert "cold is being profiled there" in why(one, ResidentId("other"), now_us=0)
-    one.learned(ResidentId("cold"), demand("x", busy=10).profile, at_us=40 * SECOND_US)
+    one.learned(ResidentId("cold"), demand("x", busy=10).profile)
     one.board.check()
     assert one.has_news
     placed = one.admit(50 * SECOND_US)
@@ -169,7 +158,7 @@ def test_a_cold_job_has_a_group_for_itself_until_its_cycle_is_known() -> None:
 def test_a_changed_cycle_is_planned_again_and_over_the_cap_it_takes_no_other() -> None:
     one = planner("plex", units=1)
     admit(one, demand("a", busy=30), demand("b", busy=30))
-    one.learned(ResidentId("a"), demand("x", busy=80).profile, at_us=0)
+    one.learned(ResidentId("a"), demand("x", busy=80).profile)
     one.board.check()
     admit(one, demand("c", busy=5))
     assert "duty would pass 90%" in why(one, ResidentId("c"), now_us=0)

@@ -17,7 +17,6 @@ from plexsvc.scheduler.core.planning.plans import (
 from plexsvc.scheduler.core.planning.policies import PLEX
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
-from plexsvc.scheduler.core.structures.ring import Ring
 from tests.unit.scheduler.core.planning.test_live_planning import admit, live
 from tests.unit.scheduler.core.planning.test_live_planning import demand as live_demand
 
@@ -39,11 +38,11 @@ def demand(name: str, *, units: int = 1, state_bytes: int = 100, busy: int = 10)
 
 def two_lonely_groups(*, state_bytes: int = 100, busy: int = 10) -> Planner:
     rooms = [UnitRoom(unit_id=UnitId(f"n{i}")) for i in range(2)]
-    planner = Planner(Board(rooms, ring=Ring(1200)), policy=PLEX)
+    planner = Planner(Board(rooms), policy=PLEX)
     for name in ("a", "b"):
         asked = demand(name, state_bytes=state_bytes, busy=busy)
         group = planner.board.open_group(planner.board.idle_gang(1) or ())
-        planner.board.commit(group, asked, anchor_slot=0, shift_slots=0)
+        planner.board.commit(group, asked)
     return planner
 
 
@@ -59,7 +58,7 @@ def test_one_of_two_lonely_groups_moves_in_with_the_other() -> None:
     moves = propose(planner, busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0)
     there = (UnitId("n1"),)
     assert moves == [Move(resident_id=ResidentId("a"), to_group=2, units=there)]
-    planner.move(ResidentId("a"), there, now_us=0)
+    planner.move(ResidentId("a"), there)
     planner.board.check()
     assert planner.admit(1) == [], "it runs there still: the duty cap holds"
     planner.arrived(ResidentId("a"))
@@ -90,7 +89,7 @@ def test_no_move_breaks_a_duty_cap() -> None:
 def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> None:
     planner = two_lonely_groups()
     group = planner.board.groups[1]
-    planner.board.commit(group, demand("long", busy=40), anchor_slot=0, shift_slots=0)
+    planner.board.commit(group, demand("long", busy=40))
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), cycle * 170 * SECOND_US)
     assert list(group.late) == ["a"]
@@ -102,7 +101,7 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     assert "a there waits past its bound" in why(planner, ResidentId("d"), now_us=0)
     moves = relieve(planner, busy=set())
     assert [(m.resident_id, m.to_group) for m in moves] == [("long", 2)]
-    planner.move(ResidentId("long"), moves[0].units, now_us=0)
+    planner.move(ResidentId("long"), moves[0].units)
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
     assert not planner.needs_relief
@@ -111,11 +110,11 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
 def crowd(*busy: int, units: int = 1) -> Planner:
     """Return one group of jobs `j0`, `j1`, ... that ran one cycle alone, and `units - 1` idle."""
     rooms = [UnitRoom(unit_id=UnitId(f"n{i}")) for i in range(units)]
-    planner = Planner(Board(rooms, ring=Ring(1200)), policy=PLEX)
+    planner = Planner(Board(rooms), policy=PLEX)
     group = planner.board.open_group(planner.board.idle_gang(1) or ())
     for at, one in enumerate(busy):
         asked = demand(f"j{at}", busy=one)
-        planner.board.commit(group, asked, anchor_slot=0, shift_slots=0)
+        planner.board.commit(group, asked)
         planner.note_phase(asked.resident_id, 0)
         planner.note_phase(asked.resident_id, 100 * SECOND_US)
     return planner
@@ -123,7 +122,7 @@ def crowd(*busy: int, units: int = 1) -> Planner:
 
 def grow(planner: Planner, name: str, *, busy: int) -> ResidentId:
     profile = demand(name, busy=busy).profile
-    planner.learned(ResidentId(name), profile, at_us=100 * SECOND_US)
+    planner.learned(ResidentId(name), profile)
     return ResidentId(name)
 
 
@@ -135,7 +134,7 @@ def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody
     assert relieve(planner, busy=set(planner.board.group_of)) == []
     (move,) = relieve(planner, busy=set())
     assert (move.resident_id, move.to_group, move.units) == (grown, NEW_GROUP, (UnitId("n1"),))
-    planner.move(grown, move.units, now_us=NOW_US)
+    planner.move(grown, move.units)
     assert not relieve(planner, busy=set())
     assert not planner.needs_relief
     planner.board.check()
@@ -161,7 +160,7 @@ def said(planner: Planner) -> list[object]:
 
 
 def _said(group: Group) -> list[object]:
-    residents = [(r.demand, r.units, r.anchor_slot, r.load) for r in group.residents.values()]
+    residents = [(r.demand, r.units, r.load) for r in group.residents.values()]
     marks = (group.late, group.probing, group.is_closed, group.is_uniform)
     return [group.units, residents, repr(marks), group.duty_ppm]
 
