@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
-from plexsvc.scheduler.core import invariants
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -59,6 +58,7 @@ from plexsvc.scheduler.core.vocabulary import (
     Place,
     RelocationStage,
 )
+from tests.rigs import core_invariants
 
 Order = SpawnWpg | SpawnInstance | StopWpg | ForgetWpg | StartOperation | MoveState | CarryState
 
@@ -92,7 +92,7 @@ class FakeWorld:
     def tell(self, event: Event) -> list[Action]:
         """Hand one event to the core, check every invariant, note what it ordered."""
         actions = self.core.handle(event)
-        invariants.check(self.core.cluster)
+        core_invariants.check(self.core.cluster)
         self.history.append((event, actions))
         for action in actions:
             self._note(action)

@@ -5,7 +5,7 @@ touched. Then relocations and packing go on as far as they can, and `grants` sta
 start. Three things are coupled: an operation's place in its deployment's order (`queues`), the
 right to a device set (`device`), and the life of the processes (`life`). Promised after every
 event: one executor a device, resident bytes within the device, each operation answered once, order
-kept; `invariants.check` asserts it.
+kept; tests assert it (`tests/rigs/core_invariants.py`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from benchmarks.fairness import few_over_many
 from plexsvc.cli.main import app
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, ResidentId
-from plexsvc.scheduler.core import invariants
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.core.limits import Limits
@@ -41,6 +40,7 @@ from plexsvc.sim.records import Outcome
 from plexsvc.sim.run import compare, limits_of, play
 from plexsvc.sim.summary import drain_us, gpu_hours, slowdown
 from plexsvc.sim.workloads import Workload
+from tests.rigs import core_invariants
 from tests.rigs.traces import job
 
 
@@ -211,7 +211,7 @@ def checked_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def checked(scheduler: Scheduler, event: Event) -> list[Action]:
         actions = handle(scheduler, event)
-        invariants.check(scheduler.cluster)
+        core_invariants.check(scheduler.cluster)
         return actions
 
     monkeypatch.setattr(Scheduler, "handle", checked)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from plexsvc.ids import ResidentId, TenantId, UnitId
-from plexsvc.scheduler.core.planning.groups import Group, Resident, check_group, connected
+from plexsvc.scheduler.core.planning.groups import Group, Resident, connected
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
 from plexsvc.scheduler.core.planning.profile import NOBODY, PPM, Demand, Load, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, Rooms, UnitRoom
@@ -298,12 +298,6 @@ class Board:
         self.version += 1
         group.version = self.version
 
-    def check(self) -> None:
-        """Assert that groups agree with their jobs, and that units are in one place."""
-        for group in self.groups.values():
-            check_group(group, cordoned=self.cordoned)
-        self._check_places()
-
     def _book(self, resident: Resident, sign: int) -> None:
         """Book what a job uses of its hosts and on its tenant's account: devices by its duty."""
         demand = resident.demand
@@ -313,22 +307,6 @@ class Board:
         devices = demand.num_units * demand.profile.duty_ppm
         self.shares.book(demand.tenant, self.kind, sign * devices)
         self.shares.book(demand.tenant, HOST, sign * demand.num_units * demand.state_bytes * PPM)
-
-    def _check_places(self) -> None:
-        groups = self.groups.values()
-        assert self.group_at == {n: g.group_id for g in groups for n in g.units}
-        assert self.group_of == {j: g.group_id for g in groups for j in g.residents}
-        for size, same in self.by_size.items():
-            assert same == {g.group_id: g for g in groups if g.size == size}, size
-        assert self.out <= self.cordoned, self.out
-        held = {unit for units in self.exclusive.values() for unit in units}
-        seen = [*self.idle, *self.group_at, *held, *self.out]
-        assert sorted(seen) == sorted(self.rooms), "a unit is in two places or in none"
-        for resident in (r for group in groups for r in group.residents.values()):
-            name, units, demand = resident.demand.resident_id, resident.units, resident.demand
-            self.memory.check(Use.STATE, name, units, demand.state_bytes)
-            self.memory.check(Use.VERSIONS, name, units, demand.version_bytes)
-        self.memory.check_sums()
 
     def _new_group(self, units: Gang) -> Group:
         group = Group(

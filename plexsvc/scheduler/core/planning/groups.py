@@ -136,15 +136,3 @@ def connected(residents: Iterable[Resident]) -> list[tuple[set[UnitId], list[Res
                 jobs = [*other_jobs, *jobs]
         found = [*apart, (units, jobs)]
     return found
-
-
-def check_group(group: Group, *, cordoned: Collection[UnitId]) -> None:
-    """Assert that a group's sums and marks are those of its jobs."""
-    residents = group.residents.values()
-    if residents:
-        assert [units for units, _ in connected(residents)] == [set(group.units)], group.group_id
-    assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
-    marked = group.late.keys() | group.probing.keys()
-    assert marked <= group.residents.keys(), group
-    assert group.is_closed == any(unit_id in cordoned for unit_id in group.units), group
-    assert group.is_uniform == all(len(r.units) == group.size for r in residents), group

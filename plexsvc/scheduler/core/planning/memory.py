@@ -137,19 +137,6 @@ class HostMemory:
         booked, total = size(self.booked_at(unit_id)), size(self.total_at(unit_id))
         return f"host {self._host_of[unit_id]} has {booked} of {total} booked ({uses or 'nothing'})"
 
-    def check(self, use: Use, owner: str, units: Iterable[UnitId], nbytes: int) -> None:
-        """Assert that this is what is reserved for a use of an owner."""
-        wanted, found = self._by_host(units, nbytes), self._reserved.get((use, owner), {})
-        assert wanted == found, (use, owner, wanted, found)
-
-    def check_sums(self) -> None:
-        """Assert that what is booked on each host is the sum over its owners."""
-        wanted: Counter[str] = Counter()
-        for holding in {**self._reserved, **self._found}:
-            wanted.update(self._of(holding))
-        assert +wanted == +self._booked, (wanted, self._booked)
-        assert min(self._booked.values(), default=0) >= 0, self._booked
-
     def _by_host(self, units: Iterable[UnitId], nbytes: int) -> dict[str, int]:
         counts = Counter(self._host_of[unit_id] for unit_id in units)
         return {host: count * nbytes for host, count in counts.items() if nbytes}

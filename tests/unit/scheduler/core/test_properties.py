@@ -38,6 +38,7 @@ from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState, OperationKind
 from plexsvc.scheduler.driver.freezing import freeze, thaw
 from tests.fakes.fake_world import FakeWorld, Order, no_room, op_id
+from tests.rigs.core_invariants import check_board
 
 SLOTS = ("a", "b", "c")
 SLOT = st.sampled_from(SLOTS)
@@ -258,7 +259,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert not self.world.copies
         assert all(not d.ranks and d.holder is None for d in cluster.devices.values())
         for planner in cluster.planners.values():
-            planner.board.check()
+            check_board(planner.board)
             assert not planner.board.groups
             assert not planner.board.exclusive
             assert not planner.waiting

@@ -28,6 +28,7 @@ from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
 from plexsvc.scheduler.core.planning.waiting import in_order
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld
+from tests.rigs.core_invariants import check_board
 
 MOVE_US = 2_000
 TICKS_US = 100
@@ -195,7 +196,7 @@ def placed_us(jobs: list[tuple[int, int, int]], *, units: int) -> list[tuple[int
             next_us += due[0][0] * QUARTER_US if due else 0
         for placed in planner.admit(now_us):
             start[placed.resident_id] = now_us
-        planner.board.check()
+        check_board(planner.board)
         ordered = in_order(planner.waiting.values(), policy=POLICY, now_us=now_us)
         for before, demand in enumerate(ordered):
             if now_us - came[demand.resident_id] == rights_us:

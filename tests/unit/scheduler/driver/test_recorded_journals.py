@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from plexsvc.scheduler.core import invariants
 from plexsvc.scheduler.driver import encoding
 from plexsvc.scheduler.driver.encoding import Line, Recording
 from plexsvc.sim.replay import verify
 from tests.journals.record import RUNS
+from tests.rigs import core_invariants
 
 JOURNALS = sorted((Path(__file__).parents[3] / "journals").glob("*.jsonl.xz"))
 
@@ -43,7 +43,7 @@ def test_the_invariants_hold_after_every_recorded_event(path: Path) -> None:
     core = recording.configured.new_core()
     for event in recording:
         core.handle(event)
-        invariants.check(core.cluster)
+        core_invariants.check(core.cluster)
 
 
 def test_every_recording_can_be_made_anew() -> None:

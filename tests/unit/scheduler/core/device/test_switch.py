@@ -21,6 +21,7 @@ from plexsvc.scheduler.core.vocabulary import (
     WpgState,
 )
 from tests.fakes.fake_world import FakeWorld, Order, op_id, wanted
+from tests.rigs.core_invariants import check_board
 
 GENERATE, PULL = OperationKind.GENERATE, OperationKind.PULL
 
@@ -209,7 +210,7 @@ def test_instances_where_their_job_trains_take_turns_with_it() -> None:
     world.drain()
     assert not world.core.view.wpgs
     for planner in world.core.view.planners.values():
-        planner.board.check()
+        check_board(planner.board)
 
 
 def test_instances_wait_for_as_many_devices_of_their_jobs_training() -> None:

@@ -18,6 +18,7 @@ from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, Fault, NodeBytes, O
 from plexsvc.scheduler.ledger.held import Published
 from plexsvc.scheduler.orders.versions import Versions
 from tests.fakes.fake_world import FakeWorld, Order, op_id
+from tests.rigs.core_invariants import check_memory
 from tests.unit.scheduler.core.test_properties import LIMITS, AnyHistory
 
 KEPT, VERSION, STATE = 2, 15, 60
@@ -39,7 +40,7 @@ class Hosts(FakeWorld):
 
     def tell(self, event: Event) -> list[Action]:
         actions = FakeWorld.tell(self, event)
-        self.memory.check_sums()
+        check_memory(self.memory)
         booked = {
             place.node_id: self.memory.booked_at(place.unit) for place in self.core.view.devices
         }

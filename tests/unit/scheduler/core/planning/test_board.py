@@ -12,6 +12,7 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
+from tests.rigs.core_invariants import check_board
 
 SIZE = 240
 
@@ -96,12 +97,12 @@ class BoardHistory(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        self.board.check()
+        check_board(self.board)
 
     def teardown(self) -> None:
         for resident_id in list(self.board.group_of):
             self.board.remove(resident_id)
-        self.board.check()
+        check_board(self.board)
         assert not self.board.groups
         assert self.board.idle.keys() == set(self.board.rooms) - self.board.out
 
@@ -116,11 +117,11 @@ def test_units_that_a_holder_has_are_not_idle_until_it_releases_them() -> None:
     demand = Demand(resident_id=ResidentId("a"), num_units=2, profile=profile(60, (0, 20)))
     planned.commit(group, demand)
     planned.hold(ResidentId("rollout"), [UnitId("n2")])
-    planned.check()
+    check_board(planned)
     assert list(planned.idle) == ["n3"]
     planned.remove(ResidentId("a"))
     planned.release(ResidentId("rollout"))
-    planned.check()
+    check_board(planned)
     assert len(planned.idle) == 4
 
 

@@ -11,6 +11,7 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
+from tests.rigs.core_invariants import check_board
 from tests.unit.scheduler.core.planning.test_planner import HOUR_US, admit, demand, planner
 
 SERVICE = in_service(POLICIES["plex"])
@@ -41,7 +42,7 @@ def stream(policy: Policy, wide: Demand, *, units: int, every_us: int, until_us:
             if placed.resident_id == wide.resident_id:
                 return now_us
             ends[placed.resident_id] = now_us + HOUR_US
-        one.board.check()
+        check_board(one.board)
         now_us += every_us
     return None
 

@@ -21,6 +21,7 @@ from plexsvc.scheduler.core.planning.plans import copy_of, relieve
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Load, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
+from tests.rigs.core_invariants import check_board
 
 LIVE = in_service(PLEX)
 
@@ -68,7 +69,7 @@ def admit(planner: Planner, *demands: Demand, now_us: int = 0) -> dict[str, str]
     for each in demands:
         planner.submit(each)
     placed = {str(p.resident_id): " ".join(p.units) for p in planner.admit(now_us)}
-    planner.board.check()
+    check_board(planner.board)
     return placed
 
 
@@ -162,7 +163,7 @@ def test_a_group_splits_where_its_jobs_no_longer_share_units() -> None:
     admit(planner, demand("all", 4), demand("l", 2), demand("r", 1))
     assert shape(planner) == {"a:0 a:1 a:2 a:3": ["all", "l", "r"]}
     planner.remove(ResidentId("all"))
-    planner.board.check()
+    check_board(planner.board)
     assert shape(planner) == {"a:0 a:1": ["l"], "a:2": ["r"]}
     assert list(planner.board.idle) == ["a:3"]
     assert planner.has_news is False
@@ -176,7 +177,7 @@ def test_a_larger_job_makes_one_group_of_smaller_ones_and_idle_units() -> None:
     assert shape(planner) == {"a:0": ["l"], "a:2 a:3": ["r"]}
     planner.submit(demand("all", 4))
     (placed,) = planner.admit(0)
-    planner.board.check()
+    check_board(planner.board)
     assert (placed.group_id, placed.merged) == (1, (2,))
     assert shape(planner) == {"a:0 a:1 a:2 a:3": ["all", "l", "r"]}
     planner.remove(ResidentId("all"))
@@ -201,7 +202,7 @@ def test_cold_jobs_take_idle_nodes_and_only_then_share_the_least_crowded_group()
     group = planner.board.groups[2]
     assert list(group.probing) == ["cold", "third"]
     planner.learned(ResidentId("cold"), demand("x", busy=12).profile)
-    planner.board.check()
+    check_board(planner.board)
     assert list(group.probing) == ["third"]
 
 
@@ -287,11 +288,11 @@ def test_place_at_puts_a_job_exactly_there_against_every_bound() -> None:
     planner = live(policy=LIVE, a=4)
     admit(planner, demand("l", busy=50), demand("r", 2, busy=50))
     placed = planner.place_at(demand("big", 4, busy=50), rooms_of("a", 4), now_us=5)
-    planner.board.check()
+    check_board(planner.board)
     assert placed.units == rooms_of("a", 4)
     assert list(shape(planner).values()) == [["big", "l", "r"]]
     planner.place_at(demand("big", 4), rooms_of("a", 4)[:2], now_us=5)
-    planner.board.check()
+    check_board(planner.board)
     assert planner.group_of(ResidentId("big")).residents[ResidentId("big")].units == ("a:0", "a:1")
 
 
@@ -299,10 +300,10 @@ def test_what_is_found_running_on_a_cordoned_node_is_taken_in_there() -> None:
     planner = live(a=2)
     planner.board.cordon(UnitId("a:0"))
     planner.place_at(demand("found"), [UnitId("a:0")], now_us=0)
-    planner.board.check()
+    check_board(planner.board)
     assert planner.group_of(ResidentId("found")).is_closed
     planner.remove(ResidentId("found"))
-    planner.board.check()
+    check_board(planner.board)
     assert planner.board.out == {UnitId("a:0")}
 
 
@@ -318,19 +319,19 @@ def test_a_job_of_a_drained_host_is_booked_elsewhere_or_stays_as_it_was() -> Non
         planner.board.cordon(unit_id)
     before = shape(planner)
     assert planner.rehome(ResidentId("one"), now_us=9) is None
-    planner.board.check()
+    check_board(planner.board)
     assert shape(planner) == before
     planner.learned(ResidentId("two"), demand("x", busy=20).profile)
     placed = planner.rehome(ResidentId("one"), now_us=9)
     assert placed is not None
     assert placed.units == rooms_of("b", 2)
-    planner.board.check()
+    check_board(planner.board)
     third = planner.rehome(ResidentId("three"), now_us=9, onto=[UnitId("b:1")])
     assert third is not None
     assert third.units == ("b:1",)
     assert planner.board.out == set(rooms_of("a", 2))
     planner.place_at(demand("three"), [UnitId("a:0")], now_us=10)
-    planner.board.check()
+    check_board(planner.board)
 
 
 def test_a_lost_node_joins_again_under_its_name() -> None:
@@ -340,7 +341,7 @@ def test_a_lost_node_joins_again_under_its_name() -> None:
     planner.board.cordon(lost)
     planner.remove(ResidentId("one"))
     planner.board.leave(lost)
-    planner.board.check()
+    check_board(planner.board)
     assert admit(planner, demand("two", 2)) == {}
     planner.board.join(next(room for room in rooms(a=2) if room.unit_id == lost))
     assert admit(planner) == {"two": "a:0 a:1"}
@@ -478,7 +479,7 @@ class LiveHistory(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        self.board.check()
+        check_board(self.board)
 
     @invariant()
     def a_copy_that_shares_with_the_one_before_is_as_good_as_a_new_one(self) -> None:
@@ -497,7 +498,7 @@ class LiveHistory(RuleBasedStateMachine):
             self.planner.remove(resident_id)
         for key in list(self.board.exclusive):
             self.planner.board.release(key)
-        self.board.check()
+        check_board(self.board)
         assert not self.board.groups
         assert {*self.board.idle} | self.board.out == {*self.board.rooms}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plexsvc.ids import UnitId
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
+from tests.rigs.core_invariants import check_memory
 from tests.unit.scheduler.core.planning.test_live_planning import rooms
 
 A0, A1, B0 = map(UnitId, ("a:0", "a:1", "b:0"))
@@ -51,7 +52,7 @@ def test_what_is_there_counts_where_it_is_more_than_what_is_reserved() -> None:
     memory.reserve(Use.VERSIONS, "one", [], 0)
     assert memory.booked_at(A1) == 250, "versions outlive what published them"
     memory.note(Use.VERSIONS, "one", {})
-    memory.check_sums()
+    check_memory(memory)
     assert not memory.is_booked(Use.VERSIONS, "one")
 
 

@@ -14,6 +14,7 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
+from tests.rigs.core_invariants import check_board
 
 HOUR_US = 3600 * SECOND_US
 
@@ -53,7 +54,7 @@ def admit(one: Planner, *demands: Demand) -> dict[str, tuple[str, ...]]:
     placed = {
         p.resident_id: p.units for p in one.admit(max((d.arrived_us for d in demands), default=0))
     }
-    one.board.check()
+    check_board(one.board)
     return placed  # type: ignore[return-value]  # ids are strings
 
 
@@ -149,7 +150,7 @@ def test_a_cold_job_has_a_group_for_itself_until_its_cycle_is_known() -> None:
     assert admit(one, warm, demand("other", busy=80)) == {"warm": ("n1",)}
     assert "cold is being profiled there" in why(one, ResidentId("other"), now_us=0)
     one.learned(ResidentId("cold"), demand("x", busy=10).profile)
-    one.board.check()
+    check_board(one.board)
     assert one.has_news
     placed = one.admit(50 * SECOND_US)
     assert [(p.resident_id, p.units) for p in placed] == [("other", ("n0",))]
@@ -159,7 +160,7 @@ def test_a_changed_cycle_is_planned_again_and_over_the_cap_it_takes_no_other() -
     one = planner("plex", units=1)
     admit(one, demand("a", busy=30), demand("b", busy=30))
     one.learned(ResidentId("a"), demand("x", busy=80).profile)
-    one.board.check()
+    check_board(one.board)
     admit(one, demand("c", busy=5))
     assert "duty would pass 90%" in why(one, ResidentId("c"), now_us=0)
 

@@ -17,6 +17,7 @@ from plexsvc.scheduler.core.planning.plans import (
 from plexsvc.scheduler.core.planning.policies import PLEX
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
+from tests.rigs.core_invariants import check_board
 from tests.unit.scheduler.core.planning.test_live_planning import admit, live
 from tests.unit.scheduler.core.planning.test_live_planning import demand as live_demand
 
@@ -59,7 +60,7 @@ def test_one_of_two_lonely_groups_moves_in_with_the_other() -> None:
     there = (UnitId("n1"),)
     assert moves == [Move(resident_id=ResidentId("a"), to_group=2, units=there)]
     planner.move(ResidentId("a"), there)
-    planner.board.check()
+    check_board(planner.board)
     assert planner.admit(1) == [], "it runs there still: the duty cap holds"
     planner.arrived(ResidentId("a"))
     assert [p.resident_id for p in planner.admit(2)] == ["one"]
@@ -137,7 +138,7 @@ def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody
     planner.move(grown, move.units)
     assert not relieve(planner, busy=set())
     assert not planner.needs_relief
-    planner.board.check()
+    check_board(planner.board)
 
 
 def test_a_job_that_grew_within_everybodys_bounds_stays() -> None:

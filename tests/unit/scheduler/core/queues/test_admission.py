@@ -20,7 +20,7 @@ def test_a_submission_costs_the_same_however_many_are_pending(
     world = FakeWorld(limits=Limits(max_pending_per_wpg=1000))
     world.join(train=1)
     world.bring_up("a")
-    monkeypatch.setattr("tests.fakes.fake_world.invariants.check", lambda _: None)
+    monkeypatch.setattr("tests.fakes.fake_world.core_invariants.check", lambda _: None)
     costs = [lines_run(partial(world.submit, f"a{seq}", job="a", seq=seq)) for seq in range(1, 401)]
     assert median(costs[300:]) <= median(costs[2:10]), costs
 

@@ -1,11 +1,18 @@
-"""Invariants of the core, which hold after every event. Tests check them; nothing else does."""
+"""Invariants of the scheduler core, which hold after every event, and of its planning board."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+
+from plexsvc.ids import UnitId
 from plexsvc.residency import MOVING, ON_DEVICE, Residency
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device.space import resident_bytes
 from plexsvc.scheduler.core.place import demands, sets
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.groups import Group, connected
+from plexsvc.scheduler.core.planning.memory import HostMemory, Use
 from plexsvc.scheduler.core.state import HELD, Deployment, Device, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import (
@@ -134,3 +141,46 @@ def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
     if wpg is not None and deployment.deployment_id not in cluster.placement.planning.moved:
         booked = planner.group_of(key).residents[key].units
         assert booked == tuple(place.unit for place in wpg.places), (deployment, booked)
+
+
+def check_board(board: Board) -> None:
+    """Assert that groups agree with their jobs, and that each unit is in one place."""
+    groups = board.groups.values()
+    for group in groups:
+        _check_group(group, cordoned=board.cordoned)
+    assert board.group_at == {n: g.group_id for g in groups for n in g.units}
+    assert board.group_of == {j: g.group_id for g in groups for j in g.residents}
+    for size, same in board.by_size.items():
+        assert same == {g.group_id: g for g in groups if g.size == size}, size
+    assert board.out <= board.cordoned, board.out
+    held = {unit for units in board.exclusive.values() for unit in units}
+    seen = [*board.idle, *board.group_at, *held, *board.out]
+    assert sorted(seen) == sorted(board.rooms), "a unit is in two places or in none"
+    memory = board.memory
+    for resident in (r for group in groups for r in group.residents.values()):
+        name, units, demand = resident.demand.resident_id, resident.units, resident.demand
+        for use, nbytes in ((Use.STATE, demand.state_bytes), (Use.VERSIONS, demand.version_bytes)):
+            wanted = memory._by_host(units, nbytes)
+            assert wanted == memory._reserved.get((use, name), {}), (use, name, wanted)
+    check_memory(memory)
+
+
+def _check_group(group: Group, *, cordoned: Collection[UnitId]) -> None:
+    """Assert that a group's sums and marks are those of its jobs."""
+    residents = group.residents.values()
+    if residents:
+        assert [units for units, _ in connected(residents)] == [set(group.units)], group.group_id
+    assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
+    marked = group.late.keys() | group.probing.keys()
+    assert marked <= group.residents.keys(), group
+    assert group.is_closed == any(unit_id in cordoned for unit_id in group.units), group
+    assert group.is_uniform == all(len(r.units) == group.size for r in residents), group
+
+
+def check_memory(memory: HostMemory) -> None:
+    """Assert that what is booked on each host is the sum over its owners."""
+    wanted: Counter[str] = Counter()
+    for holding in {**memory._reserved, **memory._found}:
+        wanted.update(memory._of(holding))
+    assert +wanted == +memory._booked, (wanted, memory._booked)
+    assert min(memory._booked.values(), default=0) >= 0, memory._booked
