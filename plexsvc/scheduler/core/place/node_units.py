@@ -26,7 +26,6 @@ def join(
         planner.join(
             UnitRoom(
                 unit_id=name,
-                num_devices=1,
                 parked_bytes=parked_bytes,
                 host=node_id,
                 index=facts.index,

@@ -81,22 +81,11 @@ class Board:
         if len(self.idle) < num_units:
             return None
         self._sort_idle()
-        if self.rooms.has_hosts:
-            return self.rooms.first_gang(
-                num_units,
-                among=self.idle,
-                usable=lambda unit_id: unit_id in self.idle and unit_id not in barred,
-            )
-        if barred:
-            among = {unit_id: None for unit_id in self.idle if unit_id not in barred}
-            return next(self.rooms.gangs(num_units, among=among, burden=lambda _: 0), None)
-        by_size: dict[int, list[UnitId]] = {}
-        for unit_id in self.idle:
-            same = by_size.setdefault(self.rooms[unit_id].num_devices, [])
-            same.append(unit_id)
-            if len(same) == num_units:
-                return tuple(same)
-        return None
+        return self.rooms.first_gang(
+            num_units,
+            among=self.idle,
+            usable=lambda unit_id: unit_id in self.idle and unit_id not in barred,
+        )
 
     def hold(self, key: ResidentId, units: Sequence[UnitId], *, tenant: TenantId = NOBODY) -> None:
         """Give units to one holder, on account of its tenant: idle ones, or such as others hold."""

@@ -67,9 +67,9 @@ class HostMemory:
 
     def grow(self, room: UnitRoom, sign: int) -> None:
         """Take in, or out, a unit and its share of its host's memory."""
-        self._total[room.machine] += sign * room.parked_bytes
+        self._total[room.host] += sign * room.parked_bytes
         if sign > 0:
-            self._host_of[room.unit_id] = room.machine
+            self._host_of[room.unit_id] = room.host
         else:
             del self._host_of[room.unit_id]
 

@@ -187,7 +187,7 @@ class Planner:
     def _touch_hosts(self, units: Iterable[UnitId]) -> None:
         """Have waiting jobs look again at all groups that share a host with some units."""
         rooms, group_at = self.board.rooms, self.board.group_at
-        for host in dict.fromkeys(rooms[unit_id].machine for unit_id in units):
+        for host in dict.fromkeys(rooms[unit_id].host for unit_id in units):
             for unit_id in rooms.of_host(host):
                 if unit_id in group_at:
                     self.touch(group_at[unit_id])

@@ -1,8 +1,7 @@
-"""Gangs that units can form: aligned blocks inside a host, whole hosts, any units of one size.
+"""Gangs that units can form: aligned blocks inside a host, or whole hosts.
 
-Live, a planning unit is one device of a host: it carries its host and its index there. Ranks that
-talk a lot then get an aligned power-of-two block inside one host, or whole hosts of equal size.
-Without hosts any units with the same number of devices make a gang.
+A unit carries its host and its index there. Ranks that talk a lot get an aligned power-of-two block
+inside one host, or whole hosts of equal size.
 """
 
 from __future__ import annotations
@@ -24,20 +23,12 @@ class UnitRoom:
     """A unit as planning sees it."""
 
     unit_id: UnitId
-    num_devices: int = 8
-    parked_bytes: int = 1 << 62
-    """Host memory and disk for the state of jobs that are not on the devices."""
-
-    host: str = ""
-    """The machine it is a device of; empty where a planning unit is a whole machine."""
-
+    host: str
     index: int = 0
     """Which device of its host it is."""
 
-    @property
-    def machine(self) -> str:
-        """Return the machine it is, or is a device of."""
-        return self.host or self.unit_id
+    parked_bytes: int = 1 << 62
+    """Its part of the host's memory for the state of jobs that are not on the devices."""
 
     @property
     def rank(self) -> tuple[str, int, UnitId]:
@@ -49,24 +40,21 @@ class Rooms:
     """All units, and the gangs they could make; the order in which they came decides nothing.
 
     >>> rooms = Rooms(UnitRoom(unit_id=UnitId(f"a:{i}"), host="a", index=i) for i in (3, 1, 0, 2))
-    >>> rooms.blocks(2)
-    (('a:0', 'a:1'), ('a:2', 'a:3'))
+    >>> list(rooms.gangs(2, among=list(rooms), burden=lambda _: 0))
+    [('a:0', 'a:1'), ('a:2', 'a:3')]
     """
 
     def __init__(self, rooms: Iterable[UnitRoom]) -> None:
         self.by_id = {room.unit_id: room for room in rooms}
-        self.has_hosts = any(room.host for room in self.by_id.values())
-        """Whether units are devices of hosts."""
-
         self.version = 0
         """Grows with every unit that comes or goes."""
 
         self._blocks: dict[int, dict[str, tuple[Gang, ...]]] = {}
         self._hosts: dict[str, dict[int, UnitId]] = {}
         for room in self.by_id.values():
-            self._host_of(room)[room.index] = room.unit_id
-        self._alike = self._counted()
-        """How many hosts have so many units; without hosts, how many units so many devices."""
+            self._hosts.setdefault(room.host, {})[room.index] = room.unit_id
+        self._alike = Counter(map(len, self._hosts.values()))
+        """How many hosts have so many units."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -82,24 +70,18 @@ class Rooms:
 
     def join(self, room: UnitRoom) -> None:
         """Take a unit in."""
-        self._count(room.machine, -1)
+        there = self._hosts.setdefault(room.host, {})
+        self._alike[len(there)] -= 1
         self.by_id[room.unit_id] = room
-        self._host_of(room)[room.index] = room.unit_id
-        if room.host and not self.has_hosts:
-            self.has_hosts = True
-            self._alike = self._counted()
-        else:
-            self._count(room.machine, 1)
-        self._has_changed(room.machine)
+        there[room.index] = room.unit_id
+        self._has_changed(room.host)
 
     def leave(self, unit_id: UnitId) -> None:
         """Forget a unit."""
-        machine = self.by_id[unit_id].machine
-        self._count(machine, -1)
         room = self.by_id.pop(unit_id)
-        del self._host_of(room)[room.index]
-        self._count(machine, 1)
-        self._has_changed(machine)
+        self._alike[len(self._hosts[room.host])] -= 1
+        del self._hosts[room.host][room.index]
+        self._has_changed(room.host)
 
     def copy(self) -> Rooms:
         """Return the rooms as they are now."""
@@ -113,26 +95,15 @@ class Rooms:
         """Return units by host, position and name."""
         return tuple(sorted(units, key=lambda unit_id: self.by_id[unit_id].rank))
 
-    def blocks(self, num_units: int) -> tuple[Gang, ...]:
-        """Return every aligned block of `num_units` inside one host, in order.
-
-        A block starts at a multiple of the next power of two.
-        """
-        return tuple(
-            block for _, blocks in sorted(self._by_host(num_units).items()) for block in blocks
-        )
-
     def gangs(self, num_units: int, *, among: Collection[UnitId], burden: Burden) -> Iterator[Gang]:
         """Yield the gangs that could be made of `among`.
 
-        Each block inside a host comes, in order; where units are interchangeable (whole hosts, or
-        units without a host) only the least burdened ones do.
+        Each aligned block inside a host comes, in order: it starts at a multiple of the next power
+        of two. Of whole hosts, which are interchangeable, only the least burdened come.
         """
-        if not self.has_hosts:
-            yield from self._by_devices(num_units, among=among, burden=burden)
-        elif by_host := self._by_host(num_units):
+        if by_host := self._by_host(num_units):
             among = among if isinstance(among, dict | set) else set(among)
-            for host in sorted({self.by_id[unit_id].host or unit_id for unit_id in among}):
+            for host in sorted({self.by_id[unit_id].host for unit_id in among}):
                 yield from (b for b in by_host.get(host, ()) if all(unit in among for unit in b))
         else:
             yield from self._whole_hosts(num_units, among=among, burden=burden)
@@ -140,20 +111,20 @@ class Rooms:
     def first_gang(
         self, num_units: int, *, among: Iterable[UnitId], usable: Callable[[UnitId], bool]
     ) -> Gang | None:
-        """Return what `gangs` yields first of the usable units, on hosts and with no burden.
+        """Return what `gangs` yields first of the usable units, with no burden.
 
         They are among `among`, which is `in_order` and is read no further than needed.
         """
 
         def hosts() -> Iterator[str]:
-            for host, _ in groupby(among, key=lambda unit_id: self.by_id[unit_id].machine):
+            for host, _ in groupby(among, key=lambda unit_id: self.by_id[unit_id].host):
                 yield host
 
         if by_host := self._by_host(num_units):
             blocks = (block for host in hosts() for block in by_host.get(host, ()))
             return next((block for block in blocks if all(map(usable, block))), None)
         for size, known in sorted(self._alike.items(), reverse=True):
-            count = num_units // size
+            count = num_units // max(1, size)
             if count * size == num_units and count <= known:
                 alike = (self.of_host(host) for host in hosts() if len(self._hosts[host]) == size)
                 whole = (units for units in alike if all(map(usable, units)))
@@ -164,34 +135,22 @@ class Rooms:
 
     def has_gang(self, num_units: int, *, without: Collection[UnitId] = ()) -> bool:
         """Return whether `gangs` would yield one of all units but some. `O(without)` mostly."""
-        met = {self.by_id[unit_id].host or unit_id for unit_id in without}
-        by_host = self._by_host(num_units) if self.has_hosts else {}
-        if by_host:
+        met = {self.by_id[unit_id].host for unit_id in without}
+        if by_host := self._by_host(num_units):
             return len(by_host) > len(met & by_host.keys()) or any(
                 not any(unit_id in without for unit_id in block)
                 for host in met
                 for block in by_host.get(host, ())
             )
         left = Counter(self._alike)
-        left.subtract(map(self._size, met))
-        if not self.has_hosts:
-            return any(count >= num_units for count in left.values())
-        return any(num_units % size == 0 and n * size >= num_units for size, n in left.items())
-
-    def _counted(self) -> Counter[int]:
-        return Counter(self._size(host) for host, units in self._hosts.items() if units)
-
-    def _count(self, host: str, sign: int) -> None:
-        if self._hosts.get(host):
-            self._alike[self._size(host)] += sign
-
-    def _size(self, host: str) -> int:
-        """Return the units of a host; of a unit without one, its devices."""
-        units = self._hosts[host]
-        return len(units) if self.has_hosts else self.by_id[UnitId(host)].num_devices
+        left.subtract(len(self._hosts[host]) for host in met)
+        return any(
+            size and num_units % size == 0 and n * size >= num_units for size, n in left.items()
+        )
 
     def _has_changed(self, host: str) -> None:
         self.version += 1
+        self._alike[len(self._hosts[host])] += 1
         for num_units, found in self._blocks.items():
             found.pop(host, None)
             if blocks := self._aligned(num_units, host):
@@ -217,21 +176,11 @@ class Rooms:
                 gangs.append(gang)
         return tuple(gangs)
 
-    def _by_devices(
-        self, num_units: int, *, among: Collection[UnitId], burden: Burden
-    ) -> Iterator[Gang]:
-        classes: dict[int, list[UnitId]] = {}
-        for unit_id in self.in_order(among):
-            classes.setdefault(self.by_id[unit_id].num_devices, []).append(unit_id)
-        for _, units in sorted(classes.items()):
-            if len(units) >= num_units:
-                yield self.in_order(sorted(units, key=burden)[:num_units])
-
     def _whole_hosts(
         self, num_units: int, *, among: Collection[UnitId], burden: Burden
     ) -> Iterator[Gang]:
         by_size: dict[int, list[Gang]] = {}
-        found = Counter(self.by_id[unit_id].host or unit_id for unit_id in among)
+        found = Counter(self.by_id[unit_id].host for unit_id in among)
         for name, count in sorted(found.items()):
             if count == len(self._hosts[name]):
                 by_size.setdefault(count, []).append(self.of_host(name))
@@ -240,7 +189,3 @@ class Rooms:
             if count * size == num_units and count <= len(hosts):
                 hosts.sort(key=lambda host: max(burden(unit_id) for unit_id in host))
                 yield self.in_order(unit_id for host in hosts[:count] for unit_id in host)
-
-    def _host_of(self, room: UnitRoom) -> dict[int, UnitId]:
-        """Return the units of a unit's host, by index; a unit without a host is one by itself."""
-        return self._hosts.setdefault(room.machine, {})

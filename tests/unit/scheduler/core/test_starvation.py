@@ -167,7 +167,7 @@ def placed_us(jobs: list[tuple[int, int, int]], *, units: int) -> list[tuple[int
     that none who comes later goes first.
     """
     rights_us = (PATIENCE - 1) * HOUR_US * (2 if any(priority for _, _, priority in jobs) else 1)
-    rooms = [UnitRoom(unit_id=UnitId(f"n{at}")) for at in range(units)]
+    rooms = [UnitRoom(unit_id=UnitId(f"n{at}"), host=f"n{at}") for at in range(units)]
     planner = Planner(Board(rooms), policy=POLICY)
     segment = Segment(phase="update", offset_us=0, duration_us=20 * SECOND_US)
     profile = Profile(period_us=100 * SECOND_US, segments=(segment,))

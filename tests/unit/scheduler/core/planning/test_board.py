@@ -28,7 +28,7 @@ def profile(period_s: int, *segments: tuple[int, int]) -> Profile:
 
 
 def board(num_units: int = 6) -> Board:
-    rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), num_devices=8) for i in range(num_units)]
+    rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), host=f"n{i}") for i in range(num_units)]
     return Board(rooms)
 
 
@@ -131,12 +131,6 @@ def test_a_cordoned_node_takes_no_work_and_returns_idle() -> None:
     assert planned.idle_gang(2) is None
     planned.uncordon(UnitId("n0"))
     assert planned.idle_gang(2) is not None
-
-
-def test_a_gang_never_mixes_node_sizes() -> None:
-    rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), num_devices=4 + 4 * (i % 2)) for i in range(4)]
-    assert Board(rooms).idle_gang(2) == ("n0", "n2")
-    assert Board(rooms).idle_gang(3) is None
 
 
 def test_copies_of_a_group_are_out_of_date_when_a_cycle_in_it_was_learned() -> None:

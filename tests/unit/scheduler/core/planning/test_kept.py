@@ -253,7 +253,7 @@ def test_a_unit_that_is_back_is_for_one_and_the_other_keeps_what_it_has() -> Non
         one.remove(ResidentId(gone))
     one.open(UnitId("n4"))
     assert [(p.resident_id, p.units) for p in one.admit(1)] == [("x", ("n1", "n4"))]
-    one.join(UnitRoom(unit_id=UnitId("n5")))
+    one.join(UnitRoom(unit_id=UnitId("n5"), host="n5"))
     assert [(p.resident_id, p.units) for p in one.admit(2)] == [("y", ("n3", "n5"))]
 
 

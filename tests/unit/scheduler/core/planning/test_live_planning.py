@@ -30,7 +30,6 @@ def rooms(**devices: int) -> list[UnitRoom]:
     return [
         UnitRoom(
             unit_id=UnitId(f"{host}:{at}"),
-            num_devices=1,
             parked_bytes=1000,
             host=host,
             index=at,
@@ -443,7 +442,9 @@ class LiveHistory(RuleBasedStateMachine):
     def place_at(self, number: int, at: int) -> None:
         resident_id = self.pick(number)
         asked = self.planner.group_of(resident_id).residents[resident_id].demand
-        blocks = self.board.rooms.blocks(asked.num_units)
+        blocks = list(
+            self.board.rooms.gangs(asked.num_units, among=set(self.board.rooms), burden=lambda _: 0)
+        )
         held = [unit for units in self.board.exclusive.values() for unit in units]
         if blocks and not {*blocks[at % len(blocks)]} & {*held}:
             placed = self.planner.place_at(asked, blocks[at % len(blocks)], now_us=self.now)

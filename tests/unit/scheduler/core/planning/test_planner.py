@@ -20,7 +20,10 @@ HOUR_US = 3600 * SECOND_US
 
 
 def planner(policy: str | Policy, *, units: int = 4, parked_bytes: int = 100) -> Planner:
-    rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), parked_bytes=parked_bytes) for i in range(units)]
+    rooms = [
+        UnitRoom(unit_id=UnitId(f"n{i}"), host=f"n{i}", parked_bytes=parked_bytes)
+        for i in range(units)
+    ]
     chosen = policy if isinstance(policy, Policy) else POLICIES[policy]
     return Planner(Board(rooms), policy=chosen)
 

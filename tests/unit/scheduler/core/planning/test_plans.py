@@ -38,7 +38,7 @@ def demand(name: str, *, units: int = 1, state_bytes: int = 100, busy: int = 10)
 
 
 def two_lonely_groups(*, state_bytes: int = 100, busy: int = 10) -> Planner:
-    rooms = [UnitRoom(unit_id=UnitId(f"n{i}")) for i in range(2)]
+    rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), host=f"n{i}") for i in range(2)]
     planner = Planner(Board(rooms), policy=PLEX)
     for name in ("a", "b"):
         asked = demand(name, state_bytes=state_bytes, busy=busy)
@@ -110,7 +110,7 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
 
 def crowd(*busy: int, units: int = 1) -> Planner:
     """Return one group of jobs `j0`, `j1`, ... that ran one cycle alone, and `units - 1` idle."""
-    rooms = [UnitRoom(unit_id=UnitId(f"n{i}")) for i in range(units)]
+    rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), host=f"n{i}") for i in range(units)]
     planner = Planner(Board(rooms), policy=PLEX)
     group = planner.board.open_group(planner.board.idle_gang(1) or ())
     for at, one in enumerate(busy):

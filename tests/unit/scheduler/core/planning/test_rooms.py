@@ -1,4 +1,4 @@
-"""Gangs: aligned blocks of a host, whole hosts, or units of one size."""
+"""Gangs: aligned blocks of a host, or whole hosts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from plexsvc.scheduler.core.planning.rooms import Rooms, UnitRoom
 
 
 def host(name: str, *indices: int) -> list[UnitRoom]:
-    return [
-        UnitRoom(unit_id=UnitId(f"{name}:{at}"), num_devices=1, host=name, index=at)
-        for at in indices
-    ]
+    return [UnitRoom(unit_id=UnitId(f"{name}:{at}"), host=name, index=at) for at in indices]
 
 
 def gangs(rooms: Rooms, num: int, **burdens: int) -> list[str]:
@@ -25,9 +22,9 @@ def gangs(rooms: Rooms, num: int, **burdens: int) -> list[str]:
 
 def test_blocks_start_at_multiples_of_the_next_power_of_two() -> None:
     rooms = Rooms([*host("b", 0, 1), *host("a", *range(12))])
-    assert [block[0] for block in rooms.blocks(3)] == ["a:0", "a:4", "a:8"]
+    assert [block.split()[0] for block in gangs(rooms, 3)] == ["a:0", "a:4", "a:8"]
     assert gangs(rooms, 8) == ["a:0 a:1 a:2 a:3 a:4 a:5 a:6 a:7"]
-    assert [block[0] for block in rooms.blocks(1)][9:12] == ["a:9", "a:10", "a:11"]
+    assert gangs(rooms, 1)[9:12] == ["a:9", "a:10", "a:11"]
 
 
 def test_a_block_with_a_missing_device_is_none_until_it_joins_again() -> None:
@@ -47,32 +44,15 @@ def test_more_than_a_host_takes_the_least_burdened_whole_hosts_of_one_size() -> 
     assert gangs(rooms, 5) == []
 
 
-def test_without_hosts_nodes_of_one_size_are_interchangeable() -> None:
-    rooms = Rooms(
-        UnitRoom(unit_id=UnitId(name), num_devices=size)
-        for name, size in (("x", 8), ("y", 4), ("z", 8))
-    )
-    assert gangs(rooms, 2) == ["x z"]
-    assert gangs(rooms, 1, x=1) == ["y", "z"]
-
-
 @given(
     st.dictionaries(st.sampled_from("abc"), st.sets(st.integers(0, 3), min_size=1), min_size=1),
-    st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 2)), max_size=3),
     st.sets(st.integers(0, 14)),
     st.sets(st.integers(0, 14)),
-    st.booleans(),
 )
 def test_whether_there_is_a_gang_is_whether_one_is_yielded(
-    hosts: dict[str, set[int]],
-    loose: list[tuple[str, int]],
-    gone: set[int],
-    without: set[int],
-    has_hosts: bool,
+    hosts: dict[str, set[int]], gone: set[int], without: set[int]
 ) -> None:
-    alone = {name: UnitRoom(unit_id=UnitId(name), num_devices=n) for name, n in loose}
-    every = [room for name, indices in hosts.items() for room in host(name, *indices)]
-    rooms = Rooms([*(every if has_hosts else ()), *alone.values()])
+    rooms = Rooms([room for name, indices in hosts.items() for room in host(name, *indices)])
     for num in (1, 2):
         rooms.has_gang(num)  # what it keeps of that is dropped when units leave
     for unit_id in [one for at, one in enumerate(list(rooms)) if at in gone]:
@@ -82,11 +62,9 @@ def test_whether_there_is_a_gang_is_whether_one_is_yielded(
     for num in range(1, 9):
         found = next(rooms.gangs(num, among=among, burden=lambda _: 0), None)
         assert rooms.has_gang(num, without=barred) == (found is not None), (num, found)
-        if not alone and has_hosts:
-            ordered = rooms.in_order(rooms)
-            assert found == rooms.first_gang(
-                num, among=ordered, usable=lambda unit_id: unit_id not in barred
-            )
+        assert found == rooms.first_gang(
+            num, among=rooms.in_order(rooms), usable=lambda unit_id: unit_id not in barred
+        )
 
 
 @given(
