@@ -27,8 +27,8 @@ from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.planning import (
     bounds,
     kept,
+    places,
     planner,
-    planners,
     policies,
     profile,
 )
@@ -87,6 +87,14 @@ def _no_return(policy: Policy) -> Policy:
     return policy
 
 
+def _no_parts(policy: Policy) -> Policy:
+    """Have a job live on groups of its size and on idle gangs alone."""
+    for module in (places, planner):
+        module.larger_groups = lambda *_: []  # type: ignore[attr-defined]
+        module.merging = lambda *_, **__: []  # type: ignore[attr-defined]
+    return policy
+
+
 MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "none": lambda policy: policy,
     "rounds played": _off(profile, "is_sharp", lambda _: False),
@@ -99,9 +107,7 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "fair turns": _policy(is_fair=False),
     "relief": _still("relief"),
     "last bursts": _off(bounds, "_ends_late", lambda *_, **__: False),
-    "parts and merges": _off(
-        planners, "in_service", lambda policy: replace(policy, cold_shares=policy.max_jobs > 1)
-    ),
+    "parts and merges": _no_parts,
     "keeping apart": _still("keeping apart"),
     "return": _no_return,
     "lingering": _off(contest, "linger_us", lambda **_: 0),

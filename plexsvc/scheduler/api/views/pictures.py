@@ -24,7 +24,6 @@ from plexsvc.scheduler.core.planning.bounds import why_closed
 from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import PRIOR_JOB_US
-from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Demand, Mode, Profile, Segment, SyncAt
 from plexsvc.scheduler.live import LiveScheduler
 
@@ -122,7 +121,7 @@ def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service
             service_pb2.HostUse(use=use, nbytes=nbytes)
             for use, nbytes in memory.uses_at(tightest).items()
         ],
-        closed=look.lens.text(_closed(group, planner.policy)),
+        closed=look.lens.text(why_closed(group)) if group.is_closed or group.late else "",
     )
     lies = _laid(look, planner, group.residents.values())
     for (key, resident), (cycle, shift) in zip(group.residents.items(), lies, strict=True):
@@ -132,12 +131,6 @@ def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service
         shown.is_late = key in group.late
         view.residents.append(shown)
     return view
-
-
-def _closed(group: Group, policy: Policy) -> str:
-    """Return why a group takes no further job, nothing if it would."""
-    is_open = not group.is_closed and not group.late and (policy.cold_shares or not group.probing)
-    return "" if is_open else why_closed(group)
 
 
 def _laid(look: _Look, planner: Planner, residents: Iterable[Resident]) -> list[tuple[Cycle, int]]:

@@ -118,7 +118,7 @@ def _reasons(
     left = planner.search.being_left(demand)
     barred = {*barred, *kept, *left}
     board, num_units = planner.board, demand.num_units
-    is_whole = not policy.takes_parts or has_whole(board, demand, barred=barred)
+    is_whole = has_whole(board, demand, barred=barred)
     groups = [
         group
         for group in board.groups.values()

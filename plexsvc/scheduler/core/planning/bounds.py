@@ -129,7 +129,7 @@ def _why_shut(spot: Spot, demand: Demand, *, policy: Policy, without: ResidentId
     A guess cannot keep a bound that is tighter than the default.
     """
     for group in spot.groups:
-        if group.is_closed or group.late or (group.probing and not policy.cold_shares):
+        if group.is_closed or group.late:
             return why_closed(group)
     if not (demand.is_cold or spot.is_probing):
         return None
@@ -222,9 +222,7 @@ def why_closed(group: Group) -> str:
     """Return why a closed group takes no further job."""
     if group.is_closed:
         return "a node is cordoned"
-    if group.late:
-        return f"{next(iter(group.late))} there waits past its bound (max_slowdown)"
-    return f"{next(iter(group.probing))} is being profiled there"
+    return f"{next(iter(group.late))} there waits past its bound (max_slowdown)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

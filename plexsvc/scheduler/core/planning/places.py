@@ -157,14 +157,12 @@ class Search:
         gang = self.idle_gang(demand, barred)
         if gang and (demand.is_cold or policy.preference is Preference.SPREAD):
             return Spot(units=gang)
-        if demand.is_cold and not policy.cold_shares:
-            return None
         find = partial(self.that_take, demand, barred=barred, without=without, now_us=now_us)
         spots = find(groups)
         if not spots and gang:
             return Spot(units=gang)
         may_part = must_leave or not has_whole(board, demand, barred=barred)
-        if not spots and policy.takes_parts and may_part:
+        if not spots and may_part:
             spots = find(larger_groups(board, demand))
             if not spots and policy.merges:
                 there = merging(board, demand, barred=barred)

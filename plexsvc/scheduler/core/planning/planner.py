@@ -291,7 +291,7 @@ class Planner:
 
     def _has_hope(self, num_units: int, changed: Iterable[Group]) -> bool:
         """Return whether a job of a size that was refused before may find a place now."""
-        has_part = self.policy.takes_parts and not self.board.by_size.get(num_units)
+        has_part = not self.board.by_size.get(num_units)
         has_group = has_part or any(group.size == num_units for group in changed)
         return has_group or self.board.idle_gang(num_units) is not None
 
@@ -440,12 +440,9 @@ class Planner:
         if demand.resident_id not in self.kept.pressed:
             return None
         board, policy = self.board, self.policy.within_bounds()
-        pool = whole_groups(board, demand)
-        if policy.takes_parts:
-            pool += larger_groups(board, demand)
+        pool = whole_groups(board, demand) + larger_groups(board, demand)
         spots = joining(board, demand, pool, barred=barred)
-        if policy.merges:
-            spots += merging(board, demand, barred=barred)
+        spots += merging(board, demand, barred=barred)
         spots = [s for s in spots if all(r.demand.priority <= demand.priority for r in s.met())]
         found = self.search.within_bounds(demand, spots, policy=policy, now_us=now_us)
         return best(demand, found, policy=policy)

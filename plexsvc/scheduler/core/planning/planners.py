@@ -11,7 +11,7 @@ from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.policies import Policy, Preference, in_service, policy_named
+from plexsvc.scheduler.core.planning.policies import Policy, Preference, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import ProfileBook, ProfileKey
 from plexsvc.scheduler.core.planning.shares import Shares
@@ -32,8 +32,7 @@ PRIOR_JOB_US: Final = 3_600_000_000
 
 def live_policy(limits: Limits) -> Policy:
     """Return the configured policy as the service runs it, `plex` within the configured bounds."""
-    policy = in_service(policy_named(limits.policy))
-    policy = replace(policy, default_bound_ppm=limits.max_slowdown_ppm)
+    policy = replace(policy_named(limits.policy), default_bound_ppm=limits.max_slowdown_ppm)
     if policy.preference is not Preference.PLEX:
         return policy
     return replace(

@@ -76,15 +76,6 @@ class Policy:
     patience_us: int = 24 * 3600 * SECOND_US
     """The longest such wait, however long the job."""
 
-    takes_parts: bool = False
-    """Whether a job may live on a part of a larger group while there is none of its size."""
-
-    merges: bool = False
-    """Whether such a job may have several groups made one for it."""
-
-    cold_shares: bool = False
-    """Whether jobs whose cycle is not known yet share a group when no gang is idle."""
-
     is_fair: bool = False
     """Whether tenants take turns by what they have used; else only jobs are compared."""
 
@@ -92,6 +83,11 @@ class Policy:
     """Shortest time between repackings; 0: none."""
 
     rules: Rules = HRRS
+
+    @property
+    def merges(self) -> bool:
+        """Whether several groups may be made one for a job, while none has its size."""
+        return self.preference is Preference.PLEX
 
     def within_bounds(self) -> Policy:
         """Return the policy with targets near the bounds that jobs have themselves."""
@@ -135,17 +131,6 @@ _ALL: Final = (
 )
 
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _ALL})
-
-
-def in_service(policy: Policy) -> Policy:
-    """Return a policy in the form the live service runs it.
-
-    Live, devices may be few and jobs differ in size: while there is no group of its size, a smaller
-    one may join a larger group, and under `plex` a larger one may merge smaller groups. A job never
-    measured shares when no device is idle.
-    """
-    merges = policy.preference is Preference.PLEX
-    return replace(policy, takes_parts=True, merges=merges, cold_shares=policy.max_jobs > 1)
 
 
 def policy_named(name: str) -> Policy:

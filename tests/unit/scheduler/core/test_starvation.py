@@ -21,7 +21,7 @@ from plexsvc.scheduler.core.events import Acknowledged
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.policies import POLICIES, in_service
+from plexsvc.scheduler.core.planning.policies import POLICIES
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
@@ -153,9 +153,7 @@ def test_no_operation_waits_beyond_its_bound(facts: list[tuple[int, int, int]]) 
 
 
 PATIENCE = 4
-POLICY = replace(
-    in_service(POLICIES["plex"]), patience_ppm=(PATIENCE - 1) * PPM, max_jobs=1, repack_every_us=0
-)
+POLICY = replace(POLICIES["plex"], patience_ppm=(PATIENCE - 1) * PPM, max_jobs=1, repack_every_us=0)
 HOUR_US = 3600 * SECOND_US
 QUARTER_US = HOUR_US // 4
 

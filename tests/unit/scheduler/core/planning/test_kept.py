@@ -8,13 +8,13 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
 from plexsvc.scheduler.core.planning.kept import PRESS_US, RETURN_US
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, in_service
+from plexsvc.scheduler.core.planning.policies import POLICIES, Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from tests.rigs.core_invariants import check_board
 from tests.unit.scheduler.core.planning.test_planner import HOUR_US, admit, demand, planner
 
-SERVICE = in_service(POLICIES["plex"])
+SERVICE = POLICIES["plex"]
 ALONE = replace(SERVICE, max_jobs=1)
 
 
@@ -220,7 +220,7 @@ def test_units_stay_kept_for_those_whose_companion_finds_a_place_elsewhere() -> 
     assert admit(one, other) == {"other": ("n0", "n1")}
     assert admit(one, back("first", 7)) == {}
     second = replace(back("second", 7, busy=70), expected_us=2 * HOUR_US)
-    assert admit(one, second, small("stranger")) == {}
+    assert admit(one, second, small("stranger", busy=80)) == {}
     one.learned(other.resident_id, demand("o", busy=25).profile)
     assert [(p.resident_id, p.units) for p in one.admit(1)] == [("first", ("n0", "n1"))]
     assert one.kept.reservations[second.resident_id].units == ("n0", "n2")

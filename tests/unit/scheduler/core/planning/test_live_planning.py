@@ -18,12 +18,12 @@ from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.plans import copy_of, relieve
-from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
+from plexsvc.scheduler.core.planning.policies import PLEX, POLICIES, Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Load, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from tests.rigs.core_invariants import check_board
 
-LIVE = in_service(PLEX)
+LIVE = PLEX
 
 
 def rooms(**devices: int) -> list[UnitRoom]:
@@ -80,9 +80,9 @@ def shape(planner: Planner) -> dict[str, list[str]]:
 
 
 def test_a_gang_is_an_aligned_block_of_one_host_first_by_name_whatever_joined_first() -> None:
-    planner = live(policy=replace(LIVE, merges=False), b=4, a=2)
+    planner = live(b=4, a=2)
     assert admit(planner, demand("one"), demand("two", 2)) == {"one": "a:0", "two": "b:0 b:1"}
-    assert admit(planner, demand("three", 3)) == {}
+    assert admit(planner, demand("three", 3, busy=50)) == {}
     planner.remove(ResidentId("two"))
     assert admit(planner) == {"three": "b:0 b:1 b:2"}
 
@@ -184,7 +184,7 @@ def test_a_larger_job_makes_one_group_of_smaller_ones_and_idle_units() -> None:
 
 
 def test_nothing_merges_against_a_bound_or_without_the_policy() -> None:
-    for policy, busy in ((LIVE, 50), (replace(LIVE, merges=False), 10)):
+    for policy, busy in ((LIVE, 50), (POLICIES["spread_backfill"], 10)):
         planner = live(policy=policy, a=2)
         for name, unit in (("l", "a:0"), ("r", "a:1")):
             planner.place_at(demand(name, busy=busy), [UnitId(unit)], now_us=0)
@@ -262,12 +262,6 @@ def test_a_cold_job_shares_with_nobody_who_asked_for_a_tighter_bound_than_the_de
     assert admit(planner, replace(strict, resident_id=ResidentId("later"))) == {}, "nor the reverse"
     planner.learned(ResidentId("cold"), demand("x", busy=5).profile)
     assert "tighter bound" not in why(planner, ResidentId("later"), now_us=0)
-
-
-def test_a_cold_job_without_leave_to_share_waits_for_idle_units() -> None:
-    planner = live(policy=replace(LIVE, cold_shares=False), a=1)
-    admit(planner, demand("one"), demand("cold", is_cold=True))
-    assert list(planner.waiting) == ["cold"]
 
 
 def test_held_nodes_are_idle_ones_in_order_and_come_back_with_news() -> None:

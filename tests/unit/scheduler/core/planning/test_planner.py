@@ -146,19 +146,6 @@ def test_plex_takes_long_jobs_first_until_a_short_one_runs_out_of_patience() -> 
     assert [p.resident_id for p in two.admit(2 * HOUR_US)] == ["short"]
 
 
-def test_a_cold_job_has_a_group_for_itself_until_its_cycle_is_known() -> None:
-    one = planner("plex", units=2)
-    guess, warm = replace(demand("cold", busy=90), is_cold=True), demand("warm", busy=30)
-    assert admit(one, guess) == {"cold": ("n0",)}
-    assert admit(one, warm, demand("other", busy=80)) == {"warm": ("n1",)}
-    assert "cold is being profiled there" in why(one, ResidentId("other"), now_us=0)
-    one.learned(ResidentId("cold"), demand("x", busy=10).profile)
-    check_board(one.board)
-    assert one.has_news
-    placed = one.admit(50 * SECOND_US)
-    assert [(p.resident_id, p.units) for p in placed] == [("other", ("n0",))]
-
-
 def test_a_changed_cycle_is_planned_again_and_over_the_cap_it_takes_no_other() -> None:
     one = planner("plex", units=1)
     admit(one, demand("a", busy=30), demand("b", busy=30))

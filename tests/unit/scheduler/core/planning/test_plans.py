@@ -53,7 +53,7 @@ def test_nothing_moves_while_nobody_waits() -> None:
 
 def test_one_of_two_lonely_groups_moves_in_with_the_other() -> None:
     planner = two_lonely_groups()
-    planner.submit(demand("big", units=2))
+    planner.submit(demand("big", units=2, busy=85))
     planner.submit(demand("one", busy=99))
     assert planner.admit(0) == []
     moves = propose(planner, busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0)
