@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -28,6 +29,7 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 class Deployment:
     """A model the job wants runnable. `info` is the service's description of it.
 
+    `position` is what its last `step` was given as such before it was deployed, or resumed, here.
     Operations run in the order they are called, one at a time; see `plexclient.calls.Call` for the
     three forms of each.
     """
@@ -36,6 +38,7 @@ class Deployment:
         self.info = info
         self.name = info.name
         self.deployment_id = info.deployment_id
+        self.position: Any = json.loads(info.position or "null")
         self.job_session = session
         self.lane = Lane(session, deployment_id=info.deployment_id)
         self._cache_dir = cache_dir

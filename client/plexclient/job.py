@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -17,14 +18,14 @@ from plexclient.checks import of_type
 from plexclient.declared import SEEDING, Declared
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError, bad_request
-from plexclient.ids import JobId
+from plexclient.ids import JobId, new_deployment_id
 from plexclient.programs import Stage
 from plexclient.retry import persist
 from plexclient.rollouts import Rollout
 from plexclient.score_call import Scoring
 from plexclient.session import ENDED, Session, ended_error
 from plexclient.specs import AdamW, Elastic, Parallel
-from plexclient.training import Actor, Critic, Reference
+from plexclient.training import Actor, Critic, Reference, Trained
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import service_pb2
 
@@ -251,6 +252,41 @@ class Job:
             return [self._made(info) for info in made.deployments][: len(declared)]
 
         return self.background.start(create)
+
+    @call
+    def resume(self, checkpoint: str) -> Future[Any]:
+        """Return a deployment that goes on from checkpoint `job/name@step`.
+
+        `job` is an id or a name; without `@step` it is the newest. The deployment is what it was,
+        under the name that it had, with the optimizer's state; `position` is what the step was
+        given as such. One that this job has already, and that has done something, is only looked
+        up.
+
+        Raises:
+            PlexError: `not_found`, `checkpoint_damaged`; as `deploy`.
+        """
+        self._check_open(f"resume({checkpoint!r})")
+        self.session.check_open()
+
+        async def go_on() -> Deployment:
+            asked = service_pb2.GetCheckpointsRequest(name=checkpoint)
+            (found,) = (await self._call("GetCheckpoints", asked)).checkpoints
+            name = found.name.partition("/")[2].partition("@")[0]
+            found.spec.ClearField("model_deployment_id")  # its model's path is there
+            request = service_pb2.CreateDeploymentRequest(
+                deployment_id=new_deployment_id(self.job_id, name),
+                job_id=self.job_id,
+                name=name,
+                spec=found.spec,
+            )
+            info = await self._deployed("CreateDeployment", request)
+            made = self._made(info)
+            if isinstance(made, Trained) and not info.applied_seq:
+                await made.load.aio(found.name, optimizer=True)
+                made.position = json.loads(found.position or "null")
+            return made
+
+        return self.background.start(go_on)
 
     def _made(self, info: service_pb2.Deployment) -> Deployment:
         if info.HasField("error"):

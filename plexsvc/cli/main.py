@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plexsvc.cli.app import Commands, Json, StateDir, command, print_json
+from plexsvc.cli.commands.ckpt import ckpt_app
 from plexsvc.cli.commands.cost import cost
 from plexsvc.cli.commands.explain import explain
 from plexsvc.cli.commands.instance import instance_app
@@ -151,6 +152,7 @@ command(app, example="plexctl report --json")(report)
 command(app, example="plexctl cost --since 30d --csv")(cost)
 command(app, example="plexctl tenant")(tenant)
 command(app, example="plexctl top --window 60")(top)
+app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(instance_app, name="instance")
 app.add_typer(job_app, name="job")
 app.add_typer(model_app, name="model")

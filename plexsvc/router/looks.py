@@ -25,7 +25,8 @@ LOOK_S: Final = 30.0
 class Looks:
     """The looks of all tenants."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, limit_s: float = LOOK_S) -> None:
+        self._limit_s = limit_s
         self._lanes: dict[TenantId, asyncio.Lock] = {}
 
     async def look(self, tenant: TenantId, work: Callable[[], T]) -> T:
@@ -36,13 +37,13 @@ class Looks:
         """
         lane = self._lanes.setdefault(tenant, asyncio.Lock())
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(self._limit_s):
                 await lane.acquire()
                 return await asyncio.shield(_started(lane, work))
         except TimeoutError as error:
             raise unavailable(
-                f"files of tenant {tenant!r} could not be looked at in {LOOK_S:g} s; try again "
-                "when their file system answers"
+                f"files of tenant {tenant!r} could not be looked at in {self._limit_s:g} s; try "
+                "again when their file system answers"
             ) from error
 
 

@@ -76,7 +76,7 @@ class Roots:
         Raises:
             PlexError: `bad_request` when it has none.
         """
-        if not (found := self._own(tenant)):
+        if not (found := self.writable(tenant)):
             raise bad_request(
                 f"tenant {tenant!r} has no directory for checkpoints; ask an operator for one "
                 "(router.roots)"
@@ -85,12 +85,12 @@ class Roots:
 
     def _fill(self, kind: str, operation: operations_pb2.Operation) -> None:
         body, tenant = getattr(operation, kind), TenantId(operation.tenant)
-        roots = self._readable(tenant) if kind == "load" else self._own(tenant)
+        roots = self._readable(tenant) if kind == "load" else self.writable(tenant)
         what = f"path of {kind} by tenant {tenant!r}"
         found = paths.resolve(body.path, roots, what=what, remedy=REMEDY)
         body.path, body.root = str(found.path), str(found.root)
 
-    def _own(self, tenant: TenantId) -> tuple[Path, ...]:
+    def writable(self, tenant: TenantId) -> tuple[Path, ...]:
         """Return where a tenant may write, the directory of relative paths first."""
         further = self._config.roots.get(tenant, ())
         if self._config.checkpoint_root is None:
@@ -100,4 +100,4 @@ class Roots:
         return (own, *further)
 
     def _readable(self, tenant: TenantId) -> tuple[Path, ...]:
-        return (*self._own(tenant), *self._config.model_roots)
+        return (*self.writable(tenant), *self._config.model_roots)

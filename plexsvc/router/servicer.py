@@ -27,6 +27,7 @@ from plexsvc.router import bounds, models, names, rewards
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.auth import Caller, Tenants
 from plexsvc.router.channels import ChannelPool
+from plexsvc.router.checkpoints import Checkpoints
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.control import METHODS, SERVICE, Control, shown
 from plexsvc.router.deployments import DeploymentCache
@@ -72,6 +73,7 @@ class RouterServicer:
         self._config = config
         self._looks = Looks()
         self._roots = Roots(config, self._looks)
+        self.checkpoints = Checkpoints(self._roots)
         self._rules = OperationRules(config)
         self._channels = ChannelPool(keys)
         self._deployments = DeploymentCache(scheduler, config=config, clock=clock)
@@ -356,6 +358,8 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         "CreateDeployments": router.create_deployments,
         "SubmitOperation": router.submit_operation,
         "StagePayload": router.uploads.relay,
+        "GetCheckpoints": router.checkpoints.get,
+        "ChangeCheckpoint": router.checkpoints.change,
     }
     calls |= {name: calling(name, method) for name, method in own.items()}
     streams: dict[str, Callable[..., AsyncGenerator[bytes]]] = {

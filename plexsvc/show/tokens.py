@@ -15,9 +15,9 @@ def tokens_view(tokens: Iterable[service_pb2.TokenView]) -> RenderableType:
     """Return the table of `plexctl token list`."""
     table = table_of("token", "tenant", "scope", "name", "created", "expires", "revoked")
     for one in tokens:
-        ends = [_time(at_us) if at_us else "-" for at_us in (one.expires_us, one.revoked_us)]
+        ends = [time_of(at_us) if at_us else "-" for at_us in (one.expires_us, one.revoked_us)]
         table.add_row(
-            one.token_id, one.owner, one.scope, one.name or "-", _time(one.created_us), *ends
+            one.token_id, one.owner, one.scope, one.name or "-", time_of(one.created_us), *ends
         )
     return table
 
@@ -30,5 +30,6 @@ def quotas_view(quotas: Iterable[service_pb2.QuotaView]) -> RenderableType:
     return table
 
 
-def _time(at_us: int) -> str:
+def time_of(at_us: int) -> str:
+    """Return a time as tables show it."""
     return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="seconds")

@@ -48,6 +48,17 @@ class Done:
         return int(self.held.operation.ByteSize() + staged)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A copy as a checkpoint has it."""
+
+    copy: Published
+    number: int
+    """How many steps its optimizer has taken."""
+    position: str
+    """Where its client was in its data, as JSON."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Rebuilt:
     """How a deployment was rebuilt: the moments between its parts, in microseconds."""
@@ -89,8 +100,12 @@ class Durable:
     """The last time that it was rebuilt."""
     copied: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no copy is being made."""
-    written: Published | None = None
-    """The copy that is being written as a checkpoint."""
+    newest: Step | None = None
+    """What the copy is."""
+    written: Step | None = None
+    """What is being written as a checkpoint."""
+    is_overdue: bool = False
+    """Whether another was to be written meanwhile."""
     checkpoint: str = ""
     """What became of the last checkpoint."""
 
@@ -129,6 +144,10 @@ class Durable:
         for node_id, nbytes in zip(copy.nodes, copy.nbytes, strict=False) if copy else ():
             found[node_id] += (2 if self.written is None else 3) * nbytes
         return found
+
+    def writes(self, copy: Published) -> bool:
+        """Return whether a copy is being written as a checkpoint, and released after that."""
+        return self.written is not None and self.written.copy is copy
 
     def note(self, done: Done) -> list[Done]:
         """Keep an operation that ran; return those that are kept no longer: there are too many."""

@@ -58,6 +58,7 @@ def deployment(record: DeploymentRecord) -> service_pb2.Deployment:
         wpg_id="" if wpg is None else wpg.wpg_id,
         model_files=record.model_files,
         position=record.position,
+        applied_seq=record.applied_seq,
     )
 
 

@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.actions import KeepState
 from plexsvc.scheduler.core.vocabulary import WRITING_KINDS, Fault, OperationKind
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import results
-from plexsvc.scheduler.ledger.durable import REPLAYED, STAGING_PART, Done, Durable, staged
+from plexsvc.scheduler.ledger.durable import REPLAYED, STAGING_PART, Done, Durable, Step, staged
 from plexsvc.scheduler.ledger.held import Held
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
 from plexsvc.scheduler.orders import checkpoints, host_bytes, managed, release
@@ -52,7 +52,7 @@ def keep(reach: Reach, action: KeepState) -> Work:
 
 
 async def _keep(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
-    durable, position = _of(record), record.deployment.position
+    durable = _of(record)
     request = statemanager_pb2.PublishRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.wpg_id,
@@ -65,18 +65,22 @@ async def _keep(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
     try:
         published, replies = await managed.publish(reach, record, request)
         before, gone = durable.copy, durable.take(published, seq=action.seq)
-        step = max(reply.step for reply in replies)
-        is_due = checkpoints.begin(record.deployment, durable, step=step)
+        step = Step(
+            copy=published,
+            number=max(reply.step for reply in replies),
+            position=record.deployment.position,
+        )
+        is_due = checkpoints.begin(record.deployment, durable, step)
     finally:
         durable.copied.set()
     reach.versions.copied(record.deployment.deployment_id, published)
     managed.note(reach, record.deployment.deployment_id)
-    if before is not None and before is not durable.written:
+    if before is not None and not durable.writes(before):
         await managed.release(reach, before)
     host_bytes.tell_held(reach, record.deployment.deployment_id)
     await _let_go(reach, gone, of=record.deployment)
     if is_due:
-        await checkpoints.write(reach, record, published, step=step, position=position)
+        await checkpoints.write(reach, record)
 
 
 def _of(record: WpgRecord) -> Durable:

@@ -107,7 +107,7 @@ async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
             await durable.copied.wait()
         if durable is not None and durable.copy is not None:
             copy, durable.copy = durable.copy, None
-            if copy is not durable.written:  # else it is released once it is written
+            if not durable.writes(copy):
                 await managed.release(reach, copy)
             host_bytes.tell_held(reach, deployment.deployment_id)
         await managed.release_unused(reach)

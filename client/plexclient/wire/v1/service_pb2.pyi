@@ -295,7 +295,7 @@ class GetDeploymentRequest(_message.Message):
     def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec", "state", "error", "incarnation", "blocks", "vocab_size", "max_sequence_length", "staging_nodes", "executor_address", "state_bytes", "wpg_id", "residency", "model_files", "former_nodes", "position")
+    __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec", "state", "error", "incarnation", "blocks", "vocab_size", "max_sequence_length", "staging_nodes", "executor_address", "state_bytes", "wpg_id", "residency", "model_files", "former_nodes", "position", "applied_seq")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +315,7 @@ class Deployment(_message.Message):
     MODEL_FILES_FIELD_NUMBER: _ClassVar[int]
     FORMER_NODES_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     tenant: str
@@ -334,7 +335,8 @@ class Deployment(_message.Message):
     model_files: _containers.RepeatedScalarFieldContainer[str]
     former_nodes: _containers.RepeatedCompositeFieldContainer[NodeAddress]
     position: str
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ..., state: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_common_pb2.DeviceBlock, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., staging_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., executor_address: _Optional[str] = ..., state_bytes: _Optional[int] = ..., wpg_id: _Optional[str] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., model_files: _Optional[_Iterable[str]] = ..., former_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., position: _Optional[str] = ...) -> None: ...
+    applied_seq: int
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ..., state: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_common_pb2.DeviceBlock, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., staging_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., executor_address: _Optional[str] = ..., state_bytes: _Optional[int] = ..., wpg_id: _Optional[str] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., model_files: _Optional[_Iterable[str]] = ..., former_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., position: _Optional[str] = ..., applied_seq: _Optional[int] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
     __slots__ = ("node_id", "agent", "state_manager")
@@ -463,6 +465,56 @@ class FetchModelFileRequest(_message.Message):
     name: str
     offset: int
     def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class GetCheckpointsRequest(_message.Message):
+    __slots__ = ("name", "verifies")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERIFIES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    verifies: bool
+    def __init__(self, name: _Optional[str] = ..., verifies: _Optional[bool] = ...) -> None: ...
+
+class GetCheckpointsReply(_message.Message):
+    __slots__ = ("checkpoints",)
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    checkpoints: _containers.RepeatedCompositeFieldContainer[Checkpoint]
+    def __init__(self, checkpoints: _Optional[_Iterable[_Union[Checkpoint, _Mapping]]] = ...) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("name", "job", "step", "position", "spec", "nbytes", "made_us", "files")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    MADE_US_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    job: str
+    step: int
+    position: str
+    spec: DeploymentSpec
+    nbytes: int
+    made_us: int
+    files: _containers.RepeatedCompositeFieldContainer[CheckpointFile]
+    def __init__(self, name: _Optional[str] = ..., job: _Optional[str] = ..., step: _Optional[int] = ..., position: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ..., nbytes: _Optional[int] = ..., made_us: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ...) -> None: ...
+
+class CheckpointFile(_message.Message):
+    __slots__ = ("name", "nbytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    nbytes: int
+    def __init__(self, name: _Optional[str] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class ChangeCheckpointRequest(_message.Message):
+    __slots__ = ("name", "export_to")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_TO_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    export_to: str
+    def __init__(self, name: _Optional[str] = ..., export_to: _Optional[str] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ("tenant", "include_ended")

@@ -99,6 +99,16 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.FetchModelFileRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_common__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.GetCheckpoints = channel.unary_unary(
+                '/plexsvc.v1.Router/GetCheckpoints',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.GetCheckpointsRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.GetCheckpointsReply.FromString,
+                _registered_method=True)
+        self.ChangeCheckpoint = channel.unary_unary(
+                '/plexsvc.v1.Router/ChangeCheckpoint',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ChangeCheckpointRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.Checkpoint.FromString,
+                _registered_method=True)
         self.ListJobs = channel.unary_unary(
                 '/plexsvc.v1.Router/ListJobs',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ListJobsRequest.SerializeToString,
@@ -325,6 +335,18 @@ class RouterServicer:
     def FetchModelFile(self, request, context):
         """tokenizer files
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCheckpoints(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeCheckpoint(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -560,6 +582,16 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.FetchModelFile,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.FetchModelFileRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            ),
+            'GetCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCheckpoints,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.GetCheckpointsRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.GetCheckpointsReply.SerializeToString,
+            ),
+            'ChangeCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeCheckpoint,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ChangeCheckpointRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.Checkpoint.SerializeToString,
             ),
             'ListJobs': grpc.unary_unary_rpc_method_handler(
                     servicer.ListJobs,
@@ -1028,6 +1060,60 @@ class Router:
             '/plexsvc.v1.Router/FetchModelFile',
             plexsvc_dot_v1_dot_service__pb2.FetchModelFileRequest.SerializeToString,
             plexsvc_dot_v1_dot_common__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/GetCheckpoints',
+            plexsvc_dot_v1_dot_service__pb2.GetCheckpointsRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.GetCheckpointsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/ChangeCheckpoint',
+            plexsvc_dot_v1_dot_service__pb2.ChangeCheckpointRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.Checkpoint.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,6 +64,8 @@ class RouterStub:
     """
     FetchModelFile: _grpc.UnaryStreamMultiCallable[_service_pb2.FetchModelFileRequest, _common_pb2.Chunk]
     """tokenizer files"""
+    GetCheckpoints: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetCheckpointsRequest, _service_pb2.GetCheckpointsReply]
+    ChangeCheckpoint: _grpc.UnaryUnaryMultiCallable[_service_pb2.ChangeCheckpointRequest, _service_pb2.Checkpoint]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListJobsRequest, _service_pb2.ListJobsReply]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetStatusRequest, _service_pb2.ClusterStatus]
     CancelOperation: _grpc.UnaryUnaryMultiCallable[_service_pb2.CancelOperationRequest, _service_pb2.CancelOperationReply]
@@ -127,6 +129,8 @@ class RouterAsyncStub(RouterStub):
     """
     FetchModelFile: _aio.UnaryStreamMultiCallable[_service_pb2.FetchModelFileRequest, _common_pb2.Chunk]  # type: ignore[assignment]
     """tokenizer files"""
+    GetCheckpoints: _aio.UnaryUnaryMultiCallable[_service_pb2.GetCheckpointsRequest, _service_pb2.GetCheckpointsReply]  # type: ignore[assignment]
+    ChangeCheckpoint: _aio.UnaryUnaryMultiCallable[_service_pb2.ChangeCheckpointRequest, _service_pb2.Checkpoint]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_service_pb2.ListJobsRequest, _service_pb2.ListJobsReply]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_service_pb2.GetStatusRequest, _service_pb2.ClusterStatus]  # type: ignore[assignment]
     CancelOperation: _aio.UnaryUnaryMultiCallable[_service_pb2.CancelOperationRequest, _service_pb2.CancelOperationReply]  # type: ignore[assignment]
@@ -247,6 +251,18 @@ class RouterServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_common_pb2.Chunk], _abc.AsyncIterator[_common_pb2.Chunk]]:
         """tokenizer files"""
+
+    def GetCheckpoints(
+        self,
+        request: _service_pb2.GetCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.GetCheckpointsReply, _abc.Awaitable[_service_pb2.GetCheckpointsReply]]: ...
+
+    def ChangeCheckpoint(
+        self,
+        request: _service_pb2.ChangeCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.Checkpoint, _abc.Awaitable[_service_pb2.Checkpoint]]: ...
 
     def ListJobs(
         self,
