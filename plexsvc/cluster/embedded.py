@@ -155,7 +155,7 @@ class EmbeddedCluster:
         keys = keep_keys(keys_file(state_dir))
         launcher = await self._launch(stack, keys=keys, adopts=former is not None)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        rewards, rewarding = self._start_rewards(stack, tasks)
+        rewards, proxy, rewarding = self._start_rewards(stack, tasks)
         rollout, managing = await self._start_managers(
             stack, tasks, keys=keys, adopts=former is not None
         )
@@ -177,7 +177,7 @@ class EmbeddedCluster:
         _run_beside(stack, tasks.create_task(self._run_live(live)))
         await live.ready()
         _run_beside(stack, tasks.create_task(follow(launcher, live)))
-        _run_beside(stack, tasks.create_task(live.reward_hosts.run(rewards)))
+        _run_beside(stack, tasks.create_task(live.reward_hosts.run(rewards, kill=proxy.kill)))
         spot = rollout.use(live.spot_hosts, changes, config=self._config.rollout.spot)
         _run_beside(stack, tasks.create_task(spot.run()))
         scheduler = SchedulerServicer(live)
@@ -304,8 +304,8 @@ class EmbeddedCluster:
 
     def _start_rewards(
         self, stack: AsyncExitStack, tasks: asyncio.TaskGroup
-    ) -> tuple[str, list[asyncio.Task[str]]]:
-        """Start planner and proxy of rewards and keep them running; return the proxy's address."""
+    ) -> tuple[str, ServiceProcess, list[asyncio.Task[str]]]:
+        """Start planner and proxy of rewards, keep them running; return the proxy and its address."""
         place = self._config.state_dir / "rewards"
         directory = _runtime_dir(place, stack)
         config = replace(
@@ -317,11 +317,12 @@ class EmbeddedCluster:
             planner=f"unix:{directory / 'planner.sock'}",
             history_dir=place.absolute() / "history",
         )
-        processes = (
+        planner, proxy = (
             ServiceProcess(name, module, config, directory=directory, logs=place)
             for name, module in _REWARD_PROCESSES
         )
-        return config.listen, [self._keep_running(stack, tasks, process) for process in processes]
+        starting = [self._keep_running(stack, tasks, process) for process in (planner, proxy)]
+        return config.listen, proxy, starting
 
     async def _start_managers(
         self, stack: AsyncExitStack, tasks: asyncio.TaskGroup, *, keys: ClusterKeys, adopts: bool

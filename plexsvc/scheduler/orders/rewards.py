@@ -1,7 +1,8 @@
 """Hosts of reward workers: one process on each node with devices of kind `reward`.
 
 The core places nothing on such devices: which worker runs where is decided by the reward proxy,
-which is told here, again and again, what each node has and where its host serves. A host lives
+which is told here, again and again, what each node has and where its host serves. A proxy that
+takes nothing for `SILENT_US` is killed, and whoever started it starts a successor. A host lives
 under its node's lease like every rank.
 """
 
@@ -31,6 +32,8 @@ LOOK_US: Final = 500_000
 """How often hosts are looked at, and the proxy is told."""
 PAUSE_US: Final = 2_000_000
 """After a host that did not come up, before the next is started."""
+TELL_S: Final = 5.0
+SILENT_US: Final = 15_000_000
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Reward"]
 
@@ -47,13 +50,22 @@ class RewardHosts:
         """When a node whose host did not come up is looked at again."""
         self._has_told = True
 
-    async def run(self, proxy: str) -> None:
-        """Keep a host on each node, and tell the proxy at this address of them, until cancelled."""
+    async def run(self, proxy: str, *, kill: Callable[[], None]) -> None:
+        """Keep a host on each node, and tell the proxy at this address of them, until cancelled.
+
+        `kill` ends a proxy that hangs.
+        """
         async with self._reach.nodes.dial(proxy) as channel:
+            told_us = self._clock.monotonic_us()
             while True:
                 links = [link for link in self._reach.nodes.links if _has_rewards(link)]
                 hosts = await asyncio.gather(*(self._host(link) for link in links))
                 await self._tell(channel, hosts)
+                if self._has_told:
+                    told_us = self._clock.monotonic_us()
+                elif self._clock.monotonic_us() - told_us > SILENT_US:
+                    kill()
+                    told_us = self._clock.monotonic_us()  # its successor has as long
                 await self._clock.sleep(LOOK_US)
 
     async def _tell(self, channel: grpc.aio.Channel, hosts: list[pb.HostFacts]) -> None:
@@ -62,9 +74,7 @@ class RewardHosts:
         request = pb.UseHostsRequest(fence=fence, hosts=hosts)
         method = SERVICE.methods_by_name["UseHosts"]
         try:
-            await services.call(
-                channel, method, request, pb.UseHostsReply, timeout_s=self._reach.rpc_s
-            )
+            await services.call(channel, method, request, pb.UseHostsReply, timeout_s=TELL_S)
         except PlexError as error:
             if self._has_told:
                 log.warning("the reward proxy was not told of its hosts", error=error)

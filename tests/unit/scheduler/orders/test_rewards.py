@@ -30,11 +30,20 @@ class Told:
     def __init__(self) -> None:
         self.hosts: list[pb.HostFacts] = []
         self.epochs: set[int] = set()
+        self.kills = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def use_hosts(self, request: pb.UseHostsRequest, _: Any) -> pb.UseHostsReply:
+        await self.answers.wait()
         self.hosts = list(request.hosts)
         self.epochs.add(request.fence.scheduler_epoch)
         return pb.UseHostsReply()
+
+    def kill(self) -> None:
+        """Die, and be back at once."""
+        self.kills += 1
+        self.answers.set()
 
     @property
     def address(self) -> str:
@@ -46,6 +55,8 @@ class Told:
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewards, "LOOK_US", 10_000)
     monkeypatch.setattr(rewards, "PAUSE_US", 20_000)
+    monkeypatch.setattr(rewards, "TELL_S", 0.5)
+    monkeypatch.setattr(rewards, "SILENT_US", 1_000_000)
 
 
 @asynccontextmanager
@@ -61,7 +72,7 @@ async def told_of(directory: Path) -> AsyncIterator[tuple[Rig, Told]]:
             start_rig(directory, nodes=NODES, config=config) as rig,
             asyncio.TaskGroup() as tasks,
         ):
-            running = tasks.create_task(rig.driver.reward_hosts.run(proxy))
+            running = tasks.create_task(rig.driver.reward_hosts.run(proxy, kill=told.kill))
             yield rig, told
             running.cancel()
     finally:
@@ -118,3 +129,12 @@ async def test_a_host_that_does_not_come_up_is_started_again(tmp_path: Path) -> 
         rig.behaviour.spawn_error = None
         await until(lambda: told.address)
         assert len({spec.proc_id for spec in rig.agents[1].specs}) == len(rig.agents[1].specs)
+
+
+async def test_a_proxy_that_hangs_is_killed_and_its_successor_is_told(tmp_path: Path) -> None:
+    async with told_of(tmp_path) as (_, told):
+        await until(lambda: told.address)
+        told.answers.clear()
+        told.hosts = []
+        await until(lambda: told.address)
+        assert told.kills == 1
