@@ -305,7 +305,7 @@ class EmbeddedCluster:
     def _start_rewards(
         self, stack: AsyncExitStack, tasks: asyncio.TaskGroup
     ) -> tuple[str, ServiceProcess, list[asyncio.Task[str]]]:
-        """Start planner and proxy of rewards, keep them running; return the proxy and its address."""
+        """Start planner and proxy of rewards, keep them running; return proxy and address."""
         place = self._config.state_dir / "rewards"
         directory = _runtime_dir(place, stack)
         config = replace(

@@ -141,12 +141,12 @@ class Managers(Pools):
         if body == "initialize":
             deployment.initialized = request
             deployment.addresses = list(request.instance_addresses)
-            self._keep(deployment)
+            await self._keep(deployment)
             self._want(deployment)
         elif body == "pull":
             deployment.pulled = request
             deployment.versions = {VersionId.of(request.published)}
-            self._keep(deployment)
+            await self._keep(deployment)
         elif body == "seed" and "most_instances" in reply.result.metrics:
             self._bound(deployment, most=int(reply.result.metrics["most_instances"]))
         return reply
@@ -174,9 +174,16 @@ class Managers(Pools):
         for pool in self._pools:
             pool.post(deployment.wants(pool.kind.name))
 
-    def _keep(self, deployment: LedDeployment) -> None:
-        if deployment.initialized is not None:
-            keep(deployment, self._directory, link=self._links.index(deployment.link))
+    async def _keep(self, deployment: LedDeployment) -> None:
+        """Write down what a successor needs; where the disk is full, once there is room."""
+        while deployment.initialized is not None:
+            try:
+                keep(deployment, self._directory, link=self._links.index(deployment.link))
+            except OSError as error:
+                log.warning("a deployment cannot be written down; trying again", error=error)
+                await self._clock.sleep(RETRY_US)
+            else:
+                return
 
     def _bound(self, seeding: LedDeployment, *, most: int) -> None:
         """Ask for no more instances than fit into the time of training, by the seeding window.
@@ -248,7 +255,7 @@ class Managers(Pools):
         """
         deployment = self._deployment(deployment_id)
         deployment.addresses[index] = address
-        self._keep(deployment)
+        await self._keep(deployment)
         await deployment.insist(address, replaces=index)
 
     async def move(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +118,24 @@ async def test_a_pull_under_way_is_done_by_the_successor() -> None:
         await b.kill_manager()
         assert (await b.pull(2)).weight_version == 2
         assert (await b.execute(b.generate())).weight_version == 2
+
+
+async def test_a_pull_waits_for_room_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    def full(path: Path, data: bytes) -> int:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return writes(path, data)
+
+    writes = Path.write_bytes
+    monkeypatch.setattr("plexsvc.rollout.managers.RETRY_US", 1000)
+    async with bench() as b:
+        monkeypatch.setattr(Path, "write_bytes", full)
+        assert (await b.pull(1)).weight_version == 1
+        assert tries == 3
 
 
 async def test_jobs_are_spread_and_a_job_stays_together() -> None:
