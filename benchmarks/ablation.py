@@ -35,7 +35,7 @@ from plexsvc.scheduler.core.planning import (
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, QueueOrder
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS
-from plexsvc.scheduler.core.relocate import packing
+from plexsvc.scheduler.core.relocate import movers
 
 MIN_DRAIN: Final = 0.02
 MIN_P95: Final = 0.02
@@ -66,7 +66,7 @@ def _off(owner: object, name: str, value: object) -> Callable[[Policy], Policy]:
 
 def _still(cause: str) -> Callable[[Policy], Policy]:
     """Have nobody move for one cause."""
-    return _off(packing, "MOVERS", tuple(one for one in packing.MOVERS if one.cause != cause))
+    return _off(movers, "MOVERS", tuple(one for one in movers.MOVERS if one.cause != cause))
 
 
 def _rules(**parts: object) -> Callable[[Policy], Policy]:

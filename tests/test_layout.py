@@ -102,11 +102,11 @@ def test_a_module_name_stands_for_one_thing_in_a_room() -> None:
 
 ACTIONS = ROOT / "plexsvc" / "scheduler" / "core" / "actions.py"
 AGAIN = {
-    ROOT / "plexsvc" / "scheduler" / "core" / "unfinished.py",
+    ROOT / "plexsvc" / "scheduler" / "core" / "awaited.py",
     ROOT / "plexsvc" / "scheduler" / "driver" / "replaying.py",
     ROOT / "plexsvc" / "sim" / "books.py",
 }
-"""Of a takeover: what orders everything that is unfinished once more, and what notes timers; and
+"""Of a takeover: what orders everything that is awaited once more, and what notes timers; and
 the records of a simulated run, which nothing follows from."""
 MAX_FILES = 3
 """Files that name an action: the room that orders it, who performs it, and one more."""

@@ -9,7 +9,7 @@ from plexsvc.ids import UnitId
 from plexsvc.residency import MOVING, ON_DEVICE, Residency
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device.space import resident_bytes
-from plexsvc.scheduler.core.place import demands, sets
+from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group, connected
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
@@ -135,7 +135,7 @@ def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
         assert all(cluster.deployments[d].wpg_id is None for d in deployment.declared_with)
     if deployment.is_rollout:
         return
-    is_queued = is_waiting and sets.is_queued(cluster.placement, deployment)
+    is_queued = is_waiting and demands.is_queued(cluster.placement, deployment)
     assert is_queued == (key in planner.waiting), deployment
     assert (wpg is not None) == demands.is_placed(cluster.placement, deployment), deployment
     if wpg is not None and deployment.deployment_id not in cluster.placement.planning.moved:

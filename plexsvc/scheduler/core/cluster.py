@@ -81,9 +81,9 @@ class Slice:
         """Order something."""
         self.turn.actions.append(action)
 
-    def set_timer(self, timer: Timer, *, at_us: int) -> None:
-        """Have `timer` fire at `at_us`; setting it again replaces the time."""
-        self.turn.actions.append(SetTimer(key=timer.key, at_us=at_us))
+    def set_timer(self, timer: Timer, of: str | bytes, *, at_us: int) -> None:
+        """Have a timer fire at `at_us`; setting it again replaces the time."""
+        self.turn.actions.append(SetTimer(key=timer.key(of), at_us=at_us))
 
     def touch(self, wpg_id: WpgId | None) -> None:
         """Have `grants` look again at a WPG and those it shares devices with."""

@@ -1,7 +1,7 @@
 """The scheduler itself: one value with one method, `handle(event) -> list[Action]`.
 
 Theory of operation. Each event has one handler, which changes records and marks the WPGs it
-touched. Then relocations and packing go on as far as they can, and `grants` starts whatever can
+touched. Then relocations and movers go on as far as they can, and `grants` starts whatever can
 start. Three things are coupled: an operation's place in its deployment's order (`queues`), the
 right to a device set (`device`), and the life of the processes (`life`). Promised after every
 event: one executor a device, resident bytes within the device, each operation answered once, order
@@ -14,15 +14,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar, assert_never, cast, get_args
 
-from plexsvc.scheduler.core import due, events, timers
+from plexsvc.ids import DeploymentId, OperationId, WpgId
+from plexsvc.scheduler.core import awaited, events, timers
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.cluster import Cluster, Slice
 from plexsvc.scheduler.core.device import grants, learning
-from plexsvc.scheduler.core.life import cancelling, deployments, instances, jobs, nodes, outcomes
+from plexsvc.scheduler.core.life import deployments, instances, jobs, nodes, outcomes
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import admission, endings, lanes
-from plexsvc.scheduler.core.relocate import departures, packing, relocation
+from plexsvc.scheduler.core.relocate import movers, relocation
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.view import ClusterView
 
 E = TypeVar("E", bound=events.Event)
@@ -61,7 +63,7 @@ class Scheduler:
             instances.settle(cluster.devices)
         if cluster.relocating:
             relocation.settle(cluster.lives)
-        packing.settle(cluster.lives)
+        movers.settle(cluster.lives)
         if turn.dirty:
             grants.settle(cluster.devices)
         return turn.actions
@@ -76,7 +78,7 @@ def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.E
         _on(events.PayloadStaged, admission.payload, queues),
         _on(events.PayloadRefused, admission.payload, queues),
         _on(events.Acknowledged, endings.acknowledge, queues),
-        _on(events.CancelRequested, cancelling.cancel, devices),
+        _on(events.CancelRequested, jobs.cancel, devices),
         _on(events.OperationFinished, outcomes.finished, devices),
         _on(events.StateCopied, outcomes.copied, devices),
         _on(events.VersionsHeld, hosts.hold, cluster.placement),
@@ -87,12 +89,12 @@ def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.E
         _on(events.JobSubmitted, jobs.open_job, lives),
         _on(events.JobPinned, jobs.pin, devices),
         _on(events.JobEndRequested, jobs.end, lives),
-        _on(events.JobMoveRequested, departures.move_job, lives),
+        _on(events.JobMoveRequested, movers.move_job, lives),
         _on(events.DeploymentRequested, deployments.request, lives),
         _on(events.DeploymentsDeclared, deployments.declare, lives),
-        _on(events.RelocationRequested, departures.relocate, lives),
-        _on(events.RepackRequested, packing.repack_all, lives),
-        _on(events.PlanComputed, packing.carry_out, lives),
+        _on(events.RelocationRequested, movers.relocate, lives),
+        _on(events.RepackRequested, movers.repack_all, lives),
+        _on(events.PlanComputed, movers.carry_out, lives),
         _on(events.StateCarried, relocation.carried, lives),
         _on(events.CarryFailed, relocation.carried, lives),
         _on(events.WpgReady, outcomes.came_up, devices),
@@ -124,34 +126,33 @@ def _on(
 
 
 def _due(cluster: Cluster, event: events.TimerFired) -> None:
-    timer = timers.parse(event.key)
-    if due.is_awaited(cluster, timer):
-        _fire(cluster, timer)
+    if awaited.is_awaited(cluster, event.key):
+        _fire(cluster, *timers.parse(event.key))
 
 
-def _fire(cluster: Cluster, timer: timers.Timer) -> None:
+def _fire(cluster: Cluster, timer: Timer, name: str) -> None:
     match timer:
-        case timers.GapTimer():
-            lanes.close_gap(cluster.queues, timer.of)
-        case timers.StageTimer():
-            admission.give_up_staging(cluster.queues, timer.of)
-        case timers.AfterTimer():
-            lanes.give_up_unseen(cluster.queues, timer.of)
-        case timers.PlaceTimer():
-            deployments.give_up_placing(cluster.devices, timer.of)
-        case timers.SpawnTimer():
-            outcomes.did_not_come_up(cluster.devices, timer.of)
-        case timers.HomelessTimer():
-            instances.give_up_waiting(cluster.devices, timer.of)
-        case timers.RelocateTimer():
-            relocation.give_up_waiting(cluster.lives, timer.of)
-        case timers.ProbeTimer():
-            learning.end_probe(cluster.devices, timer.of)
-        case timers.RetryTimer() | timers.LingerTimer():
-            cluster.touch(timer.of)
-        case timers.CircleTimer():
+        case Timer.GAP:
+            lanes.close_gap(cluster.queues, DeploymentId(name))
+        case Timer.STAGE:
+            admission.give_up_staging(cluster.queues, OperationId(bytes.fromhex(name)))
+        case Timer.AFTER:
+            lanes.give_up_unseen(cluster.queues, OperationId(bytes.fromhex(name)))
+        case Timer.PLACE:
+            deployments.give_up_placing(cluster.devices, DeploymentId(name))
+        case Timer.SPAWN:
+            outcomes.did_not_come_up(cluster.devices, WpgId(name))
+        case Timer.HOMELESS:
+            instances.give_up_waiting(cluster.devices, WpgId(name))
+        case Timer.RELOCATE:
+            relocation.give_up_waiting(cluster.lives, WpgId(name))
+        case Timer.PROBE:
+            learning.end_probe(cluster.devices, DeploymentId(name))
+        case Timer.RETRY | Timer.LINGER:
+            cluster.touch(WpgId(name))
+        case Timer.CIRCLE:
             deployments.open_circles(cluster.devices)
-        case timers.DrainTimer():
-            pass  # packing looks after every event
+        case Timer.DRAIN:
+            pass  # the movers look after every event
         case _:
             assert_never(timer)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId, WpgId
-from plexsvc.scheduler.core import due, story, timers, unfinished
+from plexsvc.scheduler.core import awaited, story
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import space
@@ -19,7 +19,7 @@ from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import reasons
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import Goal, Question, copy_of
-from plexsvc.scheduler.core.relocate import packing
+from plexsvc.scheduler.core.relocate import movers
 from plexsvc.scheduler.core.state import (
     Deployment,
     Device,
@@ -99,7 +99,7 @@ class ClusterView:
 
     def awaits(self, key: str) -> bool:
         """Return whether the timer of a key would change anything now."""
-        return due.is_awaited(self._cluster, timers.parse(key))
+        return awaited.is_awaited(self._cluster, key)
 
     def has_gang(self, *, kind: str, num_devices: int) -> bool:
         """Return whether some of the devices of nodes that are up make a gang, were they idle."""
@@ -125,11 +125,11 @@ class ClusterView:
 
     def question(self, kind: str, goal: Goal) -> Question:
         """Return what a plan for a device kind is made from."""
-        return packing.question(self._cluster.devices, goal, planner=self.copy_of(kind))
+        return movers.question(self._cluster.devices, goal, planner=self.copy_of(kind))
 
     def unfinished(self) -> list[Action]:
         """Return the orders whose outcome has not come."""
-        return list(unfinished.orders(self._cluster))
+        return list(awaited.orders(self._cluster))
 
     def explain(self, operation_id: OperationId, *, now_us: int) -> Story | None:
         """Return why an operation is where it is; None for one the core does not hold."""

@@ -17,7 +17,7 @@ from plexsvc.scheduler.core.device import contest, lease, space, switch
 from plexsvc.scheduler.core.place import hosts
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
-from plexsvc.scheduler.core.timers import LingerTimer
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import WpgState
 
@@ -116,7 +116,7 @@ def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
             continue
         until_us = contest.awaited_until(devices, victims, entry=entry)
         if until_us > devices.now_us:  # a victim's burst goes on in a moment: look again then
-            devices.set_timer(LingerTimer(wpg.wpg_id), at_us=until_us)
+            devices.set_timer(Timer.LINGER, wpg.wpg_id, at_us=until_us)
         else:
             _grant(devices, wpg, waiting[wpg.wpg_id], victims=victims)
 

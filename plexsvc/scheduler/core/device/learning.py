@@ -28,7 +28,7 @@ from plexsvc.scheduler.core.planning.profiler import (
 )
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Deployment, Job, Operation, Pattern, Wpg
-from plexsvc.scheduler.core.timers import ProbeTimer
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import JobState, OperationKind
 
 UNMEASURED: Final = frozenset({OperationKind.INITIALIZE, OperationKind.LOAD})
@@ -120,7 +120,7 @@ def start_probe(devices: Devices, deployment: Deployment) -> None:
         pattern.cycles = CycleProfiler(known=warm.profile)
         return
     at_us = devices.now_us + devices.limits.probe_timeout_us
-    devices.set_timer(ProbeTimer(deployment.deployment_id), at_us=at_us)
+    devices.set_timer(Timer.PROBE, deployment.deployment_id, at_us=at_us)
 
 
 def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
@@ -137,7 +137,7 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
     has_work = bool(deployment.pending) or (wpg is not None and bool(wpg.running))
     is_at_work = has_work or lanes.rolls_out(devices.queues, job)
     if elapsed_us < PROBES_AT_WORK * limit_us and is_at_work:
-        devices.set_timer(ProbeTimer(deployment_id), at_us=devices.now_us + limit_us)
+        devices.set_timer(Timer.PROBE, deployment_id, at_us=devices.now_us + limit_us)
         return
     busy_us = max(1, pattern.busy_us * PROBE_PERIOD_US // elapsed_us)
     profile = Profile(

@@ -22,7 +22,7 @@ from plexsvc.scheduler.core.device.learning import smoothed
 from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Switch, Wpg
-from plexsvc.scheduler.core.timers import RetryTimer, SpawnTimer
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, WpgState
 
@@ -42,7 +42,7 @@ def spawn(devices: Devices, wpg: Wpg, *, replaces: WpgId | None = None) -> None:
     """Order a WPG's processes."""
     devices.emit(spawn_order(wpg, replaces=replaces))
     at_us = devices.now_us + devices.limits.spawn_timeout_us
-    devices.set_timer(SpawnTimer(wpg.wpg_id), at_us=at_us)
+    devices.set_timer(Timer.SPAWN, wpg.wpg_id, at_us=at_us)
 
 
 def begin(
@@ -183,7 +183,7 @@ def _put_off(devices: Devices, wpg: Wpg, fault: Fault) -> bool:
         operation.move_failures += 1
     if operation is None or operation.move_failures < devices.limits.max_move_tries:
         wpg.retry_us = devices.now_us + devices.limits.move_retry_us
-        devices.set_timer(RetryTimer(wpg.wpg_id), at_us=wpg.retry_us)
+        devices.set_timer(Timer.RETRY, wpg.wpg_id, at_us=wpg.retry_us)
         return True
     is_first = operation.kind is OperationKind.INITIALIZE
     endings.refuse(devices.queues, operation, fault, is_final=is_first)

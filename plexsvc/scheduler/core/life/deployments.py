@@ -10,10 +10,10 @@ from plexsvc.scheduler.core.cluster import Devices, Lives, Placement
 from plexsvc.scheduler.core.device import learning, switch
 from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclared
 from plexsvc.scheduler.core.life import rebuilding, wpgs
-from plexsvc.scheduler.core.place import circles, placing, reasons, sets
+from plexsvc.scheduler.core.place import circles, demands, placing, reasons
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Job, Wpg
-from plexsvc.scheduler.core.timers import PlaceTimer
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState
 
 
@@ -59,8 +59,8 @@ def _take(lives: Lives, job_id: JobId, asked: Sequence[DeploymentRequested], *, 
     if fault is not None:
         refuse(lives.devices, made, fault)
     timeout_us = lives.limits.placement_timeout_us
-    for one in sets.waiting(placement, made[0]) if timeout_us else ():
-        lives.set_timer(PlaceTimer(one.deployment_id), at_us=at_us + timeout_us)
+    for one in demands.waiting_with(placement, made[0]) if timeout_us else ():
+        lives.set_timer(Timer.PLACE, one.deployment_id, at_us=at_us + timeout_us)
 
 
 def _new(
@@ -127,14 +127,14 @@ def give_up_placing(devices: Devices, deployment_id: DeploymentId) -> None:
     """Fail a deployment for which no devices came free in time."""
     deployment = devices.deployments[deployment_id]
     fault = reasons.no_placement(devices.placement, deployment)
-    refuse(devices, sets.waiting(devices.placement, deployment), fault)
+    refuse(devices, demands.waiting_with(devices.placement, deployment), fault)
 
 
 def open_circles(devices: Devices) -> None:
     """Refuse the latest requests of jobs that wait for each other, until none do."""
     while (found := circles.youngest(devices.placement)) is not None:
         one, fault = found
-        refuse(devices, sets.waiting(devices.placement, one), fault)
+        refuse(devices, demands.waiting_with(devices.placement, one), fault)
 
 
 def fail(devices: Devices, deployment: Deployment, fault: Fault) -> None:

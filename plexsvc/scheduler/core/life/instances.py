@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.events import InstanceLeft, InstanceLost, InstanceRe
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import Wpg
-from plexsvc.scheduler.core.timers import HomelessTimer
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, Place, WpgState
 
 
@@ -117,7 +117,7 @@ def _wait(devices: Devices, wpg: Wpg, rank: int) -> None:
         devices.placement.homeless[wpg.wpg_id, rank] = wpg.absent[rank]
         timeout_us = devices.limits.placement_timeout_us
         if timeout_us:
-            devices.set_timer(HomelessTimer(wpg.wpg_id), at_us=devices.now_us + timeout_us)
+            devices.set_timer(Timer.HOMELESS, wpg.wpg_id, at_us=devices.now_us + timeout_us)
 
 
 def _settle_at(devices: Devices, wpg: Wpg, rank: int, place: Place) -> None:

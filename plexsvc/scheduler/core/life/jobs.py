@@ -1,17 +1,27 @@
-"""Jobs: opened, pinned, ended, and dropped once none of their processes is left."""
+"""Jobs: opened, pinned, ended, and dropped once none of their processes is left.
+
+One operation may be cancelled, too: what waits is refused, what can be ended without harm is ended.
+That is a generate, a seed, and a save whose copy is being written. Other operations that run end by
+themselves: they change state, and half a change is no state.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from plexsvc.errors import ErrorCode
+from plexsvc.ids import show
 from plexsvc.scheduler.core.cluster import Devices, Lives
-from plexsvc.scheduler.core.events import JobEndRequested, JobPinned, JobSubmitted
+from plexsvc.scheduler.core.device import switch
+from plexsvc.scheduler.core.events import CancelRequested, JobEndRequested, JobPinned, JobSubmitted
 from plexsvc.scheduler.core.life import deployments, wpgs
-from plexsvc.scheduler.core.life.cancelling import ENDABLE
 from plexsvc.scheduler.core.place import hosts, placing
+from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Job
-from plexsvc.scheduler.core.vocabulary import Fault, JobState
+from plexsvc.scheduler.core.transitions import TERMINAL
+from plexsvc.scheduler.core.vocabulary import Fault, JobState, OperationKind, OperationState
+
+ENDABLE: Final = frozenset({OperationKind.GENERATE, OperationKind.SEED})
 
 MAX_ENDED_JOBS: Final = 4096
 """Ended jobs the core remembers, to answer `job_ended` rather than `not_found`."""
@@ -95,3 +105,26 @@ def drop_ended(lives: Lives, job: Job) -> None:
         for pair in [pair for pair in waits if forgotten in pair]:
             del waits[pair]
     deployments.announce_job(lives, job)
+
+
+def cancel(devices: Devices, event: CancelRequested) -> None:
+    """End an operation that its client does not want any more; its number is used."""
+    operation = devices.queues.operations.get(event.operation_id)
+    if operation is None or operation.state in TERMINAL:
+        return
+    if operation.kind is OperationKind.INITIALIZE:
+        return
+    wpg = devices.wpg_of(devices.deployments[operation.deployment_id])
+    if operation.state is OperationState.RUNNING:
+        is_written = wpg is not None and event.operation_id in wpg.writing
+        if operation.wpg_id is not None and (is_written or operation.kind in ENDABLE):
+            wpgs.cancel(devices, event.operation_id, operation.wpg_id)
+        return
+    granted = None if wpg is None else wpg.switch
+    if wpg is not None and granted is not None and granted.operation_id == event.operation_id:
+        switch.withdraw(devices, wpg)
+    fault = Fault(
+        code=ErrorCode.CANCELLED,
+        message=f"{show(event.operation_id)} was cancelled before it ran",
+    )
+    lanes.drop(devices.queues, operation, fault)

@@ -13,9 +13,10 @@ from plexsvc.scheduler.core.events import (
     NodeUncordoned,
 )
 from plexsvc.scheduler.core.life import deployments, instances
-from plexsvc.scheduler.core.place import circles, node_units, placing
+from plexsvc.scheduler.core.place import circles, placing
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.state import Device, Node
-from plexsvc.scheduler.core.timers import CircleTimer
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault, Place
 
 
@@ -32,8 +33,22 @@ def join(devices: Devices, event: NodeJoined) -> None:
     devices.placement.nodes[event.node_id] = Node(
         node_id=event.node_id, host_bytes=event.host_bytes, devices=places
     )
-    host_bytes = event.host_bytes
-    node_units.join(devices.placement, event.node_id, devices=event.devices, host_bytes=host_bytes)
+    placement, node_id = devices.placement, event.node_id
+    placement.planning.has_changed = True
+    placement.planning.gangs_known.clear()
+    for facts in event.devices:
+        planner = placement.planning.planner(facts.kind)
+        name = Place(node_id=node_id, device=facts.index).unit
+        if name in planner.board.rooms:
+            if node_id not in placement.cordoned:
+                planner.open(name)
+            continue
+        parked_bytes = event.host_bytes // len(event.devices)
+        planner.join(
+            UnitRoom(unit_id=name, host=node_id, index=facts.index, parked_bytes=parked_bytes)
+        )
+        if node_id in placement.cordoned:
+            planner.board.cordon(name)
 
 
 def lose(devices: Devices, event: NodeLost) -> None:
@@ -43,8 +58,7 @@ def lose(devices: Devices, event: NodeLost) -> None:
     """
     node_id = event.node_id
     devices.placement.nodes.pop(node_id, None)
-    node_units.close(devices.placement, node_id)
-    _look_for_circles(devices, node_id)
+    _close(devices, node_id)
     fault = Fault(
         code=ErrorCode.NODE_LOST,
         message=f"node {node_id} is lost: {event.reason}; its processes are dead, deploy again "
@@ -69,25 +83,35 @@ def forget(devices: Devices, event: NodeForgotten) -> None:
     devices.placement.cordoned.pop(node_id, None)
     for device in list(devices.at.values()):
         if device.place.node_id == node_id and not device.ranks:
-            node_units.leave(devices.placement, device.place)
+            devices.placement.planning.planner(device.kind).board.leave(device.place.unit)
             del devices.at[device.place]
 
 
 def cordon(devices: Devices, event: NodeCordoned) -> None:
     """Let nothing further be placed on a node; `packing` empties it if it is drained."""
     devices.placement.cordoned[event.node_id] = event.is_drained
-    node_units.close(devices.placement, event.node_id)
-    _look_for_circles(devices, event.node_id)
+    _close(devices, event.node_id)
 
 
 def uncordon(devices: Devices, event: NodeUncordoned) -> None:
     """Let a node take work again; one that is lost only does once it has joined."""
     was_closed = devices.placement.cordoned.pop(event.node_id, None) is not None
     if was_closed and event.node_id in devices.placement.nodes:
-        node_units.reopen(devices.placement, event.node_id)
+        devices.placement.planning.has_changed = True
+        for planner in devices.placement.planning.planners.values():
+            for unit_id in planner.board.rooms.of_host(event.node_id):
+                planner.open(unit_id)
 
 
-def _look_for_circles(devices: Devices, node_id: NodeId) -> None:
-    """Look for jobs that wait for each other once a node that is gone had time to come back."""
-    if devices.placement.unplaced:
-        devices.set_timer(CircleTimer(node_id), at_us=devices.now_us + circles.GRACE_US)
+def _close(devices: Devices, node_id: NodeId) -> None:
+    """Let nothing further be placed on a node's devices, and look for circles of jobs later.
+
+    A node that is gone gets time to come back.
+    """
+    placement = devices.placement
+    placement.planning.gangs_known.clear()
+    for planner in placement.planning.planners.values():
+        for unit_id in planner.board.rooms.of_host(node_id):
+            planner.board.cordon(unit_id)
+    if placement.unplaced:
+        devices.set_timer(Timer.CIRCLE, node_id, at_us=devices.now_us + circles.GRACE_US)

@@ -19,7 +19,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, ResidentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
-from plexsvc.scheduler.core.place import sets, sharing
+from plexsvc.scheduler.core.place import demands, sharing
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.memory import Use
@@ -88,7 +88,7 @@ def _waiting(
         one = placement.deployments[deployment_id]
         if one.where_it_trains:
             continue  # it goes where its job trains
-        if one.is_rollout or sets.is_queued(placement, one):  # others find room beside their lead
+        if one.is_rollout or demands.is_queued(placement, one):  # others live beside their lead
             waiting.setdefault(one.job_id, []).append(one)
     return waiting
 

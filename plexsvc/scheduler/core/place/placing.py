@@ -19,7 +19,7 @@ from typing import Self
 from plexsvc.ids import DeploymentId, ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
-from plexsvc.scheduler.core.place import hosts, sets, sharing
+from plexsvc.scheduler.core.place import demands, hosts, sharing
 from plexsvc.scheduler.core.place.demands import (
     demand,
     is_placed,
@@ -32,7 +32,7 @@ from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve
 from plexsvc.scheduler.core.state import Deployment, Wpg
-from plexsvc.scheduler.core.timers import DrainTimer
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Place
 
 Placed = tuple[Deployment, tuple[Place, ...]]
@@ -53,8 +53,7 @@ def lose(placement: Placement, wpg: Wpg) -> None:
         group_id = planner.lose(key, now_us=placement.now_us)
         placement.planning.lost[profile_key(placement, deployment)] = group_id
         for waiting in itertools.islice(planner.waiting, 1):
-            timer = DrainTimer(DeploymentId(waiting))
-            placement.set_timer(timer, at_us=placement.now_us + RETURN_US)
+            placement.set_timer(Timer.DRAIN, waiting, at_us=placement.now_us + RETURN_US)
 
 
 def least_used(
@@ -84,15 +83,15 @@ def request(placement: Placement, deployment: Deployment) -> None:
     placement.unplaced.append(deployment.deployment_id)
     if deployment.is_rollout:
         placement.planning.shares.enter(_tenant(placement, deployment), deployment.device_kind)
-    elif sets.is_queued(placement, deployment):
+    elif demands.is_queued(placement, deployment):
         _enqueue(placement, deployment)
 
 
 def follow(placement: Placement, placed: Deployment) -> bool:
     """Have the rest of a set queue when its lead was placed; return whether there is any."""
-    if sets.lead(placement, placed) is not placed:
+    if demands.lead_of(placement, placed) is not placed:
         return False
-    others = sets.waiting(placement, placed)
+    others = demands.waiting_with(placement, placed)
     for one in others:
         if not one.is_rollout:
             _enqueue(placement, one)
@@ -103,7 +102,7 @@ def _enqueue(placement: Placement, deployment: Deployment) -> None:
     planner = placement.planning.planner(deployment.device_kind)
     planner.submit(demand(placement, deployment))
     for until_us in {until_us for until_us, _ in planner.kept.left.values()}:
-        placement.set_timer(DrainTimer(deployment.deployment_id), at_us=until_us)
+        placement.set_timer(Timer.DRAIN, deployment.deployment_id, at_us=until_us)
 
 
 def renew(placement: Placement) -> None:
@@ -136,8 +135,8 @@ def admit(placement: Placement) -> list[Placed]:
             for made in planner.kept.reservations.values():
                 if made in kept:
                     continue
-                timer = DrainTimer(DeploymentId(made.resident_id))
-                placement.set_timer(timer, at_us=max(placement.now_us + 1, made.due_us))
+                at_us = max(placement.now_us + 1, made.due_us)
+                placement.set_timer(Timer.DRAIN, made.resident_id, at_us=at_us)
     queued = {deployment.deployment_id for deployment, _ in done}
     done.extend(_beside(placement, placed=queued, claims=claims))
     for deployment, _ in done:
@@ -174,10 +173,10 @@ class _Claims:
         """
         placement = self._placement
         deployment = placement.deployments[DeploymentId(lead.resident_id)]
-        if sets.lead(placement, deployment) is not deployment:
+        if demands.lead_of(placement, deployment) is not deployment:
             return True
         needed: dict[str, list[Deployment]] = {}
-        for one in sets.waiting(placement, deployment):
+        for one in demands.waiting_with(placement, deployment):
             if one.is_rollout and not one.where_it_trains:
                 needed.setdefault(one.device_kind, []).append(one)
         found = {

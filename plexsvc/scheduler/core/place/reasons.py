@@ -8,7 +8,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import UnitId
 from plexsvc.scheduler.core.cluster import Placement
-from plexsvc.scheduler.core.place import sets
+from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.place.demands import is_placed, planner_of, rollouts_waiting
 from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.state import Deployment
@@ -112,7 +112,7 @@ def _closed(placement: Placement, kind: str) -> str:
 
 def _why_not(placement: Placement, deployment: Deployment) -> str:
     planner = placement.planning.planner(deployment.device_kind)
-    lead = sets.lead(placement, deployment)
+    lead = demands.lead_of(placement, deployment)
     if lead is not None and lead.deployment_id in placement.unplaced:
         return _why_set(placement, lead)
     if not deployment.is_rollout and deployment.resident_id in planner.waiting:
@@ -135,7 +135,7 @@ def _why_not(placement: Placement, deployment: Deployment) -> str:
 def _why_set(placement: Placement, lead: Deployment) -> str:
     """Say why a set is not placed yet."""
     planner, key = planner_of(placement, lead)
-    together = sets.waiting(placement, lead)
+    together = demands.waiting_with(placement, lead)
     names = ", ".join(one.deployment_id for one in together)
     if lead.deployment_id not in placement.planning.short:
         told = answers.why(planner, key, now_us=placement.now_us)

@@ -16,7 +16,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Deployment, Operation
-from plexsvc.scheduler.core.timers import StageTimer
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -61,7 +61,7 @@ def submit(queues: Queues, event: OperationSubmitted) -> None:
         operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
     else:
         at_us = event.at_us + queues.limits.staging_timeout_us
-        queues.set_timer(StageTimer(event.operation_id), at_us=at_us)
+        queues.set_timer(Timer.STAGE, event.operation_id, at_us=at_us)
     queues.operations[event.operation_id] = operation
     deployment.pending[event.seq] = operation
     lanes.watch_gap(queues, deployment)
@@ -95,7 +95,7 @@ def give_up_staging(queues: Queues, operation_id: OperationId) -> None:
     operation = queues.operations[operation_id]
     until_us = operation.payload_us + queues.limits.staging_timeout_us
     if until_us > queues.now_us:
-        queues.set_timer(StageTimer(operation_id), at_us=until_us)
+        queues.set_timer(Timer.STAGE, operation_id, at_us=until_us)
         return
     fault = Fault(
         code=ErrorCode.STAGING_TIMEOUT,

@@ -12,7 +12,7 @@ from plexsvc.ids import DeploymentId, OperationId, show
 from plexsvc.scheduler.core.cluster import Queues
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Job, Operation, Wpg
-from plexsvc.scheduler.core.timers import AfterTimer, GapTimer
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import (
     AFTER_WRITING,
@@ -67,7 +67,7 @@ def watch_gap(queues: Queues, deployment: Deployment) -> None:
     elif deployment.gap_seq != missing:
         deployment.gap_seq, deployment.gap_since_us = missing, queues.now_us
         at_us = queues.now_us + queues.limits.gap_timeout_us
-        queues.set_timer(GapTimer(deployment.deployment_id), at_us=at_us)
+        queues.set_timer(Timer.GAP, deployment.deployment_id, at_us=at_us)
 
 
 def close_gap(queues: Queues, deployment_id: DeploymentId) -> None:
@@ -148,7 +148,7 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
         is_unseen = any(one not in queues.operations for one in operation.after)
         if blocked is not None and deployment.waits_for != blocked and is_unseen:
             at_us = queues.now_us + queues.limits.gap_timeout_us
-            queues.set_timer(AfterTimer(operation.operation_id), at_us=at_us)
+            queues.set_timer(Timer.AFTER, operation.operation_id, at_us=at_us)
         deployment.waits_for = blocked
         if blocked is not None:
             return None

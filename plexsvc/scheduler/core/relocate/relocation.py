@@ -11,7 +11,7 @@ stopped, and the operations go on (`done`).
 A rollout deployment moves to idle devices the same way. It has no window to wait for, so it is held
 as soon as the new instances are up, until what runs has ended. Nothing is copied: `Initialize`
 makes the rollout manager bring the new instances to the version in use. One that generates where
-its job trains follows that (`departures.follow`). Its new instances start when they have their
+its job trains follows that (`movers`). Its new instances start when they have their
 devices, so it is held at once.
 
 Before the second WPG becomes the current one, the job sees no change. Whatever fails earlier (a
@@ -37,7 +37,7 @@ from plexsvc.scheduler.core.events import CarryFailed, StateCarried
 from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.state import HELD, Deployment, Relocation, Wpg
-from plexsvc.scheduler.core.timers import RelocateTimer
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
@@ -73,7 +73,7 @@ def begin(
     if not deployment.where_it_trains:
         switch.spawn(lives.devices, wpg, replaces=deployment.wpg_id)
     at_us = lives.now_us + lives.limits.relocation_timeout_us
-    lives.set_timer(RelocateTimer(wpg.wpg_id), at_us=at_us)
+    lives.set_timer(Timer.RELOCATE, wpg.wpg_id, at_us=at_us)
     return None
 
 

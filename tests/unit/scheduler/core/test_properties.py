@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId
-from plexsvc.scheduler.core import unfinished
+from plexsvc.scheduler.core import awaited
 from plexsvc.scheduler.core.actions import (
     CarryState,
     ComputePlan,
@@ -305,7 +305,7 @@ class AnyTakenOverHistory(AnyHistory):
         world.core.lead(world.core.cluster.turn.epoch + 1)
         view = world.core.view
         world.orders = []
-        before = list(unfinished.orders(world.core.cluster))
+        before = list(awaited.orders(world.core.cluster))
         world.timers = {key: at for key, at in world.timers.items() if view.awaits(key)}
         if node_lost:
             lost = NodeLost(at_us=world.tick(), node_id=NodeId("n1"), reason="it did not join")
@@ -318,7 +318,7 @@ class AnyTakenOverHistory(AnyHistory):
                 world.tell(told)
         if dies and view.wpgs:
             world.die(data.draw(st.sampled_from(sorted(view.wpgs))))
-        still = list(unfinished.orders(world.core.cluster))
+        still = list(awaited.orders(world.core.cluster))
         given = [order for order in before if order in still and order not in world.orders]
         for order in given:
             if isinstance(order, ComputePlan):

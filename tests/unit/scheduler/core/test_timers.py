@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
-from plexsvc.scheduler.core import timers
+from plexsvc.scheduler.core.timers import Timer, parse
 
-A = DeploymentId("job/actor")
-OP = OperationId(b"\x00\xff")
-W = WpgId("wpg-1-2")
-
-KEYS: dict[str, timers.Timer] = {
-    "gap/job/actor": timers.GapTimer(A),
-    "place/job/actor": timers.PlaceTimer(A),
-    "probe/job/actor": timers.ProbeTimer(A),
-    "drain/job/actor": timers.DrainTimer(A),
-    "stage/00ff": timers.StageTimer(OP),
-    "after/00ff": timers.AfterTimer(OP),
-    "spawn/wpg-1-2": timers.SpawnTimer(W),
-    "relocate/wpg-1-2": timers.RelocateTimer(W),
-    "retry/wpg-1-2": timers.RetryTimer(W),
-    "linger/wpg-1-2": timers.LingerTimer(W),
-    "circle/n0": timers.CircleTimer(NodeId("n0")),
+KEYS: dict[str, tuple[Timer, str | bytes]] = {
+    "gap/job/actor": (Timer.GAP, "job/actor"),
+    "place/job/actor": (Timer.PLACE, "job/actor"),
+    "probe/job/actor": (Timer.PROBE, "job/actor"),
+    "drain/job/actor": (Timer.DRAIN, "job/actor"),
+    "stage/00ff": (Timer.STAGE, b"\x00\xff"),
+    "after/00ff": (Timer.AFTER, b"\x00\xff"),
+    "spawn/wpg-1-2": (Timer.SPAWN, "wpg-1-2"),
+    "homeless/wpg-1-2": (Timer.HOMELESS, "wpg-1-2"),
+    "relocate/wpg-1-2": (Timer.RELOCATE, "wpg-1-2"),
+    "retry/wpg-1-2": (Timer.RETRY, "wpg-1-2"),
+    "linger/wpg-1-2": (Timer.LINGER, "wpg-1-2"),
+    "circle/n0": (Timer.CIRCLE, "n0"),
 }
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_timer_keeps_the_key_that_journals_know(key: str) -> None:
-    assert KEYS[key].key == key
-    assert timers.parse(key) == KEYS[key]
+    timer, of = KEYS[key]
+    assert timer.key(of) == key
+    assert parse(key) == (timer, key.split("/", 1)[1])
 
 
-def test_timers_of_two_kinds_differ_though_they_are_of_one_wpg() -> None:
-    retry: timers.Timer = timers.RetryTimer(W)
-    assert retry != timers.LingerTimer(W)
+def test_the_keys_are_those_of_all_timers() -> None:
+    assert {timer for timer, _ in KEYS.values()} == set(Timer)

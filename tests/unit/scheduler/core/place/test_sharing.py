@@ -9,7 +9,7 @@ from plexsvc.scheduler.core.actions import KeepProfile, RelocationChanged
 from plexsvc.scheduler.core.events import DeploymentsDeclared
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.scheduler.core.relocate.packing import APART_EVERY_US
+from plexsvc.scheduler.core.relocate.movers import APART_EVERY_US
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld, wanted
 from tests.rigs.known_cycles import record_cycles

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
-from plexsvc.scheduler.core import unfinished
+from plexsvc.scheduler.core import awaited
 from plexsvc.scheduler.core.actions import (
     CarryState,
     ComputePlan,
@@ -18,9 +19,9 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
     StopWpg,
 )
-from plexsvc.scheduler.core.events import RepackRequested
+from plexsvc.scheduler.core.events import PayloadStaged, RepackRequested, TimerFired
 from plexsvc.scheduler.core.vocabulary import OperationState, RelocationStage, WpgState
-from tests.fakes.fake_world import FakeWorld, Order
+from tests.fakes.fake_world import FakeWorld, Order, op_id
 from tests.unit.scheduler.core.test_properties import AnyHistory
 
 STATES = {
@@ -67,15 +68,15 @@ class AnyUnfinishedHistory(AnyHistory):
     def what_is_awaited_is_what_was_ordered(self) -> None:
         found = [
             order
-            for order in unfinished.orders(self.world.core.cluster)
+            for order in awaited.orders(self.world.core.cluster)
             if not isinstance(order, ComputePlan)
         ]
-        awaited = [
+        wanted = [
             replace(order, place=None) if isinstance(order, SpawnInstance) else order
             for order in self.world.orders
             if matters(self.world, order)
         ]  # where it is to be stands in the records
-        assert sorted(map(told, found)) == sorted(map(told, awaited))
+        assert sorted(map(told, found)) == sorted(map(told, wanted))
 
 
 TestAnyUnfinishedHistory = AnyUnfinishedHistory.TestCase
@@ -92,7 +93,60 @@ def test_a_plan_that_is_being_computed_is_asked_for_again() -> None:
     world.tell(RepackRequested(at_us=world.tick()))
     asked = {order for order in world.log if isinstance(order, ComputePlan)}
     assert asked
-    again = list(unfinished.orders(world.core.cluster))
+    again = list(awaited.orders(world.core.cluster))
     assert {(order.device_kind, order.goal) for order in asked} == {
         (order.device_kind, order.goal) for order in again if isinstance(order, ComputePlan)
     }
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    world = FakeWorld()
+    world.join()
+    world.bring_up("a")
+    return world
+
+
+def keys(world: FakeWorld, kind: str) -> list[str]:
+    return [key for key in world.timers if key.startswith(f"{kind}/")]
+
+
+def test_the_wait_for_a_payload_is_over_when_it_arrived(world: FakeWorld) -> None:
+    world.submit("staged", job="a", seq=1, is_staged=False)
+    (key,) = keys(world, "stage")
+    assert world.core.view.awaits(key)
+    world.tell(PayloadStaged(at_us=world.tick(), operation_id=op_id("staged")))
+    assert not world.core.view.awaits(key)
+
+
+def test_the_wait_for_a_missing_number_or_operation_is_over_when_it_came(world: FakeWorld) -> None:
+    world.submit("late", job="a", seq=2, after=("before",))
+    (gap,) = keys(world, "gap")
+    assert world.core.view.awaits(gap)
+    world.submit("first", job="a", seq=1)
+    assert not world.core.view.awaits(gap)
+    world.drain()
+    (after,) = keys(world, "after")
+    assert world.core.view.awaits(after)
+    world.submit("before", job="a", seq=3)  # a circle: refused
+    assert not world.core.view.awaits(after)
+
+
+def test_the_wait_for_processes_is_over_when_they_came_up(world: FakeWorld) -> None:
+    (spawn,) = keys(world, "spawn")
+    assert not world.core.view.awaits(spawn)
+    world.job("b")
+    world.deploy("b")
+    assert [world.core.view.awaits(key) for key in keys(world, "spawn")] == [False, True]
+
+
+def test_nothing_is_awaited_of_a_job_that_is_gone_and_nothing_would_follow(
+    world: FakeWorld,
+) -> None:
+    world.submit("staged", job="a", seq=2, is_staged=False)
+    world.end("a")
+    world.drain()
+    assert world.timers
+    for key in world.timers:
+        assert not world.core.view.awaits(key), key
+        assert world.tell(TimerFired(at_us=world.tick(10**12), key=key)) == []

@@ -1,13 +1,17 @@
-"""Orders that a core has given and whose outcome it awaits: what a service that takes over repeats.
+"""What the core awaits: outcomes of its orders, and timers that still mean something.
 
-They follow from the records alone. Timers do not: whoever replays a journal notes their times.
+A service that takes over repeats the orders. They follow from the records alone. Times of timers do
+not, so whoever replays a journal notes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import assert_never
 
+from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
 from plexsvc.residency import Residency
+from plexsvc.scheduler.core import timers
 from plexsvc.scheduler.core.actions import (
     Action,
     ComputePlan,
@@ -21,7 +25,8 @@ from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.relocate.relocation import carry_order
 from plexsvc.scheduler.core.state import Wpg
-from plexsvc.scheduler.core.vocabulary import RelocationStage, WpgState
+from plexsvc.scheduler.core.timers import Timer
+from plexsvc.scheduler.core.vocabulary import OperationState, RelocationStage, WpgState
 
 
 def orders(cluster: Cluster) -> Iterator[Action]:
@@ -71,3 +76,35 @@ def _of_state(wpg: Wpg) -> Iterator[Action]:
         yield MoveState(wpg_id=wpg.wpg_id, move_id=wpg.move_id, to=to, lease_no=wpg.lease_no)
     for operation_id in (*wpg.running, *wpg.writing):
         yield StartOperation(operation_id=operation_id, wpg_id=wpg.wpg_id, lease_no=wpg.lease_no)
+
+
+def is_awaited(cluster: Cluster, key: str) -> bool:
+    """Return whether the core would do anything were the timer of `key` due now.
+
+    What is not awaited stays so until the timer is set again: it need not be told, nor journaled.
+    """
+    timer, name = timers.parse(key)
+    match timer:
+        case Timer.STAGE | Timer.AFTER:
+            operation = cluster.queues.operations.get(OperationId(bytes.fromhex(name)))
+            waits = OperationState.QUEUED if timer is Timer.STAGE else OperationState.STAGED
+            return operation is not None and operation.state is waits
+        case Timer.PLACE:
+            return DeploymentId(name) in cluster.placement.unplaced
+        case Timer.GAP | Timer.PROBE | Timer.DRAIN:
+            deployment = cluster.deployments.get(DeploymentId(name))
+            if deployment is None or timer is Timer.DRAIN:
+                return deployment is not None
+            is_gap = timer is Timer.GAP
+            return deployment.gap_seq is not None if is_gap else deployment.pattern.profile is None
+        case Timer.CIRCLE:
+            placement, node_id = cluster.placement, NodeId(name)
+            is_gone = node_id not in placement.nodes or node_id in placement.cordoned
+            return is_gone and bool(placement.unplaced)
+        case Timer.HOMELESS:
+            return any(wpg_id == name for wpg_id, _ in cluster.placement.homeless)
+        case Timer.SPAWN | Timer.RELOCATE | Timer.RETRY | Timer.LINGER:
+            wpg = cluster.wpgs.get(WpgId(name))
+            return wpg is not None and (timer is not Timer.SPAWN or wpg.state is WpgState.SPAWNING)
+        case _:
+            assert_never(timer)

@@ -1,0 +1,404 @@
+"""Movers: all causes for which a deployment moves to other devices, looked at after every event.
+
+`MOVERS` lists them. Deployments leave draining nodes. Groups in which a cycle passed its bound are
+relieved. Devices whose reservation is due are emptied for whom they are kept. Groups are emptied
+for those who wait where that pays. Relief and repacking are planned beside the core
+(`planning/plans.py`). An operator's order comes as an event.
+
+A departure is booked on the board first, then the relocation begins. If the relocation cannot begin
+or fails, the deployment is booked back where it is (`_book_as_it_is`), and is not asked again for a
+while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId
+from plexsvc.scheduler.core.actions import ComputePlan
+from plexsvc.scheduler.core.cluster import Devices, Lives
+from plexsvc.scheduler.core.events import (
+    JobMoveRequested,
+    PlanComputed,
+    RelocationRequested,
+    RepackRequested,
+)
+from plexsvc.scheduler.core.life import deployments
+from plexsvc.scheduler.core.place import demands, hosts, placing, reasons, sharing
+from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
+from plexsvc.scheduler.core.planning.planners import Planning
+from plexsvc.scheduler.core.planning.plans import NEW_GROUP, Goal, Question
+from plexsvc.scheduler.core.planning.rooms import Gang
+from plexsvc.scheduler.core.relocate import relocation
+from plexsvc.scheduler.core.state import Deployment
+from plexsvc.scheduler.core.timers import Timer
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, Place
+
+FOLLOWS: Final = "it generates where its job trains, and follows that: move the training"
+
+DRAIN_RETRY_US: Final = 2_000_000
+"""Pause before a deployment that found no place off a draining node is tried again."""
+
+RELIEF_EVERY_US: Final = 10_000_000
+"""Shortest time between two looks at groups in which a job is late."""
+
+APART_EVERY_US: Final = 60_000_000
+"""Shortest time between two looks at engines that share where a bound is forecast to break."""
+
+MAX_ATTEMPTS: Final = 3
+"""Times that a plan is computed anew because its base did not stand; then it waits for its turn."""
+
+_REASONS: Final = MappingProxyType(
+    {
+        Goal.RELIEF: "its group is over its bounds",
+        Goal.REPACK: "its group is emptied into others",
+        Goal.EMPTY: "its group is emptied into others",
+    }
+)
+
+
+def settle(lives: Lives) -> None:
+    """Do what follows from the event in hand."""
+    planning, now_us = lives.devices.placement.planning, lives.now_us
+    if planning.moved:
+        _book_as_it_is(lives.devices)
+    if lives.devices.placement.unplaced and planning.has_news:
+        deployments.place_waiting(lives)
+    looked_us = planning.looked_us
+    for mover in MOVERS:
+        every_us = mover.every_us(planning)
+        if every_us is not None and now_us - looked_us.get(mover.cause, NEVER_US) >= every_us:
+            looked_us[mover.cause] = now_us
+            mover.look(lives)
+
+
+def repack_all(lives: Lives, _: RepackRequested) -> None:
+    """Empty as many groups as the bounds allow: an operator asked."""
+    for kind in lives.devices.placement.planning.planners:
+        _order(lives, kind, Goal.EMPTY)
+
+
+def question(devices: Devices, goal: Goal, *, planner: Planner) -> Question:
+    """Return what a plan is made from, with a copy of the planner as it is now."""
+    return Question(
+        planner=planner,
+        goal=goal,
+        busy=frozenset(_busy(devices, planner)),
+        link_bytes_s=devices.limits.link_bytes_s,
+        now_us=devices.now_us,
+    )
+
+
+def carry_out(lives: Lives, event: PlanComputed) -> None:
+    """Do as a plan says if its base still stands; else have another made, a few times."""
+    placement, kind = lives.devices.placement, event.device_kind
+    attempt = placement.plans.pop((kind, event.goal), None)
+    if attempt is None:
+        return
+    planner = placement.planning.planners[kind]
+    if not _stands(lives.devices, planner, event):
+        if attempt < MAX_ATTEMPTS:
+            _order(lives, kind, event.goal, attempt=attempt + 1)
+        return
+    for move in event.plan.moves:
+        deployment = lives.deployments[DeploymentId(move.resident_id)]
+        _send_to(lives, deployment, move.units, reason=_REASONS[event.goal])
+
+
+def _drain(lives: Lives) -> None:
+    """Move what lives on draining nodes to wherever there is a place within bounds."""
+    placement, at = lives.devices.placement, lives.devices.at
+    if not placement.cordoned:
+        return
+    nodes = [n for n, leaves in placement.cordoned.items() if leaves and n in placement.nodes]
+    there = {w: n for n in nodes for p in placement.nodes[n].devices for w in at[p].ranks}
+    for wpg_id, node_id in there.items():
+        wpg = lives.wpgs[wpg_id]
+        deployment = lives.deployments[wpg.deployment_id]
+        if deployment.where_it_trains:
+            continue  # it follows its job's training
+        if lives.is_current(wpg) and _may_leave(lives.devices, deployment):
+            reason = f"node {node_id} is drained"
+            if deployment.is_rollout:
+                _send_instances(lives, deployment, reason=reason)
+            elif not _send(lives, deployment, reason=reason):
+                _try_later(lives.devices, deployment)
+
+
+def _keep_apart(lives: Lives) -> None:
+    """Send instances from devices where rounds break a bound to idle ones, one look at a time."""
+    placement = lives.devices.placement
+    for one in sharing.crowded(placement):
+        is_pinned = lives.jobs[one.job_id].is_pinned
+        may_leave = not is_pinned and _may_leave(lives.devices, one)
+        if may_leave and placing.idle_for(placement, one) is not None:
+            _send_instances(lives, one, reason=_REASONS[Goal.RELIEF])
+            return
+
+
+def _relieve(lives: Lives) -> None:
+    """Have moves planned out of groups that are over their bounds."""
+    for kind, planner in lives.devices.placement.planning.planners.items():
+        if planner.needs_relief:
+            _order(lives, kind, Goal.RELIEF)
+
+
+def _make_room(lives: Lives) -> None:
+    """Send away who lives where a reservation is due, one after another until its job fits in."""
+    for planner in lives.devices.placement.planning.planners.values():
+        busy = None
+        for resident_id in planner.in_the_way(now_us=lives.now_us):
+            busy = _busy(lives.devices, planner) if busy is None else busy
+            if resident_id in busy or resident_id not in planner.in_the_way(now_us=lives.now_us):
+                continue
+            deployment = lives.deployments[DeploymentId(resident_id)]
+            _send(lives, deployment, reason="its devices are reserved for another job")
+        planner.press(now_us=lives.now_us)
+
+
+def _repack(lives: Lives) -> None:
+    """Have moves planned that empty groups for those who wait."""
+    for kind, planner in lives.devices.placement.planning.planners.items():
+        if planner.waiting:
+            _order(lives, kind, Goal.REPACK)
+
+
+def _order(lives: Lives, kind: str, goal: Goal, *, attempt: int = 1) -> None:
+    """Have a plan computed, unless one of its kind is."""
+    placement = lives.devices.placement
+    if (kind, goal) not in placement.plans:
+        base = placement.planning.planners[kind].board.version
+        placement.plans[kind, goal] = attempt
+        lives.emit(ComputePlan(device_kind=kind, goal=goal, base=base, attempt=attempt))
+
+
+def _stands(devices: Devices, planner: Planner, event: PlanComputed) -> bool:
+    """Return whether nothing that a plan concerns has changed since its base."""
+    board, plan = planner.board, event.plan
+    if any(move.resident_id not in board.group_of for move in plan.moves):
+        return False
+    if any(_is_busy(devices, move.resident_id) for move in plan.moves):
+        return False
+    kept = {unit_id for made in planner.kept.reservations.values() for unit_id in made.units}
+    groups = {board.group_of[move.resident_id] for move in plan.moves}
+    groups.update(move.to_group for move in plan.moves if move.to_group != NEW_GROUP)
+    new = [unit for move in plan.moves if move.to_group == NEW_GROUP for unit in move.units]
+    if any(unit_id not in board.idle for unit_id in new):
+        return False
+    return not any(unit_id in kept for move in plan.moves for unit_id in move.units) and all(
+        group_id in board.groups and board.groups[group_id].version <= event.base
+        for group_id in groups
+    )
+
+
+def _busy(devices: Devices, planner: Planner) -> set[ResidentId]:
+    """Return the residents that stay where they are for now."""
+    return {key for key in planner.board.group_of if _is_busy(devices, key)}
+
+
+def _is_busy(devices: Devices, key: ResidentId) -> bool:
+    deployment = devices.deployments[DeploymentId(key)]
+    return not _may_leave(devices, deployment) or devices.jobs[deployment.job_id].is_pinned
+
+
+def move_job(lives: Lives, event: JobMoveRequested) -> None:
+    """Send a job's training deployments elsewhere, or say why they stay."""
+    job, reason = lives.jobs.get(event.job_id), "an operator moved the job"
+    for deployment_id in [] if job is None else job.deployments:
+        deployment = lives.deployments[deployment_id]
+        if deployment.is_rollout:
+            continue
+        wpg = lives.wpg_of(deployment)
+        if wpg is not None and {place.node_id for place in wpg.places} == {event.node_id}:
+            _say_stays(lives.devices, deployment, "it lives there already", reason=reason)
+        elif not _send(lives, deployment, reason=reason, to=event.node_id):
+            there = "elsewhere" if event.node_id is None else f"on node {event.node_id}"
+            found = reasons.why_stays(lives.devices.placement, deployment)
+            _say_stays(
+                lives.devices, deployment, f"no place {there} takes it: {found}", reason=reason
+            )
+
+
+def relocate(lives: Lives, event: RelocationRequested) -> None:
+    """Send a deployment to exactly these devices, bounds or not."""
+    deployment = lives.deployments.get(event.deployment_id)
+    if deployment is None:
+        return
+    units = tuple(place.unit for place in event.places)
+    if deployment.where_it_trains:
+        _say_stays(lives.devices, deployment, FOLLOWS, reason=event.reason)
+        return
+    if deployment.is_rollout:
+        _send_instances(lives, deployment, reason=event.reason, units=units)
+        return
+    fault = relocation.why_not(lives.devices, deployment, event.places)
+    if fault is not None:
+        relocation.tell_failed(lives.devices, deployment, reason=event.reason, fault=fault)
+    else:
+        _send_to(lives, deployment, units, reason=event.reason)
+
+
+def _send(lives: Lives, deployment: Deployment, *, reason: str, to: NodeId | None = None) -> bool:
+    """Send a training deployment where the planner finds a place; return whether it found one.
+
+    With a node named, the place is there: within bounds if they allow it, else where it burdens
+    least.
+    """
+    if deployment.relocation is not None or not demands.is_placed(
+        lives.devices.placement, deployment
+    ):
+        return False
+    planner, key = demands.planner_of(lives.devices.placement, deployment)
+    onto = None if to is None else planner.board.rooms.of_host(to)
+    placed = planner.rehome(key, now_us=lives.now_us, onto=onto)
+    if placed is not None:
+        _begin(lives, deployment, placed.units, reason=reason)
+        return True
+    units = None
+    if onto is not None:
+        units = placing.least_used(lives.devices.placement, deployment, among=onto)
+    if units is not None:
+        _send_to(lives, deployment, units, reason=reason)
+    return units is not None
+
+
+def _send_to(
+    lives: Lives, deployment: Deployment, units: tuple[UnitId, ...], *, reason: str
+) -> None:
+    """Send a training deployment to exactly these devices."""
+    planner, key = demands.planner_of(lives.devices.placement, deployment)
+    planner.move(key, units)
+    _begin(lives, deployment, units, reason=reason)
+
+
+def _send_instances(
+    lives: Lives, deployment: Deployment, *, reason: str, units: Gang | None = None
+) -> None:
+    """Send all instances of a rollout deployment to idle devices, or say why not."""
+    idle = placing.idle_for(lives.devices.placement, deployment, among=units)
+    places = tuple(map(Place.of, idle or units or ()))
+    fault = relocation.why_not(lives.devices, deployment, places)
+    if fault is None and idle is not None:
+        relocation.begin(lives, deployment, places, reason=reason)
+        return
+    if fault is None or not places:
+        fault = Fault(
+            code=ErrorCode.NO_PLACEMENT,
+            message=f"{deployment.deployment_id} stays where it is: its "
+            f"{deployment.num_devices} instance(s) move together, each to an idle "
+            f"{deployment.device_kind} device of a node that takes work; add a node or end what "
+            "holds them",
+        )
+    if deployment.relocation_fault != fault:
+        relocation.tell_failed(lives.devices, deployment, reason=reason, fault=fault)
+    deployment.relocation_fault = fault
+    _try_later(lives.devices, deployment)
+
+
+def _follow(lives: Lives) -> None:
+    """Send rollouts that generate where their job trains to where it trains now."""
+    for deployment_id in list(lives.roll.following):
+        deployment = lives.deployments.get(deployment_id)
+        wpg = None if deployment is None else lives.wpg_of(deployment)
+        if deployment is None or wpg is None or deployment.state is DeploymentState.FAILED:
+            del lives.roll.following[deployment_id]
+            continue
+        there = placing.trained_on(lives.devices.placement, deployment)
+        if set(there).issuperset(wpg.places):
+            del lives.roll.following[deployment_id]
+        elif len(there) >= deployment.num_devices and _may_leave(lives.devices, deployment):
+            places = tuple(there[: deployment.num_devices])
+            relocation.begin(lives, deployment, places, reason="its job trains there now")
+            _try_later(lives.devices, deployment)
+
+
+def _book_as_it_is(devices: Devices) -> None:
+    """Book deployments whose relocation is over where their processes are now."""
+    placement = devices.placement
+    for deployment_id in list(placement.planning.moved):
+        deployment = devices.deployments.get(deployment_id)
+        if deployment is not None and deployment.relocation is not None:
+            continue
+        del placement.planning.moved[deployment_id]
+        wpg = None if deployment is None else devices.wpg_of(deployment)
+        if deployment is None or wpg is None or not demands.is_placed(placement, deployment):
+            continue
+        planner, key = demands.planner_of(placement, deployment)
+        units = tuple(place.unit for place in wpg.places)
+        if planner.group_of(key).residents[key].units != units:
+            planner.move(key, units)
+            hosts.spread(placement, deployment)
+            _try_later(devices, deployment)
+        planner.arrived(key)
+
+
+def _may_leave(devices: Devices, deployment: Deployment) -> bool:
+    """Return whether a deployment can be asked to move now."""
+    return (
+        deployment.relocation is None
+        and deployment.state is DeploymentState.READY
+        and deployment.stays_until_us <= devices.now_us
+        and devices.jobs[deployment.job_id].ending is None
+    )
+
+
+def _try_later(devices: Devices, deployment: Deployment) -> None:
+    """Do not ask a deployment to move again for a while."""
+    deployment.stays_until_us = devices.now_us + DRAIN_RETRY_US
+    devices.set_timer(Timer.DRAIN, deployment.deployment_id, at_us=deployment.stays_until_us)
+
+
+def _begin(lives: Lives, deployment: Deployment, units: Iterable[UnitId], *, reason: str) -> None:
+    """Relocate a deployment to where it is booked; book it back if that cannot begin."""
+    places = tuple(map(Place.of, units))
+    fault = relocation.begin(lives, deployment, places, reason=reason)
+    if fault is not None:
+        deployment.relocation_fault = fault
+        relocation.tell_failed(lives.devices, deployment, reason=reason, fault=fault)
+        _try_later(lives.devices, deployment)
+    else:
+        hosts.spread(lives.devices.placement, deployment)
+    lives.devices.placement.planning.moved[deployment.deployment_id] = None
+
+
+def _say_stays(devices: Devices, deployment: Deployment, why: str, *, reason: str) -> None:
+    message = f"{deployment.deployment_id} stays where it is: {why}"
+    fault = Fault(code=ErrorCode.NO_PLACEMENT, message=message)
+    relocation.tell_failed(devices, deployment, reason=reason, fault=fault)
+
+
+def _keeping_apart(planning: Planning) -> int | None:
+    return APART_EVERY_US if planning.policy.is_bounded else None
+
+
+def _repacking(planning: Planning) -> int | None:
+    waits = any(planner.waiting for planner in planning.planners.values())
+    return planning.policy.repack_every_us or None if waits else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mover:
+    """A cause for which deployments move; whoever is on the way, or was asked lately, stays.
+
+    Whom it moves, where to, and what it yields to is told in `docs/scheduling.md`, Movers.
+    """
+
+    cause: str
+    look: Callable[[Lives], None]
+    every_us: Callable[[Planning], int | None]
+    """The shortest time between two looks; 0: after every event, None: not now."""
+
+
+MOVERS: Final = (
+    Mover(cause="drain", look=_drain, every_us=lambda _: 0),
+    Mover(cause="following", look=_follow, every_us=lambda _: 0),
+    Mover(cause="keeping apart", look=_keep_apart, every_us=_keeping_apart),
+    Mover(cause="relief", look=_relieve, every_us=lambda _: RELIEF_EVERY_US),
+    Mover(cause="making room", look=_make_room, every_us=lambda _: RELIEF_EVERY_US),
+    Mover(cause="repacking", look=_repack, every_us=_repacking),
+)
+"""All causes but an operator's order (`departures`), in the order in which they are looked at."""
