@@ -209,9 +209,11 @@ class LiveScheduler:
         )
         for record in self.registry.deployments.values():
             self.reach.versions.restore(record.deployment_id, record.versions)
-            copy = self.reach.versions.copy_of(record.deployment_id)
-            if record.durable is not None and copy is not None:
-                record.durable.copy, record.durable.seq = copy, copy.version.version
+            copy, second = self.reach.versions.copies_of(record.deployment_id)
+            if (durable := record.durable) is not None and copy is not None:
+                durable.copy, durable.seq = copy, copy.version.version
+                durable.second = second
+                durable.second_seq = None if second is None else second.version.version
         self._store.keep_snapshot(former.first_snapshot(self._made))
         self._store.append(self._journal.notes(at_us=former.at_us), kept)
 

@@ -78,6 +78,8 @@ class Behaviour:
     stopped: list[str] = field(default_factory=list)
     dropped: list[bytes] = field(default_factory=list)
     released: list[tuple[str, int]] = field(default_factory=list)
+    copied: list[tuple[str, list[str], int]] = field(default_factory=list)
+    """Versions that a node copied from others: which node, which others, which version."""
     versions: list[int] = field(default_factory=list)
     staged: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
     """Payloads by node and staging id."""
@@ -142,6 +144,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     def __init__(self, behaviour: Behaviour, *, node_id: str) -> None:
         self._behaviour = behaviour
         self._node_id = node_id
+        self._versions: set[tuple[str, int]] = set()
 
     async def Move(
         self, request: statemanager_pb2.MoveRequest, context: Any
@@ -161,13 +164,25 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         error = self._behaviour.publish_errors.pop(0) if self._behaviour.publish_errors else None
         if error is not None:
             return statemanager_pb2.PublishReply(error=to_wire(error))
+        self._versions.add((request.deployment_id, request.version))
+        if request.HasField("copy_of"):
+            holders = [holder.node_id for holder in request.copy_of.holders]
+            self._behaviour.copied.append((self._node_id, holders, request.version))
         steps = sum(kind == "step" for _, kind, _ in self._behaviour.executed)
         return statemanager_pb2.PublishReply(nbytes=5, copy_us=3, step=steps)
+
+    async def GetManifest(
+        self, request: statemanager_pb2.GetManifestRequest, context: Any
+    ) -> statemanager_pb2.VersionManifest:
+        if (request.deployment_id, request.version) not in self._versions:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "it is not on this node")
+        return statemanager_pb2.VersionManifest()
 
     async def ReleaseVersion(
         self, request: statemanager_pb2.ReleaseVersionRequest, context: Any
     ) -> statemanager_pb2.ReleaseVersionReply:
         self._behaviour.released.append((request.deployment_id, request.version))
+        self._versions.discard((request.deployment_id, request.version))
         return statemanager_pb2.ReleaseVersionReply()
 
     async def Digest(

@@ -120,7 +120,13 @@ class FakeWorld:
         return self.now_us
 
     def join(
-        self, node: str = "n0", *, train: int = 1, rollout: int = 0, nbytes: int = 100
+        self,
+        node: str = "n0",
+        *,
+        train: int = 1,
+        rollout: int = 0,
+        nbytes: int = 100,
+        host_bytes: int = 1000,
     ) -> None:
         """Add a node."""
         kinds = ["train"] * train + ["rollout"] * rollout
@@ -128,7 +134,7 @@ class FakeWorld:
             NodeJoined(
                 at_us=self.tick(),
                 node_id=NodeId(node),
-                host_bytes=1000,
+                host_bytes=host_bytes,
                 devices=tuple(
                     DeviceFacts(index=i, kind=kind, bytes_total=nbytes)
                     for i, kind in enumerate(kinds)

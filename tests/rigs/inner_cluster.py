@@ -107,8 +107,11 @@ class InnerCluster:
 
     def kill_agent(self, node_id: str) -> None:
         """Kill -9 a node's agent; on the driver's loop."""
-        agent = next(pid for pid in descendants(os.getpid()) if _is_agent(pid, node_id))
-        os.kill(agent, signal.SIGKILL)
+        os.kill(self.agents(node_id)[0], signal.SIGKILL)
+
+    def agents(self, node_id: str) -> list[int]:
+        """Return the agent of a node."""
+        return [pid for pid in descendants(os.getpid()) if _is_agent(pid, node_id)]
 
     def cancel(self, deployment: plex.Deployment) -> None:
         """Cancel a deployment's job; on the driver's loop."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plexsvc.ids import DeploymentId, JobId, MoveId, OperationId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.planning.plans import Goal
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
@@ -138,6 +138,8 @@ class KeepState:
     wpg_id: WpgId
     seq: int
     lease_no: int
+    beside: NodeId | None = None
+    """Which other node keeps a second copy; None: none has room for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

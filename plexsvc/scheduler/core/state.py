@@ -267,6 +267,8 @@ class Deployment:
     lost_us: int = 0
     losses: int = 0
     """How often they died since it last applied an operation."""
+    kept_on: NodeId | None = None
+    """The node that is to keep a second copy of the state of one that is durable."""
 
     @property
     def resident_id(self) -> ResidentId:

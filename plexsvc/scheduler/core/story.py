@@ -79,7 +79,7 @@ def _deployment_story(
         return f"failed with {deployment.fault.code}: {deployment.fault.message}", []
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
-        since = _ago(now_us - deployment.requested_us)
+        since = _ago(now_us - (deployment.lost_us or deployment.requested_us))
         return f"waits for devices since {since}: {_no_place(cluster, deployment)}", []
     facts = [f"{wpg.wpg_id} is {wpg.state}, its state on {wpg.residency}, at {_where(wpg)}"]
     facts += _plan(cluster, deployment)

@@ -87,10 +87,18 @@ class Rebuilt:
 
 @dataclass(slots=True, kw_only=True)
 class Durable:
-    """The copy after operation `seq` (0: the model's weights), and what ran since, by number."""
+    """The copy after operation `seq` (0: the model's weights), and what ran since, by number.
+
+    There is a second copy on another node, after `second_seq`; what ran since that is kept, too.
+    """
 
     copy: Published | None = None
     seq: int = 0
+    second: Published | None = None
+    second_seq: int | None = 0
+    """0: the model's weights; None: there is no second copy."""
+    alone: str = "no other node has room"
+    """Why there is no second copy, or no newer one."""
     since: dict[int, Done] = field(default_factory=dict)
     unknown_to: int = 0
     """The last number of what ran and is not kept: without a copy from after it there is no way
@@ -108,6 +116,12 @@ class Durable:
     """Whether another was to be written meanwhile."""
     checkpoint: str = ""
     """What became of the last checkpoint."""
+    is_sending: bool = False
+    """Whether another node is copying the copy."""
+    is_over: bool = False
+    """Whether nothing is left of the deployment."""
+    input_nodes: dict[NodeId, None] = field(default_factory=dict)
+    """Other nodes that have had staged inputs of it."""
 
     def __post_init__(self) -> None:
         """Begin with no copy being made."""
@@ -119,11 +133,20 @@ class Durable:
                 "cannot be rebuilt before its next step: what ran up to seq "
                 f"{self.unknown_to} is not kept"
             )
-        nbytes = sum(self.copy.nbytes) if self.copy is not None else 0
+        nbytes = sum(sum(copy.nbytes) for copy in (self.copy, self.second) if copy is not None)
+        elsewhere = f"not if its node is lost: {self.alone}"
+        if self.second_seq is not None:
+            on = "" if self.second is None else f" on {self.second.nodes[0]}"
+            elsewhere = f"if its node is lost, after seq {self.second_seq}{on}"
         return (
             f"can be rebuilt from its state after seq {self.seq} ({nbytes} bytes of host memory) "
-            f"and {len(self.since)} operations since"
+            f"and {len(self.to_replay)} operations since; {elsewhere}"
         )
+
+    @property
+    def to_replay(self) -> list[Done]:
+        """Return what ran since the copy, in order."""
+        return [self.since[seq] for seq in sorted(self.since) if seq > self.seq]
 
     @property
     def is_lost(self) -> bool:
@@ -140,9 +163,11 @@ class Durable:
 
         One that is written as a checkpoint may be a third.
         """
-        copy, found = self.copy, Counter[NodeId]()
-        for node_id, nbytes in zip(copy.nodes, copy.nbytes, strict=False) if copy else ():
-            found[node_id] += (2 if self.written is None else 3) * nbytes
+        found = Counter[NodeId]()
+        for copy in (self.copy, self.second):
+            count = 2 if copy is self.second or self.written is None else 3
+            for node_id, nbytes in zip(copy.nodes, copy.nbytes, strict=False) if copy else ():
+                found[node_id] += count * nbytes
         return found
 
     def writes(self, copy: Published) -> bool:
@@ -153,10 +178,17 @@ class Durable:
         """Keep an operation that ran; return those that are kept no longer: there are too many."""
         seq = done.held.operation.seq
         self.since[seq] = done
-        if sum(one.nbytes for one in self.since.values()) <= self.most_bytes:
-            return []
-        self.unknown_to = seq
-        return self._drop_to(seq)
+        gone = []
+        if self._is_too_much and self.second_seq is not None:
+            gone = self.lose_second("too much ran since")
+        if self._is_too_much:
+            self.unknown_to = seq
+            gone += self._drop_to(seq)
+        return gone
+
+    @property
+    def _is_too_much(self) -> bool:
+        return sum(one.nbytes for one in self.since.values()) > self.most_bytes
 
     def keeps(self, operation_id: bytes) -> bool:
         """Return whether an operation's inputs may be needed again."""
@@ -165,7 +197,35 @@ class Durable:
     def take(self, copy: Published, *, seq: int) -> list[Done]:
         """Go on from a newer copy; return the operations that are not needed any more."""
         self.copy, self.seq = copy, seq
-        return self._drop_to(seq)
+        return self._drop_to(self._needed_to)
+
+    def take_second(self, copy: Published, *, seq: int) -> list[Done]:
+        """Note a newer copy on another node; return the operations that are not needed any more."""
+        self.second, self.second_seq, self.alone = copy, seq, ""
+        return self._drop_to(self._needed_to)
+
+    def lose_second(self, why: str) -> list[Done]:
+        """Go on without a copy on another node; return the operations that are needed no more."""
+        self.second, self.second_seq, self.alone = None, None, why
+        return self._drop_to(self._needed_to)
+
+    def fall_back(self) -> None:
+        """Go on from the second copy: the first is lost.
+
+        Raises:
+            PlexError: `deployment_failed` when there is none.
+        """
+        if self.second_seq is None:
+            raise PlexError(
+                ErrorCode.DEPLOYMENT_FAILED,
+                f"the copy of its state went with its node, and there is no other: {self.alone}",
+            )
+        self.copy, self.seq = self.second, self.second_seq
+        self.lose_second("it was rebuilt from that")
+
+    @property
+    def _needed_to(self) -> int:
+        return self.seq if self.second_seq is None else min(self.seq, self.second_seq)
 
     def check(self) -> None:
         """Refuse to rebuild what would not be what it was.

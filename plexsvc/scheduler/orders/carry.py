@@ -133,8 +133,7 @@ async def bring_payload(reach: Reach, held: Held, record: WpgRecord) -> None:
         return
     async with reach.underway.turn(record.deployment.deployment_id):
         for node_id in _misses(held, record):
-            await _pass_on(reach, held, to=node_id)
-            reach.recorder.staged(held, on=(*held.staged_on, node_id))
+            await pass_on(reach, held, to=node_id)
 
 
 async def _bring_payloads(reach: Reach, record: WpgRecord) -> None:
@@ -156,8 +155,12 @@ def _misses(held: Held, record: WpgRecord) -> list[NodeId]:
     return [node_id for node_id in record.nodes if node_id not in held.staged_on]
 
 
-async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
-    """Stream a staged payload from a node that has it to one that needs it."""
+async def pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
+    """Stream a staged payload from a node that has it to one that needs it.
+
+    Raises:
+        PlexError: `staging_timeout` when no node that has it can be reached any more.
+    """
     errors: list[str] = []
     for source in held.staged_on:
         try:
@@ -166,6 +169,7 @@ async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
             log.warning("payload not passed on", source=source, target=to, error=error)
             errors.append(f"{source}: {error}")
         else:
+            reach.recorder.staged(held, on=(*held.staged_on, to))
             return
     name = show(held.operation.operation_id)
     raise PlexError(

@@ -4,26 +4,35 @@ The copy is made beside the operations that follow: they change gradients alone,
 hold. One that writes weights waits for it (`may_run`). It takes the place of the copy before when
 it is whole. Until then the operations that ran since that one are kept, with their inputs. A
 rebuilt WPG reads the copy and runs them again: what they come to must be what was answered.
+
+Another node copies the copy, if one has room, and nothing waits for that. Staged inputs are sent
+there, too, while their operation runs. It is read where the first copy is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+import grpc.aio
+
 from plexclient.wire.v1 import statemanager_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import OperationId, WpgId
+from plexsvc.ids import NodeId, OperationId, VersionId, WpgId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import KeepState
 from plexsvc.scheduler.core.vocabulary import WRITING_KINDS, Fault, OperationKind
+from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import results
 from plexsvc.scheduler.ledger.durable import REPLAYED, STAGING_PART, Done, Durable, Step, staged
-from plexsvc.scheduler.ledger.held import Held
+from plexsvc.scheduler.ledger.held import Held, Published
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
-from plexsvc.scheduler.orders import checkpoints, host_bytes, managed, release
+from plexsvc.scheduler.orders import carry, checkpoints, host_bytes, managed, release
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -33,6 +42,9 @@ DEATHS: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST})
 
 OPENS_WINDOW: Final = frozenset({OperationKind.FORWARD_BACKWARD, OperationKind.BACKWARD})
 """Kinds that leave gradients behind even where they fail, and no rank that has to exit."""
+
+SLOWEST_BYTES_PER_S: Final = 1 << 20
+"""A second copy that comes more slowly than this is given up."""
 
 Replies = Sequence[worker_pb2.ExecuteReply]
 Execute = Callable[[Held], Awaitable[Replies]]
@@ -73,14 +85,143 @@ async def _keep(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
         is_due = checkpoints.begin(record.deployment, durable, step)
     finally:
         durable.copied.set()
-    reach.versions.copied(record.deployment.deployment_id, published)
-    managed.note(reach, record.deployment.deployment_id)
+    await _changed(reach, record, gone=gone, before=before)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_keep_second(reach, action, record=record, published=published))
+        if is_due:
+            group.create_task(checkpoints.write(reach, record))
+
+
+async def _keep_second(
+    reach: Reach, action: KeepState, *, record: WpgRecord, published: Published
+) -> None:
+    """Have another node copy the copy, if one has room and copies none now."""
+    durable = _of(record)
+    if action.beside is None:
+        before, gone = durable.second, durable.lose_second("no other node has room")
+        await _changed(reach, record, gone=gone, before=before)
+    elif not durable.is_sending:
+        durable.is_sending = True
+        try:
+            await _send(reach, record, published, to=action.beside)
+        except (PlexError, grpc.aio.AioRpcError) as error:
+            durable.alone = f"{action.beside} did not copy seq {action.seq}: {error}"
+            log.warning("no second copy", wpg=action.wpg_id, node=action.beside, error=error)
+        finally:
+            durable.is_sending = False
+
+
+async def _send(reach: Reach, record: WpgRecord, published: Published, *, to: NodeId) -> None:
+    """Have another node copy the copy; it takes the place of the second one before.
+
+    Raises:
+        PlexError: what its state manager refused; `node_lost`.
+        AioRpcError: it did not answer.
+    """
+    durable, nbytes = _of(record), sum(published.nbytes)
+    request = statemanager_pb2.PublishRequest(
+        fence=reach.fence(lease_no=0),
+        **published.version._asdict(),
+        copy_of=reach.locate(published),
+        job_id=record.deployment.job_id,
+    )
+    timeout_s = reach.silence_s + nbytes / SLOWEST_BYTES_PER_S
+    reply = await reach.ask_state(to, lambda state: state.Publish(request, timeout=timeout_s))
+    if reply.HasField("error"):
+        raise error_of(fault_from_wire(reply.error))
+    copy = replace(published, nodes=(to,), nbytes=(reply.nbytes,), parts=(reply.part,))
+    if durable.is_over:
+        await managed.release(reach, copy)
+        return
+    before, gone = durable.second, durable.take_second(copy, seq=copy.version.version)
+    await _changed(reach, record, gone=gone, before=before)
+
+
+async def _changed(
+    reach: Reach, record: WpgRecord, *, gone: Sequence[Done], before: Published | None
+) -> None:
+    """Have store and core know of a deployment's copies; free what they take the place of."""
+    durable, deployment_id = _of(record), record.deployment.deployment_id
+    reach.versions.copied(deployment_id, durable.copy, durable.second)
+    managed.note(reach, deployment_id)
     if before is not None and not durable.writes(before):
         await managed.release(reach, before)
-    host_bytes.tell_held(reach, record.deployment.deployment_id)
+    host_bytes.tell_held(reach, deployment_id)
     await _let_go(reach, gone, of=record.deployment)
-    if is_due:
-        await checkpoints.write(reach, record)
+
+
+async def forget(reach: Reach, record: WpgRecord) -> None:
+    """Free the copies of a deployment of which nothing is left."""
+    durable = _of(record)
+    await durable.copied.wait()
+    durable.is_over = True
+    copies = [copy for copy in (durable.copy, durable.second) if copy is not None]
+    durable.copy = durable.second = None
+    for copy in copies:
+        if not durable.writes(copy):
+            await managed.release(reach, copy)
+    if copies:
+        host_bytes.tell_held(reach, record.deployment.deployment_id)
+
+
+async def find(reach: Reach, record: WpgRecord) -> None:
+    """Go on from a copy that is there.
+
+    Raises:
+        PlexError: `deployment_failed` when there is no way back.
+    """
+    durable = _of(record)
+    await durable.copied.wait()
+    if not await _is_there(reach, durable.copy):
+        lost = durable.copy
+        durable.fall_back()
+        await _changed(reach, record, gone=(), before=lost)
+        if not await _is_there(reach, durable.copy):
+            durable.fall_back()
+    durable.check()
+
+
+async def _is_there(reach: Reach, copy: Published | None) -> bool:
+    if copy is None:  # a model's weights
+        return True
+    request = statemanager_pb2.GetManifestRequest(**copy.version._asdict())
+    try:
+        for holder in reach.locate(copy).holders:
+            await reach.ask_state(
+                NodeId(holder.node_id),
+                lambda state: state.GetManifest(request, timeout=reach.rpc_s),
+            )
+    except (PlexError, grpc.aio.AioRpcError) as error:
+        log.warning("copy not found", version=str(VersionId.of(request)), error=error)
+        return False
+    return True
+
+
+@asynccontextmanager
+async def inputs_kept(reach: Reach, held: Held, record: WpgRecord) -> AsyncIterator[None]:
+    """Have another node get an operation's staged inputs while the body runs it."""
+    durable, to = record.deployment.durable, None
+    if durable is not None and durable.second_seq is not None and held.staged_on:
+        others = [link.node_id for link in reach.nodes.links if link.is_up]
+        others = [node_id for node_id in others if node_id not in record.nodes]
+        wanted = durable.second.nodes[0] if durable.second is not None else None
+        to = wanted if wanted in others else next(iter(others), None)
+    if durable is None or to is None or to in held.staged_on:
+        yield
+        return
+    durable.input_nodes[to] = None
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_send_inputs(reach, held, record, to=to))
+        yield
+
+
+async def _send_inputs(reach: Reach, held: Held, record: WpgRecord, *, to: NodeId) -> None:
+    durable = _of(record)
+    try:
+        await carry.pass_on(reach, held, to=to)
+    except PlexError as error:
+        before, gone = durable.second, durable.lose_second(f"{to} did not take inputs: {error}")
+        await _changed(reach, record, gone=gone, before=before)
 
 
 def _of(record: WpgRecord) -> Durable:
@@ -93,6 +234,7 @@ async def note(reach: Reach, record: WpgRecord, held: Held, *, digest: str, code
     """Keep an operation that ran until a copy holds what it did."""
     durable = _of(record)
     if held.kind in (OPENS_WINDOW if code else REPLAYED):
+        before = durable.second
         gone = durable.note(Done(held=held, digest=digest, code=code))
         if gone:
             log.warning(
@@ -100,7 +242,7 @@ async def note(reach: Reach, record: WpgRecord, held: Held, *, digest: str, code
                 deployment=record.deployment.deployment_id,
                 seq=durable.seq,
             )
-        await _let_go(reach, gone, of=record.deployment)
+            await _changed(reach, record, gone=gone, before=None if durable.second else before)
 
 
 async def after(
@@ -143,7 +285,7 @@ async def may_run(reach: Reach, held: Held, record: WpgRecord) -> bool:
     elif held.kind in {*WRITING_KINDS, OperationKind.INITIALIZE}:
         await durable.copied.wait()
     if held.kind is OperationKind.INITIALIZE and not is_first and held.copies is None:
-        durable.check()
+        await find(reach, record)
         held.copies = durable.copy
     return not record.is_stopping
 
@@ -173,10 +315,12 @@ async def _replay(reach: Reach, record: WpgRecord, *, execute: Execute) -> None:
     if pause is None or not durable.is_lost:
         return
     pause.seq, pause.restored_us = durable.seq, reach.clock.monotonic_us()
-    for seq in sorted(durable.since):
-        done = durable.since[seq]
+    for done in durable.to_replay:
         replies = await execute(done.held)
-        result = results.merge(done.held.operation.operation_id, replies)
+        seq, result = (
+            done.held.operation.seq,
+            results.merge(done.held.operation.operation_id, replies),
+        )
         if (results.digest_of(replies), result.error.code) != (done.digest, done.code):
             raise PlexError(
                 ErrorCode.DEPLOYMENT_FAILED,

@@ -74,7 +74,8 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         reach.versions.changed(record.deployment.deployment_id)
     if kept is not None and not await durable.may_run(reach, held, record):
         return None
-    replies = await _execute(reach, action, held=held, record=record)
+    async with durable.inputs_kept(reach, held, record):
+        replies = await _execute(reach, action, held=held, record=record)
     _count(reach, held, record)
     for address in (address for reply in replies for address in reply.asleep):
         leaving.report(reach, action.wpg_id, address, action.operation_id)

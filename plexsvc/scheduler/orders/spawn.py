@@ -18,10 +18,10 @@ from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.actions import ForgetWpg, SpawnInstance, SpawnWpg, StopWpg
 from plexsvc.scheduler.core.vocabulary import Fault, Place
-from plexsvc.scheduler.faults import error_of, fault_from_wire
+from plexsvc.scheduler.faults import error_of, fault_from_wire, fault_of
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger.jobs import WpgRecord
-from plexsvc.scheduler.orders import host_bytes, managed
+from plexsvc.scheduler.orders import durable, host_bytes, managed
 from plexsvc.scheduler.orders import process_specs as specs
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach
@@ -97,19 +97,20 @@ async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
         await _insist(reach, node_id, on_node, patience=patience)
     await reach.ranks.forget(action.wpg_id)
     host_bytes.forget_reads(reach, record)
-    deployment, durable = record.deployment, record.deployment.durable
-    is_rebuilt = durable is not None and durable.is_lost
+    deployment = record.deployment
+    is_rebuilt = deployment.durable is not None and deployment.durable.is_lost
+    if is_rebuilt and record.is_current:
+        try:
+            await durable.find(reach, record)
+        except PlexError as error:
+            fault = durable.told(reach, action.wpg_id, fault_of(error))
+            reach.post(events.SpawnFailed(wpg_id=action.wpg_id, fault=fault))
     if record.is_current and not is_rebuilt:  # else another takes its versions and engines over
         if deployment.is_rollout:
             await reach.rollout.forget(deployment.deployment_id)
         reach.versions.forget(deployment.deployment_id)
-        if durable is not None:
-            await durable.copied.wait()
-        if durable is not None and durable.copy is not None:
-            copy, durable.copy = durable.copy, None
-            if not durable.writes(copy):
-                await managed.release(reach, copy)
-            host_bytes.tell_held(reach, deployment.deployment_id)
+        if deployment.durable is not None:
+            await durable.forget(reach, record)
         await managed.release_unused(reach)
     reach.recorder.forgotten(action.wpg_id)
     return events.WpgForgotten(wpg_id=action.wpg_id)

@@ -31,6 +31,8 @@ class _Shelf:
     """The version that is the deployment's state now."""
     copy: Published | None = None
     """Of a durable deployment: the copy of its last step."""
+    second: Published | None = None
+    """The one on another node, perhaps of an earlier step."""
     is_gone: bool = False
 
 
@@ -41,6 +43,7 @@ class _KeptShelf:
     published: tuple[Published, ...]
     handed_out: dict[int, int]
     copy: Published | None = None
+    second: Published | None = None
 
 
 _KEPT_SHELF: Final = msgspec.json.Decoder(_KeptShelf)
@@ -113,6 +116,7 @@ class Versions:
             published=tuple(shelf.published.values()),
             handed_out=shelf.handed_out,
             copy=shelf.copy,
+            second=shelf.second,
         )
         return msgspec.json.encode(kept)
 
@@ -122,16 +126,20 @@ class Versions:
             found = _KEPT_SHELF.decode(kept)
             published = {one.version.version: one for one in found.published}
             self._shelves[deployment_id] = _Shelf(
-                published, dict(found.handed_out), copy=found.copy
+                published, dict(found.handed_out), copy=found.copy, second=found.second
             )
 
-    def copied(self, deployment_id: DeploymentId, copy: Published) -> None:
-        """Note where the copy of a durable deployment's last step is."""
-        self._shelf(deployment_id).copy = copy
+    def copied(
+        self, deployment_id: DeploymentId, copy: Published | None, second: Published | None
+    ) -> None:
+        """Note where the copies of a durable deployment's last steps are."""
+        shelf = self._shelf(deployment_id)
+        shelf.copy, shelf.second = copy, second
 
-    def copy_of(self, deployment_id: DeploymentId) -> Published | None:
-        """Return that copy, if there is one."""
-        return self._shelf(deployment_id).copy
+    def copies_of(self, deployment_id: DeploymentId) -> tuple[Published | None, Published | None]:
+        """Return those copies, as far as there are any."""
+        shelf = self._shelf(deployment_id)
+        return shelf.copy, shelf.second
 
     def forget(self, deployment_id: DeploymentId) -> None:
         """Note that a deployment is gone: its versions stay only while they are used."""

@@ -12,7 +12,7 @@ from plexsvc.scheduler.core.events import (
     NodeLost,
     NodeUncordoned,
 )
-from plexsvc.scheduler.core.life import deployments, instances
+from plexsvc.scheduler.core.life import deployments, instances, rebuilding
 from plexsvc.scheduler.core.place import circles, placing
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.state import Device, Node
@@ -61,8 +61,8 @@ def lose(devices: Devices, event: NodeLost) -> None:
     _close(devices, node_id)
     fault = Fault(
         code=ErrorCode.NODE_LOST,
-        message=f"node {node_id} is lost: {event.reason}; its processes are dead, deploy again "
-        "elsewhere",
+        message=f"node {node_id} is lost: {event.reason}; its processes are dead"
+        + rebuilding.ADVICE,
         facts=(("node", node_id),),
     )
     for wpg in list(devices.wpgs.values()):

@@ -2,13 +2,14 @@
 
 Theory of operation. After each operation that writes weights the driver keeps a copy of the state
 (`KeepState`). When a process of the current WPG dies, the deployment is *lost*: what ran gives its
-number back, and comes again from its client; the rest keeps its place and waits (`begin`). The WPG
-is stopped and forgotten. Then a new one comes up at the same places (`go_on`). Its `Initialize`
-reads the copy and runs again what was applied since (`orders/durable.py`); with that the
-deployment goes on.
+number back, and comes again from its client; the rest keeps its place and waits (`begin`), but for
+what was staged on a lost node. The WPG is stopped and forgotten. Then a new one comes up at the
+same places, or waits for others where a node is lost (`go_on`). Its `Initialize` reads the copy,
+that of another node if need be, and runs again what was applied since (`orders/durable.py`); with
+that the deployment goes on.
 
-It ends with a cause when that fails, when its processes die `MAX_LOSSES` times with nothing applied
-in between, and when one of its nodes is lost, whose memory had a part of the copy.
+It ends with a cause when that fails, and when its processes die `MAX_LOSSES` times with nothing
+applied in between.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from dataclasses import replace
 from typing import Final
 
 from plexsvc.errors import ErrorCode
+from plexsvc.ids import NodeId
 from plexsvc.scheduler.core.actions import DeploymentLost, KeepState
-from plexsvc.scheduler.core.cluster import Devices, Lives
+from plexsvc.scheduler.core.cluster import Devices, Lives, Placement
 from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.life import wpgs
-from plexsvc.scheduler.core.place import hosts
+from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
-from plexsvc.scheduler.core.state import Operation, Wpg
+from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import WRITING_KINDS, DeploymentState, Fault
 
 MAX_LOSSES: Final = 3
@@ -43,31 +45,32 @@ def may_begin(devices: Devices, wpg: Wpg, fault: Fault) -> bool:
         and devices.jobs[wpg.job_id].ending is None
         and (is_death or deployment.lost is None)
         and (deployment.losses < MAX_LOSSES or wpg.is_lost)
-        and all(place.node_id in devices.placement.nodes for place in wpg.places)
     )
 
 
 def begin(devices: Devices, wpg: Wpg, fault: Fault) -> None:
     """Take a WPG down whose state is gone, and have its operations wait for the next one."""
-    if wpg.is_lost:
-        return
     fault = replace(fault, message=fault.message.removesuffix(ADVICE))
     deployment = devices.deployments[wpg.deployment_id]
-    wpg.is_lost = True
-    deployment.lost, deployment.losses = fault, deployment.losses + 1
-    deployment.lost_us = deployment.lost_us or devices.now_us
-    deployment.incarnations += 1
     again = Fault(
         code=ErrorCode.UNAVAILABLE,
         message=f"{deployment.deployment_id} is rebuilt from its last durable step "
         f"({fault.message}); send it again",
     )
+    if wpg.is_lost:
+        _refuse_staged(devices, wpg, again)
+        return
+    wpg.is_lost = True
+    deployment.lost, deployment.losses = fault, deployment.losses + 1
+    deployment.lost_us = deployment.lost_us or devices.now_us
+    deployment.incarnations += 1
     running = list(wpg.running.values())
     wpg.running.clear()
     for operation in running:
         endings.end_running(devices.queues, operation, again, is_refusal=True)
-    lanes.watch_gap(devices.queues, deployment)
     wpgs.refuse_waiting(devices, wpg, again)
+    _refuse_staged(devices, wpg, again)
+    lanes.watch_gap(devices.queues, deployment)
     initialize_id = deployment.initialize_id_of(deployment.incarnations)
     devices.emit(
         DeploymentLost(
@@ -78,12 +81,49 @@ def begin(devices: Devices, wpg: Wpg, fault: Fault) -> None:
         wpgs.stop(devices, wpg)
 
 
+def _refuse_staged(devices: Devices, wpg: Wpg, again: Fault) -> None:
+    """Have what waits with inputs that a lost node had come again with them."""
+    deployment = devices.deployments[wpg.deployment_id]
+    if not _is_there(devices, wpg):
+        for operation in sorted(deployment.pending.values(), key=lambda one: -one.seq):
+            if not operation.is_inline:
+                endings.refuse(devices.queues, operation, again, is_final=False)
+        lanes.watch_gap(devices.queues, deployment)
+
+
 def applied(devices: Devices, wpg: Wpg, operation: Operation) -> None:
     """Have the state kept that an operation of a durable deployment left, if it wrote weights."""
     deployment = devices.deployments[wpg.deployment_id]
     deployment.losses = 0
     if deployment.is_durable and operation.kind in WRITING_KINDS:
-        devices.emit(KeepState(wpg_id=wpg.wpg_id, seq=operation.seq, lease_no=wpg.lease_no))
+        deployment.kept_on = _second_home(devices.placement, deployment, wpg)
+        devices.emit(
+            KeepState(
+                wpg_id=wpg.wpg_id,
+                seq=operation.seq,
+                lease_no=wpg.lease_no,
+                beside=deployment.kept_on,
+            )
+        )
+
+
+def _second_home(placement: Placement, deployment: Deployment, wpg: Wpg) -> NodeId | None:
+    """Return which node keeps a second copy: the one that did, or the one with the most room.
+
+    It holds the copy before and the next, which comes there before it is copied.
+    """
+    mine = {place.node_id for place in wpg.places}
+    others = [n for n in placement.nodes if n not in mine and n not in placement.cordoned]
+    if deployment.kept_on in others:
+        return deployment.kept_on
+    free = {node_id: hosts.free_bytes(placement, node_id) for node_id in others}
+    found = max(others, key=lambda node_id: free[node_id], default=None)
+    return found if found is not None and free[found] >= 3 * sum(wpg.device_bytes) else None
+
+
+def _is_there(devices: Devices, wpg: Wpg) -> bool:
+    """Whether no node of a WPG is lost."""
+    return all(place.node_id in devices.placement.nodes for place in wpg.places)
 
 
 def may_go_on(devices: Devices, gone: Wpg) -> bool:
@@ -95,9 +135,17 @@ def may_go_on(devices: Devices, gone: Wpg) -> bool:
 
 
 def go_on(lives: Lives, gone: Wpg) -> None:
-    """Start a deployment's processes anew where those were of which nothing is left."""
-    deployment = lives.deployments[gone.deployment_id]
-    hosts.leave(lives.devices.placement, gone)
+    """Start a deployment's processes anew where those were of which nothing is left.
+
+    Where a node is lost it waits for devices as one that is new, and alone.
+    """
+    deployment, placement = lives.deployments[gone.deployment_id], lives.devices.placement
+    if not _is_there(lives.devices, gone):
+        placing.free(placement, gone)
+        deployment.wpg_id, deployment.declared_with = None, ()
+        placing.request(placement, deployment)
+        return
+    hosts.leave(placement, gone)
     wpg = wpgs.add(lives, deployment, gone.places)
     deployment.wpg_id = wpg.wpg_id
     switch.spawn(lives.devices, wpg)

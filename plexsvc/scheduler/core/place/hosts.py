@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from plexsvc.ids import MoveId
+from plexsvc.ids import MoveId, NodeId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import VersionRead, VersionsHeld
 from plexsvc.scheduler.core.planning.memory import Use
@@ -22,6 +22,13 @@ def keep(placement: Placement, wpg: Wpg) -> None:
     """Charge a job for the host copy of a WPG that trains, from now on."""
     if not wpg.is_rollout:
         wpg.host = HostBytes(nbytes=sum(wpg.device_bytes), since_us=placement.now_us)
+
+
+def free_bytes(placement: Placement, node_id: NodeId) -> int:
+    """Return the host memory of a node that is booked for nothing; 0 for one without devices."""
+    memory = placement.planning.memory
+    units = [place.unit for place in placement.nodes[node_id].devices]
+    return memory.total_at(units[0]) - memory.booked_at(units[0]) if units else 0
 
 
 def hold(placement: Placement, event: VersionsHeld) -> None:

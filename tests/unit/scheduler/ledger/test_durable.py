@@ -25,13 +25,13 @@ def done(seq: int, *, nbytes: int = 0) -> Done:
     return Done(held=held, digest="d")
 
 
-def copy(seq: int) -> Published:
+def copy(seq: int, *, on: str = "n") -> Published:
     version = VersionId(DeploymentId("d~durable"), 1, seq)
-    return Published(version=version, nodes=(NodeId("n"),), nbytes=(7,))
+    return Published(version=version, nodes=(NodeId(on),), nbytes=(7,))
 
 
 def test_a_copy_replaces_what_was_applied_before_it() -> None:
-    durable = Durable()
+    durable = Durable(second_seq=None)
     for seq in (1, 2, 3):
         assert durable.note(done(seq, nbytes=10)) == []
     assert staged(durable.take(copy(2), seq=2)) == [b"\x01", b"\x02"]
@@ -39,8 +39,35 @@ def test_a_copy_replaces_what_was_applied_before_it() -> None:
     assert durable.keeps(b"\x03")
     assert durable.held() == {"n": 14}
     assert str(durable) == (
-        "can be rebuilt from its state after seq 2 (7 bytes of host memory) and 1 operations since"
+        "can be rebuilt from its state after seq 2 (7 bytes of host memory) and 1 operations "
+        "since; not if its node is lost: no other node has room"
     )
+
+
+def test_what_ran_since_the_second_copy_is_kept_too() -> None:
+    durable = Durable()
+    for seq in (1, 2, 3, 4):
+        durable.note(done(seq, nbytes=10))
+    assert durable.take(copy(2), seq=2) == []
+    assert staged(durable.take_second(copy(2, on="m"), seq=2)) == [b"\x01", b"\x02"]
+    assert durable.take(copy(3), seq=3) == []
+    assert str(durable).endswith("and 1 operations since; if its node is lost, after seq 2 on m")
+    assert durable.held() == {"n": 14, "m": 14}
+    durable.fall_back()
+    assert (durable.seq, [one.held.operation.seq for one in durable.to_replay]) == (2, [3, 4])
+    with pytest.raises(PlexError, match="there is no other") as caught:
+        durable.fall_back()
+    assert caught.value.code is ErrorCode.DEPLOYMENT_FAILED
+
+
+def test_too_much_since_the_second_copy_costs_that_copy_alone() -> None:
+    durable = Durable(most_bytes=100)
+    durable.take(copy(1), seq=1)
+    durable.note(done(2, nbytes=60))
+    durable.take(copy(2), seq=2)
+    assert staged(durable.note(done(3, nbytes=60))) == [b"\x02"]
+    durable.check()
+    assert "not if its node is lost: too much ran since" in str(durable)
 
 
 def test_beyond_its_bound_there_is_no_way_back_until_the_next_copy() -> None:

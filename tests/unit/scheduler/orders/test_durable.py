@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from plexclient.wire.v1 import operations_pb2, statemanager_pb2, worker_pb2
+from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId
+from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.durable import Durable
-from tests.fakes.fake_cluster import applied, no_room
-from tests.rigs.scheduler_rig import Rig, held_open, until
+from tests.fakes.fake_cluster import applied, no_room, staged_payload
+from tests.rigs.scheduler_rig import Rig, held_open, start_rig, until
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 
@@ -22,13 +24,27 @@ async def durable(rig: Rig) -> Durable:
     """What `job-1/actor`, which is up, is rebuilt from."""
     await rig.job("job-1")
     await rig.deploy("job-1", durable=True)
-    found = rig.driver.registry.deployments[DeploymentId("job-1/actor")].durable
-    assert found is not None
-    return found
+    return of(rig)
 
 
 def ran_on(rig: Rig, wpg_id: str) -> list[tuple[str, int]]:
     return [(kind, seq) for on, kind, seq in rig.behaviour.executed if on == wpg_id]
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Rig]:
+    """Two nodes of one training device, which count as lost soon; a durable `job-1/actor`."""
+    config = SchedulerConfig(node_lease_us=2_000_000, connect_retry_us=10_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}] * 2, config=config) as started:
+        await started.job("job-1")
+        await started.deploy("job-1", durable=True)
+        yield started
+
+
+def of(rig: Rig) -> Durable:
+    found = rig.driver.registry.deployments[DeploymentId("job-1/actor")].durable
+    assert found is not None
+    return found
 
 
 async def insist(rig: Rig, operation: operations_pb2.Operation) -> operations_pb2.OperationResult:
@@ -64,6 +80,77 @@ async def test_what_was_applied_since_the_copy_runs_again(rig: Rig, durable: Dur
     ]
     assert rig.behaviour.versions == [2]
     assert "after seq 2 and 2 operations since" in str(durable.pause)
+
+
+async def lose_first_node(rig: Rig) -> None:
+    await rig.agents[0].stop()
+    await until(lambda: len(rig.driver.cluster.nodes) == 1)
+
+
+async def test_a_lost_node_s_deployment_goes_on_from_the_second_copy(pair: Rig) -> None:
+    durable = of(pair)
+    for kind in ("forward_backward", "step", "forward_backward"):
+        await pair.run("job-1", kind)
+    await until(lambda: durable.second is not None)
+    assert pair.behaviour.copied == [("node-1", ["node-0"], 2)]
+    await lose_first_node(pair)
+    assert (await insist(pair, pair.operation("job-1", "step"))).state == ANSWERED
+    assert ran_on(pair, "wpg-1-2") == [("initialize", 0), ("forward_backward", 3), ("step", 4)]
+    assert pair.behaviour.versions == [2]
+    await until(lambda: str(durable).endswith("not if its node is lost: no other node has room"))
+    assert durable.seq == 4
+    await pair.end("job-1")
+    released = {("job-1/actor~durable", seq) for seq in (2, 4)}
+    await until(lambda: released <= set(pair.behaviour.released))
+
+
+async def test_a_second_copy_that_lags_is_gone_on_from_with_all_that_ran_since(pair: Rig) -> None:
+    durable = of(pair)
+    await pair.run("job-1", "step")
+    await until(lambda: durable.second_seq == 1)
+    pair.behaviour.publish_errors += [None, no_room()]
+    await pair.run("job-1", "step")
+    await until(lambda: not pair.behaviour.publish_errors and not durable.is_sending)
+    assert "if its node is lost, after seq 1 on node-1" in str(durable)
+    await lose_first_node(pair)
+    assert (await insist(pair, pair.operation("job-1", "step"))).state == ANSWERED
+    assert ran_on(pair, "wpg-1-2") == [("initialize", 0), ("step", 2), ("step", 3)]
+    assert pair.behaviour.versions == [1]
+
+
+async def test_staged_inputs_are_sent_to_another_node_and_dropped_there(pair: Rig) -> None:
+    durable = of(pair)
+    operation = pair.operation("job-1", "forward_backward", payload=staged_payload(7))
+    pair.behaviour.staged["node-0", operation.operation_id] = b"payload"
+    announced = service_pb2.PayloadStagedRequest(
+        operation_id=operation.operation_id,
+        job_id="job-1",
+        deployment_id="job-1/actor",
+        tenant=operation.tenant,
+        node_ids=["node-0"],
+    )
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(pair.scheduler.submit(operation))
+        await pair.scheduler.call("PayloadStaged", announced, service_pb2.PayloadStagedReply)
+    assert first.result().state == ANSWERED
+    assert pair.behaviour.staged["node-1", operation.operation_id] == b"payload"
+    await lose_first_node(pair)
+    assert (await insist(pair, pair.operation("job-1", "step"))).state == ANSWERED
+    assert ran_on(pair, "wpg-1-2") == [("initialize", 0), ("forward_backward", 1), ("step", 2)]
+    await until(lambda: durable.seq == 2)
+    await until(lambda: operation.operation_id in pair.behaviour.dropped)
+
+
+async def test_without_a_second_copy_a_lost_node_ends_the_deployment(pair: Rig) -> None:
+    durable = of(pair)
+    pair.behaviour.publish_errors += [None, no_room()]
+    await pair.run("job-1", "step")
+    await until(lambda: durable.seq == 1 and not durable.is_sending)
+    durable.lose_second("no other node has room")
+    await lose_first_node(pair)
+    refused = (await insist(pair, pair.operation("job-1", "step"))).error
+    assert refused.code == ErrorCode.DEPLOYMENT_FAILED
+    assert "its last durable step is seq 1: the copy of its state went" in refused.message
 
 
 @pytest.mark.usefixtures("durable")

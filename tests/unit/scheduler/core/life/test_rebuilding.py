@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, NodeId, WpgId
+from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
 from plexsvc.scheduler.core.actions import (
+    Action,
     AnswerOperation,
     DeploymentChanged,
     DeploymentLost,
@@ -17,7 +18,7 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
     StopWpg,
 )
-from plexsvc.scheduler.core.events import NodeLost
+from plexsvc.scheduler.core.events import NodeLost, PayloadStaged
 from plexsvc.scheduler.core.life.rebuilding import MAX_LOSSES
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -153,11 +154,68 @@ def test_state_that_cannot_be_restored_ends_the_deployment(world: FakeWorld) -> 
     assert not world.core.view.wpgs
 
 
-def test_a_lost_node_takes_the_copy_with_it(world: FakeWorld) -> None:
-    world.submit("a1", job="a", seq=1)
+def lose_node(world: FakeWorld, node_id: str) -> list[Action]:
+    return world.tell(NodeLost(at_us=world.tick(), node_id=NodeId(node_id), reason="silence"))
+
+
+def test_one_whose_node_is_lost_goes_on_elsewhere(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1, kind=FB)
+    world.submit("a2", job="a", seq=2)
     world.orders.clear()
-    lost = NodeLost(at_us=world.tick(), node_id=NodeId("n0"), reason="silence")
-    assert codes(world.tell(lost)) == [ErrorCode.NODE_LOST]
+    assert codes(lose_node(world, "n0")) == [ErrorCode.UNAVAILABLE]
+    world.report_next(StopWpg)
+    world.report_next(ForgetWpg)
+    assert world.places() == ["n1:0"]
+    world.submit("a1", job="a", seq=1, kind=FB)
+    world.drain()
+    for name in ("a1", "a2"):
+        assert isinstance(world.answers[op_id(name)][-1], AnswerOperation)
+
+
+def test_inputs_that_were_staged_on_a_lost_node_come_again(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1, kind=FB)
+    world.submit("a2", job="a", seq=2, kind=FB, is_staged=False)
+    world.tell(PayloadStaged(at_us=world.tick(), operation_id=op_id("a2")))
+    world.submit("a3", job="a", seq=3)
+    world.orders.clear()
+    world.die(A)
+    again = [a for a in lose_node(world, "n0") if isinstance(a, RefuseOperation)]
+    assert [(one.operation_id, one.is_final) for one in again] == [(op_id("a2"), False)]
+    world.report_next(StopWpg)
+    world.report_next(ForgetWpg)
+    for seq in (1, 2):
+        world.submit(f"a{seq}", job="a", seq=seq, kind=FB)
+    world.drain()
+    for name in ("a1", "a2", "a3"):
+        assert isinstance(world.answers[op_id(name)][-1], AnswerOperation)
+
+
+def test_one_whose_node_is_lost_waits_where_no_other_is(world: FakeWorld) -> None:
+    lose_node(world, "n1")
+    lose_node(world, "n0")
+    world.report_next(StopWpg)
+    assert codes(world.report_next(ForgetWpg)) == []
+    assert "waits for devices" in str(world.core.view.explain_job(JobId("a"), now_us=9))
+    world.join("n1")
+    world.submit("a1", job="a", seq=1)
+    world.drain()
+    assert isinstance(world.answers[op_id("a1")][-1], AnswerOperation)
+
+
+def test_another_node_keeps_a_second_copy_if_it_has_room(world: FakeWorld) -> None:
+    def kept_on() -> NodeId | None:
+        seq = world.core.view.deployments[ACTOR].next_seq
+        world.submit(f"a{seq}", job="a", seq=seq)
+        world.drain()
+        return [action for action in world.log if isinstance(action, KeepState)][-1].beside
+
+    assert kept_on() == "n1"
+    lose_node(world, "n1")
+    assert kept_on() is None
+    world.join("n2", host_bytes=1)
+    assert kept_on() is None
+    world.join("n3")
+    assert kept_on() == "n3"
 
 
 def test_a_job_that_ends_meanwhile_leaves_nothing(world: FakeWorld) -> None:

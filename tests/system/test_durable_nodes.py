@@ -1,0 +1,131 @@
+"""A durable deployment whose node is killed, agent and all, goes on elsewhere: the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import plexclient as plex
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.ledger.durable import Durable
+from tests.rigs.inner_cluster import InnerCluster, node, start_inner
+from tests.rigs.processes import descendants
+from tests.rigs.waiting import wait_until
+from tests.rigs.workloads import fixed_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+
+Outcome = tuple[list[dict[str, float]], Any]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InnerCluster]:
+    """Two nodes; leases are short so that a lost one is missed. An agent that dies comes back."""
+    config = SchedulerConfig(node_lease_us=2_000_000)
+    place, nodes = tmp_path_factory.mktemp("durable"), (node("left"), node("right"))
+    with start_inner(place, nodes=nodes, scheduler=config) as found:
+        yield found
+
+
+@pytest.fixture
+def cluster(running: InnerCluster) -> InnerCluster:
+    """The cluster with both nodes."""
+    nodes = running.driver.cluster.nodes
+    wait_until(lambda: len(nodes) == 2, what="both nodes are there", timeout_s=60)
+    return running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(running: InnerCluster, tiny_model: Path) -> Outcome:
+    """What the three steps come to where nothing is killed."""
+    return trained(running, tiny_model, durability="none", disturb=lambda _: None)
+
+
+def deploy(job: plex.Job, model: Path, *, durability: str) -> plex.Actor:
+    return job.deploy(
+        "actor",
+        model=str(model),
+        backend="megatron",
+        optimizer=plex.AdamW(lr=1e-2),
+        micro_batch_tokens=64,
+        durability=durability,
+    )
+
+
+def three_steps(actor: plex.Actor) -> list[Callable[[], Future[Any]]]:
+    """Two passes before each: a small one travels in a message, a large one is staged."""
+    passes = [fixed_batch(7), fixed_batch(8, sequences=200, longest=64)]
+    calls: list[Callable[[], Future[Any]]] = [
+        partial(actor.forward_backward.submit, batch, loss="ppo", return_logprobs=False)
+        for batch in passes
+    ]
+    return [*calls, actor.step.submit] * 3
+
+
+def kill_node(cluster: InnerCluster, node_id: str) -> None:
+    """Kill -9 an agent, its state manager and all ranks at once."""
+    (agent,) = cluster.agents(node_id)
+    for pid in [agent, *descendants(agent)]:
+        os.kill(pid, signal.SIGKILL)
+
+
+def durable(cluster: InnerCluster) -> Durable:
+    found = [one.durable for one in cluster.driver.registry.deployments.values()]
+    assert found[-1] is not None
+    return found[-1]
+
+
+def home_of(cluster: InnerCluster) -> str:
+    """Return the node that the newest deployment trains on."""
+    newest = list(cluster.driver.registry.deployments.values())[-1]
+    (node_id,) = newest.nodes
+    return node_id
+
+
+def trained(
+    cluster: InnerCluster, model: Path, *, durability: str, disturb: Callable[[int], None]
+) -> Outcome:
+    """Train for three steps; `disturb` is told how many operations are under way or done."""
+    with cluster.connect() as connection, connection.job("train") as job:
+        actor = deploy(job, model, durability=durability)
+        futures = list[Future[Any]]()
+        for number, call in enumerate(three_steps(actor)):
+            futures.append(call())
+            disturb(number)
+        return [future.result().metrics for future in futures], actor.digest()
+
+
+@pytest.mark.parametrize("killed_at", [0, 4, 5, 6], ids=["small", "staged", "step", "next"])
+def test_a_killed_node_costs_a_pause(
+    cluster: InnerCluster, tiny_model: Path, undisturbed: Outcome, killed_at: int
+) -> None:
+    homes = list[str]()
+
+    def disturb(number: int) -> None:
+        if number == killed_at:
+            homes.append(home_of(cluster))
+            kill_node(cluster, homes[0])
+
+    assert trained(cluster, tiny_model, durability="step", disturb=disturb) == undisturbed
+    assert f"node {homes[0]} is lost" in str(durable(cluster).pause)
+
+
+def test_the_second_copy_follows_each_step(cluster: InnerCluster, tiny_model: Path) -> None:
+    with cluster.connect() as connection, connection.job("train") as job:
+        actor = deploy(job, tiny_model, durability="step")
+        for call in three_steps(actor)[:3]:
+            call().result()
+        wait_until(lambda: durable(cluster).second_seq == 3, what="the second copy is whole")
+        (other,) = durable(cluster).second.nodes
+        assert other != home_of(cluster)
+        kill_node(cluster, other)
+        for call in three_steps(actor)[:3]:
+            call().result()
+        assert "can be rebuilt from its state after seq" in str(durable(cluster))
