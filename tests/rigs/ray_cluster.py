@@ -16,22 +16,13 @@ from typing import Final, Self
 
 import pytest
 
-from tests.rigs.live_cluster import MIB
 from tests.rigs.processes import command_of, descendants
 from tests.rigs.waiting import wait_until
 
 PYTHON: Final = Path(sys.prefix) / "ray" / "bin" / "python"
 """The Python that has Ray (`make setup`)."""
 _START_S: Final = 120
-_SETTINGS: Final = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
-    "RAY_worker_oom_score_adjustment": "0",
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_raylet_start_wait_time_s": str(_START_S),
-    "RAY_gcs_storage": "rocksdb",
-}
+START: Final = Path(__file__).parents[2] / "deploy" / "ray" / "start"
 
 
 class RayCluster:
@@ -52,7 +43,9 @@ class RayCluster:
     def __enter__(self) -> Self:
         assert PYTHON.exists(), f"no {PYTHON}: `make setup` installs Ray there"
         settings = {
-            **_SETTINGS,
+            "RAY": str(PYTHON.with_name("ray")),
+            "RAY_AUTH_MODE": "token",
+            "RAY_raylet_start_wait_time_s": str(_START_S),
             "RAY_AUTH_TOKEN": secrets.token_hex(16),
             "RAY_gcs_storage_path": str(self._directory / "gcs"),
         }
@@ -79,10 +72,10 @@ class RayCluster:
         host = shown.partition("Local node IP: ")[2].split()[0]
         self.address = f"{host}:{self._port}"
 
-    def add(self, name: str, *, pool: str) -> None:
-        """Start one more node; return when it runs."""
-        labels = f"plex-pool={pool},plex-node={name}"
-        self._start(name, "--address", self.address, "--num-cpus", "1", "--labels", labels)
+    def add(self, node: str, *, pool: str, name: str = "") -> None:
+        """Start one more node, with another name for us if given; return when it runs."""
+        labels = f"plex-pool={pool},plex-node={name or node}"
+        self._start(node, "--address", self.address, "--num-cpus", "1", "--labels", labels)
 
     def notify(self, name: str) -> None:
         """Tell a node that it has to go, as a cloud does before it takes a host away."""
@@ -92,9 +85,11 @@ class RayCluster:
         """Return the process of Ray on a node."""
         return self._below(name, "raylet/raylet")
 
-    def gcs(self) -> int:
-        """Return the process that is the head."""
-        return self._below("head", "gcs/gcs_server")
+    def restart_head(self) -> None:
+        """Kill the head, and start it again at its address."""
+        self.kill("head")
+        (self._directory / "ray_current_cluster").unlink()  # Ray would take other nodes for it
+        self.start_head()
 
     def kill(self, name: str) -> None:
         """Kill all of a node at once."""
@@ -112,8 +107,7 @@ class RayCluster:
         return self._directory / f"{name}.log"
 
     def _start(self, name: str, *options: str) -> None:
-        ray = [str(PYTHON), "-m", "ray.scripts.scripts", "start", "--block", *options]
-        ray += ["--object-store-memory", str(80 * MIB), "--include-log-monitor", "false"]
+        ray = [str(START), *options]
         if name == "head":
             ray += ["--include-dashboard", "false", "--temp-dir", str(self._directory)]
         log = self._log(name)

@@ -14,11 +14,32 @@ from plexsvc.cluster.places import make_state_dir
 from plexsvc.errors import ErrorCode, PlexError
 
 ROOT = Path(__file__).parents[3]
+TRAIN = {"kind": "train", "bytes_total": 1}
 
 
 def test_the_deployed_configuration_reads() -> None:
     config = configuration.load(ROOT / "deploy" / "cluster.toml", ClusterConfig)
     assert [device.kind for device in config.nodes[0].devices] == ["train", "rollout", "rollout"]
+
+
+def test_the_configuration_for_ray_reads_and_has_no_nodes_of_its_own() -> None:
+    config = configuration.load(ROOT / "deploy" / "ray" / "cluster.toml", ClusterConfig)
+    assert config.ray.pools["rollout"].kind == "rollout"
+    assert _with_rewards(config) == ()
+
+
+@pytest.mark.parametrize(
+    ("table", "word"),
+    [
+        ({"launcher": "slurm"}, "local or ray"),
+        ({"launcher": "ray"}, r"ray\.address"),
+        ({"ray": {"address": "10.0.0.1:6379"}}, 'set launcher = "ray"'),
+        ({"launcher": "ray", "nodes": [{"node_id": "a", "devices": [TRAIN]}]}, r"ray\.pools"),
+    ],
+)
+def test_a_launcher_with_what_another_needs_is_refused(table: dict[str, object], word: str) -> None:
+    with pytest.raises(PlexError, match=word):
+        configuration.parse(table, ClusterConfig, where="test")
 
 
 def test_a_limit_of_any_part_can_be_set_and_a_misspelt_one_is_refused() -> None:
@@ -96,9 +117,8 @@ async def test_a_long_state_directory_gets_a_short_runtime_directory(tmp_path: P
 
 
 def test_a_cluster_that_says_nothing_of_rewards_gives_them_its_first_node() -> None:
-    train = {"kind": "train", "bytes_total": 1}
-    others = [train]
-    nodes = [{"node_id": "a", "devices": [train]}, {"node_id": "b", "devices": others}]
+    others = [TRAIN]
+    nodes = [{"node_id": "a", "devices": [TRAIN]}, {"node_id": "b", "devices": others}]
     table = {"nodes": nodes, "reward": {"max_workers": 3}}
     first, second = _with_rewards(configuration.parse(table, ClusterConfig, where="test"))
     assert [(device.kind, device.cpus) for device in first.devices] == [
