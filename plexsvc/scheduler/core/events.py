@@ -409,55 +409,46 @@ class VersionRead(Fact):
     read: tuple[NodeBytes, ...]
 
 
-Outcome = (
-    WpgReady
+Event = (
+    NodeJoined
+    | NodeLost
+    | JobSubmitted
+    | JobEndRequested
+    | DeploymentRequested
+    | DeploymentsDeclared
+    | WpgReady
     | SpawnFailed
     | ProcExited
     | InstanceReady
     | InstanceLost
     | InstanceLeft
     | TurnsTaken
-    | WpgStopped
-    | WpgForgotten
-    | ResidencyMoved
-    | MoveFailed
-    | StateCarried
-    | CarryFailed
-    | StateCopied
-    | OperationFinished
-    | VersionsHeld
-    | VersionRead
-    | PlanComputed
-)
-"""What became of orders, and of the processes that they started."""
-
-OperatorOrder = (
-    NodeCordoned
-    | NodeUncordoned
-    | JobMoveRequested
-    | JobPinned
-    | RelocationRequested
-    | RepackRequested
-)
-
-Event = (
-    NodeJoined
-    | NodeLost
-    | NodeForgotten
-    | JobSubmitted
-    | JobEndRequested
-    | DeploymentRequested
-    | DeploymentsDeclared
     | OperationSubmitted
     | CancelRequested
     | PayloadStaged
     | PayloadUnderWay
     | PayloadRefused
+    | StateCopied
+    | OperationFinished
+    | ResidencyMoved
+    | MoveFailed
+    | WpgStopped
+    | WpgForgotten
+    | RelocationRequested
+    | StateCarried
+    | CarryFailed
     | Acknowledged
-    | ProfilesLoaded
     | TimerFired
-    | Outcome
-    | OperatorOrder
+    | ProfilesLoaded
+    | NodeCordoned
+    | NodeUncordoned
+    | NodeForgotten
+    | JobMoveRequested
+    | JobPinned
+    | RepackRequested
+    | PlanComputed
+    | VersionsHeld
+    | VersionRead
 )
 
 Post = Callable[[Event], object]

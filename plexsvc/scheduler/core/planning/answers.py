@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.bounds import NO_ROOM, NOBODY, Endings, refusal
+from plexsvc.scheduler.core.planning.bounds import NO_ROOM, NOBODY, refusal
 from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.memory import size
 from plexsvc.scheduler.core.planning.places import (
@@ -113,7 +114,6 @@ def _reasons(
     now_us: int,
 ) -> list[str]:
     policy, load = planner.policy, Load.of(demand)
-    endings = Endings(planner.paces, demand, now_us=now_us)
     kept = planner.kept.barred(demand, now_us=now_us)
     left = planner.search.being_left(demand)
     barred = {*barred, *kept, *left}
@@ -139,7 +139,7 @@ def _reasons(
             load,
             policy=policy,
             memory=board.memory,
-            endings=endings,
+            last_burst=partial(planner.paces.last_burst, now_us=now_us),
             without=without,
         )
         reason = why_not or "may be joined"

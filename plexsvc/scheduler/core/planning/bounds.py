@@ -6,7 +6,7 @@ live on some, each unit has its own sums, and jobs that share no unit do not slo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,6 @@ from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
 from plexsvc.scheduler.core.planning.memory import HostMemory
-from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Lodger
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -24,6 +23,9 @@ SETTLED_PPM: Final = 750_000
 drain no sooner (`steady`)."""
 
 NOBODY: Final = ResidentId("")
+
+LastBurst = Callable[[Demand], tuple[int, int] | None]
+"""Says when a run of one cycle trains; None of another."""
 
 LAST_PPM: Final = 700_000
 """The share of its bound that a job may lose by waits of its last burst: they seldom all happen."""
@@ -79,13 +81,14 @@ def refusal(
     *,
     policy: Policy,
     memory: HostMemory,
-    endings: Endings | None = None,
+    last_burst: LastBurst = lambda _: None,
     without: ResidentId = NOBODY,
 ) -> str | None:
     """Return why a place does not take a job, None if it would; notes the cost on `spot`.
 
-    `endings` tells runs of one cycle that meet from others; without it, any two may. `without` is a
-    resident that is about to leave; what it has in host memory stays there until it has moved.
+    `last_burst` tells runs of one cycle that meet from others (`Paces.last_burst`); without it, any
+    two may. `without` is a resident that is about to leave; what it has in host memory stays there
+    until it has moved.
     """
     shut = _why_shut(spot, demand, policy=policy, without=without)
     if shut is not None:
@@ -101,7 +104,7 @@ def refusal(
     if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
         return None
     is_late = _breaks_bound(spot, demand, load, policy=policy, without=without) or _ends_late(
-        spot, load, policy=policy, endings=endings, without=without
+        spot, demand, load, policy=policy, last_burst=last_burst, without=without
     )
     return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
 
@@ -197,25 +200,33 @@ def _breaks_bound(
 
 
 def _ends_late(
-    spot: Spot, load: Load, *, policy: Policy, endings: Endings | None, without: ResidentId
+    spot: Spot,
+    demand: Demand,
+    load: Load,
+    *,
+    policy: Policy,
+    last_burst: LastBurst,
+    without: ResidentId,
 ) -> bool:
     """Return whether someone's run may end too late; note what that costs, too.
 
     Runs of one cycle that are not expected to meet cost each other nothing, but rollouts vary: the
     bound counts them as if they did.
     """
-    met = spot.met(without=without)
-    loads = [resident.load for resident in met]
-    meets = [None if endings is None else endings.meets(resident) for resident in met]
-    for one, is_met in zip(loads, meets, strict=True):
-        if is_met is not False:
-            spot.cost_ppm += one.last_ppm(load) + load.last_ppm(one)
+    own, do_meet, costs = last_burst(demand), False, []
+    for resident in spot.met(without=without):
+        one, other = resident.load, None if own is None else last_burst(resident.demand)
+        costs.append((one, one.last_ppm(load)))
+        if own is not None and other is not None:
+            if own[0] >= other[1] or other[0] >= own[1]:
+                continue
+            do_meet = True
+        spot.cost_ppm += one.last_ppm(load) + load.last_ppm(one)
     if not policy.is_bounded:
         return False
-    costs = [(one, one.last_ppm(load)) for one in loads]
-    costs.append((load, sum(map(load.last_ppm, loads))))
+    costs.append((load, sum(load.last_ppm(one) for one, _ in costs)))
     is_over = any(ppm > (one.bound_ppm - PPM) * LAST_PPM // PPM for one, ppm in costs)
-    return is_over or True in meets
+    return is_over or do_meet
 
 
 def why_closed(group: Group) -> str:
@@ -223,56 +234,3 @@ def why_closed(group: Group) -> str:
     if group.is_closed:
         return "a node is cordoned"
     return f"{next(iter(group.late))} there waits past its bound (max_slowdown)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastBurst:
-    """When a run of one cycle is expected to train, its switch included.
-
-    No slack hides a wait of a run's last burst, and such a run has no other. Both ends are known
-    from the start: it begins with its rollout and ends with its burst.
-    """
-
-    start_us: int
-    end_us: int
-
-    @classmethod
-    def of(cls, demand: Demand, *, began_us: int) -> LastBurst | None:
-        """Return the burst of a run that began then; None of one without slack or of more cycles.
-
-        >>> from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment
-        >>> burst = Segment(phase="step", offset_us=0, duration_us=30)
-        >>> profile = Profile(period_us=100, segments=(burst,), mode=Mode.ASYNC1, switch_us=5)
-        >>> job = ResidentId("a")
-        >>> run = Demand(resident_id=job, num_units=1, profile=profile, expected_steps=1)
-        >>> LastBurst.of(run, began_us=1000)
-        LastBurst(start_us=1065, end_us=1100)
-        """
-        profile = demand.profile
-        if demand.expected_steps != 1 or not profile.slack_us:
-            return None
-        end_us = began_us + profile.period_us
-        return cls(start_us=end_us - profile.busy_us - profile.switch_us, end_us=end_us)
-
-    def meets(self, other: LastBurst) -> bool:
-        """Return whether two bursts are expected to overlap."""
-        return self.start_us < other.end_us and other.start_us < self.end_us
-
-
-class Endings:
-    """Whether one job's last burst meets those of residents."""
-
-    def __init__(self, paces: Paces, demand: Demand, *, now_us: int) -> None:
-        """Ask for a job that began when it was placed, or begins now."""
-        self._paces = paces
-        self._now_us = now_us
-        self._own = self._burst(demand)
-
-    def meets(self, resident: Resident) -> bool | None:
-        """Return whether it meets a resident's; None where one of the two has other bursts too."""
-        other = self._own and self._burst(resident.demand)
-        return None if self._own is None or other is None else self._own.meets(other)
-
-    def _burst(self, demand: Demand) -> LastBurst | None:
-        began_us = self._paces.began_us(demand.resident_id, default_us=self._now_us)
-        return LastBurst.of(demand, began_us=began_us)

@@ -85,10 +85,17 @@ def forecast(lodgers: Sequence[Lodger]) -> dict[ResidentId, int]:
         paces = play([_alone(one) for one in sharp])
         played.update((one.resident_id, ppm) for one, ppm in zip(sharp, paces, strict=True))
     is_uniform = all(one.units == lodgers[0].units for one in lodgers)
-    mean = _mean_alike if is_uniform else _mean
-    return {
-        one.resident_id: mean(one, lodgers, played_ppm=played[one.resident_id]) for one in lodgers
-    }
+    total_ppm = sum(one.load.total_ppm for one in lodgers)
+    found = {}
+    for one in lodgers:
+        others, most_ppm = [other.load for other in lodgers if other is not one], total_ppm
+        if not is_uniform:
+            others, most_ppm = _apart(one, lodgers)
+        played_ppm = played[one.resident_id]
+        found[one.resident_id] = _slowdown_ppm(
+            one.load, others, played_ppm=played_ppm, total_ppm=most_ppm
+        )
+    return found
 
 
 def play(jobs: Sequence[Turns]) -> list[int]:
@@ -185,21 +192,18 @@ def _alone(one: Lodger) -> Turns:
     return Turns(period_us=load.period_us, stages=stages, most_ppm=load.bound_ppm)
 
 
-def _mean_alike(one: Lodger, lodgers: Sequence[Lodger], *, played_ppm: int) -> int:
-    """Return the slowdown of a job where all live on the same units."""
-    total_ppm = sum(other.load.total_ppm for other in lodgers)
-    others = [other.load for other in lodgers if other is not one]
-    return _slowdown_ppm(one.load, others, played_ppm=played_ppm, total_ppm=total_ppm)
+def _apart(one: Lodger, lodgers: Sequence[Lodger]) -> tuple[list[Load], int]:
+    """Return whom a job meets, and the most device time on any of its units, in ppm.
 
-
-def _mean(one: Lodger, lodgers: Sequence[Lodger], *, played_ppm: int) -> int:
-    """Return the slowdown of a job where jobs live on some of a group's units each.
-
-    One that needs several units at once has them kept free while it waits for the last of them: so
-    it holds a neighbour up by what keeps it waiting elsewhere, too.
+    Jobs live on some of a group's units each. One that needs several units at once has them kept
+    free while it waits for the last of them: so it holds a neighbour up by what keeps it waiting
+    elsewhere, too.
     """
     units = set(one.units)
-    meets = {k.resident_id: [m for m in lodgers if m is not k and _share(m, k)] for k in lodgers}
+    meets = {
+        k.resident_id: [m for m in lodgers if m is not k and not set(m.units).isdisjoint(k.units)]
+        for k in lodgers
+    }
     others = []
     for other in meets[one.resident_id]:
         elsewhere = [
@@ -220,11 +224,7 @@ def _mean(one: Lodger, lodgers: Sequence[Lodger], *, played_ppm: int) -> int:
         )
         for unit_id in one.units
     )
-    return _slowdown_ppm(one.load, others, played_ppm=played_ppm, total_ppm=total_ppm)
-
-
-def _share(one: Lodger, other: Lodger) -> bool:
-    return not set(one.units).isdisjoint(other.units)
+    return others, total_ppm
 
 
 def _slowdown_ppm(job: Load, others: Sequence[Load], *, played_ppm: int, total_ppm: int) -> int:

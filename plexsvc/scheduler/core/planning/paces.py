@@ -62,6 +62,19 @@ class Paces:
         """Return when a job was placed."""
         return self._started.get(resident_id, default_us)
 
+    def last_burst(self, demand: Demand, *, now_us: int) -> tuple[int, int] | None:
+        """Return when a run of one cycle is expected to train, its switch included.
+
+        None of a run without slack or of more cycles. No slack hides a wait of a run's last burst,
+        and such a run has no other. It begins with its rollout, when it was placed or now, and ends
+        with its burst.
+        """
+        profile = demand.profile
+        if demand.expected_steps != 1 or not profile.slack_us:
+            return None
+        end_us = self.began_us(demand.resident_id, default_us=now_us) + profile.period_us
+        return end_us - profile.busy_us - profile.switch_us, end_us
+
     def remaining_us(self, demand: Demand, *, now_us: int) -> int:
         """Return how long a placed job is still expected to run, at least one period."""
         since_us = self.began_us(demand.resident_id, default_us=now_us)

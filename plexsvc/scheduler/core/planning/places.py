@@ -11,7 +11,6 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import (
     NOBODY,
-    Endings,
     Spot,
     is_full,
     refusal,
@@ -202,7 +201,7 @@ class Search:
             load=self._load_of(demand),
             policy=policy or self.policy,
             memory=self.board.memory,
-            endings=Endings(self.paces, demand, now_us=now_us),
+            last_burst=partial(self.paces.last_burst, now_us=now_us),
         )
         return [spot for spot in spots if ask(spot, without=without) is None]
 

@@ -8,8 +8,8 @@ import pytest
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if
-from plexsvc.scheduler.core.planning.bounds import Endings, LastBurst
 from plexsvc.scheduler.core.planning.forecast import Stage, Turns, forecast, play, together
+from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.profile import (
     PPM,
     SECOND_US,
@@ -115,23 +115,16 @@ def test_a_run_of_one_cycle_is_protected_from_newcomers_too() -> None:
     assert admit(planner, replace(bursts("brief", (0, 20), steps=50))) == {"brief": "a:0"}
 
 
-@pytest.mark.parametrize(
-    ("since_s", "is_met"), [(-25, False), (-15, True), (15, True), (20, False)]
-)
-def test_bursts_meet_where_they_are_expected_to_overlap(since_s: int, is_met: bool) -> None:
-    burst = LastBurst(start_us=80 * SECOND_US, end_us=100 * SECOND_US)
-    other = LastBurst(
-        start_us=burst.start_us + since_s * SECOND_US, end_us=burst.end_us + since_s * SECOND_US
-    )
-    assert burst.meets(other) is other.meets(burst) is is_met
-
-
 def test_only_runs_of_one_cycle_with_slack_end_in_their_only_burst() -> None:
-    one = bursts("one", (0, 20), steps=1)
-    assert LastBurst.of(one, began_us=0) is not None
-    assert LastBurst.of(bursts("two", (0, 20), steps=2), began_us=0) is None
-    assert LastBurst.of(bursts("any", (0, 20)), began_us=0) is None
+    one, paces = bursts("one", (0, 20), steps=1), Paces()
     assert one.profile.mode is Mode.ASYNC1
+    end_us = 7 * SECOND_US + one.profile.period_us
+    assert paces.last_burst(one, now_us=7 * SECOND_US) == (
+        end_us - 20 * SECOND_US - one.profile.switch_us,
+        end_us,
+    )
+    assert paces.last_burst(bursts("two", (0, 20), steps=2), now_us=0) is None
+    assert paces.last_burst(bursts("any", (0, 20)), now_us=0) is None
 
 
 @pytest.mark.parametrize(("after_s", "takes"), [(0, False), (10, False), (20, True), (50, True)])
@@ -147,11 +140,10 @@ def test_a_run_of_one_cycle_joins_another_that_trains_at_another_time(
 
 def test_a_run_that_moves_ends_as_long_after_its_start_as_before() -> None:
     planner = live(a=2)
-    admit(planner, bursts("first", (0, 20), steps=1), bursts("second", (0, 20), steps=1))
-    (second,) = planner.group_of(ResidentId("second")).residents.values()
-    moved = Endings(planner.paces, second.demand, now_us=50 * SECOND_US)
-    (first,) = planner.group_of(ResidentId("first")).residents.values()
-    assert moved.meets(first)
+    one = bursts("one", (0, 20), steps=1)
+    admit(planner, one)
+    before = planner.paces.last_burst(one, now_us=0)
+    assert planner.paces.last_burst(one, now_us=50 * SECOND_US) == before
 
 
 def regular(name: str, *, period: int, busy: int, jitter_ppm: int = 20_000) -> Demand:
