@@ -26,11 +26,11 @@ from typing import Any, Final
 from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.planning import (
     bounds,
-    kept,
     places,
     planner,
     policies,
     profile,
+    waiting,
 )
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, QueueOrder
 from plexsvc.scheduler.core.planning.profile import PPM
@@ -79,7 +79,7 @@ def _policy(**parts: object) -> Callable[[Policy], Policy]:
 
 def _no_return(policy: Policy) -> Policy:
     """Have a job that lost its place look for one as any other does, if before others."""
-    for module in (bounds, kept, planner):
+    for module in (bounds, waiting, planner):
         module.lived_with = lambda *_: False  # type: ignore[attr-defined]
     planner.Planner.lose = (  # type: ignore[method-assign]
         lambda self, resident_id, **_: self.group_of(resident_id).group_id

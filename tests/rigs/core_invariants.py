@@ -14,9 +14,9 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group, connected
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
 from plexsvc.scheduler.core.state import HELD, Deployment, Device, Wpg
-from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import (
     MANAGED_KINDS,
+    TERMINAL,
     OperationKind,
     OperationState,
     WpgState,

@@ -26,8 +26,7 @@ from plexsvc.scheduler.core.events import (
     PayloadUnderWay,
 )
 from plexsvc.scheduler.core.state import Operation
-from plexsvc.scheduler.core.transitions import TERMINAL
-from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.core.vocabulary import TERMINAL, OperationKind
 from plexsvc.scheduler.driver.inbox import Decision, Posted
 from plexsvc.scheduler.faults import fault_from_wire, refusal
 from plexsvc.scheduler.ledger.results import num_tokens

@@ -20,23 +20,21 @@ from plexsvc.newest import Newest
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
 from plexsvc.scheduler.core.planning.profile import Mode, Profile, SyncAt
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
-from plexsvc.scheduler.core.transitions import (
-    OPERATION_TRANSITIONS,
-    WPG_TRANSITIONS,
-    OperationTrigger,
-    WpgTrigger,
-    step,
-)
 from plexsvc.scheduler.core.vocabulary import (
     MANAGED_KINDS,
+    OPERATION_TRANSITIONS,
+    WPG_TRANSITIONS,
     DeploymentState,
     Fault,
     JobState,
     OperationKind,
     OperationState,
+    OperationTrigger,
     Place,
     RelocationStage,
     WpgState,
+    WpgTrigger,
+    step,
 )
 
 HELD = frozenset({RelocationStage.CARRYING, RelocationStage.RESTORING})

@@ -15,9 +15,9 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, OperationId, TenantId
 from plexsvc.scheduler.core.actions import DeploymentLost
 from plexsvc.scheduler.core.state import Deployment, Wpg
-from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import (
+    TERMINAL,
     DeploymentState,
     JobState,
     OperationKind,

@@ -18,8 +18,7 @@ from plexsvc.scheduler.core.place import hosts
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.timers import Timer
-from plexsvc.scheduler.core.transitions import OperationTrigger
-from plexsvc.scheduler.core.vocabulary import WpgState
+from plexsvc.scheduler.core.vocabulary import OperationTrigger, WpgState
 
 
 def settle(devices: Devices) -> None:

@@ -17,8 +17,7 @@ from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Device, Operation, Wpg
 from plexsvc.scheduler.core.timeline import Stretch
-from plexsvc.scheduler.core.transitions import OperationTrigger
-from plexsvc.scheduler.core.vocabulary import OperationKind, Place
+from plexsvc.scheduler.core.vocabulary import OperationKind, OperationTrigger, Place
 
 
 def take(devices: Devices, wpg: Wpg, *, victims: tuple[WpgId, ...] = ()) -> None:

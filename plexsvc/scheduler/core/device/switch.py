@@ -23,8 +23,7 @@ from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Switch, Wpg
 from plexsvc.scheduler.core.timers import Timer
-from plexsvc.scheduler.core.transitions import OperationTrigger
-from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, WpgState
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationTrigger, WpgState
 
 
 def spawn_order(wpg: Wpg, *, replaces: WpgId | None) -> SpawnWpg:

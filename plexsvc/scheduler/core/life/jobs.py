@@ -18,8 +18,13 @@ from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Job
-from plexsvc.scheduler.core.transitions import TERMINAL
-from plexsvc.scheduler.core.vocabulary import Fault, JobState, OperationKind, OperationState
+from plexsvc.scheduler.core.vocabulary import (
+    TERMINAL,
+    Fault,
+    JobState,
+    OperationKind,
+    OperationState,
+)
 
 ENDABLE: Final = frozenset({OperationKind.GENERATE, OperationKind.SEED})
 

@@ -19,7 +19,6 @@ from plexsvc.scheduler.core.life import deployments, instances, jobs, rebuilding
 from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
-from plexsvc.scheduler.core.transitions import WpgTrigger
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
@@ -27,6 +26,7 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationState,
     Place,
     WpgState,
+    WpgTrigger,
 )
 
 FATAL: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST})

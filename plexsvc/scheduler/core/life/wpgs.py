@@ -12,8 +12,14 @@ from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import space, switch
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
-from plexsvc.scheduler.core.transitions import OperationTrigger, WpgTrigger
-from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, Place, WpgState
+from plexsvc.scheduler.core.vocabulary import (
+    Fault,
+    OperationKind,
+    OperationTrigger,
+    Place,
+    WpgState,
+    WpgTrigger,
+)
 
 
 def add(lives: Lives, deployment: Deployment, places: tuple[Place, ...]) -> Wpg:

@@ -27,10 +27,9 @@ from plexsvc.scheduler.core.place.demands import (
     profile_key,
     rollouts_waiting,
 )
-from plexsvc.scheduler.core.planning.kept import RETURN_US
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve
+from plexsvc.scheduler.core.planning.waiting import RETURN_US, Aged, may_reserve
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Place

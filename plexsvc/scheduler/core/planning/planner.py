@@ -16,7 +16,6 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import Spot, is_over, lived_with
 from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.kept import Kept
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import (
     Barred,
@@ -30,7 +29,7 @@ from plexsvc.scheduler.core.planning.places import (
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
-from plexsvc.scheduler.core.planning.waiting import in_turn, may_reserve
+from plexsvc.scheduler.core.planning.waiting import Kept, in_turn, may_reserve
 
 NEVER_US: Final = -(1 << 62)
 

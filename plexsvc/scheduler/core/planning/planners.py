@@ -57,7 +57,7 @@ class Planning:
     """Whether devices came free or were asked for since waiting deployments were last looked at."""
 
     looked_us: dict[str, int] = field(default_factory=dict)
-    """When each cause for which deployments move was last looked at (`relocate/packing.py`)."""
+    """When each cause for which deployments move was last looked at (`relocate/movers.py`)."""
 
     gangs_known: dict[tuple[str, int], bool] = field(default_factory=dict)
     """Whether the nodes that are up can make a gang, by kind and size; forgotten with each change

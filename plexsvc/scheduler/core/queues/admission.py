@@ -17,11 +17,11 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Deployment, Operation
 from plexsvc.scheduler.core.timers import Timer
-from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
     OperationState,
+    OperationTrigger,
 )
 
 _ENDED: Final = frozenset({OperationState.ANSWERED, OperationState.REFUSED, OperationState.FAILED})

@@ -19,8 +19,7 @@ from plexsvc.scheduler.core.actions import (
 from plexsvc.scheduler.core.cluster import Queues
 from plexsvc.scheduler.core.events import Acknowledged
 from plexsvc.scheduler.core.state import Deployment, Job, Operation, Wpg
-from plexsvc.scheduler.core.transitions import OperationTrigger
-from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState, OperationTrigger
 
 OPENS_WINDOW: Final = frozenset({OperationKind.FORWARD_BACKWARD, OperationKind.BACKWARD})
 CLOSES_WINDOW: Final = frozenset({OperationKind.STEP, OperationKind.ZERO_GRAD, OperationKind.LOAD})

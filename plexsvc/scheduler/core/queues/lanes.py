@@ -13,9 +13,9 @@ from plexsvc.scheduler.core.cluster import Queues
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Job, Operation, Wpg
 from plexsvc.scheduler.core.timers import Timer
-from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import (
     AFTER_WRITING,
+    TERMINAL,
     Fault,
     OperationKind,
     OperationState,

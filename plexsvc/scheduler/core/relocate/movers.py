@@ -401,4 +401,4 @@ MOVERS: Final = (
     Mover(cause="making room", look=_make_room, every_us=lambda _: RELIEF_EVERY_US),
     Mover(cause="repacking", look=_repack, every_us=_repacking),
 )
-"""All causes but an operator's order (`departures`), in the order in which they are looked at."""
+"""All causes but an operator's order , in the order in which they are looked at."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
-from plexsvc.scheduler.core.planning.kept import PRESS_US, RETURN_US
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
+from plexsvc.scheduler.core.planning.waiting import PRESS_US, RETURN_US
 from tests.rigs.core_invariants import check_board
 from tests.unit.scheduler.core.planning.test_planner import HOUR_US, admit, demand, planner
 
