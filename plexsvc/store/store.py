@@ -127,12 +127,7 @@ class Store:
         where = self._engine.url.render_as_string(hide_password=True)
         if isinstance(error, IntegrityError | sqlite3.IntegrityError):
             return internal(f"the store {where} holds such rows: {found}")
-        if getattr(found, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            return PlexError(
-                ErrorCode.DISK_FULL,
-                f"the disk of {where} is full: {found}; make room there, and it goes on",
-            )
-        return unavailable(f"the store {where} took nothing: {found}")
+        return _full(where, found) or unavailable(f"the store {where} took nothing: {found}")
 
     def append_now(self, events: Sequence[JournalRow], *, is_synced: bool) -> bool:
         """Write a batch of events if nobody need be waited for; return whether it is written.
@@ -374,7 +369,7 @@ def open_store(url: str, *, now_us: int) -> Store:
         now_us: the wall clock, recorded with the epoch.
 
     Raises:
-        PlexError: `unavailable` when the database cannot be reached.
+        PlexError: `unavailable` when the database cannot be reached; `disk_full`.
     """
     try:
         engine = _engine(url)
@@ -400,7 +395,17 @@ def reopen_store(url: str, *, epoch: int) -> Store:
 
 def _unreachable(url: str, error: Exception) -> PlexError:
     shown = sa.make_url(url).render_as_string(hide_password=True)
-    return unavailable(f"cannot open store {shown}: {error}")
+    found = error.orig if isinstance(error, DBAPIError) else error
+    return _full(shown, found) or unavailable(f"cannot open store {shown}: {error}")
+
+
+def _full(where: str, found: BaseException | None) -> PlexError | None:
+    if getattr(found, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
+        return None
+    return PlexError(
+        ErrorCode.DISK_FULL,
+        f"the disk of {where} is full: {found}; make room there, and it goes on",
+    )
 
 
 def migrate(connection: sa.Connection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -284,6 +285,18 @@ def test_a_database_that_dies_again_while_a_batch_is_looked_for_is_tried_again(
     store.append([entry(1)], [job()])
     assert list(stored.journal(store)) == [entry(1)]
     store.close()
+
+
+def test_a_store_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: sa.Connection) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise OperationalError("insert", {}, error)
+
+    monkeypatch.setattr("plexsvc.store.store.migrate", full)
+    with pytest.raises(PlexError, match=r"the disk of .* is full") as refused:
+        open_store(f"sqlite:///{tmp_path / 'plex.db'}", now_us=1)
+    assert refused.value.code is ErrorCode.DISK_FULL
 
 
 def test_a_store_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
