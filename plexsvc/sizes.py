@@ -49,7 +49,9 @@ def of(config: Config, *, backend: str, dtype: str, parallel: Parallel, is_train
     """
     if backend not in _PARAMETERS or any(key not in config for key in _NEEDED):
         return Sizes()
-    itemsize = HALF_BYTES if backend == "megatron" and dtype == "bfloat16" else FLOAT32_BYTES
+    # fsdp keeps what it trains in float32, and rounds it as it gathers it.
+    is_half = dtype == "bfloat16" and not (is_trained and backend == "fsdp")
+    itemsize = HALF_BYTES if is_half else FLOAT32_BYTES
     count = _PARAMETERS[backend](config, parallel)
     params = count * itemsize
     if not is_trained:

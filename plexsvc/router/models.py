@@ -66,8 +66,6 @@ def check_spec(spec: service_pb2.DeploymentSpec) -> None:
         )
     if spec.dtype not in DTYPES:
         raise bad_request(f"dtype {spec.dtype!r} is not known; use float32 or bfloat16")
-    if spec.backend == "fsdp" and spec.dtype == "bfloat16":
-        raise bad_request("backend 'fsdp' computes in float32; use that, or backend 'megatron'")
     if spec.max_logprob_gap and spec.role != "actor":
         raise bad_request(f"role {spec.role!r} has no policy loss that max_logprob_gap could bound")
     if spec.recompute not in RECOMPUTED:

@@ -23,8 +23,8 @@ class Reference:
     model: Any
 
     @classmethod
-    def load(cls, path: Path) -> Reference:
-        """Return the model of a Hugging Face directory, in fp32 with eager attention.
+    def load(cls, path: Path, *, dtype: torch.dtype = torch.float32) -> Reference:
+        """Return the model of a Hugging Face directory, with eager attention.
 
         Its padding token is one like any other, as it is for every backend.
         """
@@ -34,7 +34,7 @@ class Reference:
         config = AutoConfig.from_pretrained(path)
         config.pad_token_id = None
         model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=torch.float32, attn_implementation="eager"
+            path, config=config, dtype=dtype, attn_implementation="eager"
         )
         return cls(model.train())
 
@@ -66,7 +66,7 @@ class Reference:
         self.model.zero_grad()
         terms = losses.resolve(loss, args or {}, role="actor")(self.logprobs(batch), arrays)
         terms.loss.backward()
-        found = {name: p.grad.numpy().copy() for name, p in self.model.named_parameters()}
+        found = {name: p.grad.float().numpy().copy() for name, p in self.model.named_parameters()}
         return float(terms.loss.detach()), found
 
     def _one(self, ids: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -69,8 +69,8 @@ def test_layouts_split_as_their_backend_does() -> None:
     assert whole / 4 <= state("megatron", Parallel(pp=4)) <= whole / 4 * 1.3, (
         "the first has the embedding"
     )
-    sharded = state("fsdp", Parallel())
-    assert sharded == pytest.approx(whole * 16 / 18, rel=0.001), "float32 needs no masters"
+    sharded = state("fsdp", Parallel())  # its masters are its parameters
+    assert sharded == pytest.approx(whole * 16 / 18, rel=0.001)
     assert state("fsdp", Parallel(dp=8)) == pytest.approx(sharded / 8, rel=0.001)
 
 

@@ -1,7 +1,8 @@
 """The FSDP2 backend: causal models of transformers, sharded over all ranks.
 
 Gradients are sums: FSDP2's averaging is turned off. The optimizer is torch's AdamW over each rank's
-own shards, which lie in the rank's regions (see `fsdp_state`).
+own shards, which lie in the rank's regions (see `fsdp_state`). In bfloat16 the shards of what is
+trained stay float32: they are rounded when they are gathered, and gradients are summed in float32.
 """
 
 # T = packed tokens, V = vocabulary, H = hidden size, D = head size.
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
@@ -98,18 +99,22 @@ class FsdpBackend:
 
     def build(self) -> None:
         """Join the ranks and shard the model on the meta device."""
-        config = self._config  # the router refused what follows
-        assert config.dtype in {"", "float32"}, config
-        assert config.parallel.dp == config.world_size, config
+        config = self._config
+        assert config.parallel.dp == config.world_size, config  # the router refused what follows
         process_group.join(self._config)
         self._hf = read_config(self._config.model, backend="fsdp")
         mesh = init_device_mesh(_device().type, (self._config.world_size,))
+        half = torch.bfloat16 if config.dtype == "bfloat16" else None
+        policy, dtype = MixedPrecisionPolicy(), half or torch.float32
+        if half and config.has_optimizer:
+            policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+            dtype = torch.float32
         with torch.device("meta"):
-            self._model = _build_model(self._hf, is_critic=self._is_critic)
+            self._model = _build_model(self._hf, is_critic=self._is_critic, dtype=dtype)
         recompute(self._model.model.layers, config.recompute)
         for layer in self._model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(self._model, mesh=mesh)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(self._model, mesh=mesh, mp_policy=policy)
         for module in self._sharded_modules():
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
@@ -408,13 +413,13 @@ class ValueModel(torch.nn.Module):
         return values_1T
 
 
-def _build_model(hf: Any, *, is_critic: bool) -> Any:
+def _build_model(hf: Any, *, is_critic: bool, dtype: torch.dtype) -> Any:
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, packed_attention)
-    model = AutoModelForCausalLM.from_config(hf, dtype=torch.float32, attn_implementation=ATTENTION)
+    model = AutoModelForCausalLM.from_config(hf, dtype=dtype, attn_implementation=ATTENTION)
     model.eval()  # no draw of a random generator in any pass
-    return ValueModel(model.model, hidden=hf.hidden_size) if is_critic else model
+    return ValueModel(model.model, hidden=hf.hidden_size).to(dtype) if is_critic else model
 
 
 def _materialize(model: Any, hf: Any) -> None:

@@ -21,7 +21,6 @@ from plexsvc.worker.regions import Place, RegionLayout, view
 if TYPE_CHECKING:
     import torch
 
-ITEMSIZE = 4
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -70,7 +69,8 @@ class Layout:
 
 def plan_layout(model: torch.nn.Module) -> Layout:
     """Return where the shards of a `fully_shard`ed model go."""
-    params, shards, held = RegionLayout(itemsize=ITEMSIZE), RegionLayout(itemsize=ITEMSIZE), []
+    (itemsize,) = {param.dtype.itemsize for param in model.parameters()}
+    params, shards, held = RegionLayout(itemsize=itemsize), RegionLayout(itemsize=4), []
     for name, sharded in sharded_params(model):
         local_shape, first_row = _own_rows(sharded)
         held.append(

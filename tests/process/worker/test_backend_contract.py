@@ -46,7 +46,7 @@ GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
         TWO,
     ),
     "fsdp-one-rank": ({"backend": "fsdp"}, ONE),
-    "fsdp-dp2": ({"backend": "fsdp", "parallel": {"dp": 2}}, TWO),
+    "fsdp-dp2-bf16": ({"backend": "fsdp", "dtype": "bfloat16", "parallel": {"dp": 2}}, TWO),
 }
 TRAINING = [name for name in GROUPS if name != "noop"]
 
@@ -141,7 +141,7 @@ def test_forward_leaves_no_trace(start_group: StartGroup, name: str) -> None:
         ("megatron-bf16", {}),
         ("megatron-tp2", {"tp": 2, "sequence_parallel": True}),
         ("megatron-pp2", {"pp": 2}),
-        ("fsdp-dp2", {"dp": 2}),
+        ("fsdp-dp2-bf16", {"dp": 2}),
     ],
 )
 def test_recomputation_changes_no_bit_and_holds_less(
@@ -250,7 +250,7 @@ def save(group: Group, directory: Path) -> None:
     checkpoints.seal(directory, {})
 
 
-@pytest.mark.parametrize("by", ["megatron-tp2", "megatron-pp2", "fsdp-one-rank", "fsdp-dp2"])
+@pytest.mark.parametrize("by", ["megatron-tp2", "megatron-pp2", "fsdp-one-rank", "fsdp-dp2-bf16"])
 def test_masters_travel_through_float32_and_back(
     start_group: StartGroup, by: str, tmp_path: Path
 ) -> None:
@@ -350,7 +350,7 @@ def test_gradients_that_are_not_finite_break_the_window_and_change_nothing(
 
 @pytest.mark.parametrize(
     ("name", "owner"),
-    [("megatron-tp2", 0), ("megatron-pp2", 1), ("megatron-dp2", 0), ("fsdp-dp2", 1)],
+    [("megatron-tp2", 0), ("megatron-pp2", 1), ("megatron-dp2", 0), ("fsdp-dp2-bf16", 1)],
 )
 def test_a_rank_without_room_for_its_answer_refuses_for_its_group(
     start_group: StartGroup, name: str, owner: int
@@ -375,7 +375,7 @@ def test_a_rank_without_room_for_its_answer_refuses_for_its_group(
     assert [regions["grads"] for regions in state(group)] == once
 
 
-@pytest.mark.parametrize("name", ["megatron-bf16", "megatron-pp2", "fsdp-dp2"])
+@pytest.mark.parametrize("name", ["megatron-bf16", "megatron-pp2", "fsdp-dp2-bf16"])
 def test_a_checkpoint_of_another_model_replaces_nothing(
     start_group: StartGroup, tmp_path: Path, name: str
 ) -> None:

@@ -251,3 +251,26 @@ def test_a_qwen3_that_says_it_is_a_llama_is_refused(
     (reply,) = group.execute(operation(0, "initialize"))
     assert reply.result.error.code == "unknown_model"
     assert "self_attn.k_norm.weight" in reply.result.error.message
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_in_bfloat16_it_is_as_close_to_float32_as_transformers(
+    start_group: StartGroup, odd_model: Path, backend: str
+) -> None:
+    batch = random_batch(0, LENGTHS)
+    exact, half = (Reference.load(odd_model, dtype=d) for d in (torch.float32, torch.bfloat16))
+    group = start_group(backend=backend, dtype="bfloat16")
+    wanted, theirs = (each.logprobs(batch).detach().numpy() for each in (exact, half))
+    mine = forward(group, 1, batch)
+    assert np.abs(mine - wanted).mean() <= 1.2 * np.abs(theirs - wanted).mean()
+
+    gradients, rounded = (each.gradients(batch, "cross_entropy")[1] for each in (exact, half))
+    backward = operation(2, "forward_backward", batch, split=SPLIT, loss="cross_entropy")
+    assert errors(group.execute(backward)) == [""]
+    found = assemble(group.ask("held"), "grad")
+    assert found.keys() == gradients.keys()
+    assert distance(found, gradients) <= 1.2 * distance(rounded, gradients)
+
+
+def distance(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> float:
+    return sum(float(np.abs(found[name] - wanted[name]).sum()) for name in wanted)

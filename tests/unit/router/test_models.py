@@ -99,6 +99,7 @@ def test_a_family_that_only_another_backend_computes_is_refused_with_its_name(mo
         {"parallel": common_pb2.Parallel(tp=2, sequence_parallel=True)},
         {"optimizer": pb.Optimizer(kind="adamw", lr=0.0, beta1=0.9, beta2=0.95)},
         {"role": "reference", "dtype": "bfloat16"},
+        {"backend": "fsdp", "dtype": "bfloat16"},
         {"recompute": "full", "optimizer": pb.Optimizer(kind="adamw")},
         {
             "parallel": common_pb2.Parallel(dp=2, distributed_optimizer=True),
@@ -118,7 +119,6 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
         ({"backend": "vllm"}, "rollout"),
         ({"role": "rollout"}, "rollout"),
         ({"dtype": "int4"}, "int4"),
-        ({"backend": "fsdp", "dtype": "bfloat16"}, "float32"),
         ({"max_logprob_gap": 1.0, "role": "critic"}, "'critic' has no policy loss"),
         ({"is_durable": True, "role": "reference"}, "durability='step' to an actor"),
         ({"recompute": "some", "optimizer": pb.Optimizer()}, "'some' is not known"),
