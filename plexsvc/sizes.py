@@ -1,4 +1,4 @@
-"""Bytes of a model's state on one rank, estimated from its configuration, backend and layout.
+"""Bytes of a model's state and of a pass on one rank, estimated from configuration and layout.
 
 The estimate is an upper bound that is close: norms and biases count as if every family had all of
 them. It is needed before a rank runs; from then on what the rank says counts.
@@ -19,6 +19,14 @@ Config = Mapping[str, Any]
 FLOAT32_BYTES: Final = 4
 HALF_BYTES: Final = 2
 
+CONTEXT_BYTES: Final = 640 << 20
+"""A process's CUDA context, kernels and cuBLAS workspaces: by NVIDIA's documents, not measured."""
+COMMUNICATOR_BYTES: Final = 512 << 20
+"""Buffers of its NCCL communicators, where it has peers: likewise."""
+
+LOGITS_AT_ONCE: Final = 1 << 27
+"""Logits whose float32 copies are held at once (`worker/backends/packed.py`)."""
+
 _NEEDED: Final = (
     "hidden_size",
     "intermediate_size",
@@ -32,11 +40,16 @@ _NEEDED: Final = (
 class Sizes:
     """Bytes on the largest rank of a deployment; zeros where nothing is known."""
 
-    state: int = 0
-    """Parameters; of what is trained also gradients, moments and master weights."""
+    params: int = 0
+    """Parameters, and so one published version."""
+    optimizer: int = 0
+    """Moments and float32 masters of what is trained."""
+    gradients: int = 0
 
-    version: int = 0
-    """One published version: the parameters."""
+    @property
+    def state(self) -> int:
+        """Return the bytes of all regions."""
+        return self.params + self.optimizer + self.gradients
 
 
 def of(config: Config, *, backend: str, dtype: str, parallel: Parallel, is_trained: bool) -> Sizes:
@@ -45,7 +58,7 @@ def of(config: Config, *, backend: str, dtype: str, parallel: Parallel, is_train
     >>> tiny = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
     ...         "num_attention_heads": 2, "vocab_size": 32, "tie_word_embeddings": True}
     >>> of(tiny, backend="fsdp", dtype="float32", parallel=Parallel(), is_trained=False)
-    Sizes(state=7008, version=7008)
+    Sizes(params=7008, optimizer=0, gradients=0)
     """
     if backend not in _PARAMETERS or any(key not in config for key in _NEEDED):
         return Sizes()
@@ -53,13 +66,42 @@ def of(config: Config, *, backend: str, dtype: str, parallel: Parallel, is_train
     is_half = dtype == "bfloat16" and not (is_trained and backend == "fsdp")
     itemsize = HALF_BYTES if is_half else FLOAT32_BYTES
     count = _PARAMETERS[backend](config, parallel)
-    params = count * itemsize
     if not is_trained:
-        return Sizes(state=params, version=params)
+        return Sizes(params=count * itemsize)
     kept = 2 * FLOAT32_BYTES + (FLOAT32_BYTES if itemsize < FLOAT32_BYTES else 0)
     shares = parallel.dp if parallel.distributed_optimizer else 1
-    optimizer = math.ceil(count * kept / shares)
-    return Sizes(state=params + count * FLOAT32_BYTES + optimizer, version=params)
+    return Sizes(
+        params=count * itemsize,
+        optimizer=math.ceil(count * kept / shares),
+        gradients=count * FLOAT32_BYTES,
+    )
+
+
+def of_pass(
+    config: Config, *, backend: str, dtype: str, parallel: Parallel, tokens: int, recompute: str
+) -> int:
+    """Return what forward_backward of micro-batches of `tokens` takes beside the state, at most.
+
+    That is the activations that the backward pass needs, with as many micro-batches in flight as
+    the pipeline has stages, the logits, the parameters that fsdp gathers, and what one layer's
+    backward pass works in. On a CPU norms of bfloat16 compute in float32 and hold a quarter more.
+    """
+    itemsize = HALF_BYTES if dtype == "bfloat16" else FLOAT32_BYTES
+    hidden, tp = config["hidden_size"], parallel.tp
+    held = hidden / (tp if parallel.sequence_parallel else 1)
+    query, key = (n * _head_dim(config) for n in (config["num_attention_heads"], _kv_heads(config)))
+    mlp = 4 * config["intermediate_size"] / tp
+    layer = 6 * held + 5 * (query + key) / tp + mlp
+    kept = {"": layer, "selective": layer - mlp, "full": held}[recompute]
+    layers = config["num_hidden_layers"] * kept + layer + mlp + 2 * hidden
+    rows = config["vocab_size"] / tp
+    part = min(tokens, LOGITS_AT_ONCE / rows)
+    head = 2 * itemsize * tokens * rows + 4 * FLOAT32_BYTES * part * rows
+    table, matrices = rows * hidden, _matrices(config) / tp
+    weights = max(table, matrices)
+    if backend == "fsdp":  # the root and two layers are gathered, and their gradients are
+        weights = 2 * (_tables(config) * table + 2 * matrices) + 2 * table
+    return int(itemsize * (tokens * layers + weights) + head)
 
 
 def _megatron(config: Mapping[str, int], parallel: Parallel) -> int:

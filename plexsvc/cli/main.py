@@ -16,6 +16,7 @@ from plexsvc.cli.commands.job import job_app
 from plexsvc.cli.commands.model import model_app
 from plexsvc.cli.commands.node import node_app
 from plexsvc.cli.commands.pack import pack
+from plexsvc.cli.commands.plan import plan
 from plexsvc.cli.commands.quota import quota_app
 from plexsvc.cli.commands.replay import replay
 from plexsvc.cli.commands.report import report
@@ -148,6 +149,9 @@ app.command(epilog="Example: plexctl simulate --preset cluster-256 --policy plex
 app.command(epilog="Example: plexctl replay ~/.local/state/plexsvc/plexsvc.db --json")(replay)
 command(app, example="plexctl explain job-1f0c9a3b7d52")(explain)
 command(app, example="plexctl pack --window 120 --png pack.png")(pack)
+app.command(epilog="Example: plexctl plan models/qwen3-8b --gpus 8x80 --tokens 32768 --jobs 4")(
+    plan
+)
 command(app, example="plexctl report --json")(report)
 command(app, example="plexctl cost --since 30d --csv")(cost)
 command(app, example="plexctl tenant")(tenant)

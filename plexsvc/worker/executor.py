@@ -30,6 +30,7 @@ from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import RETRYABLE, ErrorCode, PlexError
 from plexsvc.log import Log
+from plexsvc.sizes import COMMUNICATOR_BYTES, CONTEXT_BYTES
 from plexsvc.statelink.client import ExportReport, Scalars
 from plexsvc.worker import process_group, results
 from plexsvc.worker.backends.base import Backend
@@ -97,12 +98,6 @@ class Peers(Protocol):
     def leave(self) -> None:
         """Leave the group; whoever waits for this rank hears of it."""
         ...
-
-
-CONTEXT_BYTES: Final = 640 << 20
-"""A process's CUDA context, kernels and cuBLAS workspaces: by NVIDIA's documents, not measured."""
-COMMUNICATOR_BYTES: Final = 512 << 20
-"""Buffers of its NCCL communicators, where it has peers: likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,14 +39,14 @@ def test_no_family_is_larger_than_its_estimate_nor_much_smaller(name: str) -> No
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**table))
     count = sum(each.numel() for each in model.parameters())
     found = sizes.of(table, backend="fsdp", dtype="float32", parallel=Parallel(), is_trained=False)
-    assert 4 * count <= found.state == found.version <= 4 * count * 1.15
+    assert 4 * count <= found.state == found.params <= 4 * count * 1.15
 
 
 def test_a_model_of_seven_billion_is_estimated_within_one_in_a_thousand() -> None:
     found = sizes.of(
         QWEN_7B, backend="megatron", dtype="bfloat16", parallel=Parallel(), is_trained=True
     )
-    assert 2 * QWEN_7B_PARAMETERS <= found.version <= 2 * QWEN_7B_PARAMETERS * 1.001
+    assert 2 * QWEN_7B_PARAMETERS <= found.params <= 2 * QWEN_7B_PARAMETERS * 1.001
     assert 18 * QWEN_7B_PARAMETERS <= found.state <= 18 * QWEN_7B_PARAMETERS * 1.001
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from plexclient.specs import Parallel
@@ -203,6 +202,7 @@ def _wanted(
 ) -> DeploymentRequested:
     spec = record.spec
     size = _sizes(spec, facts)
+    version_bytes = size.params if spec.HasField("optimizer") else 0
     return DeploymentRequested(
         deployment_id=record.deployment_id,
         job_id=record.job_id,
@@ -220,7 +220,7 @@ def _wanted(
         model=spec.model,
         layout=_layout(spec),
         state_bytes=size.state,
-        version_bytes=size.version * (scheduler.config.max_versions_per_deployment + 1),
+        version_bytes=version_bytes * (scheduler.config.max_versions_per_deployment + 1),
     )
 
 
@@ -245,15 +245,13 @@ def _sizes(spec: service_pb2.DeploymentSpec, facts: process_specs.ModelFacts) ->
     """Estimate what a deployment takes in host memory; instances have no state there."""
     if is_rollout(spec):
         return sizes.Sizes()
-    is_trained = spec.HasField("optimizer")
-    found = sizes.of(
+    return sizes.of(
         facts.config,
         backend=spec.backend,
         dtype=spec.dtype,
         parallel=Parallel.from_wire(spec.parallel),
-        is_trained=is_trained,
+        is_trained=spec.HasField("optimizer"),
     )
-    return found if is_trained else replace(found, version=0)
 
 
 def _layout(spec: service_pb2.DeploymentSpec) -> str:

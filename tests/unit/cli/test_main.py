@@ -50,6 +50,7 @@ COMMANDS = [
     ["node", "uncordon"],
     ["node", "add"],
     ["pack"],
+    ["plan"],
     ["report"],
     ["tenant"],
     ["top"],

@@ -1,0 +1,106 @@
+"""`plexctl plan`: layouts that fit, and what the docs say of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from plexclient.specs import Parallel
+from plexsvc import sizes
+from plexsvc.cli.commands.plan import GB, layouts
+from plexsvc.cli.main import app
+
+QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "tie_word_embeddings": False,
+}
+MODELS = {
+    "Qwen3-8B": {
+        **QWEN3,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
+    "Qwen3-32B": {
+        **QWEN3,
+        "hidden_size": 5120,
+        "intermediate_size": 25_600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+    },
+}
+DOCS = Path(__file__).parents[4] / "docs/operating.md"
+
+
+def planned(name: str, *, gpus: int, tokens: int = 32_768) -> list[dict[str, Any]]:
+    table, nbytes = MODELS[name], 80 * GB
+    return layouts(
+        table, backend="megatron", dtype="bfloat16", gpus=gpus, tokens=tokens, nbytes=nbytes
+    )
+
+
+def test_what_fits_comes_first_with_the_least_to_recompute() -> None:
+    rows = planned("Qwen3-8B", gpus=8)
+    assert [row["recompute"] for row in rows][:2] == ["none", "selective"]
+    assert rows[-1]["recompute"] is None
+    for row in rows:
+        assert row["tp"] * row["pp"] * row["dp"] == 8
+        held = row["pass"]
+        assert held["none"] > held["selective"] > held["full"]
+        fits = [what for what, nbytes in held.items() if row["recompute"] == what]
+        assert bool(fits) == (row["free"] >= 0)
+    parallel = Parallel(tp=4, dp=2, distributed_optimizer=True)
+    found = sizes.of(
+        MODELS["Qwen3-8B"], backend="megatron", dtype="bfloat16", parallel=parallel, is_trained=True
+    )
+    (row,) = (row for row in rows if (row["tp"], row["pp"]) == (4, 1))
+    assert row["optimizer"] == found.optimizer == pytest.approx(row["params"] * 6 / 2, rel=1e-6)
+
+
+def test_the_table_in_the_docs_is_what_the_command_says() -> None:
+    lines = re.findall(r"^\| (Qwen3-\S+) \| (\d+) x 80 \|(.*)\|$", DOCS.read_text(), re.MULTILINE)
+    assert len(lines) == 2
+    for name, gpus, told in lines:
+        row = planned(name, gpus=int(gpus))[0]
+        state = row["params"] + row["optimizer"]
+        figures = [state, row["gradients"], *row["pass"].values(), 4 * state]
+        layout = f"tp {row['tp']}, dp {row['dp']}"
+        wanted = [layout, *(f"{n / GB:.0f}" for n in figures), row["recompute"]]
+        assert [cell.strip() for cell in told.split("|")] == wanted
+
+
+def test_a_model_is_planned_from_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["Qwen3-8B"]))
+    done = CliRunner().invoke(app, ["plan", str(tmp_path), "--jobs", "4", "--json"])
+    assert done.exit_code == 0, done.output
+    best = json.loads(done.stdout)[0]
+    assert (best["tp"], best["recompute"]) == (8, "none")
+    assert best["host_bytes_per_gpu"] == 4 * (best["params"] + best["optimizer"])
+    shown = CliRunner().invoke(app, ["plan", str(tmp_path), "--backend", "fsdp"])
+    assert "recompute=full" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "word"),
+    [
+        ({}, ["--gpus", "8"], "such as 8x80"),
+        ({}, ["--backend", "vllm"], "backends are megatron and fsdp"),
+        ({"model_type": "qwen3_moe"}, [], "qwen3_moe"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    tmp_path: Path, changes: dict[str, Any], arguments: list[str], word: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**MODELS["Qwen3-8B"], **changes}))
+    done = CliRunner().invoke(app, ["plan", str(tmp_path), *arguments])
+    assert done.exit_code != 0
+    assert word in done.output.replace("\n", " ")
