@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import plexclient as plex
 from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
 from tests.rigs.processes import command_of, running
+from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program, fill_other_devices, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -125,6 +127,27 @@ def test_a_rank_killed_inside_operations_is_replaced(
         futures[3].result()
         kill(live, actor, by=by)
         assert finished(actor, futures) == undisturbed(ONE, backend=backend)
+
+
+def test_a_rank_killed_while_it_starts_is_replaced(
+    live: LiveCluster, tiny_model: Path, undisturbed: Callable[..., Outcome]
+) -> None:
+    def started() -> list[int]:
+        status = live.status()
+        starting = [one.deployment_id for one in status.deployments if one.state == "starting"]
+        with suppress(KeyError):  # it has no process yet
+            return [pid for pid in rank_processes(live, starting) if pid]
+        return []
+
+    with live.connect() as connection, connection.job("killed") as job:
+        with ThreadPoolExecutor(1) as pool:
+            deploying = pool.submit(deploy, job, tiny_model)
+            wait_until(lambda: started() or deploying.done(), what="a rank is started")
+            (rank,) = started()
+            os.kill(rank, signal.SIGKILL)
+            actor = deploying.result()
+        assert finished(actor, [call() for call in two_steps(actor)]) == undisturbed(ONE)
+        assert "was rebuilt from its state after seq 0" in live.explain(job.job_id)
 
 
 @pytest.mark.parametrize("parallel", [TP2, DP2], ids=["tp2", "dp2"])

@@ -12,7 +12,13 @@ from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.place import circles, reasons
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
-from plexsvc.scheduler.core.vocabulary import AFTER_WRITING, Fault, OperationState, WpgState
+from plexsvc.scheduler.core.vocabulary import (
+    AFTER_WRITING,
+    DeploymentState,
+    Fault,
+    OperationState,
+    WpgState,
+)
 
 _UNITS: Final = {"h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000}
 _LEAST_UNITS: Final = 10
@@ -85,10 +91,9 @@ def _deployment_story(
     facts += _plan(cluster, deployment)
     if deployment.lost is not None:
         since = _ago(now_us - deployment.lost_us)
-        return (
-            f"is rebuilt from its last durable step since {since}: {deployment.lost.message}",
-            facts,
-        )
+        is_new = deployment.state is DeploymentState.STARTING
+        how = "started again" if is_new else "rebuilt from its last durable step"
+        return f"is {how} since {since}: {deployment.lost.message}", facts
     if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
         return "waits for its processes to come up", facts
     facts += [

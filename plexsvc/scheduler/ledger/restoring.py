@@ -86,10 +86,7 @@ def _restore_operations(registry: Registry, recorder: Recorder, view: ClusterVie
             registry.missing[operation.operation_id] = asyncio.Event()
     for deployment in registry.deployments.values():
         found = view.deployments[deployment.deployment_id]
-        if deployment.state is DeploymentState.STARTING:
-            initialize = messages.initialize(deployment, deployment.initialize_id)
-            recorder.hold(initialize, OperationKind.INITIALIZE)
-        elif found.lost is not None:
+        if found.lost is not None:
             recorder.deployment_lost(
                 DeploymentLost(
                     deployment_id=found.deployment_id,
@@ -97,6 +94,9 @@ def _restore_operations(registry: Registry, recorder: Recorder, view: ClusterVie
                     fault=found.lost,
                 )
             )
+        elif deployment.state is DeploymentState.STARTING:
+            initialize = messages.initialize(deployment, deployment.initialize_id)
+            recorder.hold(initialize, OperationKind.INITIALIZE)
 
 
 def _job(row: JobRow, *, state: JobState) -> JobRecord:

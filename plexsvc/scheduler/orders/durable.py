@@ -276,13 +276,13 @@ async def may_run(reach: Reach, held: Held, record: WpgRecord) -> bool:
     """
     durable = _of(record)
     is_first = record.deployment.initialize_id == held.operation.operation_id
-    if is_first:
+    if held.kind is OperationKind.INITIALIZE and durable.copy is None:
         node_id, ask = record.nodes[0], statemanager_pb2.InventoryRequest()
         found = await reach.ask_state(
             node_id, lambda state: state.Inventory(ask, timeout=reach.rpc_s)
         )
         durable.most_bytes = min(durable.most_bytes, found.staging_bytes_total // STAGING_PART)
-    elif held.kind in {*WRITING_KINDS, OperationKind.INITIALIZE}:
+    if held.kind in {*WRITING_KINDS, OperationKind.INITIALIZE}:
         await durable.copied.wait()
     if held.kind is OperationKind.INITIALIZE and not is_first and held.copies is None:
         await find(reach, record)

@@ -115,6 +115,8 @@ def _why_not_up(devices: Devices, wpg: Wpg, fault: Fault) -> Fault:
     is_first = devices.deployments[wpg.deployment_id].lost is None
     if fault.code is not ErrorCode.WORKER_DIED or not devices.is_current(wpg) or not is_first:
         return fault
+    if rebuilding.may_begin(devices, wpg, fault):
+        return fault
     last = dict(fault.facts).get("log_tail", "").strip().rsplit("\n", 1)[-1]
     return Fault(
         code=ErrorCode.DEPLOYMENT_FAILED,

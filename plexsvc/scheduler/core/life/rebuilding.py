@@ -8,6 +8,8 @@ same places, or waits for others where a node is lost (`go_on`). Its `Initialize
 that of another node if need be, and runs again what was applied since (`orders/durable.py`); with
 that the deployment goes on.
 
+One that is starting is started again when its processes are killed: its copy is the model.
+
 It ends with a cause when that fails, and when its processes die `MAX_LOSSES` times with nothing
 applied in between.
 """
@@ -38,14 +40,21 @@ def may_begin(devices: Devices, wpg: Wpg, fault: Fault) -> bool:
     """Whether a deployment goes on although this WPG of it cannot."""
     deployment = devices.deployments[wpg.deployment_id]
     is_death = fault.code in {ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST}
+    is_ready = deployment.state is DeploymentState.READY
+    is_starting = deployment.state is DeploymentState.STARTING
     return (
         deployment.is_durable
         and devices.is_current(wpg)
-        and deployment.state is DeploymentState.READY
+        and (is_ready or (is_starting and is_death and not _ended_itself(fault)))
         and devices.jobs[wpg.job_id].ending is None
         and (is_death or deployment.lost is None)
         and (deployment.losses < MAX_LOSSES or wpg.is_lost)
     )
+
+
+def _ended_itself(fault: Fault) -> bool:
+    """Whether a process gave up: another one would, too."""
+    return int(dict(fault.facts).get("exit_code", "0")) > 0
 
 
 def begin(devices: Devices, wpg: Wpg, fault: Fault) -> None:
@@ -130,8 +139,8 @@ def may_go_on(devices: Devices, gone: Wpg) -> bool:
     """Whether the deployment of a WPG of which nothing is left gets another one."""
     deployment = devices.deployments[gone.deployment_id]
     is_wanted = devices.jobs[gone.job_id].ending is None
-    is_ready = deployment.state is DeploymentState.READY
-    return gone.is_lost and devices.is_current(gone) and is_ready and is_wanted
+    has_failed = deployment.state is DeploymentState.FAILED
+    return gone.is_lost and devices.is_current(gone) and is_wanted and not has_failed
 
 
 def go_on(lives: Lives, gone: Wpg) -> None:

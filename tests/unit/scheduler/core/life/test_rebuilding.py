@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
     StopWpg,
 )
-from plexsvc.scheduler.core.events import NodeLost, PayloadStaged
+from plexsvc.scheduler.core.events import NodeLost, PayloadStaged, SpawnFailed
 from plexsvc.scheduler.core.life.rebuilding import MAX_LOSSES
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -129,6 +129,45 @@ def test_a_death_while_it_is_rebuilt_begins_anew_a_bounded_number_of_times(
     )
     world.drain()
     assert not world.core.view.wpgs
+
+
+def test_a_death_while_it_starts_starts_it_again_a_bounded_number_of_times(
+    world: FakeWorld,
+) -> None:
+    world.job("b")
+    world.deploy("b", durable=True)
+    deployment = world.core.view.deployments[DeploymentId("b/actor")]
+    for number in range(MAX_LOSSES):
+        assert deployment.wpg_id is not None
+        if number:
+            world.report_next(SpawnWpg)  # its `Initialize` runs
+        world.die(deployment.wpg_id)
+        assert "is started again" in str(world.core.view.explain_job(JobId("b"), now_us=9))
+        world.report_next(StopWpg)
+        world.orders = [one for one in world.orders if not isinstance(one, SpawnWpg)]
+        world.report_next(ForgetWpg)
+    world.report_next(SpawnWpg)
+    world.submit("b1", job="b", seq=1)
+    world.drain()
+    assert isinstance(world.answers[op_id("b1")][-1], AnswerOperation)
+
+
+def test_a_process_that_gives_up_while_it_starts_ends_the_deployment(world: FakeWorld) -> None:
+    world.job("b")
+    world.deploy("b", durable=True)
+    (spawn,) = world.orders
+    gave_up = Fault(
+        code=ErrorCode.WORKER_DIED, message="ended", facts=(("exit_code", "1"), ("signal", "0"))
+    )
+    assert isinstance(spawn, SpawnWpg)
+    world.orders.clear()
+    failed = SpawnFailed(at_us=world.tick(), wpg_id=spawn.wpg_id, fault=gave_up)
+    (told,) = (a for a in world.tell(failed) if isinstance(a, DeploymentChanged))
+    assert told.fault is not None
+    assert (told.state, told.fault.code) == (
+        DeploymentState.FAILED,
+        ErrorCode.DEPLOYMENT_FAILED,
+    )
 
 
 def test_an_applied_operation_makes_deaths_count_anew(world: FakeWorld) -> None:
