@@ -171,8 +171,6 @@ def _check_group(group: Group, *, cordoned: Collection[UnitId]) -> None:
     if residents:
         assert [units for units, _ in connected(residents)] == [set(group.units)], group.group_id
     assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
-    marked = group.late.keys() | group.probing.keys()
-    assert marked <= group.residents.keys(), group
     assert group.is_closed == any(unit_id in cordoned for unit_id in group.units), group
     assert group.is_uniform == all(len(r.units) == group.size for r in residents), group
 

@@ -173,7 +173,7 @@ def _plan(cluster: Cluster, deployment: Deployment) -> list[str]:
     facts = [f"{company}; slowdown: {', '.join(ratios)}"]
     if demand.is_cold:
         facts.append("its cycle is being profiled")
-    if key in group.late:
+    if group.residents[key].is_late:
         facts.append("it is late: measured past its bound, so its group takes no further job")
     return facts
 

@@ -128,7 +128,7 @@ def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service
         shown = _resident(look, resident, cycle=cycle, shift=shift)
         shown.predicted_ppm = predicted.get(key, 0)
         shown.measured_ppm = planner.paces.measured(key) or 0
-        shown.is_late = key in group.late
+        shown.is_late = resident.is_late
         view.residents.append(shown)
     return view
 

@@ -252,7 +252,6 @@ def _entry(devices: Devices, wpg: Wpg, operation: Operation) -> Entry:
     is_under_way = _is_going_on(pattern, max_gap_us=cost_us) and not pattern.cycles.is_last_of_cycle
     return Entry(
         resident_id=ResidentId(wpg.wpg_id),
-        phase=operation.kind,
         since_us=since_us,
         service_us=service_us,
         setup_us=0 if wpg.residency is Residency.DEVICE else cost_us,

@@ -167,15 +167,13 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
 def _without(placement: Placement, group: Group, stuck: Collection[JobId]) -> Group:
     """Return a group as it is when only the residents of `stuck` jobs are left."""
     left = {
-        resident_id: resident
+        resident_id: replace(resident, is_late=False)
         for resident_id, resident in group.residents.items()
         if placement.deployments[DeploymentId(resident_id)].job_id in stuck
     }
     return replace(
         group,
         residents=left,
-        late={},
-        probing={key: None for key in group.probing if key in left},
         duty_ppm=sum(r.demand.profile.duty_ppm for r in left.values()),
         is_uniform=all(len(r.units) == group.size for r in left.values()),
     )

@@ -211,8 +211,6 @@ class Board:
         """Take a job off the board; returns what is left of its group: none, one or several."""
         group = self.groups[self.group_of.pop(resident_id)]
         resident = group.residents.pop(resident_id)
-        group.late.pop(resident_id, None)
-        group.probing.pop(resident_id, None)
         self.leaving.pop(resident_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
         self._book(resident, -1)
@@ -223,7 +221,6 @@ class Board:
         group = self.groups[self.group_of[resident_id]]
         resident = group.residents[resident_id]
         group.duty_ppm += profile.duty_ppm - resident.demand.profile.duty_ppm
-        group.probing.pop(resident_id, None)
         demand = resident.demand
         self._book(resident, -1)
         resident.demand = replace(
@@ -256,8 +253,6 @@ class Board:
         left = self.remove(resident_id)
         group = self.gather(units)
         self.commit(group, demand, units=tuple(units))
-        if demand.is_cold:
-            group.probing[resident_id] = None
         return left
 
     def cordon(self, unit_id: UnitId) -> None:
@@ -328,8 +323,6 @@ class Board:
             self._forget(group)
         for group in others:
             kept.residents.update(group.residents)
-            kept.late.update(group.late)
-            kept.probing.update(group.probing)
             kept.duty_ppm += group.duty_ppm
         self._span(kept, units)
         self.group_of.update(dict.fromkeys(kept.residents, kept.group_id))
@@ -353,14 +346,11 @@ class Board:
     ) -> list[Group]:
         """Divide a group over sets of connected jobs; units without a job become idle."""
         residents, was = group.residents, group.units
-        late, probing = group.late, group.probing
         self._forget(group)
         made = []
         for at, (units, jobs) in enumerate(pieces):
             piece = group if at == 0 else self._new_group(self.rooms.in_order(units))
             piece.residents = {j: r for j, r in residents.items() if j in jobs}
-            piece.late = {j: ppm for j, ppm in late.items() if j in jobs}
-            piece.probing = {j: None for j in probing if j in jobs}
             piece.duty_ppm = sum(p.duty_ppm for p in piece.profiles)
             if at == 0:
                 self._span(piece, units)

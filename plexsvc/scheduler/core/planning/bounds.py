@@ -51,7 +51,7 @@ class Spot:
     @property
     def is_probing(self) -> bool:
         """Whether the cycle of some job there is not known yet."""
-        return any(group.probing for group in self.groups)
+        return any(group.is_probing for group in self.groups)
 
     def met(self, *, without: ResidentId = NOBODY) -> list[Resident]:
         """Return the jobs it would share units with."""
@@ -159,8 +159,7 @@ def is_over(group: Group, *, policy: Policy) -> bool:
         return False
     if group.duty_ppm > policy.duty_cap_ppm and group.is_uniform:
         return True
-    known = [r for r in group.residents.values() if r.demand.resident_id not in group.probing]
-    lodgers = [resident.lodger for resident in known]
+    lodgers = [r.lodger for r in group.residents.values() if not r.demand.is_cold]
     return _is_beyond(lodgers, forecast(lodgers), policy=policy)
 
 
@@ -191,7 +190,7 @@ def _breaks_bound(
         resident.lodger
         for group in spot.groups
         for resident_id, resident in group.residents.items()
-        if resident_id != without and resident_id not in group.probing
+        if resident_id != without and not resident.demand.is_cold
     ]
     lodgers.append(Lodger(resident_id=demand.resident_id, load=load, units=spot.units))
     slowdowns = forecast(lodgers)
@@ -233,4 +232,4 @@ def why_closed(group: Group) -> str:
     """Return why a closed group takes no further job."""
     if group.is_closed:
         return "a node is cordoned"
-    return f"{next(iter(group.late))} there waits past its bound (max_slowdown)"
+    return f"{group.late[0]} there waits past its bound (max_slowdown)"

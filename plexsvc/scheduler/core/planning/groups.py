@@ -27,6 +27,9 @@ class Resident:
     booked_ppm: int = 0
     """The duty it was placed with."""
 
+    is_late: bool = False
+    """Whether its measured cycle passed its bound."""
+
     @property
     def lodger(self) -> Lodger:
         """Return it as the forecast takes it."""
@@ -64,12 +67,6 @@ class Group:
     is_uniform: bool = True
     """Whether every job lives on all of its units."""
 
-    late: dict[ResidentId, int] = field(default_factory=dict)
-    """Jobs whose measured cycle passed their bound, in ppm of the cycle alone."""
-
-    probing: dict[ResidentId, None] = field(default_factory=dict)
-    """Cold jobs whose cycle is not known yet."""
-
     is_closed: bool = False
     """Takes no further job: one of its units is cordoned."""
 
@@ -80,6 +77,16 @@ class Group:
     def size(self) -> int:
         """Return its number of units."""
         return len(self.units)
+
+    @property
+    def late(self) -> list[ResidentId]:
+        """Return the jobs whose measured cycle passed their bound."""
+        return [name for name, resident in self.residents.items() if resident.is_late]
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the cycle of some job is not known yet."""
+        return any(resident.demand.is_cold for resident in self.residents.values())
 
     @property
     def profiles(self) -> list[Profile]:
@@ -108,12 +115,8 @@ class Group:
 
     def copy(self) -> Group:
         """Return a group that does not change with this one; it shares what does not change."""
-        return replace(
-            self,
-            residents={name: replace(one) for name, one in self.residents.items()},
-            late=self.late.copy(),
-            probing=self.probing.copy(),
-        )
+        residents = {name: replace(one) for name, one in self.residents.items()}
+        return replace(self, residents=residents)
 
     def duty_on(self, unit_id: UnitId) -> int:
         """Return the sum of the duties of the jobs on one unit."""

@@ -65,7 +65,6 @@ class Planner:
         self._unseen: set[ResidentId] = set()
         self._changed: dict[int, None] = {}
         self._freed_seen = 0
-        self._late_news = False
         self._queue_news = False
         self._has_new_units = False
         self._relearned: dict[int, None] = {}
@@ -144,15 +143,16 @@ class Planner:
         When its measured pace passes its bound, its group takes no further job.
         """
         group = self.group_of(resident_id)
-        demand = group.residents[resident_id].demand
+        resident = group.residents[resident_id]
+        demand = resident.demand
         pace = self.paces.note(demand, at_us, alone_us=alone_us)
         if pace is None:
             return
         if pace > demand.max_slowdown_ppm:
-            self._late_news = self._late_news or resident_id not in group.late
-            group.late[resident_id] = pace
+            resident.is_late = True
             self.board.mark(group)
-        elif group.late.pop(resident_id, None) is not None:
+        elif resident.is_late:
+            resident.is_late = False
             self.board.mark(group)
             self.touch(group.group_id)
 
@@ -218,8 +218,8 @@ class Planner:
     @property
     def has_news(self) -> bool:
         """Whether something changed for those who wait since the last `admit`."""
-        if self._late_news or not self.waiting:
-            return self._late_news
+        if not self.waiting:
+            return False
         has_room = bool(self._changed) or self.board.num_freed > self._freed_seen
         return self._queue_news or has_room or self.kept.has_reopened or bool(self.kept.left)
 
@@ -236,7 +236,7 @@ class Planner:
         if self.kept.has_reopened:
             self._unseen.update(self.waiting)
         self._changed.clear()
-        self._late_news = self.kept.has_reopened = False
+        self.kept.has_reopened = False
         self._freed_seen = self.board.num_freed
         placed: list[Placed] = []
         if has_changed:
@@ -449,8 +449,6 @@ class Planner:
     def _commit(self, demand: Demand, spot: Spot, *, now_us: int) -> Placed:
         group = self.board.gather(spot.units)
         self.board.commit(group, demand, units=spot.units)
-        if demand.is_cold:
-            group.probing[demand.resident_id] = None
         if demand.resident_id in self.waiting:
             self.withdraw(demand.resident_id)
         self.paces.begin(demand.resident_id, now_us=now_us)

@@ -86,7 +86,7 @@ def propose(
     for group in groups:
         if wanted <= 0 or len(moves) + len(group.residents) > MAX_REPACKED:
             break
-        is_busy = bool(group.probing) or any(j in busy for j in group.residents)
+        is_busy = group.is_probing or any(j in busy for j in group.residents)
         if group.group_id in taken or is_busy:
             continue
         found = _empty(planner, group, taken, link_bytes_s=link_bytes_s, now_us=now_us)

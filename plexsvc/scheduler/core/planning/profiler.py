@@ -70,13 +70,7 @@ class CycleProfiler:
     0
     """
 
-    def __init__(
-        self,
-        *,
-        known: Profile | None = None,
-        mode: Mode = Mode.SYNC,
-        sync_at: SyncAt = SyncAt.UPDATE,
-    ) -> None:
+    def __init__(self, *, known: Profile | None = None) -> None:
         """Start cold, or warm from the profile of an earlier run."""
         self.profile = known
         self.is_first_of_cycle = False
@@ -90,8 +84,8 @@ class CycleProfiler:
 
         self._is_on_record = known is not None
         self._num_alike = 1
-        self._mode = known.mode if known else mode
-        self._sync_at = known.sync_at if known else sync_at
+        self._mode = known.mode if known else Mode.SYNC
+        self._sync_at = known.sync_at if known else SyncAt.UPDATE
         self._is_between = False
         """Whether an operation of this cycle ran while the job did not generate."""
         self._sees_rollouts = False

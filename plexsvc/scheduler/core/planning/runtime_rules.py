@@ -67,7 +67,6 @@ class Entry:
     """The head operation of one job, waiting for the group."""
 
     resident_id: ResidentId
-    phase: str
     since_us: int
     service_us: int
     setup_us: int

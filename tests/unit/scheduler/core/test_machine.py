@@ -404,9 +404,9 @@ def test_a_job_at_work_is_given_time_until_its_cycle_is_known() -> None:
     board = world.core.view.planners["train"].board
     for _ in range(5):
         world.fire("probe/a/actor")
-        assert list(board.groups[1].probing) == ["a/actor"], "it generates as long as that"
+        assert board.groups[1].is_probing, "it generates as long as that"
     world.fire("probe/a/actor")
-    assert not board.groups[1].probing, "but not for ever"
+    assert not board.groups[1].is_probing, "but not for ever"
 
 
 def test_a_large_wpg_is_not_starved_by_small_ones() -> None:

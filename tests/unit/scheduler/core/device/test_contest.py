@@ -21,7 +21,6 @@ def entry(
 ) -> Entry:
     return Entry(
         resident_id=ResidentId(name),
-        phase="step",
         since_us=NOW_US - waited_us,
         service_us=service_us,
         setup_us=setup_us,

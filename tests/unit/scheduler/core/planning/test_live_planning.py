@@ -199,10 +199,10 @@ def test_cold_jobs_take_idle_nodes_and_only_then_share_the_least_crowded_group()
     assert admit(planner, demand("second", is_cold=True)) == {"second": "a:0"}
     assert admit(planner, demand("third", is_cold=True)) == {"third": "a:1"}
     group = planner.board.groups[2]
-    assert list(group.probing) == ["cold", "third"]
+    assert {n for n, r in group.residents.items() if r.demand.is_cold} == {"cold", "third"}
     planner.learned(ResidentId("cold"), demand("x", busy=12).profile)
     check_board(planner.board)
-    assert list(group.probing) == ["third"]
+    assert [n for n, r in group.residents.items() if r.demand.is_cold] == ["third"]
 
 
 def test_few_cold_jobs_share_a_group_until_some_are_known_to_leave_room() -> None:

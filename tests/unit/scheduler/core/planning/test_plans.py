@@ -94,7 +94,6 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), cycle * 170 * SECOND_US)
     assert list(group.late) == ["a"]
-    assert planner.has_news
     planner.submit(demand("c"))
     assert [p.group_id for p in planner.admit(0)] == [2]
     planner.submit(demand("d", busy=75))
@@ -162,7 +161,7 @@ def said(planner: Planner) -> list[object]:
 
 def _said(group: Group) -> list[object]:
     residents = [(r.demand, r.units, r.load) for r in group.residents.values()]
-    marks = (group.late, group.probing, group.is_closed, group.is_uniform)
+    marks = (group.late, group.is_probing, group.is_closed, group.is_uniform)
     return [group.units, residents, repr(marks), group.duty_ppm]
 
 

@@ -30,7 +30,6 @@ def entry(
 ) -> Entry:
     return Entry(
         resident_id=ResidentId(name),
-        phase="p",
         since_us=since,
         service_us=service,
         setup_us=setup,
