@@ -72,6 +72,7 @@ class Cluster:
         priority: int = 0,
         max_slowdown: float = 0.0,
         expected_steps: int = 0,
+        resume: bool = False,
     ) -> Job:
         """Return a job to be used as `with cluster.job(name) as job:`.
 
@@ -81,9 +82,12 @@ class Cluster:
         a cycle may get by sharing devices, 1.2 = 20 % (0: the service's default).
         `expected_steps` says how many rounds of its loop the job will train (0: not said): with it
         the service knows how long the job will hold its devices. It promises nothing.
+        With `resume` it is the live job of that name whose controller died, if there is one: see
+        `Job`. A name that still runs is refused with `bad_request`. A controller that `plexctl
+        submit --restarts` started again resumes its job anyway.
         In a controller that `plexctl submit` started, the first job is the submitted one.
         """
-        adopted = self._adoptable
+        adopted, restarts = self._adoptable, environment.read().restarts
         request = service_pb2.CreateJobRequest(
             job_id=adopted or new_job_id(),
             name=name,
@@ -92,6 +96,8 @@ class Cluster:
             priority=whole("priority", priority, least=-(2**31)),
             max_slowdown=real("max_slowdown", max_slowdown, least=0),
             expected_steps=whole("expected_steps", expected_steps, least=0, most=MAX_STEPS),
+            resume_id=new_job_id() if (restarts if adopted else resume) else "",
+            is_seen_dead=bool(adopted),
         )
         self._adoptable = ""
         session = Session(

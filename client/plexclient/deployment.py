@@ -40,7 +40,7 @@ class Deployment:
         self.deployment_id = info.deployment_id
         self.position: Any = json.loads(info.position or "null")
         self.job_session = session
-        self.lane = Lane(session, deployment_id=info.deployment_id)
+        self.lane = Lane(session, deployment_id=info.deployment_id, first_seq=max(1, info.next_seq))
         self._cache_dir = cache_dir
         self._tokenizer: Tokenizer | None = None
 

@@ -15,14 +15,17 @@ class Environment:
     token: str = ""
     job_id: str = ""
     ca: str = ""
+    restarts: int = 0
+    """Controllers of the job that died before this one."""
 
 
 def read(variables: Mapping[str, str] | None = None) -> Environment:
-    """Return PLEX_ADDRESS, PLEX_TOKEN, PLEX_JOB and PLEX_CA of this process (or of `variables`)."""
+    """Return what is set for this process (or in `variables`)."""
     found = os.environ if variables is None else variables  # noqa: TID251 - the client's one reader
     return Environment(
         address=found.get("PLEX_ADDRESS", ""),
         token=found.get("PLEX_TOKEN", ""),
         job_id=found.get("PLEX_JOB", ""),
         ca=found.get("PLEX_CA", ""),
+        restarts=int(found.get("PLEX_RESTARTS", "0")),
     )

@@ -47,7 +47,9 @@ class Job:
 
     A job that `plexctl submit` registered is only joined: its end is what the controller's exit
     code says, recorded by the process that started the controller. Leaving the block then ends
-    nothing, and the session is kept until the connection closes. Any other job is created on
+    nothing, and the session is kept until the connection closes. A job whose controller died may be
+    resumed: `deploy` then returns what is there, after what was in flight has ended. Its `position`
+    is that of the last step, and gradients since are dropped. Any other job is created on
     entering and ended on leaving: completed, or failed when an exception leaves the block.
     """
 
@@ -216,7 +218,7 @@ class Job:
         self.session.check_open()
 
         async def create() -> Deployment:
-            made = self._made(await self._deployed("CreateDeployment", request))
+            made = await self._attached(await self._deployed("CreateDeployment", request))
             if seeding is not None:
                 self._made(await self._deployed("CreateDeployment", seeding))
             return made
@@ -249,7 +251,7 @@ class Job:
 
         async def create() -> list[Any]:
             made = await self._deployed("CreateDeployments", request)
-            return [self._made(info) for info in made.deployments][: len(declared)]
+            return [await self._attached(info) for info in made.deployments][: len(declared)]
 
         return self.background.start(create)
 
@@ -280,13 +282,23 @@ class Job:
                 spec=found.spec,
             )
             info = await self._deployed("CreateDeployment", request)
-            made = self._made(info)
+            made = await self._attached(info)
             if isinstance(made, Trained) and not info.applied_seq:
                 await made.load.aio(found.name, optimizer=True)
                 made.position = json.loads(found.position or "null")
             return made
 
         return self.background.start(go_on)
+
+    async def _attached(self, info: service_pb2.Deployment) -> Deployment:
+        """Return a deployment; drop gradients that a former controller of the job accumulated."""
+        is_known = info.name in self._deployments
+        made = self._made(info)
+        if self.session.controller and not is_known and info.next_seq > 1:
+            self.session.begin(info.deployment_id, answered=info.next_seq - 1)
+            if isinstance(made, Trained) and info.spec.HasField("optimizer"):
+                await made.zero_grad.aio()
+        return made
 
     def _made(self, info: service_pb2.Deployment) -> Deployment:
         if info.HasField("error"):
@@ -331,11 +343,12 @@ class Job:
             log.warning("%s", told.text)
 
     async def _open(self) -> None:
-        if not self._is_adopted:
+        if not self._is_adopted or self._request.resume_id:
             job = await self._call("CreateJob", self._request)
             if job.state in ENDED:
                 raise ended_error(self.job_id, state=job.state, reason=job.reason)
-            self.session.ttl_us = job.session_ttl_us
+            self.session.ttl_us, self.session.controller = job.session_ttl_us, job.controller
+            self.job_id = self.session.job_id = JobId(job.job_id)
         await persist(self.session.beat, retry=self.session.retry(f"job {self.job_id}"))
         self.session.check_open()
         self.session.keep()
@@ -366,6 +379,7 @@ class Job:
             job_id=self.job_id,
             outcome=service_pb2.JOB_STATE_FAILED if failed else service_pb2.JOB_STATE_COMPLETED,
             reason=f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS] if failed else "",
+            controller=self.session.controller,
         )
         try:
             await self._call("EndJob", request)

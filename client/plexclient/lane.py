@@ -66,10 +66,10 @@ class Ticket:
 class Lane:
     """Numbers, sends and answers the operations of one deployment."""
 
-    def __init__(self, session: Session, *, deployment_id: str) -> None:
+    def __init__(self, session: Session, *, deployment_id: str, first_seq: int = 1) -> None:
         self.session = session
         self.deployment_id = deployment_id
-        self._last_seq = 0
+        self._last_seq = first_seq - 1
         self._gate = asyncio.Semaphore(session.options.max_in_flight_per_deployment)
         self._uploading: set[int] = set()
         self._uploaded = asyncio.Event()
@@ -96,6 +96,7 @@ class Lane:
         operation.job_id = self.session.job_id
         operation.deployment_id = self.deployment_id
         operation.seq = self._last_seq + 1
+        operation.controller = self.session.controller
         operation.after.extend(after)
         if given is not None:
             operation.payload.CopyFrom(given.payload(operation.operation_id))
@@ -234,6 +235,7 @@ class Lane:
             job_id=self.session.job_id,
             deployment_id=self.deployment_id,
             seq=ticket.seq,
+            controller=ticket.operation.controller,
             noop=operations_pb2.Noop(),
         )
         with suppress(PlexError):  # the line is gone, too: nothing left to do

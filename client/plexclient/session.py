@@ -48,8 +48,8 @@ class Answered:
     (None, 0, None, 2)
     """
 
-    def __init__(self) -> None:
-        self.upto = 0
+    def __init__(self, upto: int = 0) -> None:
+        self.upto = upto
         self._beyond: set[int] = set()
 
     def add(self, seq: int) -> None:
@@ -114,6 +114,7 @@ class Session:
         self.order = threading.RLock()
         self.budget = PayloadBudget(options.max_unanswered_payload_bytes)
         self.ttl_us = 0
+        self.controller = 0
         self._answered: dict[str, Answered] = {}
         self._metrics: dict[str, float] = {}
         self._ended: PlexError | None = None
@@ -162,6 +163,10 @@ class Session:
             )
         self._metrics = merged
 
+    def begin(self, deployment_id: str, *, answered: int) -> None:
+        """Take what former controllers sent of a deployment as answered."""
+        self._answered[deployment_id] = Answered(answered)
+
     def answered(self, deployment_id: str, seq: int) -> None:
         """Note that an answer has been read. Called on the loop."""
         self._answered.setdefault(deployment_id, Answered()).add(seq)
@@ -186,6 +191,8 @@ class Session:
             job_id=self.job_id,
             acks={name: answered.upto for name, answered in self._answered.items()},
             metrics=self._metrics,
+            controller=self.controller,
+            period_us=int(self.pause_s() * 1e6),
         )
         reply: service_pb2.KeepAliveReply = await self.link.unary(
             "KeepAlive", request, timeout_s=self.options.rpc_timeout_s

@@ -18,6 +18,7 @@ ADDRESS_VARIABLE: Final = "PLEX_ADDRESS"
 TOKEN_VARIABLE: Final = "PLEX_TOKEN"
 JOB_VARIABLE: Final = "PLEX_JOB"
 CA_VARIABLE: Final = "PLEX_CA"
+RESTARTS_VARIABLE: Final = "PLEX_RESTARTS"
 _CARD: Final = "cluster.json"
 _LOCK: Final = "lock"
 

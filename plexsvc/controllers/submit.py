@@ -44,6 +44,8 @@ class JobOrder:
     """Added to the environment of whoever submitted."""
     user: str = ""
     """User as which the controller runs; empty: whoever submitted it."""
+    restarts: int = 0
+    """How often a controller that died is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ def submit(
     argv: Sequence[str],
     env: Mapping[str, str],
     terms: service_pb2.CreateJobRequest | None = None,
+    restarts: int = 0,
 ) -> JobId:
     """Register a job and start its controller as a process that outlives this terminal.
 
@@ -85,6 +88,7 @@ def submit(
         cwd=str(Path.cwd()),
         env=dict(env),
         user=card.controller_user,
+        restarts=restarts,
     )
     place = _prepare(state_dir, order)
     with router(card) as stub:

@@ -22,7 +22,7 @@ import grpc.aio
 from plexclient.link import bearer, open_router
 from plexclient.wire.v1 import service_pb2, service_pb2_grpc
 from plexsvc.clock import Clock, SystemClock
-from plexsvc.cluster.places import ADDRESS_VARIABLE, CA_VARIABLE, TOKEN_VARIABLE
+from plexsvc.cluster.places import ADDRESS_VARIABLE, CA_VARIABLE, RESTARTS_VARIABLE, TOKEN_VARIABLE
 from plexsvc.controllers.submit import LOG, JobEnd, JobOrder, read_order, write_end
 from plexsvc.log import Log, setup
 from plexsvc.node.logs import keep_bounded
@@ -69,8 +69,21 @@ class Supervisor:
         self._ended_job: service_pb2.Job | None = None
 
     async def run(self) -> JobEnd:
-        """Run the controller to its end, record it, report it; return it."""
-        process = await self._start()
+        """Run the controller to its end, again if it died; record it, report it; return it."""
+        number = 0
+        while code := await self._run_once(number):
+            number += 1
+            if self._ended_job is not None or number > self._order.restarts:
+                break
+        end = self._end(code)
+        if await self._report(end):
+            end = self._end(code)
+        write_end(self._place, end)
+        return end
+
+    async def _run_once(self, number: int) -> int:
+        """Run one controller, before which so many died, to its end; return its exit code."""
+        process = await self._start(number)
         async with asyncio.TaskGroup() as tasks:
             bounded = keep_bounded(self._place, max_bytes=MAX_LOG_BYTES, clock=self._clock)
             beside = [
@@ -80,18 +93,17 @@ class Supervisor:
             code = await process.wait()
             for task in beside:
                 task.cancel()
-        end = self._end(code)
-        if await self._report(end):
-            end = self._end(code)
-        write_end(self._place, end)
-        return end
+        if code:
+            log.warning("controller ended", job_id=self._order.job_id, code=code, before=number)
+        return code
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self, number: int = 0) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *tether(self._order.user),
             *self._order.argv,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
+            env={**os.environ, RESTARTS_VARIABLE: str(number)},
         )
 
     async def _stop_when_job_ends(self, process: asyncio.subprocess.Process) -> None:

@@ -49,6 +49,9 @@ def submit(
     expected_steps: Annotated[
         int, typer.Option(min=0, help="Rounds of its loop the job will train; 0: not said.")
     ] = 0,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Times it is started again when it dies; it resumes its job.")
+    ] = 0,
 ) -> None:
     """Run a controller as a job: detached, its output kept as the job's log."""
     from plexclient.wire.v1 import service_pb2
@@ -68,6 +71,7 @@ def submit(
             max_slowdown=max_slowdown,
             expected_steps=expected_steps,
         ),
+        restarts=restarts,
     )
     directory = places.job_dir(place, job_id)
     if at.json:

@@ -27,6 +27,9 @@ from plexsvc.scheduler.ledger.jobs import (
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders import process_specs
 
+LEFT_LOOK_US: Final = 20_000
+"""How often it is looked whether what a former controller had sent has ended."""
+
 ENGINE_BYTES: Final = 256 << 20
 """What an engine computes in, beside its weights and its cache: a guess."""
 
@@ -73,6 +76,8 @@ async def _ready(
     records = await _records(scheduler, asked)
     for record in records:
         await scheduler.recorder.until_settled(record)
+        while _has_left(scheduler, record):
+            await scheduler.clock.sleep(LEFT_LOOK_US)
     return [status.ready_deployment(scheduler, record) for record in records]
 
 
@@ -103,6 +108,20 @@ async def _records(
     elif wanted:
         scheduler.post(DeploymentsDeclared(job_id=job.job_id, deployments=tuple(wanted)))
     return found
+
+
+def _has_left(scheduler: LiveScheduler, record: DeploymentRecord) -> bool:
+    """Whether operations of a former controller still run."""
+    controller = scheduler.registry.jobs[record.job_id].controller
+    deployment = scheduler.cluster.deployments.get(record.deployment_id)
+    wpg = None if deployment is None else scheduler.cluster.wpg_of(deployment)
+    if not controller or wpg is None:
+        return False
+    return any(
+        (held := scheduler.registry.held.get(operation_id)) is None
+        or held.operation.controller != controller
+        for operation_id in (*wpg.running, *wpg.writing)
+    )
 
 
 def _unknown(

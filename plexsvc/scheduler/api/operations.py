@@ -306,6 +306,7 @@ class Operations:
         """Refuse what no deployment could run; return the operation's kind."""
         self._scheduler.check_open()
         record = self._scheduler.registry.job(operation.job_id, tenant=operation.tenant)
+        record.check_controller(operation.controller)
         self._scheduler.caps.check(record.tenant)
         body = operation.WhichOneof("body")
         if len(operation.operation_id) != OPERATION_ID_BYTES:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.ids import JobId, TenantId
 from plexsvc.rpc.services import Methods
-from plexsvc.scheduler.core.events import Acknowledged, JobEndRequested, JobSubmitted
+from plexsvc.scheduler.core.events import (
+    Acknowledged,
+    ControllerReplaced,
+    JobEndRequested,
+    JobSubmitted,
+)
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.ledger import messages
@@ -28,13 +33,16 @@ MAX_SLOWDOWN: Final = 1000.0
 async def create_job(
     scheduler: LiveScheduler, request: service_pb2.CreateJobRequest
 ) -> service_pb2.Job:
-    """Open a job, or return the one already open under this id.
+    """Open a job, or return the one already open under this id, or the one that is resumed.
 
     Raises:
         PlexError: `queue_full` beyond `max_jobs` or the tenant's quota, `over_budget`, `not_found`
             for another tenant's job, `forbidden` for a priority above the tenant's.
     """
     scheduler.check_open()
+    if request.resume_id and (former := _former(scheduler, request)) is not None:
+        await _resume(scheduler, former, request)
+        return messages.job(former)
     if JobId(request.job_id) in scheduler.registry.jobs:
         record = scheduler.registry.job(request.job_id, tenant=request.tenant)
         scheduler.sessions.heard(record)
@@ -71,7 +79,8 @@ async def keep_alive(
 ) -> service_pb2.KeepAliveReply:
     """Keep a session alive; take acknowledgements and progress figures."""
     record = scheduler.registry.job(request.job_id, tenant=request.tenant)
-    scheduler.sessions.heard(record)
+    record.check_controller(request.controller)
+    scheduler.sessions.heard(record, period_us=request.period_us)
     if request.metrics:
         scheduler.recorder.job_progressed(record, request.metrics)
     durable: dict[str, int] = {}
@@ -102,6 +111,8 @@ async def end_job(scheduler: LiveScheduler, request: service_pb2.EndJobRequest) 
             f"job {request.job_id!r} cannot end as {request.outcome}; give COMPLETED, FAILED or "
             "CANCELLED",
         )
+    if request.HasField("controller"):
+        record.check_controller(request.controller)
     if not record.has_ended:
         if request.HasField("exit_code"):
             scheduler.recorder.job_exited(record, request.exit_code)
@@ -114,6 +125,48 @@ async def end_job(scheduler: LiveScheduler, request: service_pb2.EndJobRequest) 
         )
     await scheduler.recorder.until_ended(record)
     return messages.job(record)
+
+
+def _former(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> JobRecord | None:
+    """Return the job that a controller wants to go on with, if it is there.
+
+    Raises:
+        PlexError: `bad_request` when several have its name.
+    """
+    live = [
+        job
+        for job in scheduler.registry.live_jobs()
+        if job.tenant == request.tenant and not scheduler.sessions.has_expired(job)
+    ]
+    by_id = [job for job in live if job.job_id == request.job_id]
+    found = by_id or [job for job in live if job.name == request.name]
+    if len(found) > 1:
+        raise bad_request(
+            f"{len(found)} jobs are called {request.name!r}: "
+            f"{', '.join(job.job_id for job in found)}; end all but one, or give another name"
+        )
+    return found[0] if found else None
+
+
+async def _resume(
+    scheduler: LiveScheduler, record: JobRecord, request: service_pb2.CreateJobRequest
+) -> None:
+    """Give a job to another controller; what the one before had sent is cancelled.
+
+    Raises:
+        PlexError: `bad_request` when its controller lives.
+    """
+    if record.resume_id == request.resume_id:
+        return
+    if not request.is_seen_dead:
+        await scheduler.sessions.check_silent(record)
+    scheduler.recorder.job_resumed(record, resume_id=request.resume_id)
+    scheduler.sessions.heard(record)
+    for operation_id, arrival in scheduler.registry.missing.items():
+        held = scheduler.cluster.operations.get(operation_id)
+        if held is not None and held.job_id == record.job_id:
+            arrival.set()  # it does not come any more
+    await scheduler.post(ControllerReplaced(job_id=record.job_id)).decision
 
 
 def _check_room(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:

@@ -211,6 +211,13 @@ class CancelRequested(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerReplaced(Fact):
+    """Another controller goes on with a job; nobody waits for what the one before had sent."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadStaged(Fact):
     """An operation's inputs lie validated in staging memory."""
 
@@ -425,6 +432,7 @@ Event = (
     | TurnsTaken
     | OperationSubmitted
     | CancelRequested
+    | ControllerReplaced
     | PayloadStaged
     | PayloadUnderWay
     | PayloadRefused

@@ -79,6 +79,7 @@ def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.E
         _on(events.PayloadRefused, admission.payload, queues),
         _on(events.Acknowledged, endings.acknowledge, queues),
         _on(events.CancelRequested, jobs.cancel, devices),
+        _on(events.ControllerReplaced, jobs.cancel_all, devices),
         _on(events.OperationFinished, outcomes.finished, devices),
         _on(events.StateCopied, outcomes.copied, devices),
         _on(events.VersionsHeld, hosts.hold, cluster.placement),

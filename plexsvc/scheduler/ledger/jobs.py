@@ -50,6 +50,22 @@ class JobRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     metrics_us: int = 0
     training: Training = field(default_factory=Training)
+    controller: int = 0
+    """How many controllers there were before its present one."""
+    resume_id: str = ""
+    """Of the call by which that one took the job over."""
+
+    def check_controller(self, number: int) -> None:
+        """Refuse what a former controller sends.
+
+        Raises:
+            PlexError: `job_ended`.
+        """
+        if number != self.controller:
+            raise PlexError(
+                ErrorCode.JOB_ENDED,
+                f"job {self.job_id!r} was resumed by another controller; this one has it no more",
+            )
 
     @property
     def has_ended(self) -> bool:

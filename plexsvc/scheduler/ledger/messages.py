@@ -37,6 +37,7 @@ def job(record: JobRecord) -> service_pb2.Job:
         deployment_ids=record.deployment_ids,
         operations_done=record.operations_done,
         device_us=record.device_us,
+        controller=record.controller,
     )
 
 

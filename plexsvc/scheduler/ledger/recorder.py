@@ -98,6 +98,12 @@ class Recorder:
         if record.state is DeploymentState.STARTING:
             await self._settled.wait(record.deployment_id)
 
+    def job_resumed(self, record: JobRecord, *, resume_id: str) -> None:
+        """Note that another controller goes on with a job."""
+        record.controller, record.resume_id = record.controller + 1, resume_id
+        self._add(rows.job(record))
+        self.is_owed = True
+
     def job_progressed(self, record: JobRecord, metrics: Mapping[str, float]) -> None:
         """Note the figures that a job's controller tells of itself."""
         record.metrics, record.metrics_us = dict(metrics), self._clock.wall_us()

@@ -114,6 +114,7 @@ def _job(row: JobRow, *, state: JobState) -> JobRecord:
         ended_us=row.ended_us,
         device_us=kept.device_us,
         operations_done=kept.operations_done,
+        controller=kept.controller,
     )
 
 

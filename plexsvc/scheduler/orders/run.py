@@ -122,7 +122,7 @@ async def _came_again(reach: Reach, action: StartOperation, record: WpgRecord) -
         return False
     finally:
         reach.registry.missing.pop(action.operation_id, None)
-    return True
+    return action.operation_id in reach.registry.held  # else another controller has its job by now
 
 
 async def recall(

@@ -69,3 +69,29 @@ async def test_a_controller_that_never_stops_talking_fills_no_disk(
         )
         assert (await supervisor.run()).outcome == "completed"
     assert log.with_name(f"{LOG}.1").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("restarts", "outcome", "runs"), [(2, "completed", "012"), (1, "failed", "01")]
+)
+async def test_a_controller_that_died_is_started_again_so_often_at_most(
+    tmp_path: Path, fake_router: FakeJobsRouter, restarts: int, outcome: str, runs: str
+) -> None:
+    fake_router.jobs["job-1"] = service_pb2.Job(job_id="job-1", state=service_pb2.JOB_STATE_RUNNING)
+    (tmp_path / LOG).touch()
+    script = f"printf $PLEX_RESTARTS >> {tmp_path}/runs; test $PLEX_RESTARTS = 2 || kill -9 $$"
+    order = JobOrder(
+        job_id="job-1", name="n", argv=("/bin/sh", "-c", script), cwd="/", env={}, restarts=restarts
+    )
+    card = read_card(tmp_path)
+    assert card is not None
+    async with open_router(card.address, ca="") as channel:
+        supervisor = Supervisor(
+            order,
+            place=tmp_path,
+            stub=service_pb2_grpc.RouterStub(channel),
+            token=card.token,
+            clock=SystemClock(),
+        )
+        assert (await supervisor.run()).outcome == outcome
+    assert (tmp_path / "runs").read_text() == runs

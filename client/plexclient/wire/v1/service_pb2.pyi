@@ -46,7 +46,7 @@ MEMBERS_ONLY_FIELD_NUMBER: _ClassVar[int]
 members_only: _descriptor.FieldDescriptor
 
 class CreateJobRequest(_message.Message):
-    __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels", "priority", "max_slowdown", "expected_steps")
+    __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels", "priority", "max_slowdown", "expected_steps", "resume_id", "is_seen_dead")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,8 @@ class CreateJobRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     MAX_SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_SEEN_DEAD_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     tenant: str
@@ -70,10 +72,12 @@ class CreateJobRequest(_message.Message):
     priority: int
     max_slowdown: float
     expected_steps: int
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., max_slowdown: _Optional[float] = ..., expected_steps: _Optional[int] = ...) -> None: ...
+    resume_id: str
+    is_seen_dead: bool
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., max_slowdown: _Optional[float] = ..., expected_steps: _Optional[int] = ..., resume_id: _Optional[str] = ..., is_seen_dead: _Optional[bool] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "name", "tenant", "state", "reason", "exit_code", "created_us", "ended_us", "session_ttl_us", "labels", "deployment_ids", "operations_done", "device_us", "phase", "notice")
+    __slots__ = ("job_id", "name", "tenant", "state", "reason", "exit_code", "created_us", "ended_us", "session_ttl_us", "labels", "deployment_ids", "operations_done", "device_us", "phase", "notice", "controller")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +100,7 @@ class Job(_message.Message):
     DEVICE_US_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     tenant: str
@@ -111,10 +116,11 @@ class Job(_message.Message):
     device_us: int
     phase: str
     notice: str
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., created_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., deployment_ids: _Optional[_Iterable[str]] = ..., operations_done: _Optional[int] = ..., device_us: _Optional[int] = ..., phase: _Optional[str] = ..., notice: _Optional[str] = ...) -> None: ...
+    controller: int
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., created_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., deployment_ids: _Optional[_Iterable[str]] = ..., operations_done: _Optional[int] = ..., device_us: _Optional[int] = ..., phase: _Optional[str] = ..., notice: _Optional[str] = ..., controller: _Optional[int] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
-    __slots__ = ("job_id", "tenant", "acks", "metrics")
+    __slots__ = ("job_id", "tenant", "acks", "metrics", "controller", "period_us")
     class AcksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,11 +139,15 @@ class KeepAliveRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ACKS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_US_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     tenant: str
     acks: _containers.ScalarMap[str, int]
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., acks: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    controller: int
+    period_us: int
+    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., acks: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., controller: _Optional[int] = ..., period_us: _Optional[int] = ...) -> None: ...
 
 class KeepAliveReply(_message.Message):
     __slots__ = ("durable_seqs", "state", "reason", "notice")
@@ -159,18 +169,20 @@ class KeepAliveReply(_message.Message):
     def __init__(self, durable_seqs: _Optional[_Mapping[str, int]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class EndJobRequest(_message.Message):
-    __slots__ = ("job_id", "tenant", "outcome", "reason", "exit_code")
+    __slots__ = ("job_id", "tenant", "outcome", "reason", "exit_code", "controller")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     tenant: str
     outcome: JobState
     reason: str
     exit_code: int
-    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., outcome: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    controller: int
+    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., outcome: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., controller: _Optional[int] = ...) -> None: ...
 
 class Optimizer(_message.Message):
     __slots__ = ("kind", "lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm", "decay_vectors")
@@ -295,7 +307,7 @@ class GetDeploymentRequest(_message.Message):
     def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec", "state", "error", "incarnation", "blocks", "vocab_size", "max_sequence_length", "staging_nodes", "executor_address", "state_bytes", "wpg_id", "residency", "model_files", "former_nodes", "position", "applied_seq")
+    __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec", "state", "error", "incarnation", "blocks", "vocab_size", "max_sequence_length", "staging_nodes", "executor_address", "state_bytes", "wpg_id", "residency", "model_files", "former_nodes", "position", "applied_seq", "next_seq")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +328,7 @@ class Deployment(_message.Message):
     FORMER_NODES_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SEQ_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     tenant: str
@@ -336,7 +349,8 @@ class Deployment(_message.Message):
     former_nodes: _containers.RepeatedCompositeFieldContainer[NodeAddress]
     position: str
     applied_seq: int
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ..., state: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_common_pb2.DeviceBlock, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., staging_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., executor_address: _Optional[str] = ..., state_bytes: _Optional[int] = ..., wpg_id: _Optional[str] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., model_files: _Optional[_Iterable[str]] = ..., former_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., position: _Optional[str] = ..., applied_seq: _Optional[int] = ...) -> None: ...
+    next_seq: int
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ..., state: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_common_pb2.DeviceBlock, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., staging_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., executor_address: _Optional[str] = ..., state_bytes: _Optional[int] = ..., wpg_id: _Optional[str] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., model_files: _Optional[_Iterable[str]] = ..., former_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., position: _Optional[str] = ..., applied_seq: _Optional[int] = ..., next_seq: _Optional[int] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
     __slots__ = ("node_id", "agent", "state_manager")

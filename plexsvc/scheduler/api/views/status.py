@@ -34,6 +34,8 @@ def deployment(scheduler: LiveScheduler, record: DeploymentRecord) -> service_pb
     wpg = None if record.wpg is None else scheduler.cluster.wpgs.get(record.wpg.wpg_id)
     view.residency = ON_WIRE[wpg.residency] if wpg is not None else common_pb2.RESIDENCY_NONE
     view.state_bytes = sum(wpg.device_bytes) if wpg is not None else 0
+    known = scheduler.cluster.deployments.get(record.deployment_id)
+    view.next_seq = known.next_seq if known is not None else 0
     for node_id in record.nodes:
         if scheduler.nodes.is_up(node_id):
             view.staging_nodes.append(scheduler.nodes.link(node_id).address)

@@ -10,13 +10,19 @@ from __future__ import annotations
 from typing import Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import show
+from plexsvc.ids import OperationId, show
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import switch
-from plexsvc.scheduler.core.events import CancelRequested, JobEndRequested, JobPinned, JobSubmitted
+from plexsvc.scheduler.core.events import (
+    CancelRequested,
+    ControllerReplaced,
+    JobEndRequested,
+    JobPinned,
+    JobSubmitted,
+)
 from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
-from plexsvc.scheduler.core.queues import lanes
+from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Job
 from plexsvc.scheduler.core.vocabulary import (
     TERMINAL,
@@ -114,22 +120,44 @@ def drop_ended(lives: Lives, job: Job) -> None:
 
 def cancel(devices: Devices, event: CancelRequested) -> None:
     """End an operation that its client does not want any more; its number is used."""
-    operation = devices.queues.operations.get(event.operation_id)
+    _cancel(devices, event.operation_id)
+
+
+def cancel_all(devices: Devices, event: ControllerReplaced) -> None:
+    """End all operations of a job, and count numbers that did not come as used.
+
+    What runs and cannot be ended ends by itself.
+    """
+    for deployment_id in devices.jobs[event.job_id].deployments:
+        deployment = devices.deployments[deployment_id]
+        wpg = devices.wpg_of(deployment)
+        waiting = [operation for _, operation in sorted(deployment.pending.items())]
+        running = [] if wpg is None else [*wpg.running, *wpg.writing]
+        for operation_id in (*running, *(operation.operation_id for operation in waiting)):
+            _cancel(devices, operation_id)
+        last = max((*deployment.consumed, *(one.seq for one in waiting)), default=0)
+        deployment.consumed |= set(range(deployment.next_seq, last + 1))
+        endings.advance(deployment)
+        lanes.watch_gap(devices.queues, deployment)
+
+
+def _cancel(devices: Devices, operation_id: OperationId) -> None:
+    operation = devices.queues.operations.get(operation_id)
     if operation is None or operation.state in TERMINAL:
         return
     if operation.kind is OperationKind.INITIALIZE:
         return
     wpg = devices.wpg_of(devices.deployments[operation.deployment_id])
     if operation.state is OperationState.RUNNING:
-        is_written = wpg is not None and event.operation_id in wpg.writing
+        is_written = wpg is not None and operation_id in wpg.writing
         if operation.wpg_id is not None and (is_written or operation.kind in ENDABLE):
-            wpgs.cancel(devices, event.operation_id, operation.wpg_id)
+            wpgs.cancel(devices, operation_id, operation.wpg_id)
         return
     granted = None if wpg is None else wpg.switch
-    if wpg is not None and granted is not None and granted.operation_id == event.operation_id:
+    if wpg is not None and granted is not None and granted.operation_id == operation_id:
         switch.withdraw(devices, wpg)
     fault = Fault(
         code=ErrorCode.CANCELLED,
-        message=f"{show(event.operation_id)} was cancelled before it ran",
+        message=f"{show(operation_id)} was cancelled before it ran",
     )
     lanes.drop(devices.queues, operation, fault)

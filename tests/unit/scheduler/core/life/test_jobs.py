@@ -15,7 +15,7 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
     StopWpg,
 )
-from plexsvc.scheduler.core.events import CancelRequested
+from plexsvc.scheduler.core.events import CancelRequested, ControllerReplaced
 from plexsvc.scheduler.core.vocabulary import (
     Fault,
     JobState,
@@ -120,3 +120,15 @@ def test_a_copy_that_is_being_written_is_given_up(world: FakeWorld) -> None:
     world.copied("save")
     order = CancelOperation(operation_id=op_id("save"), wpg_id=WpgId("wpg-1-2"))
     assert cancel(world, "save") == [order]
+
+
+def test_another_controller_finds_an_empty_line_without_gaps(world: FakeWorld) -> None:
+    for seq in (1, 2, 3, 6):  # the first runs, and two more are on their way
+        world.submit(f"b{seq}", job="b", seq=seq)
+    told = world.tell(ControllerReplaced(at_us=world.tick(), job_id=JobId("b")))
+    assert codes(told) == [ErrorCode.CANCELLED] * 3
+    world.drain()
+    assert world.started[-1] == op_id("b1")
+    world.submit("b7", job="b", seq=7)
+    world.drain()
+    assert world.started[-1] == op_id("b7")
