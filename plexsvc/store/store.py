@@ -18,6 +18,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -43,6 +44,7 @@ from plexsvc.store.tables import (
     EPOCHS,
     JOBS,
     JOURNAL,
+    METADATA,
     NODES,
     OPERATIONS,
     PROFILES,
@@ -369,14 +371,21 @@ def open_store(url: str, *, now_us: int) -> Store:
         now_us: the wall clock, recorded with the epoch.
 
     Raises:
-        PlexError: `unavailable` when the database cannot be reached; `disk_full`.
+        PlexError: `unavailable` when the database cannot be reached; `disk_full`; `bad_request`
+            when its schema is newer than this build, or older than what it upgrades.
     """
+    engine = _engine(url)
     try:
-        engine = _engine(url)
         with engine.begin() as connection:
             migrate(connection)
             epoch = _take_epoch(connection, now_us=now_us)
         return Store(engine, epoch=epoch)
+    except CommandError as error:
+        engine.dispose()
+        raise bad_request(
+            f"store {_shown(url)} is another build's: {error}; start with that, or name another "
+            "database"
+        ) from error
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise _unreachable(url, error) from error
 
@@ -394,8 +403,8 @@ def reopen_store(url: str, *, epoch: int) -> Store:
 
 
 def _unreachable(url: str, error: Exception) -> PlexError:
-    shown = sa.make_url(url).render_as_string(hide_password=True)
     found = error.orig if isinstance(error, DBAPIError) else error
+    shown = _shown(url)
     return _full(shown, found) or unavailable(f"cannot open store {shown}: {error}")
 
 
@@ -408,12 +417,20 @@ def _full(where: str, found: BaseException | None) -> PlexError | None:
     )
 
 
+def _shown(url: str) -> str:
+    return sa.make_url(url).render_as_string(hide_password=True)
+
+
 def migrate(connection: sa.Connection) -> None:
-    """Bring the schema to the newest version."""
+    """Make the tables of a new database; bring an older one's to the newest version."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    if sa.inspect(connection).has_table(EPOCHS.name):
+        command.upgrade(config, "head")
+    else:
+        METADATA.create_all(connection)
+        command.stamp(config, "head")
 
 
 def _engine(url: str) -> sa.Engine:

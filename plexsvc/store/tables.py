@@ -1,4 +1,8 @@
-"""The tables, as SQLAlchemy Core knows them; migrations under `migrations/` make them."""
+"""The tables, as SQLAlchemy Core knows them.
+
+A new database gets them as they stand here. A change here comes with a migration under
+`migrations/`, which alters those of a database that is there.
+"""
 
 from __future__ import annotations
 

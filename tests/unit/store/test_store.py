@@ -32,7 +32,7 @@ from plexsvc.store.rows import (
     UsageRow,
 )
 from plexsvc.store.store import _take_epoch, database_file, open_store, reopen_store
-from plexsvc.store.tables import METADATA
+from plexsvc.store.tables import EPOCHS, METADATA
 from tests.rigs import stored
 from tests.rigs.store_rows import entry, job
 
@@ -227,12 +227,26 @@ def test_quotas_bind_under_the_next_until_they_are_lifted(url: str) -> None:
     after.close()
 
 
-def test_the_migrations_make_what_the_tables_say(url: str) -> None:
-    open_store(url, now_us=1).close()
+def test_a_database_has_the_tables_and_keeps_them_when_it_is_opened_again(url: str) -> None:
+    for now_us in (1, 2):
+        open_store(url, now_us=now_us).close()
     engine = create_engine(url)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection)
         assert compare_metadata(context, METADATA) == []
+    engine.dispose()
+
+
+def test_a_database_of_an_unknown_schema_is_refused_and_not_touched(url: str) -> None:
+    open_store(url, now_us=1).close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("update alembic_version set version_num = '0004'")
+    with pytest.raises(PlexError, match=r"another build's: .*'0004'") as refused:
+        open_store(url, now_us=2)
+    assert refused.value.code == ErrorCode.BAD_REQUEST
+    with engine.connect() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(EPOCHS)).scalar_one() == 1
     engine.dispose()
 
 
