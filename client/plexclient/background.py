@@ -38,7 +38,12 @@ class Background:
         future = Future() if future is None else future
         future.set_running_or_notify_cancel()
         if not self.is_own:
-            future.set_exception(_forked())
+            future.set_exception(
+                bad_request(
+                    "this connection was made in another process, of which this one is a fork; "
+                    "connect here, or make the calls there"
+                )
+            )
             return future
         with self._lock:
             if self._is_closed:
@@ -126,13 +131,6 @@ def _closed() -> PlexError:
         ErrorCode.CANCELLED,
         "the connection was closed before the call was answered; keep `with plex.connect(...)` "
         "open until its calls have returned",
-    )
-
-
-def _forked() -> PlexError:
-    return bad_request(
-        "this connection was made in another process, of which this one is a fork; connect here, "
-        "or make the calls there"
     )
 
 

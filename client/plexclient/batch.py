@@ -98,7 +98,8 @@ class Batch:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_temperature(self.temperature)
+        if not (np.isfinite(self.temperature) and self.temperature > 0):
+            raise bad_batch(f"temperature={self.temperature!r}: it must be a number above 0")
         for name in _ARRAYS:
             value = getattr(self, name)
             if value is not None:
@@ -272,11 +273,6 @@ def _common_temperature(samples: Sequence[SampleLike]) -> float:
             "one batch of each"
         )
     return found[0] if found else 1.0
-
-
-def _check_temperature(value: float) -> None:
-    if not (np.isfinite(value) and value > 0):
-        raise bad_batch(f"temperature={value!r}: it must be a number above 0")
 
 
 def _shifted(sequences: TokenLists) -> dict[str, Any]:

@@ -327,7 +327,10 @@ class Job:
                 return await session.link.unary(method, request, timeout_s=limit_s)
             except PlexError:
                 if session.clock.monotonic_s() - begun_s >= limit_s:
-                    await self._tell_waits()
+                    with suppress(PlexError):
+                        asked = service_pb2.ExplainRequest(job_id=self.job_id)
+                        told = await self._call("ExplainOperation", asked)
+                        log.warning("%s", told.text)
                 raise
 
         retry = session.retry(
@@ -335,12 +338,6 @@ class Job:
             give_up_after_s=session.options.deploy_timeout_s,
         )
         return await persist(ask, retry=retry)
-
-    async def _tell_waits(self) -> None:
-        with suppress(PlexError):
-            asked = service_pb2.ExplainRequest(job_id=self.job_id)
-            told = await self._call("ExplainOperation", asked)
-            log.warning("%s", told.text)
 
     async def _open(self) -> None:
         if not self._is_adopted or self._request.resume_id:

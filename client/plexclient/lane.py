@@ -204,7 +204,12 @@ class Lane:
         self._uploading.add(ticket.seq)
         try:
             while True:
-                await self._turn(ticket.seq, retry)
+                # A later payload could take the last room on the node, and wait there for an
+                # earlier one.
+                while min(self._uploading) != ticket.seq:
+                    self._uploaded.clear()
+                    await self._uploaded.wait()
+                    retry.progress()
                 requests = stage_requests(operation, given)
                 try:
                     await self.session.link.stage(requests, timeout_s=timeout_s)
@@ -217,16 +222,6 @@ class Lane:
         finally:
             self._uploading.discard(ticket.seq)
             self._uploaded.set()
-
-    async def _turn(self, seq: int, retry: Retry) -> None:
-        """Return when no earlier payload is under way.
-
-        A later one could take the last room on the node, and wait there for the earlier one.
-        """
-        while min(self._uploading) != seq:
-            self._uploaded.clear()
-            await self._uploaded.wait()
-            retry.progress()
 
     async def _fill(self, ticket: Ticket) -> None:
         """Take the number that `ticket` may have left free."""

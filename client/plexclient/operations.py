@@ -126,7 +126,14 @@ class _OpenStream:
         finally:
             self.is_lost = True
             self._call.cancel()
-            self._fail(why)
+            for futures in self.due.values():
+                for future in futures:
+                    if future.done():
+                        continue
+                    if why is None:
+                        future.cancel()
+                    else:
+                        future.set_exception(PlexError(why.code, why.message, **why.facts))
 
     async def _read(self) -> PlexError:
         try:
@@ -165,16 +172,6 @@ class _OpenStream:
             text = f"the stream of operations broke off: {failure.details()}"
             return _lost(text, status=grpc.StatusCode.UNAVAILABLE.name)
         return error_of(failure, text=f"{self._server} did not answer:")
-
-    def _fail(self, why: PlexError | None) -> None:
-        for futures in self.due.values():
-            for future in futures:
-                if future.done():
-                    continue
-                if why is None:
-                    future.cancel()
-                else:
-                    future.set_exception(PlexError(why.code, why.message, **why.facts))
 
 
 def _check_size(operation: operations_pb2.Operation) -> None:

@@ -61,7 +61,13 @@ class Retry:
         if not error.retryable:
             raise error
         status = error.facts.get(STATUS_FACT)
-        self._check_total(error)
+        if self._clock.monotonic_s() - self._started_s >= self._give_up_after_s:
+            raise PlexError(
+                ErrorCode.OPERATION_TIMEOUT,
+                f"{self._what} was not answered in {self._give_up_after_s:.0f} s; it may still "
+                "run: ask `plexctl explain`, or allow it longer (ClientOptions). Last: "
+                f"{error.message}",
+            ) from error
         if status == "DEADLINE_EXCEEDED":
             self._recover()
             return
@@ -73,15 +79,6 @@ class Retry:
             raise self._gave_up(error, tried_s=now_s - since_s) from error
         await self._clock.sleep(self._pause_s * (0.5 + self._jitter()))
         self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
-
-    def _check_total(self, error: PlexError) -> None:
-        if self._clock.monotonic_s() - self._started_s >= self._give_up_after_s:
-            raise PlexError(
-                ErrorCode.OPERATION_TIMEOUT,
-                f"{self._what} was not answered in {self._give_up_after_s:.0f} s; it may still "
-                "run: ask `plexctl explain`, or allow it longer (ClientOptions). Last: "
-                f"{error.message}",
-            ) from error
 
     def _gave_up(self, error: PlexError, *, tried_s: float) -> PlexError:
         return PlexError(

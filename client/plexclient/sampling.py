@@ -111,7 +111,14 @@ def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams
         ignore_eos=options.get("ignore_eos", False),
         prompt_logprobs=options.get("prompt_logprobs", False),
     )
-    _check_together(params)
+    if params.min_tokens > params.max_tokens:
+        raise bad_request(
+            f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}"
+        )
+    if params.top_p == 0:
+        raise bad_request("top_p=0: it must be in (0, 1]")
+    if any(not text for text in params.stop):
+        raise bad_request("stop has an empty text, which would end every sample at once")
     if seed is not None:
         params.seed = whole("seed", seed, least=0, most=2**64 - 1)
     return params
@@ -201,14 +208,3 @@ def is_plain(params: operations_pb2.SamplingParams) -> bool:
         or params.logit_bias
         or params.structured
     )
-
-
-def _check_together(params: operations_pb2.SamplingParams) -> None:
-    if params.min_tokens > params.max_tokens:
-        raise bad_request(
-            f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}"
-        )
-    if params.top_p == 0:
-        raise bad_request("top_p=0: it must be in (0, 1]")
-    if any(not text for text in params.stop):
-        raise bad_request("stop has an empty text, which would end every sample at once")

@@ -29,7 +29,11 @@ class Synced(Deployment):
         return self._take_weights(source)
 
     def _take_weights(self, source: Deployment, *, finishes_turns: bool = False) -> Future[int]:
-        self._check_source(source)
+        if source is self or source.job_session is not self.job_session:
+            raise bad_request(
+                f"{self.name}.sync({source.name}): the source must be another deployment of the "
+                "same job; to share weights between jobs, export and deploy(model=path)"
+            )
         with self.job_session.order:
             publish = source.lane.enter(operations_pb2.Operation(publish=operations_pb2.Publish()))
             pull = self.lane.enter(
@@ -67,10 +71,3 @@ class Synced(Deployment):
             self.lane.cancel(pull)
 
         return start(both, future=Cancellable(cancel))
-
-    def _check_source(self, source: Deployment) -> None:
-        if source is self or source.job_session is not self.job_session:
-            raise bad_request(
-                f"{self.name}.sync({source.name}): the source must be another deployment of the "
-                "same job; to share weights between jobs, export and deploy(model=path)"
-            )

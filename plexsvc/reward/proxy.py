@@ -207,7 +207,12 @@ class RewardProxy:
             record.enter()
         record.add(new)
         record.size = max(record.size, request.batch_size, len(record.pending))
-        self._keep_warm(record)
+        # Workers, those that start later too, import what the programs in use need.
+        missing = [module for module in record.program.imports if module not in self._warm]
+        if missing:
+            assert self._workers is not None, "samples come once it runs"
+            self._warm |= dict.fromkeys(missing)
+            self._workers.warm(missing)
         self.post(
             SamplesArrived(
                 at_us=self._clock.monotonic_us(),
@@ -290,14 +295,6 @@ class RewardProxy:
                     f"tenant {tenant!r} would have {found} {what} to score; the limit is {limit} "
                     f"(reward.{key}): score fewer at once, or again when some are done"
                 )
-
-    def _keep_warm(self, record: BatchRecord) -> None:
-        """Have workers, those that start later too, import what the programs in use need."""
-        missing = [module for module in record.program.imports if module not in self._warm]
-        if missing:
-            assert self._workers is not None, "samples come once it runs"
-            self._warm |= dict.fromkeys(missing)
-            self._workers.warm(missing)
 
     def post(self, fact: Fact) -> None:
         """Hand a fact to the core and do what it orders; facts that follow wait their turn."""

@@ -181,7 +181,17 @@ class LocalWorkers:
                     self._zygote_pid = process.pid
                 feeding = self._tasks.create_task(self._feed(ours))
                 try:
-                    await self._hear_zygote(ours)
+                    loop = asyncio.get_running_loop()
+                    with contextlib.suppress(ConnectionError):
+                        while body := await loop.sock_recv(ours, MAX_MESSAGE_BYTES):
+                            report: Started | Ended = decode_report(body)
+                            worker = WorkerId(report.worker)
+                            match report:
+                                case Started(pid=pid):
+                                    self._pids[worker] = pid
+                                case Ended(exit_code=code):
+                                    self._pids.pop(worker, None)
+                                    _resolve(self._exit_codes.get(worker), code)
                 finally:
                     feeding.cancel()
                     process.kill()
@@ -197,20 +207,6 @@ class LocalWorkers:
             order, theirs = await self._orders.get()
             with theirs or contextlib.nullcontext(), contextlib.suppress(ConnectionError):
                 await _send(line, msgspec.msgpack.encode(order), theirs)
-
-    async def _hear_zygote(self, line: socket.socket) -> None:
-        """Return when the zygote has ended."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(ConnectionError):
-            while body := await loop.sock_recv(line, MAX_MESSAGE_BYTES):
-                report: Started | Ended = decode_report(body)
-                worker = WorkerId(report.worker)
-                match report:
-                    case Started(pid=pid):
-                        self._pids[worker] = pid
-                    case Ended(exit_code=code):
-                        self._pids.pop(worker, None)
-                        _resolve(self._exit_codes.get(worker), code)
 
     async def _listen(self, worker: WorkerId, ours: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=ours)

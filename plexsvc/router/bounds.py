@@ -7,7 +7,7 @@ its batch) is checked where that is known.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -177,9 +177,20 @@ class _Rule:
     def check(self, value: Any) -> None:
         many = value.values() if self.is_map else value if self.is_repeated else (value,)
         if self.bound is not None:
-            _check_numbers(self.name, many, self.bound)
+            if not self.bound.holds(many):
+                found = next(v for v in many if not self.bound.holds((v,)))
+                raise bad_request(
+                    f"{self.name} is {found}; it may be {self.bound.low:.15g} to "
+                    f"{self.bound.high:.15g}",
+                    field=self.name,
+                )
         elif self.is_text:
-            _check_texts(self.name, many)
+            longest = max(map(len, many), default=0)
+            if longest > MAX_TEXT_CHARS:
+                raise bad_request(
+                    f"{self.name} has {longest} characters; it may have {MAX_TEXT_CHARS}",
+                    field=self.name,
+                )
         else:
             for one in many:
                 check(one)
@@ -222,19 +233,3 @@ def _value_of(field: FieldDescriptor) -> FieldDescriptor:
     if entry is None or not entry.GetOptions().map_entry:
         return field
     return entry.fields_by_name["value"]
-
-
-def _check_numbers(name: str, values: Collection[float], bound: Bound) -> None:
-    if not bound.holds(values):
-        found = next(v for v in values if not bound.holds((v,)))
-        raise bad_request(
-            f"{name} is {found}; it may be {bound.low:.15g} to {bound.high:.15g}", field=name
-        )
-
-
-def _check_texts(name: str, values: Iterable[str]) -> None:
-    longest = max(map(len, values), default=0)
-    if longest > MAX_TEXT_CHARS:
-        raise bad_request(
-            f"{name} has {longest} characters; it may have {MAX_TEXT_CHARS}", field=name
-        )

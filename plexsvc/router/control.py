@@ -73,21 +73,18 @@ class Control:
         if check is not None:
             check(request, self._config)
         if has_option(method, pb.operators_only) and not is_operator:
-            raise self._forbidden(name, request, tenant=tenant)
+            describe = ASKED.get(name)
+            words = re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
+            asked = words if describe is None else describe(request)
+            who = ", ".join(sorted(self._config.operators)) or "nobody"
+            raise PlexError(
+                ErrorCode.FORBIDDEN,
+                f"tenant {tenant!r} may not {asked}: only operators may (router.operators: {who}); "
+                "use an operator's token, or one of scope admin",
+                tenant=tenant,
+            )
         reply = await self._scheduler.call(name, request, reply_type(method))
         return reply if is_operator else shown(reply)
-
-    def _forbidden(self, name: str, request: Any, *, tenant: TenantId) -> PlexError:
-        describe = ASKED.get(name)
-        words = re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
-        asked = words if describe is None else describe(request)
-        who = ", ".join(sorted(self._config.operators)) or "nobody"
-        return PlexError(
-            ErrorCode.FORBIDDEN,
-            f"tenant {tenant!r} may not {asked}: only operators may (router.operators: {who}); "
-            "use an operator's token, or one of scope admin",
-            tenant=tenant,
-        )
 
 
 def shown(reply: Reply) -> Reply:

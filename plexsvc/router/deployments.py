@@ -57,17 +57,14 @@ class DeploymentCache:
                 deployment_id=deployment_id,
             )
         if found.state == "ready":  # one that is not yet placed has no nodes to remember
-            self._remember(key, found)
+            until_us = self._clock.monotonic_us() + self._config.deployment_ttl_us
+            self._entries[key] = _Entry(found, until_us)
         return found
 
     def forget(self, deployment: service_pb2.Deployment) -> None:
         """Ask again next time: what was remembered led nowhere."""
         key = _Key(deployment.tenant, deployment.job_id, deployment.deployment_id)
         self._entries.pop(key, None)
-
-    def _remember(self, key: _Key, deployment: service_pb2.Deployment) -> None:
-        until_us = self._clock.monotonic_us() + self._config.deployment_ttl_us
-        self._entries[key] = _Entry(deployment, until_us)
 
 
 def staging_targets(deployment: service_pb2.Deployment) -> list[str]:

@@ -28,7 +28,13 @@ def check_job(request: service_pb2.CreateJobRequest, config: RouterConfig) -> No
     Raises:
         PlexError: `bad_request`.
     """
-    _check_job_id(request.job_id, config)
+    if not request.job_id:
+        raise bad_request("create_job got no job_id; mint one with plexclient.ids.new_job_id()")
+    if len(request.job_id) > config.max_name_chars or not NAME.fullmatch(request.job_id):
+        raise bad_request(
+            f"job id {_shown(request.job_id)} is not {config.max_name_chars} or "
+            "fewer of a-z A-Z 0-9 . _ -; mint one with plexclient.ids.new_job_id()"
+        )
     check_name("a job's name", request.name)
     _check_count("labels of a job", request.labels, limit=config.max_labels)
     for name, value in request.labels.items():
@@ -109,16 +115,6 @@ def check_metrics(request: service_pb2.KeepAliveRequest, config: RouterConfig) -
     _check_count("metrics of a job", request.metrics, limit=config.max_metrics)
     for name in request.metrics:
         _check_text("a metric's name", name, most=config.max_name_chars)
-
-
-def _check_job_id(job_id: str, config: RouterConfig) -> None:
-    if not job_id:
-        raise bad_request("create_job got no job_id; mint one with plexclient.ids.new_job_id()")
-    if len(job_id) > config.max_name_chars or not NAME.fullmatch(job_id):
-        raise bad_request(
-            f"job id {_shown(job_id)} is not {config.max_name_chars} or "
-            "fewer of a-z A-Z 0-9 . _ -; mint one with plexclient.ids.new_job_id()"
-        )
 
 
 def check_name(what: str, name: str) -> None:

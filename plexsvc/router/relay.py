@@ -233,7 +233,14 @@ class Uploads:
                 # Else the scheduler would take the operation's payload for lost.
                 if loop.time() - told_s >= self._config.upload_stall_us / 1e6:
                     told_s = loop.time()
-                    await self._tell_under_way(upload.header)
+                    # The operation waits on for a payload that takes long; the scheduler may not
+                    # hear.
+                    told = _about(upload.header)
+                    told.is_under_way = True
+                    with suppress(PlexError):
+                        await self._scheduler.call(
+                            "PayloadStaged", told, service_pb2.PayloadStagedReply
+                        )
                 if len(message) > self._config.max_chunk_bytes + 64:
                     raise bad_request(
                         f"an upload message of {len(message)} bytes is over "
@@ -252,13 +259,6 @@ class Uploads:
                 "send it again"
             )
         return self._rules.plan(tap.lengths(), upload.deployment)
-
-    async def _tell_under_way(self, header: service_pb2.StageHeader) -> None:
-        """Have the operation wait on for a payload that takes long; the scheduler may not hear."""
-        told = _about(header)
-        told.is_under_way = True
-        with suppress(PlexError):
-            await self._scheduler.call("PayloadStaged", told, service_pb2.PayloadStagedReply)
 
     @asynccontextmanager
     async def _streams(self, targets: Sequence[str]) -> AsyncIterator[list[Target]]:

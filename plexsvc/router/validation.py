@@ -157,7 +157,14 @@ class OperationRules:
         match operation.payload.WhichOneof("form"):
             case "inline":
                 bundle = operation.payload.inline
-                self._check_inline(bundle.tensors, bundle.data, required=rules.required)
+                if len(bundle.data) > tensors.INLINE_PAYLOAD_BYTES:
+                    raise _too_large(
+                        f"an inline payload of {len(bundle.data)} bytes",
+                        key="wire.inline_payload_bytes",
+                        limit=tensors.INLINE_PAYLOAD_BYTES,
+                        remedy="stage it with StagePayload",
+                    )
+                self._check_specs(bundle.tensors, nbytes=len(bundle.data), required=rules.required)
                 arrays = tensors.decode(bundle)
                 check_batch(bundle.tensors, arrays, rules)
                 operation.plan.CopyFrom(self.plan(lengths_of(arrays["cu_seqlens"]), deployment))
@@ -167,22 +174,6 @@ class OperationRules:
                 staged.staging_id = operation.operation_id
             case _:
                 raise bad_batch(f"{kind} needs a batch with {', '.join(rules.required)}; none came")
-
-    def _check_inline(
-        self,
-        specs: Iterable[common_pb2.TensorSpec],
-        data: bytes,
-        *,
-        required: Sequence[str],
-    ) -> None:
-        if len(data) > tensors.INLINE_PAYLOAD_BYTES:
-            raise _too_large(
-                f"an inline payload of {len(data)} bytes",
-                key="wire.inline_payload_bytes",
-                limit=tensors.INLINE_PAYLOAD_BYTES,
-                remedy="stage it with StagePayload",
-            )
-        self._check_specs(specs, nbytes=len(data), required=required)
 
     def _check_specs(
         self, specs: Iterable[common_pb2.TensorSpec], *, nbytes: int, required: Sequence[str]

@@ -50,7 +50,12 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         refusal = self._door.refusal(handler_call_details.invocation_metadata or ())
         if refusal is not None:
             self._say("call refused", method=method, error=refusal)
-            return _refusing(refusal)
+
+            async def refuse(_: object, context: Any) -> None:
+                await abort_with(context, refusal)
+
+            # A stream each way is called before any message is read, whatever the method's kind.
+            return grpc.stream_stream_rpc_method_handler(refuse)
         if method not in self._guarded:
             handler = await continuation(handler_call_details)
             if handler is None:
@@ -91,11 +96,3 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         left_out = self._lines.take()
         if left_out is not None:
             log.warning(phrase, method=method, error=error, left_out=left_out)
-
-
-def _refusing(error: PlexError) -> MethodHandler:
-    async def refuse(_: object, context: Any) -> None:
-        await abort_with(context, error)
-
-    # A stream each way: it is called before any message is read, whatever the method's kind.
-    return grpc.stream_stream_rpc_method_handler(refuse)

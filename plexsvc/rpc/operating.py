@@ -131,7 +131,12 @@ class _Stream:
             try:
                 operation = ops.Operation.FromString(message)
             except DecodeError as error:
-                self._break_off(error)
+                self._end = bad_request(
+                    f"the stream of operations carried bytes that are no Operation ({error}); "
+                    "open another and send again what was not answered"
+                )
+                for task in self._under_way.values():
+                    task.cancel()
                 return
             operation_id = operation.operation_id
             earlier = self._under_way.pop(operation_id, None)
@@ -165,14 +170,6 @@ class _Stream:
             log.info("answer not sent", operation_id=result.operation_id, error=error)
         finally:
             self._num_unsent -= 1
-
-    def _break_off(self, error: DecodeError) -> None:
-        self._end = bad_request(
-            f"the stream of operations carried bytes that are no Operation ({error}); open another "
-            "and send again what was not answered"
-        )
-        for task in self._under_way.values():
-            task.cancel()
 
 
 def _too_large(result: ops.OperationResult, *, nbytes: int) -> ops.OperationResult:

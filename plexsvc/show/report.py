@@ -17,17 +17,6 @@ HOUR_US = 3.6e9
 def report_view(report: service_pb2.ReportReply) -> RenderableType:
     """Return the tables of a report: tenants, the matrix of waits, jobs."""
     lasted = length(max(0, report.now_us - report.since_us))
-    return Group(
-        Text(f"the last {lasted}; waits are for devices that others held", style="dim"),
-        _tenants(report),
-        Text(),
-        _matrix(report),
-        Text(),
-        _jobs(report),
-    )
-
-
-def _tenants(report: service_pb2.ReportReply) -> Table:
     names = ("tenant", "jobs", "device s", "waited s", "switches", "switch s")
     table = table_of(*names, "spot and lent h", "cost")
     for use in report.tenants:
@@ -40,7 +29,14 @@ def _tenants(report: service_pb2.ReportReply) -> Table:
             f"{use.switch_us / 1e6:.2f}",
             *_pooled(use),
         )
-    return table
+    return Group(
+        Text(f"the last {lasted}; waits are for devices that others held", style="dim"),
+        table,
+        Text(),
+        _matrix(report),
+        Text(),
+        _jobs(report),
+    )
 
 
 def _pooled(use: service_pb2.TenantUse | service_pb2.JobUse) -> tuple[str, str]:

@@ -138,7 +138,14 @@ class Books:
                 assert relocation is not None, action
                 self._carrying[action.deployment_id] = self.now_us, relocation.reason
             case actions.CutOver():
-                self._cut_over(action)
+                # A job lives elsewhere now, and was held while its state was copied.
+                holder = self._holder_of(action.deployment_id)
+                if holder is not None:
+                    self._stay(holder, action.to_wpg_id)
+                if action.deployment_id in self.record_of:
+                    since_us, why = self._carrying.pop(action.deployment_id)
+                    move = Move(since_us=since_us, until_us=self.now_us, why=why)
+                    self.record_of[action.deployment_id].moves.append(move)
             case _:
                 pass
 
@@ -164,16 +171,6 @@ class Books:
     def _holder_of(self, deployment_id: DeploymentId) -> Record | None:
         record = self.record_of.get(deployment_id)
         return record or self.rollout_record_of.get(deployment_id)
-
-    def _cut_over(self, action: actions.CutOver) -> None:
-        """Note that a job lives elsewhere now, and was held while its state was copied."""
-        holder = self._holder_of(action.deployment_id)
-        if holder is not None:
-            self._stay(holder, action.to_wpg_id)
-        if action.deployment_id in self.record_of:
-            since_us, why = self._carrying.pop(action.deployment_id)
-            move = Move(since_us=since_us, until_us=self.now_us, why=why)
-            self.record_of[action.deployment_id].moves.append(move)
 
     def _refused(self, action: actions.RefuseOperation) -> None:
         """Note how long an operation ran in vain."""

@@ -15,11 +15,11 @@ from typing import Final, TypeVar
 import numpy as np
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, NodeId, OperationId
+from plexsvc.ids import DeploymentId, NodeId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.vocabulary import OperationKind, Place
 from plexsvc.sim.costs import Moved, Spawned, Took, Work
-from plexsvc.sim.observed import MoveSample, Observed, OperationSample, SpawnSample
+from plexsvc.sim.observed import MoveSample, Observed, OperationSample
 
 _Sample = TypeVar("_Sample")
 
@@ -101,7 +101,14 @@ class FittedCosts:
         self._dice = np.random.default_rng(seed)
         self._begun: set[tuple[DeploymentId, OperationKind]] = set()
         self._backend = {o.deployment_id: o.backend for o in observed.operations}
-        self._failed = _failures(observed.operations)
+        # Those that failed, whoever ran beside them; cancelling is the core's.
+        self._failed = {
+            s.operation_id: Took(
+                elapsed_us=s.elapsed_us, run_us=s.run_us, fault=s.fault, is_refusal=s.is_refusal
+            )
+            for s in observed.operations
+            if s.fault is not None and s.fault.code is not ErrorCode.CANCELLED
+        }
         samples = observed.operations
         groups: dict[tuple[Hashable, ...], list[OperationSample]] = {}
         for sample in samples:
@@ -209,17 +216,6 @@ def _operation_cost(samples: Sequence[OperationSample]) -> _OperationCost:
     )
 
 
-def _failures(samples: Sequence[OperationSample]) -> dict[OperationId, Took]:
-    """Return the operations that failed, whoever ran beside them; cancelling is the core's."""
-    return {
-        s.operation_id: Took(
-            elapsed_us=s.elapsed_us, run_us=s.run_us, fault=s.fault, is_refusal=s.is_refusal
-        )
-        for s in samples
-        if s.fault is not None and s.fault.code is not ErrorCode.CANCELLED
-    }
-
-
 def _fit_spawns(observed: Observed) -> tuple[int, dict[tuple[NodeId, bool], int]]:
     """Return what a spawn takes, and when each node was warm for trainers and for instances.
 
@@ -232,14 +228,14 @@ def _fit_spawns(observed: Observed) -> tuple[int, dict[tuple[NodeId, bool], int]
             key = (place.node_id, spawn.is_rollout)
             at_us = spawn.ordered_us + spawn.elapsed_us
             ready_us[key] = min(at_us, ready_us.get(key, at_us))
-    warm = [s.elapsed_us for s in observed.spawns if _is_warm(s, ready_us)]
+    warm = [
+        s.elapsed_us
+        for s in observed.spawns
+        if all(s.ordered_us >= ready_us[p.node_id, s.is_rollout] for p in s.places)
+    ]
     if warm:
         return _mean(warm), ready_us
     return min((s.elapsed_us for s in observed.spawns), default=UNKNOWN_US), ready_us
-
-
-def _is_warm(spawn: SpawnSample, ready_us: dict[tuple[NodeId, bool], int]) -> bool:
-    return all(spawn.ordered_us >= ready_us[p.node_id, spawn.is_rollout] for p in spawn.places)
 
 
 def _mean(values: Sequence[int]) -> int:

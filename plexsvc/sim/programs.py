@@ -65,7 +65,7 @@ class _Extractor:
                 self._answers.append(moment.key)
             return None
         after = self._after(event)
-        if not _is_branch(event):
+        if not isinstance(event, PayloadUnderWay | PayloadStaged | PayloadRefused | Acknowledged):
             self._last, self._answers = moment.key, []
         if isinstance(event, OperationSubmitted):
             self._submitted[event.operation_id] = moment.key
@@ -86,10 +86,6 @@ class _Extractor:
         if found is not None and found in self._times:
             return (found,)
         return () if self._last is None else (self._last,)
-
-
-def _is_branch(event: Event) -> bool:
-    return isinstance(event, PayloadUnderWay | PayloadStaged | PayloadRefused | Acknowledged)
 
 
 @dataclass(slots=True)

@@ -35,7 +35,17 @@ def report(outcome: Outcome, *, title: str) -> str:
             "",
             *_table(
                 ("job", "nodes", "alone h", "wait ratio", "slowdown", "most of it"),
-                [_worst(record) for record in worst],
+                [
+                    (
+                        record.job.demand.resident_id,
+                        str(record.job.demand.num_units),
+                        f"{record.alone_us / _HOUR_US:.2f}",
+                        f"{wait_ratio(record):.2f}",
+                        f"{slowdown(record):.3f}",
+                        reason(record),
+                    )
+                    for record in worst
+                ],
             ),
             "",
         ]
@@ -90,17 +100,6 @@ def _tenants(records: Sequence[Record]) -> list[tuple[str, ...]]:
             (tenant, str(len(own)), f"{used / _HOUR_US:.1f}", *(f"{x:.3f}" for x in shares))
         )
     return rows
-
-
-def _worst(record: Record) -> tuple[str, ...]:
-    return (
-        record.job.demand.resident_id,
-        str(record.job.demand.num_units),
-        f"{record.alone_us / _HOUR_US:.2f}",
-        f"{wait_ratio(record):.2f}",
-        f"{slowdown(record):.3f}",
-        reason(record),
-    )
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

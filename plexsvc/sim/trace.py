@@ -333,7 +333,15 @@ def export(out: Path, workload: Workload) -> tuple[Path, Path]:
     trace, cluster = out / "trace.jsonl", out / "cluster.json"
     lines = [json.dumps(_given(_line(job, workload.cluster))) for job in workload.jobs]
     trace.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    cluster.write_text(json.dumps(_cluster(workload.cluster), indent=1) + "\n", encoding="utf-8")
+    parts = _given(workload.cluster)
+    parts["events"] = [
+        {"at_s": event.at_s, event.action: event.node} for event in workload.cluster.events
+    ]
+    del parts["unequal"]
+    if workload.cluster.unequal:
+        del parts["devices_per_node"]
+        parts["nodes"] = [_given(group) for group in workload.cluster.unequal]
+    cluster.write_text(json.dumps(parts, indent=1) + "\n", encoding="utf-8")
     return trace, cluster
 
 
@@ -374,16 +382,6 @@ def _stretches(segments: tuple[Segment, ...]) -> list[Stretch]:
         )
         for segment in segments
     ]
-
-
-def _cluster(cluster: SimCluster) -> dict[str, object]:
-    parts = _given(cluster)
-    parts["events"] = [{"at_s": event.at_s, event.action: event.node} for event in cluster.events]
-    del parts["unequal"]
-    if cluster.unequal:
-        del parts["devices_per_node"]
-        parts["nodes"] = [_given(group) for group in cluster.unequal]
-    return parts
 
 
 def _given(one: JobLine | SimCluster | NodeGroup) -> dict[str, object]:

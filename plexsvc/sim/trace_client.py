@@ -141,7 +141,21 @@ class TraceClient(Client):
         if not isinstance(event, JobSubmitted):
             return ()
         self._attempt.is_here = True
-        return self._request(event.at_us)
+        demand = self.record.job.demand
+        if self._takes_turns:
+            return self._request_both(event.at_us)
+        requests = [self._deployment(name, num_devices=demand.num_units) for name in self._dealt]
+        for request in requests:
+            self.books.record_of[request.deployment_id] = self.record
+        rollout = self._deployment("rollout", num_devices=demand.rollout_units or 1)
+        if demand.rollout_units:
+            self.books.rollout_record_of[rollout.deployment_id] = self.record
+        requests.append(rollout)
+        self._attempt.wanted = tuple(request.deployment_id for request in requests)
+        if demand.rollout_units:
+            together = DeploymentsDeclared(job_id=self.job_id, deployments=tuple(requests))
+            return [Post(event.at_us, together)]
+        return [Post(event.at_us, request) for request in requests]
 
     def told(self, answer: Answer, *, now_us: int) -> Posts:
         """Go on with the job's cycle."""
@@ -153,7 +167,12 @@ class TraceClient(Client):
             case Answer(what=What.ANSWERED, fault=None):
                 return self._answered(answer, now_us=now_us)
             case Answer(what=What.ENDED):
-                return self._ended(now_us)
+                if self._attempt.pause_us is None:
+                    self._is_done = True
+                    return ()
+                again_us = now_us + self._attempt.pause_us
+                self._attempt = _Attempt(number=self._attempt.number + 1)
+                return (self._submission(again_us),)
             case _:
                 return ()
 
@@ -166,38 +185,17 @@ class TraceClient(Client):
 
     def _submission(self, at_us: int) -> Post:
         demand = self.record.job.demand
+        job = self.record.job
+        says = job.cycles if job.expected_cycles is None else job.expected_cycles
         event = JobSubmitted(
             job_id=self.job_id,
             tenant=demand.tenant,
             name=demand.resident_id,
             priority=demand.priority,
             max_slowdown_ppm=demand.max_slowdown_ppm,
-            expected_steps=self._expected_steps(),
+            expected_steps=(max(1, says - self._run.trained) if says else 0),
         )
         return Post(at_us, event)
-
-    def _expected_steps(self) -> int:
-        """Return how many cycles it says are left to train."""
-        job = self.record.job
-        says = job.cycles if job.expected_cycles is None else job.expected_cycles
-        return max(1, says - self._run.trained) if says else 0
-
-    def _request(self, now_us: int) -> Posts:
-        demand = self.record.job.demand
-        if self._takes_turns:
-            return self._request_both(now_us)
-        requests = [self._deployment(name, num_devices=demand.num_units) for name in self._dealt]
-        for request in requests:
-            self.books.record_of[request.deployment_id] = self.record
-        rollout = self._deployment("rollout", num_devices=demand.rollout_units or 1)
-        if demand.rollout_units:
-            self.books.rollout_record_of[rollout.deployment_id] = self.record
-        requests.append(rollout)
-        self._attempt.wanted = tuple(request.deployment_id for request in requests)
-        if demand.rollout_units:
-            together = DeploymentsDeclared(job_id=self.job_id, deployments=tuple(requests))
-            return [Post(now_us, together)]
-        return [Post(now_us, request) for request in requests]
 
     @property
     def _takes_turns(self) -> bool:
@@ -273,15 +271,6 @@ class TraceClient(Client):
         self._attempt.is_playing, self._attempt.training = False, None
         self._attempt.rolling.clear()
         return [self._end(now_us, JobState.FAILED, reason=fault.message)]
-
-    def _ended(self, now_us: int) -> Posts:
-        """Note that the job is done, or submit it again."""
-        if self._attempt.pause_us is None:
-            self._is_done = True
-            return ()
-        again_us = now_us + self._attempt.pause_us
-        self._attempt = _Attempt(number=self._attempt.number + 1)
-        return (self._submission(again_us),)
 
     def _end(self, now_us: int, outcome: JobState, *, reason: str = "") -> Post:
         return Post(now_us, JobEndRequested(job_id=self.job_id, outcome=outcome, reason=reason))

@@ -75,7 +75,14 @@ class FixedMapping:
         try:
             address = self.address
             for extent in extents:
-                self._attach_one(fd, extent, address=address, is_populated=is_populated)
+                access = mmap.PROT_READ | mmap.PROT_WRITE
+                _map(
+                    address, extent.nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, extent.offset
+                )
+                # A kernel that gives no huge pages for shared memory is no error.
+                _libc.madvise(address, extent.nbytes, _MADV_HUGEPAGE)
+                if is_populated:
+                    _check(_libc.madvise(address, extent.nbytes, _MADV_POPULATE_READ))
                 address += extent.nbytes
         except OSError:
             self.park()
@@ -92,18 +99,6 @@ class FixedMapping:
     def close(self) -> None:
         """Give the addresses back; only when nothing points there any more."""
         _check(_libc.munmap(self._base, self._reserved_bytes))
-
-    def _attach_one(self, fd: int, extent: Extent, *, address: int, is_populated: bool) -> None:
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        _map(address, extent.nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, extent.offset)
-        advise_huge(address, extent.nbytes)
-        if is_populated:
-            _check(_libc.madvise(address, extent.nbytes, _MADV_POPULATE_READ))
-
-
-def advise_huge(address: int, nbytes: int) -> None:
-    """Ask for huge pages; a kernel that gives none for shared memory is no error."""
-    _libc.madvise(address, nbytes, _MADV_HUGEPAGE)
 
 
 def populate(address: int, nbytes: int) -> None:

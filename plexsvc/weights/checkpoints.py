@@ -183,7 +183,10 @@ def read_seal(directory: Path) -> Seal | None:
         return None
     try:
         found = paths.read_json(path, most_bytes=MAX_MARK_BYTES)
-        files = {name: _parse(known) for name, known in found["files"].items()}
+        files = {
+            name: Sealed(nbytes=int(known["nbytes"]), blocks=tuple(known["blocks"]))
+            for name, known in found["files"].items()
+        }
         is_ours = found["block_bytes"] == BLOCK_BYTES
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _broken(path, f"it cannot be read ({error!r})") from error
@@ -227,10 +230,6 @@ def _seal_of(path: Path) -> Sealed:
         while data := file.read(BLOCK_BYTES):
             hasher.update(memoryview(data))
     return hasher.seal()
-
-
-def _parse(known: Mapping[str, Any]) -> Sealed:
-    return Sealed(nbytes=int(known["nbytes"]), blocks=tuple(known["blocks"]))
 
 
 def _check_size(path: Path, sealed: Sealed) -> None:

@@ -39,7 +39,8 @@ class Shape:
 def make_model(directory: Path, *, seed: int, shape: Shape = Shape()) -> int:
     """Write config, weights and tokenizer of a random model; return its number of parameters."""
     directory.mkdir(parents=True)
-    weights = random_weights(shape, seed=seed)
+    dice = np.random.default_rng(seed)
+    weights = {name: _random(dice, name, size) for name, size in _sizes(shape).items()}
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -77,12 +78,6 @@ def state_bytes(num_parameters: int) -> int:
 def device_bytes_for_one(num_parameters: int) -> int:
     """Return a device memory that holds the training state of one job and not of two."""
     return state_bytes(num_parameters) * 5 // 4
-
-
-def random_weights(shape: Shape, *, seed: int) -> Weights:
-    """Return fresh weights under their Hugging Face names."""
-    dice = np.random.default_rng(seed)
-    return {name: _random(dice, name, size) for name, size in _sizes(shape).items()}
 
 
 def _sizes(shape: Shape) -> dict[str, tuple[int, ...]]:

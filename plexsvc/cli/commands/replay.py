@@ -50,7 +50,14 @@ def replay(
         if found is None:
             typer.echo("not predicted: the journal tells of a run this core did not do", err=True)
     if json:
-        told = _values(verdict, recorded)
+        from dataclasses import asdict
+
+        told = {
+            "epoch": recorded.configured.epoch,
+            "is_this_build": recorded.configured.is_this_build,
+            "is_identical": verdict.is_identical,
+            **asdict(verdict),
+        }
         typer.echo(jsonlib.dumps(told | ({} if found is None else {"predicted": _figures(found)})))
     else:
         _show(verdict, recorded)
@@ -112,17 +119,6 @@ def _read(source: str, *, epoch: int | None, is_whole: bool) -> Recording | Tail
 
     rows = read_journal(source, epoch=epoch)
     return read(rows.rows) if is_whole else follow(rows)
-
-
-def _values(verdict: Verdict, told: Recording | Tail) -> dict[str, object]:
-    from dataclasses import asdict
-
-    return {
-        "epoch": told.configured.epoch,
-        "is_this_build": told.configured.is_this_build,
-        "is_identical": verdict.is_identical,
-        **asdict(verdict),
-    }
 
 
 def _show(verdict: Verdict, recorded: Recording | Tail) -> None:

@@ -52,9 +52,9 @@ def simulate(
     from plexsvc.scheduler.core.planning.policies import policy_named
 
     chosen = [policy_named(name) for name in policy or ["plex"]]
-    workload = _workload(
-        trace, cluster=cluster, preset=preset, seed=seed, has_lengths=not unknown_lengths
-    )
+    workload = _read(trace, cluster=cluster, preset=preset, seed=seed)
+    if unknown_lengths:
+        workload = workload.without_lengths()
     if export is not None:
         _export(export, workload, json=json)
         return
@@ -121,18 +121,6 @@ def _directories(out: Path | None, policies: list[str]) -> dict[str, Path]:
     if out is None:
         return {}
     return {name: out / name if len(policies) > 1 else out for name in policies}
-
-
-def _workload(
-    trace: Path | None,
-    *,
-    cluster: Path | None,
-    preset: str | None,
-    seed: int,
-    has_lengths: bool,
-) -> Workload:
-    read = _read(trace, cluster=cluster, preset=preset, seed=seed)
-    return read if has_lengths else read.without_lengths()
 
 
 def _read(trace: Path | None, *, cluster: Path | None, preset: str | None, seed: int) -> Workload:

@@ -83,7 +83,12 @@ def submit(
             _write_bytes(controllers.read_log(directory, follow=True))
         except KeyboardInterrupt:
             _say_goes_on(job_id, state_dir=at.state_dir)
-        _exit_like(directory)
+        end = controllers.read_end(directory)
+        if end is None:
+            typer.echo("the job's supervisor died before it recorded the end", err=True)
+        elif end.outcome != "completed":
+            typer.echo(f"{end.outcome}: {end.reason}", err=True)
+        raise typer.Exit(0 if end is not None and end.outcome == "completed" else FAILED)
 
 
 def logs(
@@ -129,14 +134,3 @@ def _say_goes_on(job_id: str, *, state_dir: Path | None) -> NoReturn:
         err=True,
     )
     raise typer.Exit(INTERRUPTED)
-
-
-def _exit_like(directory: Path) -> None:
-    from plexsvc.controllers import submit as controllers
-
-    end = controllers.read_end(directory)
-    if end is None:
-        typer.echo("the job's supervisor died before it recorded the end", err=True)
-    elif end.outcome != "completed":
-        typer.echo(f"{end.outcome}: {end.reason}", err=True)
-    raise typer.Exit(0 if end is not None and end.outcome == "completed" else FAILED)

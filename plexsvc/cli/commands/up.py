@@ -135,7 +135,17 @@ def detach(config: ClusterConfig, *, config_path: Path | None, roots: Sequence[P
             stderr=log_file,
             start_new_session=True,
         )
-    return _wait_until_up(process, config=config, log_path=log_path, begins=begins)
+    deadline = time.monotonic() + UP_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        card = read_card(config.state_dir)
+        if card is not None and card.pid == process.pid:
+            process.returncode = 0  # it runs on without this process: nobody is to wait for it
+            return card
+        time.sleep(_POLL_S)
+    process.kill()
+    raise unavailable(
+        f"the cluster did not come up; its log {log_path} ends:\n{tail(log_path, begins=begins)}"
+    )
 
 
 def stop(state_dir: Path, *, keep: bool = False) -> int | None:
@@ -167,19 +177,3 @@ def stop(state_dir: Path, *, keep: bool = False) -> int | None:
                 f"`kill -9 {pid}`"
             )
     return pid
-
-
-def _wait_until_up(
-    process: subprocess.Popen[bytes], *, config: ClusterConfig, log_path: Path, begins: int
-) -> Card:
-    deadline = time.monotonic() + UP_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        card = read_card(config.state_dir)
-        if card is not None and card.pid == process.pid:
-            process.returncode = 0  # it runs on without this process: nobody is to wait for it
-            return card
-        time.sleep(_POLL_S)
-    process.kill()
-    raise unavailable(
-        f"the cluster did not come up; its log {log_path} ends:\n{tail(log_path, begins=begins)}"
-    )

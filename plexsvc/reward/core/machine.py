@@ -147,7 +147,14 @@ class RewardCore:
             ):
                 self._ended(fact)
             case BatchLeft():
-                self._leave(fact.batch)
+                batch = self.batches.pop(fact.batch, None)
+                for index, request in batch.requests.items() if batch is not None else ():
+                    queue = self.crew.pool(request.resource).queue
+                    if request.worker is None:
+                        queue.drop(RequestId(fact.batch, index))
+                    else:
+                        queue.running[fact.batch.tenant] -= 1
+                        self.crew.stop(request.worker)
             case PlanMade() | BatchesExpected() | PlacesKnown():
                 self._told(fact)
             case TimePassed():
@@ -316,16 +323,6 @@ class RewardCore:
         self._orders.append(
             RememberBatch(batch=batch_id, program=batch.program.name, samples=samples)
         )
-
-    def _leave(self, batch_id: BatchId) -> None:
-        batch = self.batches.pop(batch_id, None)
-        for index, request in batch.requests.items() if batch is not None else ():
-            queue = self.crew.pool(request.resource).queue
-            if request.worker is None:
-                queue.drop(RequestId(batch_id, index))
-            else:
-                queue.running[batch_id.tenant] -= 1
-                self.crew.stop(request.worker)
 
     def _expire(self, now_us: int) -> None:
         for worker_id, worker in list(self.workers.items()):

@@ -6,7 +6,7 @@ of which nothing is known are not planned: they follow their queues.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -92,7 +92,13 @@ class PlannerCore:
         number = {resource: index for index, resource in enumerate(pools)}
         loads, extra = [], [0] * len(pools)
         for batch in known:
-            route = self._route(batch.program, number)
+            route = Route(
+                pools=tuple(number[stage.resource] for stage in batch.program.stages),
+                latest_us=tuple(
+                    int(stage.timeout_us * self.aims.timeout_share)
+                    for stage in batch.program.stages
+                ),
+            )
             history = self.histories[batch.key]
             requests = expected(batch.state, history, now_us=facts.now_us)
             loads.append(Load(route=route, requests=requests))
@@ -114,14 +120,6 @@ class PlannerCore:
             for resource, index in number.items()
             if resource not in follows
         }
-
-    def _route(self, program: ProgramSpec, number: Mapping[Resource, int]) -> Route:
-        return Route(
-            pools=tuple(number[stage.resource] for stage in program.stages),
-            latest_us=tuple(
-                int(stage.timeout_us * self.aims.timeout_share) for stage in program.stages
-            ),
-        )
 
 
 def lasts_us(history: History) -> int:

@@ -95,14 +95,6 @@ class Grader(talking.Line):
         """Return what a name of the sample stands for; a class is one that the tests name."""
         return self.do("name", name)
 
-    def _note_name(self, name: str, found: object) -> None:
-        if isinstance(found, remote.RemoteType):
-            is_spelt = self.spelt is None or name in self.spelt
-            if not name.lstrip("_")[:1].isupper():
-                self._aliased.add(found._far_number)
-            elif is_spelt:
-                self._named.add(found._far_number)
-
     def do(self, what: str, *args: object) -> Any:
         """Return what the sample answers; raise what it raised."""
         with self._lock:
@@ -123,7 +115,13 @@ class Grader(talking.Line):
             is_plain = is_plain and found is not NotImplemented
             self.told += is_plain and what not in UNTOLD
             if what in {"name", "getattr"}:
-                self._note_name(str(args[-1]), found)
+                name = str(args[-1])
+                if isinstance(found, remote.RemoteType):
+                    is_spelt = self.spelt is None or name in self.spelt
+                    if not name.lstrip("_")[:1].isupper():
+                        self._aliased.add(found._far_number)
+                    elif is_spelt:
+                        self._named.add(found._far_number)
             return found
 
     def _parts(self, reply: list[Any]) -> tuple[tuple[str, Any], list[str], list[Any]]:
@@ -150,11 +148,18 @@ class Grader(talking.Line):
 
     def call(self, called: object, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Return what a call gives, in the test's environment and with the files that it names."""
-        self._follow_environment()
+        environ = dict(os.environ)  # noqa: TID251 - as the test has it
+        environ.pop("PYTEST_CURRENT_TEST", None)
+        cwd = str(pathlib.Path.cwd())
+        cwd = cwd if self.shared and cwd.startswith(self.shared) else ""
+        if (environ, cwd) != (self._environ, self._cwd):
+            self._environ, self._cwd = environ, cwd
+            self.do("environ", environ, cwd)
         self._roots |= dict.fromkeys(self._paths([*args, *named.values()]))
         if self._roots or (data := grader_lends.data_files([*args, *named.values()])):
             self._tell_files({} if self._roots else data)
-        self._forget_arguments()
+        while len(self._arguments) > MAX_KEPT:
+            self._arguments.popitem(last=False)
         try:
             found = self.do(
                 "call",
@@ -180,10 +185,6 @@ class Grader(talking.Line):
         self._arguments.move_to_end(id(value))
         return Kept(value)
 
-    def _forget_arguments(self) -> None:
-        while len(self._arguments) > MAX_KEPT:
-            self._arguments.popitem(last=False)
-
     def _tell_files(self, data: dict[str, bytes | None]) -> None:
         now = grader_lends.files_below(list(self._roots))
         changed = {path: one for path, one in now.items() if self._files.get(path, 0) != one}
@@ -196,15 +197,6 @@ class Grader(talking.Line):
         found = self.do("get", list(self._roots))
         grader_lends.write_back(found, list(self._roots), before=self._files)
         self._files = grader_lends.files_below(list(self._roots))
-
-    def _follow_environment(self) -> None:
-        environ = dict(os.environ)  # noqa: TID251 - as the test has it
-        environ.pop("PYTEST_CURRENT_TEST", None)
-        cwd = str(pathlib.Path.cwd())
-        cwd = cwd if self.shared and cwd.startswith(self.shared) else ""
-        if (environ, cwd) != (self._environ, self._cwd):
-            self._environ, self._cwd = environ, cwd
-            self.do("environ", environ, cwd)
 
     def _paths(self, values: list[Any]) -> Iterator[str]:
         """Yield the paths among arguments whose files the sample may read and write."""

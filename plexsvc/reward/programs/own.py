@@ -135,7 +135,14 @@ def _run(definition: Definition, stage: OwnStage, work: Work) -> Outcome:
         raise RuntimeError(f"stage {stage.name} ended with exit code {ran.exit_code}: {last}")
     verdict = _verdict(ran.stdout)
     if verdict is not None:
-        return _scored(verdict, stage, output=printed)
+        score = verdict["score"]
+        if isinstance(score, bool):
+            score = float(score)
+        if not isinstance(score, int | float):
+            raise RefusedError(f"score: stage {stage.name} gave {score!r}, which is no number")
+        if not math.isfinite(score):
+            raise RefusedError(f"score: stage {stage.name} gave {score}; a score is finite")
+        return Scored(score=float(score), output=printed, detail=str(verdict.get("detail", "")))
     if stage is definition.stages[-1]:
         raise RuntimeError(
             f'stage {stage.name} gave no verdict; its last line must be {{"score": NUMBER}}'
@@ -158,14 +165,3 @@ def _verdict(printed: str) -> Mapping[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) and "score" in found else None
-
-
-def _scored(verdict: Mapping[str, Any], stage: OwnStage, *, output: str) -> Scored:
-    score = verdict["score"]
-    if isinstance(score, bool):
-        score = float(score)
-    if not isinstance(score, int | float):
-        raise RefusedError(f"score: stage {stage.name} gave {score!r}, which is no number")
-    if not math.isfinite(score):
-        raise RefusedError(f"score: stage {stage.name} gave {score}; a score is finite")
-    return Scored(score=float(score), output=output, detail=str(verdict.get("detail", "")))

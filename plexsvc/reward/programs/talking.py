@@ -160,22 +160,19 @@ class Line:
         if kind in {type(Ellipsis), type(NotImplemented)}:
             return ["constant", str(value)]
         if kind.__module__ == "numpy":
-            return self._pack_numpy(value)
+            dtype = getattr(value, "dtype", None)
+            if dtype is None or isinstance(value, type) or dtype.kind not in "biufcSUMm":
+                if type(value).__name__ == "ndarray":  # of objects
+                    return [
+                        "array",
+                        "object",
+                        list(value.shape),
+                        *map(self.pack, value.ravel().tolist()),
+                    ]
+                return self.hold(value)
+            shape = None if type(value).__name__ != "ndarray" else list(value.shape)
+            return ["numpy", dtype.str, shape, value.tobytes().hex()]
         return self.hold(value)
-
-    def _pack_numpy(self, value: Any) -> Packed:
-        dtype = getattr(value, "dtype", None)
-        if dtype is None or isinstance(value, type) or dtype.kind not in "biufcSUMm":
-            if type(value).__name__ == "ndarray":  # of objects
-                return [
-                    "array",
-                    "object",
-                    list(value.shape),
-                    *map(self.pack, value.ravel().tolist()),
-                ]
-            return self.hold(value)
-        shape = None if type(value).__name__ != "ndarray" else list(value.shape)
-        return ["numpy", dtype.str, shape, value.tobytes().hex()]
 
     def unpack(self, packed: Packed) -> Any:
         """Return the value that JSON stands for.
@@ -217,22 +214,19 @@ class Line:
             case "constant":
                 return {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}[parts[0]]
             case "numpy" | "array":
-                return self._unpack_numpy(kind, parts)
+                import numpy as np
+
+                if kind == "array":
+                    made = np.empty(len(parts) - 2, dtype=object)
+                    made[:] = [self.unpack(one) for one in parts[2:]]
+                    return made.reshape(parts[1])
+                dtype, shape, data = parts
+                array = np.frombuffer(bytes.fromhex(data), dtype=np.dtype(dtype))
+                return array[0] if shape is None else array.reshape(shape).copy()
             case _ if kind in _MADE_BY:
                 return _MADE_BY[kind](*map(self.unpack, parts))
             case _:
                 return self.take(kind, parts)
-
-    def _unpack_numpy(self, kind: str, parts: list[Packed]) -> Any:
-        import numpy as np
-
-        if kind == "array":
-            made = np.empty(len(parts) - 2, dtype=object)
-            made[:] = [self.unpack(one) for one in parts[2:]]
-            return made.reshape(parts[1])
-        dtype, shape, data = parts
-        array = np.frombuffer(bytes.fromhex(data), dtype=np.dtype(dtype))
-        return array[0] if shape is None else array.reshape(shape).copy()
 
 
 def is_container(value: object) -> bool:

@@ -92,7 +92,11 @@ class Membership(Assignment):
             return ordered if event.is_probe else ordered + self._settle(one)
         refusal = self._serve(one, event.version, event.checksum) or event.refusal
         if refusal:
-            return self._refuse(one, refusal)
+            if one not in self._updating:
+                return self._lose(one, refusal)
+            self.instances[one].lost_because = refusal
+            self._is_refused = True
+            return self._settle(one)
         if instance.is_serving:
             return self._settle(one)
         if one in self._updating or instance.phase is Phase.DRAINING:
@@ -228,13 +232,6 @@ class Membership(Assignment):
             instance.enter(Trigger.OUTDATED)
         self._free_turns()  # none starts: nobody has the version yet
         return [orders.UpdateInstance(instance_id=one, version=version) for one in living]
-
-    def _refuse(self, instance_id: InstanceId, refusal: str) -> list[Order]:
-        if instance_id not in self._updating:
-            return self._lose(instance_id, refusal)
-        self.instances[instance_id].lost_because = refusal
-        self._is_refused = True
-        return self._settle(instance_id)
 
     def _settle(self, instance_id: InstanceId) -> list[Order]:
         """Return to the version before once every instance that answered refused the wanted one."""

@@ -294,15 +294,6 @@ def _top_logprobs(asked: Asked, *, is_chat: bool) -> int:
     return top
 
 
-def _template_kwargs(found: Any) -> dict[str, Any]:
-    """Return variables of a chat template; the deployment refuses those that are no such."""
-    is_named = isinstance(found, dict) and all(map(str.isidentifier, found))
-    if not is_named or len(found) > MAX_TEMPLATE_KWARGS:
-        wanted = f"an object of up to {MAX_TEMPLATE_KWARGS} variables of the chat template"
-        raise _bad("chat_template_kwargs", found, wanted)
-    return {"kwargs": found} if found else {}
-
-
 def _chat(asked: Asked) -> operations_pb2.Prompt:
     messages = asked.get("messages")
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
@@ -311,7 +302,12 @@ def _chat(asked: Asked) -> operations_pb2.Prompt:
         raise _bad("messages", messages, "at least one message")
     offered = asked["tools"] if shapes.tools_of(asked) else None
     said = [_message(f"messages[{at}]", given(one)) for at, one in enumerate(messages)]
-    kwargs = _template_kwargs(asked.get("chat_template_kwargs", {}))
+    found = asked.get("chat_template_kwargs", {})
+    is_named = isinstance(found, dict) and all(map(str.isidentifier, found))
+    if not is_named or len(found) > MAX_TEMPLATE_KWARGS:
+        wanted = f"an object of up to {MAX_TEMPLATE_KWARGS} variables of the chat template"
+        raise _bad("chat_template_kwargs", found, wanted)
+    kwargs = {"kwargs": found} if found else {}
     chat = {"messages": said, "tools": offered} | kwargs
     try:
         return operations_pb2.Prompt(chat=json.dumps(chat))

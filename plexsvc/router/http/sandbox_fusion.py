@@ -43,7 +43,7 @@ def routes(rewards: Rewards) -> list[web.RouteDef]:
             **{name: asked.get(name) for name in _LIMITS},
         }
         found = await _run(rewards, code, reference, tenant=request[TENANT])
-        return web.json_response(_ran(found))
+        return web.json_response(_told(found, found["runs"][0] if found["runs"] else None))
 
     async def submit(request: web.Request) -> web.Response:
         asked = await read_json(request)
@@ -131,10 +131,6 @@ def _judged(found: Mapping[str, Any], tests: list[dict[str, Any]]) -> dict[str, 
         "extracted_type": None,
         "extra": None,
     }
-
-
-def _ran(found: Mapping[str, Any]) -> dict[str, Any]:
-    return _told(found, found["runs"][0] if found["runs"] else None)
 
 
 def _told(found: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -84,7 +84,11 @@ def build_core(config: VllmConfig, model: ModelDir) -> vllm_core.EngineCore:
 
 def prepare_process(architectures: Sequence[str]) -> None:
     """Make this process one that holds any number of engines of one rank."""
-    _register_loaded(architectures)
+    # By name, vLLM inspects each class of a model in a fresh process, for seconds.
+    for name in architectures:
+        entry = ModelRegistry.models.get(name)
+        if entry is not None:
+            ModelRegistry.register_model(name, entry.load_model_cls())
     if current_platform.is_cpu():
         _be_alone()
     vllm_core.cleanup_dist_env_and_memory = lambda *_, **__: None
@@ -132,14 +136,6 @@ def _be_alone() -> None:
         return new_group(*arguments, **{**named, "backend": "fake"})
 
     dist.new_group = new_group_of_one
-
-
-def _register_loaded(architectures: Sequence[str]) -> None:
-    """Register models by class: by name, vLLM inspects each in a fresh process, for seconds."""
-    for name in architectures:
-        entry = ModelRegistry.models.get(name)
-        if entry is not None:
-            ModelRegistry.register_model(name, entry.load_model_cls())
 
 
 def prepare_worker(worker: Any, model: ModelDir) -> PreparedWeights:
