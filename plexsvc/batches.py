@@ -34,12 +34,10 @@ class ModelLimits(Protocol):
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
-        ...
 
     @property
     def max_sequence_length(self) -> int:
         """Longest sequence in tokens."""
-        ...
 
 
 def check_loss(name: str, arguments: Mapping[str, float], *, role: str) -> None:

@@ -17,15 +17,12 @@ class Clock(Protocol):
 
     def wall_us(self) -> int:
         """Return microseconds since the epoch."""
-        ...
 
     def monotonic_us(self) -> int:
         """Return microseconds of this node's monotonic clock; only differences mean anything."""
-        ...
 
     async def sleep(self, duration_us: int) -> None:
         """Return after `duration_us` of this clock."""
-        ...
 
 
 class SystemClock:

@@ -18,17 +18,14 @@ class Fence(Protocol):
     @property
     def scheduler_epoch(self) -> int:
         """Number of the scheduler that leads."""
-        ...
 
     @property
     def lease_no(self) -> int:
         """Number of the lease on the device set; 0 when the command needs no device."""
-        ...
 
     @property
     def incarnation(self) -> int:
         """Number of the WPG's processes; 0 means whichever live."""
-        ...
 
 
 def refuse_older(what: str, number: str, *, given: int, seen: int) -> None:

@@ -34,37 +34,30 @@ class SampleLike(Protocol):
     @property
     def prompt_tokens(self) -> Sequence[int]:
         """The prompt's token ids."""
-        ...
 
     @property
     def tokens(self) -> Sequence[int]:
         """The generated token ids."""
-        ...
 
     @property
     def logprobs(self) -> FloatArray:
         """The sampler's logprob of each of `tokens`."""
-        ...
 
     @property
     def temperature(self) -> float:
         """What the sampler divided logits by."""
-        ...
 
     @property
     def top_p(self) -> float:
         """The share of probability it drew from: 1 is all."""
-        ...
 
     @property
     def top_k(self) -> int:
         """The number of tokens it drew from: 0 is all."""
-        ...
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing else shaped the distribution it drew from."""
-        ...
 
 
 class Encoder(Protocol):
@@ -72,7 +65,6 @@ class Encoder(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,7 +19,6 @@ class HasBackground(Protocol):
     @property
     def background(self) -> Background:
         """The loop its calls run on."""
-        ...
 
 
 class Cancellable(Future[R]):

@@ -12,11 +12,9 @@ class Clock(Protocol):
 
     def monotonic_s(self) -> float:
         """Return seconds of a clock that never goes back."""
-        ...
 
     async def sleep(self, duration_s: float) -> None:
         """Return after `duration_s` of this clock."""
-        ...
 
 
 class SystemClock:

@@ -54,13 +54,11 @@ class Judge(Protocol):
     @property
     def tokenizer(self) -> object:
         """Its tokenizer, fetched at the first use."""
-        ...
 
     def begin(
         self, prompts: Sequence[str], *, text: bool | None, options: SamplingOptions
     ) -> Generation:
         """Enter a generate into the order and start it."""
-        ...
 
 
 class JudgeSettings(TypedDict, total=False):

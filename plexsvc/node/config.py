@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.fixed import Fixed
 from plexsvc.rpc.addresses import UNIX, host_of
 
@@ -41,22 +41,26 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in DEVICE_KINDS:
-            raise _bad(f"kind is {self.kind!r}; a device is {', '.join(DEVICE_KINDS)}")
+            raise bad_request(f"kind is {self.kind!r}; a device is {', '.join(DEVICE_KINDS)}")
         if self.memory not in DEVICE_MEMORIES:
-            raise _bad(f"memory is {self.memory!r}; it is {' or '.join(DEVICE_MEMORIES)}")
+            raise bad_request(f"memory is {self.memory!r}; it is {' or '.join(DEVICE_MEMORIES)}")
         stands_in = self.kind == "reward" and self.memory == "cpu"
         if self.gpu is not None and (self.gpu < 0 or not (self.memory == "cuda" or stands_in)):
-            raise _bad(f"gpu is {self.gpu}, memory {self.memory!r}; a cuda device has a gpu from 0")
+            raise bad_request(
+                f"gpu is {self.gpu}, memory {self.memory!r}; a cuda device has a gpu from 0"
+            )
         if self.kind == "reward" and self.memory == "cuda" and self.gpu is None:
-            raise _bad("gpu of a reward device with memory 'cuda' is missing; say which GPU it is")
+            raise bad_request(
+                "gpu of a reward device with memory 'cuda' is missing; say which GPU it is"
+            )
         takes = self.kind == "reward" and self.gpu is None
         if takes != (self.cpus is not None) or (self.cpus is not None and self.cpus < 1):
-            raise _bad(
+            raise bad_request(
                 f"cpus is {self.cpus}, kind {self.kind!r}, gpu {self.gpu}; a reward device without "
                 "a gpu has 1 at least, and no other has any"
             )
         if self.bytes_total <= 0:
-            raise _bad(f"bytes_total is {self.bytes_total}; a device has some memory")
+            raise bad_request(f"bytes_total is {self.bytes_total}; a device has some memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +158,7 @@ class AgentConfig:
             staging_bytes=self.staging_bytes,
         )
         if self.listen.startswith(_WILDCARDS):
-            raise _bad(
+            raise bad_request(
                 f"listen of node {self.node_id} is {self.listen!r}, which tells nobody where it "
                 "is; give the address by which other hosts reach this node"
             )
@@ -178,13 +182,13 @@ def check_node(
         PlexError: `bad_request`.
     """
     if not node_id.strip(".") or not _NAME_CHARACTERS.issuperset(node_id):
-        raise _bad(f"node_id is {node_id!r}; a node's name is made of a-z A-Z 0-9 . _ -")
+        raise bad_request(f"node_id is {node_id!r}; a node's name is made of a-z A-Z 0-9 . _ -")
     if not devices:
-        raise _bad(f"node {node_id} has no devices; give it one at least")
+        raise bad_request(f"node {node_id} has no devices; give it one at least")
     _check_gpus(node_id, devices)
     for key, nbytes in (("host_bytes", host_bytes), ("staging_bytes", staging_bytes)):
         if nbytes <= 0:
-            raise _bad(f"{key} of node {node_id} is {nbytes}; it must be above 0")
+            raise bad_request(f"{key} of node {node_id} is {nbytes}; it must be above 0")
 
 
 def _check_gpus(node_id: str, devices: Sequence[DeviceConfig]) -> None:
@@ -196,11 +200,7 @@ def _check_gpus(node_id: str, devices: Sequence[DeviceConfig]) -> None:
     ]
     for device in devices:
         if device.kind == "reward" and device.gpu is not None and gpus.count(device.gpu) > 1:
-            raise _bad(
+            raise bad_request(
                 f"gpu {device.gpu} of node {node_id} is of kind reward and another device's, too; "
                 "a reward worker holds a whole GPU: give it one of its own"
             )
-
-
-def _bad(message: str) -> PlexError:
-    return PlexError(ErrorCode.BAD_REQUEST, message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.node.config import DeviceConfig
 
 
@@ -18,8 +18,9 @@ def environment(devices: Sequence[DeviceConfig], index: int) -> Mapping[str, str
         PlexError: `bad_request` for a device or a GPU that is not there.
     """
     if not 0 <= index < len(devices):
-        text = f"device {index} is asked for; this node has {len(devices)} (node.devices)"
-        raise PlexError(ErrorCode.BAD_REQUEST, text)
+        raise bad_request(
+            f"device {index} is asked for; this node has {len(devices)} (node.devices)"
+        )
     device = devices[index]
     if device.memory != "cuda":
         return {"CUDA_VISIBLE_DEVICES": ""}
@@ -42,5 +43,5 @@ def _name(gpu: int) -> str:
     names = [name.strip() for name in seen.split(",")] if seen else []
     if names and gpu >= len(names):
         text = f"GPU {gpu} is configured, the node agent sees {seen!r} (CUDA_VISIBLE_DEVICES)"
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; change gpu of the device")
+        raise bad_request(f"{text}; change gpu of the device")
     return names[gpu] if names else str(gpu)

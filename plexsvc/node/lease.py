@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.fencing import refuse_older
 from plexsvc.log import Log
 
@@ -61,10 +61,9 @@ class NodeLease:
             PlexError: `unavailable` when the lease ran out and was not renewed since.
         """
         if self.state is LeaseState.EXPIRED:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 "process not started: the node's lease ran out and its ranks were killed; "
-                "renew the lease and spawn again",
+                "renew the lease and spawn again"
             )
 
     def renew(self, *, epoch: int, ttl_us: int, arrived_us: int) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from plexsvc.clock import SystemClock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, internal, unavailable
 from plexsvc.log import Log
 from plexsvc.node import toml
 from plexsvc.node.config import AgentConfig, DeviceConfig
@@ -120,11 +120,10 @@ class Sidecar:
             while (left := self._rate.note()) >= 0:
                 await self._replace(is_last=left == 0)
                 await self._until_dead()
-            raise PlexError(
-                ErrorCode.INTERNAL,
+            raise internal(
                 f"the state manager died {self._config.max_restarts + 1} times within "
                 f"{self._config.restart_window_us} us (max_restarts, restart_window_us); its log "
-                f"{self._log_path} ends: {tail(self._log_path)}",
+                f"{self._log_path} ends: {tail(self._log_path)}"
             )
         finally:
             await self._kill()
@@ -195,10 +194,9 @@ class Sidecar:
             if not isinstance(error, TimeoutError):
                 await self._let_end(process)
             await self._kill()
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"the state manager did not start: it said {line!r}; its log {self._log_path} "
-                f"ends: {tail(self._log_path)}",
+                f"ends: {tail(self._log_path)}"
             ) from error
 
     async def _let_end(self, process: asyncio.subprocess.Process) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from plexclient.wire.v1 import node_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, queue_full
 from plexsvc.fencing import refuse_older
 from plexsvc.log import Log
 from plexsvc.node import gpus, logs
@@ -276,7 +276,7 @@ class RankTable:
     def _refused(self, rank: Rank, *, reason: str) -> None:
         self._stop_listening(rank)
         message = f"{rank.spec.proc_id} not started: {reason}"
-        rank.fail(PlexError(ErrorCode.INTERNAL, message, worker=rank.spec.proc_id))
+        rank.fail(internal(message, worker=rank.spec.proc_id))
 
     def _forked(self, rank: Rank, *, pid: int) -> None:
         rank.forked(pid)
@@ -298,14 +298,12 @@ class RankTable:
 
     def _checked_config(self, spec: node_pb2.ProcSpec) -> dict[str, Any]:
         if spec.image not in self._images:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"{spec.proc_id}: no image {spec.image!r} on this node; "
-                f"it has {', '.join(sorted(self._images))} (node.images)",
+                f"it has {', '.join(sorted(self._images))} (node.images)"
             )
         if len(self._by_token) >= self._config.max_processes:
-            raise PlexError(
-                ErrorCode.QUEUE_FULL,
+            raise queue_full(
                 f"{spec.proc_id} not started: {self._config.max_processes} processes run on this "
                 "node; stop some and spawn again",
                 limit=self._config.max_processes,
@@ -313,11 +311,9 @@ class RankTable:
         try:
             config = json.loads(spec.config_json or "{}")
         except json.JSONDecodeError as error:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"{spec.proc_id}: config_json is not JSON: {error}"
-            ) from error
+            raise bad_request(f"{spec.proc_id}: config_json is not JSON: {error}") from error
         if not isinstance(config, dict):
-            raise PlexError(ErrorCode.BAD_REQUEST, f"{spec.proc_id}: config_json is not an object")
+            raise bad_request(f"{spec.proc_id}: config_json is not an object")
         return config
 
     def _forget_old_records(self) -> None:

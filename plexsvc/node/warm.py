@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, payload_too_large, unavailable
 from plexsvc.log import Log
 from plexsvc.node import messages
 from plexsvc.node.config import ImageConfig
@@ -113,10 +113,9 @@ class WarmImage:
         """
         line = messages.encode_order(order)
         if len(line) > messages.MAX_LINE_BYTES:
-            raise PlexError(
-                ErrorCode.PAYLOAD_TOO_LARGE,
+            raise payload_too_large(
                 f"{order.name} not started: its configuration has {len(line)} bytes, "
-                f"at most {messages.MAX_LINE_BYTES} are taken",
+                f"at most {messages.MAX_LINE_BYTES} are taken"
             )
         if self._writer is None:
             raise self._not_warm()
@@ -128,10 +127,9 @@ class WarmImage:
             self._process.kill()
 
     def _not_warm(self) -> PlexError:
-        return PlexError(
-            ErrorCode.UNAVAILABLE,
+        return unavailable(
             f"process not started: the {self._image.name} image is not warm; its log "
-            f"{self._log_path} ends: {tail(self._log_path)}",
+            f"{self._log_path} ends: {tail(self._log_path)}"
         )
 
     async def _run_once(self) -> None:

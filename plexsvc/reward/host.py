@@ -67,8 +67,9 @@ class WorkersHost:
             async with asyncio.timeout(TURN_S):
                 await self._turn.acquire()
         except TimeoutError:
-            text = f"workers of another proxy have not ended for {TURN_S:g} s; ask again"
-            raise unavailable(text) from None
+            raise unavailable(
+                f"workers of another proxy have not ended for {TURN_S:g} s; ask again"
+            ) from None
         try:
             await self._serve(context)
         finally:

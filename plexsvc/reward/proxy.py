@@ -122,8 +122,9 @@ class RewardProxy:
         """
         self._gate.admit_leader(request.fence, what="hosts of reward workers")
         if not isinstance(self._workers, HostedWorkers):
-            text = "this proxy's workers are its own processes; start it with on_nodes = true"
-            raise bad_request(text)
+            raise bad_request(
+                "this proxy's workers are its own processes; start it with on_nodes = true"
+            )
         self._rooms = {facts.node_id: resource_of(facts) for facts in request.hosts}
         self._workers.use(request.hosts)
         return pb.UseHostsReply()
@@ -271,8 +272,9 @@ class RewardProxy:
         if not isinstance(self._workers, HostedWorkers):
             return [place.room for place in self.core.crew.places.values()]
         if self._rooms is None:
-            text = "the scheduler has not said yet which nodes run reward workers; ask again"
-            raise unavailable(text)
+            raise unavailable(
+                "the scheduler has not said yet which nodes run reward workers; ask again"
+            )
         return list(self._rooms.values())
 
     def _check_room(

@@ -37,7 +37,6 @@ class Workers(Protocol):
     @property
     def pids(self) -> Mapping[WorkerId, int]:
         """The processes of the workers that live."""
-        ...
 
     def start(
         self, worker: WorkerId, *, place: str = "", modules: Sequence[str], gpus: int = 0
@@ -46,19 +45,15 @@ class Workers(Protocol):
 
         It imports `modules`, and sees `gpus` GPUs, which no other worker sees while it lives.
         """
-        ...
 
     def send(self, worker: WorkerId, task: Task) -> None:
         """Give a task to an idle worker."""
-        ...
 
     def warm(self, modules: Sequence[str]) -> None:
         """Have the workers import modules, before their next tasks."""
-        ...
 
     def stop(self, worker: WorkerId) -> None:
         """Kill a worker; its end is heard of."""
-        ...
 
 
 class LocalWorkers:

@@ -129,8 +129,9 @@ class Line:
                     task = asyncio.current_task()
                     if task is not None and task.cancelling():
                         raise
-                    text = f"instance {self.address} was let go while it loaded"
-                    raise unavailable(text) from error
+                    raise unavailable(
+                        f"instance {self.address} was let go while it loaded"
+                    ) from error
                 finally:
                     follows.cancel()
         except TimeoutError as error:

@@ -196,11 +196,10 @@ class RolloutManager:
         """
         deployment = self._deployment(request.deployment_id)
         if deployment.core.is_shared:
-            text = (
-                f"{request.deployment_id} shares its devices in time, so it samples in the order "
-                "of operations alone: use `generate`, or deploy it with `shared=False`"
+            raise bad_request(
+                f"{request.deployment_id} shares its devices in time, so it samples in the "
+                "order of operations alone: use `generate`, or deploy it with `shared=False`"
             )
-            raise bad_request(text)
         with self._slots.hold(request.tenant):
             await operations.prepare(deployment, request)
             if request.generate.encodes_only:
@@ -216,8 +215,7 @@ class RolloutManager:
         """Yield the frames of a generate that lives as long as they are read."""
         operation_id, stall_us = operation.operation_id, self._config.stall_us
         if self._executions.get(operation_id) is not None:
-            text = f"{show(operation_id)} is known; a sample takes an id of its own"
-            raise bad_request(text)
+            raise bad_request(f"{show(operation_id)} is known; a sample takes an id of its own")
         order = worker_pb2.ExecuteRequest(
             fence=deployment.fence, wpg_id=deployment.wpg_id, operation=operation
         )

@@ -33,7 +33,6 @@ class SchedulerApi(Protocol):
         Raises:
             PlexError: what the scheduler refuses, or `unavailable`.
         """
-        ...
 
     def submit(self, operation: ops.Operation) -> Awaitable[ops.OperationResult]:
         """Run an operation, or attach to it, or answer it from the record.
@@ -41,7 +40,6 @@ class SchedulerApi(Protocol):
         The operation's own refusal or failure is in the result. Raises `PlexError` when the
         scheduler cannot be reached.
         """
-        ...
 
 
 class RemoteScheduler:

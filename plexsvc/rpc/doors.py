@@ -29,7 +29,6 @@ class Door(Protocol):
 
     def refusal(self, metadata: Iterable[tuple[str, str | bytes]]) -> PlexError | None:
         """Return why a call with this metadata is refused, None to let it in."""
-        ...
 
 
 class Doorkeeper(grpc.aio.ServerInterceptor):

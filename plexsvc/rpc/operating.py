@@ -86,8 +86,7 @@ class Limit:
 
     def stopping(self) -> PlexError:
         """Return why a server that stops ends its streams."""
-        text = f"the {self.server} stops; submit again, here or at another"
-        return unavailable(text)
+        return unavailable(f"the {self.server} stops; submit again, here or at another")
 
     def full(self, operation_id: bytes) -> PlexError:
         """Return why an operation is not taken."""

@@ -55,20 +55,15 @@ class Costs(Protocol):
         self, deployment_id: DeploymentId, *, places: Sequence[Place], now_us: int
     ) -> Spawned:
         """Return the outcome of starting a deployment's processes now."""
-        ...
 
     def operation(self, work: Work) -> Took:
         """Return the cost of an operation."""
-        ...
 
     def move(self, deployment_id: DeploymentId, *, to: Residency | None) -> Moved:
         """Return the cost of moving a deployment's state; `to` is None for a copy elsewhere."""
-        ...
 
     def stop_us(self) -> int:
         """Return the time it takes to end a WPG's processes."""
-        ...
 
     def forget_us(self) -> int:
         """Return the time it takes to free a WPG's state."""
-        ...

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, internal, unavailable
 from plexsvc.ids import VersionId
 from plexsvc.log import Log
 from plexsvc.statelink import dataplane
@@ -112,11 +112,9 @@ class MoveHandlers(Protocol):
 
         `beside` an operation that runs: at once, as the last one left it that wrote weights.
         """
-        ...
 
     def restored(self, scalars: Scalars) -> None:
         """Take the scalars back; regions are mapped again. The move returns after this."""
-        ...
 
 
 class _NoHandlers:
@@ -270,8 +268,7 @@ class StateClient:
         with self._lock:
             for _ in range(MAX_TRIES):
                 if self._is_closed:
-                    text = f"{header['op']}: this client was closed"
-                    raise PlexError(ErrorCode.UNAVAILABLE, text)
+                    raise unavailable(f"{header['op']}: this client was closed")
                 try:
                     self._tell_closed_versions()
                     reply = self._session.exchange(header, body)
@@ -285,9 +282,8 @@ class StateClient:
                         )
                         self._held_versions[name] += 1
                     return reply
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"{header['op']}: {MAX_TRIES} state managers in a row died before they answered",
+            raise unavailable(
+                f"{header['op']}: {MAX_TRIES} state managers in a row died before they answered"
             )
 
     def _tell_closed_versions(self) -> None:
@@ -377,7 +373,7 @@ def _answer(step: Callable[[Message], Message], request: Message) -> Message:
     except Exception as error:  # noqa: BLE001 - it fails the move, not the thread
         log.error("move step failed", step=request.header["op"])
         text = f"{request.header['op']} failed on the rank: {type(error).__name__}: {error}"
-        return dataplane.failure(PlexError(ErrorCode.INTERNAL, text))
+        return dataplane.failure(internal(text))
 
 
 def _map_file(reply: Message, *, is_writable: bool) -> mmap.mmap:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.statelink.mapping import Extent
 
 if TYPE_CHECKING:
@@ -99,10 +99,9 @@ class Driver:
             self._api = api = load_api()
             self._call("cuInit", 0)
         except (ImportError, RuntimeError) as error:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"GPU {gpu} is configured as a device, but CUDA cannot be used here: {error}; "
-                "install requirements/gpu.txt and NVIDIA's driver, or use memory = 'cpu'",
+                "install requirements/gpu.txt and NVIDIA's driver, or use memory = 'cpu'"
             ) from error
         (device,) = self._call("cuDeviceGet", gpu)
         (self._context,) = self._call("cuDevicePrimaryCtxRetain", device)

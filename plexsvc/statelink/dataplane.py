@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import common_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 
 MAX_HEADER_BYTES: Final = 4 << 20
 MAX_BODY_BYTES: Final = 256 << 20
@@ -80,7 +80,7 @@ def receive(sock: socket.socket) -> Message:
         return Message(header=header, body=bytes(_exactly(sock, body_bytes)), fds=fds)
     except (ValueError, PlexError) as error:
         close_all(fds)
-        raise PlexError(ErrorCode.BAD_REQUEST, f"not a data-plane message: {error}") from error
+        raise bad_request(f"not a data-plane message: {error}") from error
     except BaseException:
         close_all(fds)
         raise
@@ -142,14 +142,14 @@ def _rest(sock: socket.socket, data: bytes, *, has_all: bool) -> bytearray:
         raise EOFError("the peer closed the data connection")
     if not has_all:
         text = f"descriptors were lost: more than {MAX_FDS}, or more than this process may have"
-        raise PlexError(ErrorCode.BAD_REQUEST, f"not a data-plane message: {text}")
+        raise bad_request(f"not a data-plane message: {text}")
     return _exactly(sock, _PREFIX.size - len(data))
 
 
 def _sizes(prefix: bytes) -> tuple[int, int]:
     magic, header_bytes, body_bytes = _PREFIX.unpack(prefix)
     if magic != _MAGIC or header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"prefix {prefix.hex()}")
+        raise bad_request(f"prefix {prefix.hex()}")
     return header_bytes, body_bytes
 
 

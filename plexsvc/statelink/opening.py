@@ -18,7 +18,7 @@ from plexclient.wire.v1.statemanager_pb2 import (
 )
 from plexclient.wire.v1.statemanager_pb2_grpc import StateManagerStub
 from plexsvc import progress
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, not_found, unavailable
 from plexsvc.ids import VersionId
 from plexsvc.log import Log
 from plexsvc.rpc.addresses import host_of
@@ -112,8 +112,7 @@ class VersionOpener:
             return self._map(version, holder.data_socket, device_index=0)
         if host_of(holder.state_manager):
             return None
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
+        raise not_found(
             f"{VersionId.of(version)} lies on node "
             f"{holder.node_id}, which {config.node_id} cannot map and which has no address for "
             "other hosts (its `address` in the cluster's file, `listen` of its agent)",
@@ -185,7 +184,6 @@ class Far:
                     state.GetManifest(version, timeout=READER_PATIENCE_S, wait_for_ready=True)
                 except grpc.RpcError:
                     break
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
-            f"{VersionId.of(version)} could not be read from {self.holder.state_manager}: {cause}",
+        raise unavailable(
+            f"{VersionId.of(version)} could not be read from {self.holder.state_manager}: {cause}"
         ) from cause

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.statelink import mapping
 from plexsvc.statelink.cuda import CudaMemory
 from plexsvc.statelink.mapping import Extent, FixedMapping
@@ -20,23 +20,18 @@ class RegionMemory(Protocol):
     @property
     def address(self) -> int:
         """Where it lies, for life."""
-        ...
 
     def attach(self, fd: int, extents: Sequence[Extent]) -> None:
         """Map what the state manager granted; the caller closes `fd`."""
-        ...
 
     def settle(self) -> None:
         """Wait until all the rank wrote is there for others to read."""
-        ...
 
     def park(self) -> None:
         """Let go of the memory; the addresses stay reserved and inaccessible."""
-        ...
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """Return the first `nbytes` as a flat uint8 tensor."""
-        ...
 
 
 class CpuMemory:
@@ -79,4 +74,4 @@ def open_memory(kind: str, nbytes: int) -> RegionMemory:
         return CpuMemory(nbytes)
     if kind == "cuda":
         return CudaMemory(nbytes)
-    raise PlexError(ErrorCode.BAD_REQUEST, f"this device has memory of unknown kind {kind!r}")
+    raise bad_request(f"this device has memory of unknown kind {kind!r}")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from plexsvc import progress
 from plexsvc.clock import SystemClock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, unavailable
 from plexsvc.log import Log
 from plexsvc.rpc.retry import Patience
 from plexsvc.statelink import dataplane
@@ -72,8 +72,7 @@ class StateSession:
             self._join({})
         except (OSError, EOFError) as error:
             if not Path(self._path).exists():
-                text = f"no state manager listens at {self._path}: {error}"
-                raise PlexError(ErrorCode.UNAVAILABLE, text) from error
+                raise unavailable(f"no state manager listens at {self._path}: {error}") from error
             self.go_on(error, returning={"held": [], "has_regions": False})
 
     def exchange(self, header: Facts, body: bytes = b"") -> Message:
@@ -116,10 +115,9 @@ class StateSession:
             else:
                 log.info("resumed with the next state manager")
                 return
-        self._lost = PlexError(
-            ErrorCode.UNAVAILABLE,
+        self._lost = unavailable(
             f"the state manager at {self._path} is gone and none took over ({failure}); the node "
-            "agent ends the ranks whose state is lost",
+            "agent ends the ranks whose state is lost"
         )
         raise self._lost from failure
 

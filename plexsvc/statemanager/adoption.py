@@ -12,7 +12,7 @@ from pathlib import Path
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc import paths
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, internal
 from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.statelink import dataplane
@@ -121,8 +121,9 @@ def _adopt_wpg(node: Node, record: WpgRecord, left: dict[Key, Entry]) -> None:
 
 def _needed(left: dict[Key, Entry], key: Key) -> Entry:
     if key not in left:
-        text = f"record {'/'.join(key)} is missing; start without the last state manager's records"
-        raise PlexError(ErrorCode.INTERNAL, text)
+        raise internal(
+            f"record {'/'.join(key)} is missing; start without the last state manager's records"
+        )
     return left.pop(key)
 
 

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Message
 
@@ -171,7 +171,7 @@ class _Outgoing(NamedTuple):
 
 def _unavailable(found: str) -> PlexError:
     text = f"a record could not be written, because the node agent does not read it: {found}"
-    return PlexError(ErrorCode.UNAVAILABLE, f"{text}; try again")
+    return unavailable(f"{text}; try again")
 
 
 def _entry(message: Message) -> Entry:

@@ -37,7 +37,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.snapshot import Snapshot
 from plexsvc.weights import checkpoints, headers, pieces
@@ -144,7 +144,7 @@ def materialize(
                 _remove_older(path, tenant=tenant, kept=kept)
     except OSError as error:
         text = f"checkpoint {path} not written: {error}"
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; give a writable place") from error
+        raise bad_request(f"{text}; give a writable place") from error
     return written
 
 
@@ -328,30 +328,27 @@ def _check_whole(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         empty = False
         if not pieces.is_complete(tensor):
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"{tensor.kind}/{tensor.name}: only a part of it is here; of a deployment that "
-                "spans nodes, give the copies of all",
+                "spans nodes, give the copies of all"
             )
     if empty:
-        text = "nothing to write: the deployment has no such state; initialize it first"
-        raise PlexError(ErrorCode.BAD_REQUEST, text)
+        raise bad_request("nothing to write: the deployment has no such state; initialize it first")
 
 
 def _check_name(path: Path) -> None:
     if not path.is_absolute() or path == path.parent:
-        text = f"checkpoint path {str(path)!r} must be an absolute directory name"
-        raise PlexError(ErrorCode.BAD_REQUEST, text)
+        raise bad_request(f"checkpoint path {str(path)!r} must be an absolute directory name")
 
 
 def _check_free(path: Path, *, tenant: str) -> None:
     if path.is_symlink():
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{path} is a link; choose another path")
+        raise bad_request(f"{path} is a link; choose another path")
     check_owner(path, tenant=tenant, what="save:")
     is_free = not path.exists() or (path.is_dir() and not _has_any(path))
     if not is_free and not (path / SEAL).is_file():
         text = f"{path} exists and is no checkpoint of ours (it lacks {SEAL})"
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; choose another path")
+        raise bad_request(f"{text}; choose another path")
 
 
 def _has_any(directory: Path) -> bool:
@@ -368,7 +365,7 @@ def _copy_model_files(model: Path, target: Path) -> None:
         left -= source.stat().st_size
         if left < 0:
             text = f"files of {model} beside its weights have more than {_MAX_COPIED_BYTES} bytes"
-            raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; keep the tokenizer's alone there")
+            raise bad_request(f"{text}; keep the tokenizer's alone there")
         shutil.copyfile(source, target / source.name)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
 from plexsvc.fencing import Fence, refuse_older
 from plexsvc.ids import JobId, WpgId
 from plexsvc.residency import NODE_TRANSITIONS, ON_DEVICE, Residency, ResidencyTrigger
@@ -179,9 +179,7 @@ class Ledger:
         """
         wpg = self.wpgs.get(wpg_id)
         if wpg is None:
-            raise PlexError(
-                ErrorCode.NOT_FOUND, f"{wpg_id} has no rank on this node; spawn it first"
-            )
+            raise not_found(f"{wpg_id} has no rank on this node; spawn it first")
         if wpg.lost:
             raise PlexError(
                 ErrorCode.WORKER_DIED,
@@ -209,13 +207,15 @@ class Ledger:
         refuse_older(f"{wpg_id}/{rank}", "incarnation", given=incarnation, seen=seen)
         if device_index not in self.devices:
             known = ", ".join(map(str, self.devices)) or "none"
-            raise _bad(f"{wpg_id}/{rank} asks for device {device_index}; this node has {known}")
+            raise bad_request(
+                f"{wpg_id}/{rank} asks for device {device_index}; this node has {known}"
+            )
         wpg = self.wpgs.get(wpg_id)
         if wpg is None or wpg.incarnation < incarnation:
             assert wpg is None or not wpg.ranks, ("free superseded ranks first", wpg)
             wpg = self._new_wpg(wpg_id, incarnation=incarnation, job_id=job_id)
         if rank in wpg.ranks or wpg.job_id != job_id:
-            raise _bad(f"{wpg_id}/{rank} of job {wpg.job_id} is connected already")
+            raise bad_request(f"{wpg_id}/{rank} of job {wpg.job_id} is connected already")
         wpg.ranks[rank] = RankState(rank=rank, device_index=device_index)
 
     def allocate(self, wpg_id: WpgId, rank: int, regions: Sequence[RegionState]) -> None:
@@ -227,10 +227,12 @@ class Ledger:
         wpg = self.find(wpg_id)
         owner = wpg.ranks[rank]
         if (wpg.residency, ResidencyTrigger.ALLOCATED) not in NODE_TRANSITIONS:
-            raise _bad(f"{wpg_id} cannot allocate: it is {wpg.residency}; load it first")
+            raise bad_request(f"{wpg_id} cannot allocate: it is {wpg.residency}; load it first")
         names = [region.name for region in regions]
         if len(set(names)) < len(names) or set(names) & set(owner.regions):
-            raise _bad(f"{wpg_id}/{rank}: region names must be new and distinct, not {names}")
+            raise bad_request(
+                f"{wpg_id}/{rank}: region names must be new and distinct, not {names}"
+            )
         nbytes = sum(region.nbytes for region in regions)
         device = self.devices[owner.device_index]
         device.take(nbytes)
@@ -338,7 +340,3 @@ class Ledger:
             for rank in taken:
                 self.devices[rank.device_index].give(rank.nbytes)
             raise
-
-
-def _bad(message: str) -> PlexError:
-    return PlexError(ErrorCode.BAD_REQUEST, message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import internal
 from plexsvc.statelink.cuda import open_driver
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.caller import Tell, tell_nobody
@@ -37,7 +37,7 @@ class CudaDevice:
             PlexError: `internal`.
         """
         text = f"{nbytes} device bytes at {extents} ended with their state manager"
-        raise PlexError(ErrorCode.INTERNAL, f"{text}; start without its records")
+        raise internal(f"{text}; start without its records")
 
     def tidy(self) -> None:
         """Do nothing: there is nothing to claim."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, not_found
 from plexsvc.ids import JobId, TenantId, VersionId, WpgId
 from plexsvc.log import Log
 from plexsvc.statelink import dataplane
@@ -128,8 +128,9 @@ class DataServer:
             held = {_version_key(version): int(version["count"]) for version in versions}
             has_regions = is_returning and bool(header["has_regions"])
         except (KeyError, TypeError, ValueError) as error:
-            text = f"hello lacks or garbles {error}; this is the state manager's data socket"
-            raise PlexError(ErrorCode.BAD_REQUEST, text) from error
+            raise bad_request(
+                f"hello lacks or garbles {error}; this is the state manager's data socket"
+            ) from error
         if is_returning:
             link = self._clients.resume(
                 sock, wpg_id=wpg_id, rank=rank, incarnation=incarnation, held=held
@@ -137,8 +138,9 @@ class DataServer:
             if link is not None:
                 return link
         if has_regions:
-            text = f"{wpg_id}/{rank} has no state with this state manager; rebuild the WPG"
-            raise PlexError(ErrorCode.NOT_FOUND, text)
+            raise not_found(
+                f"{wpg_id}/{rank} has no state with this state manager; rebuild the WPG"
+            )
         return self._clients.connect(
             sock,
             wpg_id=wpg_id,
@@ -158,7 +160,7 @@ class DataServer:
     def _attach(self, sock: socket.socket, header: Header) -> None:
         link = self._waiting.pop(str(header.get("client_id")), None)
         if link is None:
-            error = PlexError(ErrorCode.BAD_REQUEST, "no client waits for this data connection")
+            error = bad_request("no client waits for this data connection")
             dataplane.send(sock, dataplane.failure(error))
             sock.close()
             return
@@ -176,7 +178,7 @@ class DataServer:
             return dataplane.failure(error)
         except (KeyError, TypeError, ValueError) as error:
             text = f"call {request.header.get('op')!r} is garbled: {error!r}"
-            return dataplane.failure(PlexError(ErrorCode.BAD_REQUEST, text))
+            return dataplane.failure(bad_request(text))
         try:
             self._node.book.settle()  # a successor would know of it
         except PlexError as error:
@@ -281,4 +283,4 @@ def _version_key(header: Header) -> VersionId:
 
 def _unknown(request: Message) -> Message:
     text = f"unknown call {request.header.get('op')!r} on the data plane"
-    return dataplane.failure(PlexError(ErrorCode.BAD_REQUEST, text))
+    return dataplane.failure(bad_request(text))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request, internal
 from plexsvc.statelink.cuda import open_driver
 from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
 from plexsvc.statemanager.cuda import CudaDevice
@@ -28,7 +28,7 @@ def _open_arena(
     )
     if left is not None and os.fstat(left.fd).st_size != arena.nbytes:
         text = f"device {device.index} was left with another size than {arena.nbytes} bytes"
-        raise PlexError(ErrorCode.INTERNAL, f"{text}; start without its records")
+        raise internal(f"{text}; start without its records")
     return arena
 
 
@@ -46,10 +46,9 @@ def check_budgets(devices: Sequence[DeviceConfig]) -> None:
         _, total = open_driver(gpu).memory()
         if nbytes > total:
             text = f"the devices of GPU {gpu} have {nbytes} bytes together (bytes_total)"
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"{text}, the GPU has {total}; give them less, and leave room for what the budget "
-                "does not hold: contexts, activations, the buffers of NCCL",
+                "does not hold: contexts, activations, the buffers of NCCL"
             )
 
 
@@ -69,8 +68,7 @@ def open_tier(
             when what was left is not of this configuration.
     """
     if device.memory not in TIERS:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"device {device.index}: memory {device.memory!r} is unknown; use {' or '.join(TIERS)}",
+        raise bad_request(
+            f"device {device.index}: memory {device.memory!r} is unknown; use {' or '.join(TIERS)}"
         )
     return TIERS[device.memory](device, config, left)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import internal
 from plexsvc.statelink.mapping import Extent
 
 
@@ -53,8 +53,9 @@ class ExtentPool:
         for extent in extents:
             end = extent.offset + extent.nbytes
             if not any(at <= extent.offset and end <= at + size for at, size in self._free):
-                text = f"device bytes [{extent.offset}, {end}) are claimed twice, or are none"
-                raise PlexError(ErrorCode.INTERNAL, text)
+                raise internal(
+                    f"device bytes [{extent.offset}, {end}) are claimed twice, or are none"
+                )
             self._cut(extent.offset, extent.nbytes)
 
     def free_extents(self) -> list[Extent]:

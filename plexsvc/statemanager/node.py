@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from plexclient.wire.v1 import statemanager_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, unavailable
 from plexsvc.fencing import Fence
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
@@ -101,8 +101,7 @@ class Node:
         """
         limit_us = SETTLE_TIMES * self.config.resume_timeout_us
         if not self.settled.wait(limit_us / 1e6):
-            text = "ranks of the last state manager are still awaited; try again"
-            raise PlexError(ErrorCode.UNAVAILABLE, text)
+            raise unavailable("ranks of the last state manager are still awaited; try again")
 
     @contextmanager
     def booked(self, nbytes: int) -> Iterator[None]:
@@ -136,10 +135,9 @@ class Node:
             if is_repeat and all(sizes.get(region.name) == region.nbytes for region in regions):
                 return
             if (count := len(sizes) + len(regions)) > MAX_REGIONS_PER_RANK:
-                raise PlexError(
-                    ErrorCode.BAD_REQUEST,
+                raise bad_request(
                     f"{link.name} asks for region {count}; a rank has at most "
-                    f"{MAX_REGIONS_PER_RANK}, so pack tensors into fewer",
+                    f"{MAX_REGIONS_PER_RANK}, so pack tensors into fewer"
                 )
             with self.lock:
                 self.ledger.allocate(link.wpg_id, link.rank, regions)
@@ -234,7 +232,8 @@ def region_state(name: str, nbytes: int, *, is_droppable: bool, granule: int) ->
         PlexError: `bad_request` for a size that is none.
     """
     if nbytes <= 0 or not name:
-        text = f"region {name!r} of {nbytes} bytes; give it a name and at least one byte"
-        raise PlexError(ErrorCode.BAD_REQUEST, text)
+        raise bad_request(
+            f"region {name!r} of {nbytes} bytes; give it a name and at least one byte"
+        )
     rounded = -(-nbytes // granule) * granule
     return RegionState(name=name, nbytes=rounded, is_droppable=is_droppable)

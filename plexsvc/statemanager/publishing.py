@@ -18,7 +18,7 @@ import numpy as np
 
 from plexclient.wire.tensors import CHUNK_BYTES
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request, not_found
 from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.caller import Caller, Tell, tell_nobody
@@ -114,7 +114,7 @@ class Publisher:
         with self._lock:
             if key in self._shelf:
                 text = f"{key} was released already"
-                raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; publish a newer one")
+                raise bad_request(f"{text}; publish a newer one")
             self._shelf.admit(key, job_id=job_id, nbytes=nbytes)
             # Held by its maker, since a release may come before the copy is done.
             self._shelf.hold(key, MAKER)
@@ -142,8 +142,7 @@ class Publisher:
                 manifest.block_checksums.append(checksum)
                 caller.advance(BLOCK_BYTES)
         if self._entered(key, Version(manifest=manifest, file=draft.file), caller):
-            text = f"version {key.version} of {key.deployment_id} was released meanwhile"
-            raise PlexError(ErrorCode.NOT_FOUND, text)
+            raise not_found(f"version {key.version} of {key.deployment_id} was released meanwhile")
         return manifest
 
     def adopt(self, entry: Entry) -> None:
@@ -249,8 +248,7 @@ class Publisher:
             for piece in wanted:
                 tensor = tensors.get((piece.kind or "param", piece.name))
                 if tensor is None:
-                    text = f"{key} has no {piece.name!r}"
-                    raise PlexError(ErrorCode.NOT_FOUND, text)
+                    raise not_found(f"{key} has no {piece.name!r}")
                 yield pieces.assemble(
                     tensor, pieces.box_of(piece), region=lambda _rank, _name: bytes_of
                 )

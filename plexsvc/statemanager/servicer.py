@@ -26,7 +26,7 @@ from plexclient.wire.v1 import common_pb2, service_pb2
 from plexclient.wire.v1 import statemanager_pb2 as pb
 from plexsvc import paths
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.ids import JobId, VersionId, WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
@@ -264,8 +264,7 @@ class StateManagerServicer:
     def _move(self, request: pb.MoveRequest, caller: Caller) -> MoveOutcome:
         if request.to not in TARGETS:
             name = common_pb2.Residency.Name(request.to)
-            text = f"cannot move {request.wpg_id} to {name}; tiers are DEVICE and HOST"
-            raise PlexError(ErrorCode.BAD_REQUEST, text)
+            raise bad_request(f"cannot move {request.wpg_id} to {name}; tiers are DEVICE and HOST")
         return self._mover.move(
             WpgId(request.wpg_id),
             TARGETS[request.to],
@@ -307,12 +306,13 @@ class StateManagerServicer:
             kinds |= {pieces.GRADIENTS}
         index = [piece for piece in taken.index if piece.kind in kinds]
         if not index and not request.complete:
-            text = f"{request.deployment_id} has no parameters on this node; initialize it first"
-            raise PlexError(ErrorCode.BAD_REQUEST, text)
+            raise bad_request(
+                f"{request.deployment_id} has no parameters on this node; initialize it first"
+            )
         is_boundary = request.complete and not (request.mid_window or request.beside)
         if is_boundary and snapshot.has_gradients(self._node, wpg_id):
             text = f"{wpg_id} has accumulated gradients, which belong to its ranks"
-            raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; step or zero_grad first")
+            raise bad_request(f"{text}; step or zero_grad first")
         return self._node.publisher.draft(
             VersionId.of(request),
             index,
@@ -379,7 +379,7 @@ class StateManagerServicer:
     def _copied(self, copies: pb.PublishedVersion, caller: Caller) -> Iterator[snapshot.Snapshot]:
         """Return the state that copies of all nodes of a WPG make up, held for the block."""
         if not copies.holders:
-            raise PlexError(ErrorCode.BAD_REQUEST, "no copy is named to work from; publish one")
+            raise bad_request("no copy is named to work from; publish one")
         with ExitStack() as stack:
             opened = [stack.enter_context(self._opened(copies, h, caller)) for h in copies.holders]
             yield snapshot.of_copies(opened)
@@ -446,10 +446,9 @@ def _part(message: bytes, name: str) -> service_pb2.StageRequest:
     try:
         request = service_pb2.StageRequest.FromString(message)
     except DecodeError as error:
-        raise PlexError(ErrorCode.BAD_REQUEST, "an upload message is no StageRequest") from error
+        raise bad_request("an upload message is no StageRequest") from error
     if not request.HasField(name):
-        text = "an upload starts with its header, StageHeader, and then has only chunks"
-        raise PlexError(ErrorCode.BAD_REQUEST, text)
+        raise bad_request("an upload starts with its header, StageHeader, and then has only chunks")
     return request
 
 

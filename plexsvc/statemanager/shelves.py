@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found, payload_too_large
 from plexsvc.ids import JobId, TenantId, VersionId
 from plexsvc.slots import Limit
 from plexsvc.statemanager.core import Budget
@@ -72,10 +72,7 @@ class VersionShelf:
         entry = self._entries.get(key)
         is_visible = entry is not None and job_id in (None, entry.job_id)
         if entry is None or entry.is_released or not is_visible:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
-                f"{key} is not on this node; publish it",
-            )
+            raise not_found(f"{key} is not on this node; publish it")
         return entry
 
     def __contains__(self, key: VersionId) -> bool:
@@ -182,11 +179,10 @@ class StagingRoom:
         """
         if staging_id in self._entries:
             text = f"staging id {_shown(staging_id)} is in use"
-            raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; ids are for one bundle")
+            raise bad_request(f"{text}; ids are for one bundle")
         limit = self._results if entry.is_result else self._uploads
         if entry.nbytes > limit.most:
-            raise PlexError(
-                ErrorCode.PAYLOAD_TOO_LARGE,
+            raise payload_too_large(
                 f"{entry.nbytes} bytes are more than the {limit.most} that one tenant may have of "
                 f"the {limit.total} {limit.what} ({self.budget.total} {limit.key}); send smaller "
                 "batches",
@@ -213,10 +209,9 @@ class StagingRoom:
         """
         entry = self._entries.get(staging_id)
         if entry is None:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
+            raise not_found(
                 f"nothing is staged on this node under {_shown(staging_id)}; it was never sent, "
-                "or it was answered and dropped",
+                "or it was answered and dropped"
             )
         return entry
 

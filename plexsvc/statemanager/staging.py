@@ -13,7 +13,7 @@ from plexclient.ids import show
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.batches import check_batch
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request, unavailable
 from plexsvc.ids import JobId, TenantId
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.memfiles import MemoryFile, reserve, write
@@ -192,7 +192,7 @@ class Staging:
         """
         if self._bundles.get(key) is not bundle:
             text = f"upload of {_shown(key)} was dropped, or replaced by a newer one"
-            raise PlexError(ErrorCode.UNAVAILABLE, f"{text}; send it again")
+            raise unavailable(f"{text}; send it again")
 
     def seal_upload(self, key: bytes, bundle: Bundle) -> None:
         """Make an upload readable.
@@ -226,8 +226,7 @@ class Staging:
 
     def _sealed(self, key: bytes) -> Bundle:
         if not self._room.get(key).is_sealed:
-            text = f"bundle {_shown(key)} is still being written; try again"
-            raise PlexError(ErrorCode.UNAVAILABLE, text)
+            raise unavailable(f"bundle {_shown(key)} is still being written; try again")
         return self._bundles[key]
 
     def _admit(
@@ -270,9 +269,7 @@ def _key(job_id: JobId, staging_id: bytes) -> bytes:
     """
     if not job_id or not 0 < len(staging_id) <= MAX_ID_BYTES:
         text = f"staging id of {len(staging_id)} bytes, of job {job_id!r}"
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{text}; it is 1 to {MAX_ID_BYTES} bytes, and belongs to a job"
-        )
+        raise bad_request(f"{text}; it is 1 to {MAX_ID_BYTES} bytes, and belongs to a job")
     return job_id.encode() + b"/" + staging_id
 
 
@@ -321,10 +318,9 @@ class Upload:
         data = chunk.data  # each look makes a copy
         end = chunk.offset + len(data)
         if chunk.offset != self._received or end > self._header.nbytes:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"chunk [{chunk.offset}, {end}) came where byte {self._received} of "
-                f"{self._header.nbytes} was due; send chunks in order",
+                f"{self._header.nbytes} was due; send chunks in order"
             )
         self._staging.check_current(self._key, self._bundle)
         write(self._fd, chunk.offset, data)
@@ -338,7 +334,7 @@ class Upload:
         """
         if self._received < self._header.nbytes:
             found = f"stream ended after {self._received} of {self._header.nbytes} bytes"
-            raise PlexError(ErrorCode.BAD_REQUEST, f"{found}; send it again")
+            raise bad_request(f"{found}; send it again")
         if self._header.HasField("rules"):
             with self._staging.holding(self._key, self._bundle):
                 mapped = self._bundle.file.map(is_writable=False)

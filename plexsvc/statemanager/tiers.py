@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, internal
 from plexsvc.log import Log
 from plexsvc.statelink import mapping
 from plexsvc.statelink.mapping import Extent, FixedMapping
@@ -59,7 +59,6 @@ class DeviceTier(Protocol):
     @property
     def left(self) -> ArenaFile | None:
         """The file that a successor takes over, None for memory that ends with its owner."""
-        ...
 
     def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> Span:
         """Return a region that a predecessor had reserved.
@@ -67,11 +66,9 @@ class DeviceTier(Protocol):
         Raises:
             PlexError: `internal` when it cannot have been.
         """
-        ...
 
     def tidy(self) -> None:
         """Return the pages of what nobody claimed, unless they are kept."""
-        ...
 
     def prepare(self, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Make a new host copy ready to be copied to and from, so that no move waits for that.
@@ -81,7 +78,6 @@ class DeviceTier(Protocol):
         Raises:
             PlexError: `no_room` when the machine itself lacks the memory.
         """
-        ...
 
     def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> Span:
         """Return device memory for a region, zero-filled when asked; the ledger has admitted it.
@@ -91,27 +87,21 @@ class DeviceTier(Protocol):
         Raises:
             PlexError: `no_room` when the machine itself lacks the memory.
         """
-        ...
 
     def release(self, span: Span, *, is_final: bool) -> None:
         """Take a span back; `is_final` returns its pages to the machine."""
-        ...
 
     def to_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Copy the span to host memory; say of each part that it is done."""
-        ...
 
     def from_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Fill the span from host memory; say of each part that it is done."""
-        ...
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
         """Return the span's bytes as one readable array, by way of `host` where they must move."""
-        ...
 
     def close(self) -> None:
         """Free everything."""
-        ...
 
 
 def parts(nbytes: int) -> Iterator[tuple[int, int]]:
@@ -231,7 +221,7 @@ class CpuArena:
             PlexError: `internal` when it cannot have been.
         """
         if sum(extent.nbytes for extent in extents) != nbytes:
-            raise PlexError(ErrorCode.INTERNAL, f"{nbytes} device bytes lie in {extents}")
+            raise internal(f"{nbytes} device bytes lie in {extents}")
         self._pool.claim(extents)
         return Span(nbytes=nbytes, extents=extents, fd=self._fd)
 

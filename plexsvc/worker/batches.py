@@ -13,7 +13,7 @@ import torch
 
 from plexclient.batch import TOKEN_ID_ARRAYS
 from plexclient.wire.v1 import operations_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.worker.backends.base import MicroBatch, Shard
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -50,11 +50,10 @@ def _check_plan(plan: operations_pb2.DispatchPlan, *, num_sequences: int, shard:
         and given == list(range(num_sequences))
     ):
         return
-    raise PlexError(
-        ErrorCode.BAD_REQUEST,
+    raise bad_request(
         f"the dispatch plan has {len(plan.ranks)} ranks with {sorted(counts)} micro-batches of "
         f"{len(given)} sequences; the batch has {num_sequences} sequences for {shard.dp_size} "
-        "data-parallel ranks with equally many micro-batches",
+        "data-parallel ranks with equally many micro-batches"
     )
 
 

@@ -28,7 +28,7 @@ from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
 from plexsvc import paths
 from plexsvc.clock import Clock
-from plexsvc.errors import RETRYABLE, ErrorCode, PlexError
+from plexsvc.errors import RETRYABLE, ErrorCode, PlexError, internal
 from plexsvc.log import Log
 from plexsvc.sizes import COMMUNICATOR_BYTES, CONTEXT_BYTES
 from plexsvc.statelink.client import ExportReport, Scalars
@@ -89,15 +89,12 @@ class Peers(Protocol):
 
     def agree(self, refusal: PlexError | None) -> PlexError | None:
         """Return why the group refuses, the same on every rank."""
-        ...
 
     def say_why(self, error: Exception, told: PlexError) -> PlexError | None:
         """Say why this rank leaves; return why the first did, None where a peer is dead."""
-        ...
 
     def leave(self) -> None:
         """Leave the group; whoever waits for this rank hears of it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,8 +311,7 @@ class Executor:
         if (lack := out_of_memory(error, what=what)) is not None:
             return lack
         log.error("operation failed", operation_id=operation.operation_id)
-        return PlexError(
-            ErrorCode.INTERNAL,
+        return internal(
             f"{what} failed: {type(error).__name__}: {error}",
             worker=f"{self._config.wpg_id}/{self._config.rank}",
         )

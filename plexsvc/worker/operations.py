@@ -26,7 +26,7 @@ from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
 from plexsvc import paths
 from plexsvc.batches import arrays_of, check_arrays, rules_of
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_batch, bad_request, unavailable
 from plexsvc.ids import VersionId
 from plexsvc.statelink.client import Region, RegionSpec
 from plexsvc.weights import manifests
@@ -71,19 +71,15 @@ class StateMemory(results.Staging, Protocol):
 
     def allocate(self, regions: Sequence[RegionSpec]) -> dict[str, Region]:
         """Return zeroed device memory, all or nothing."""
-        ...
 
     def set_index(self, pieces: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
         """Say where each canonical piece lies."""
-        ...
 
     def open_staged(self, staging_id: bytes) -> tuple[list[common_pb2.TensorSpec], memoryview]:
         """Return a staged bundle, read-only."""
-        ...
 
     def open_version(self, version: VersionId) -> Published:
         """Return this node's part of a published version, read-only."""
-        ...
 
 
 class Operations:
@@ -112,9 +108,7 @@ class Operations:
         """
         kind = operation.WhichOneof("body")
         if kind != "initialize" and not self.is_initialized:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"{kind} came before initialize on {self._config.wpg_id}"
-            )
+            raise bad_request(f"{kind} came before initialize on {self._config.wpg_id}")
         if kind in WINDOW_KINDS and self._broken_by is not None:
             raise PlexError(
                 ErrorCode.WINDOW_BROKEN,
@@ -140,10 +134,7 @@ class Operations:
             case "pull":
                 return self._pull(operation.pull, published, held)
             case _:
-                raise PlexError(
-                    ErrorCode.BAD_REQUEST,
-                    f"{kind or 'an empty operation'} does not run on a training rank",
-                )
+                raise bad_request(f"{kind or 'an empty operation'} does not run on a training rank")
 
     def broken(self, kind: str | None, error: Exception) -> None:
         """Note that an operation failed while it ran: if it can change anything, it may have."""
@@ -173,7 +164,7 @@ class Operations:
 
     def _initialize(self, copies: PublishedVersion) -> Run:
         if self.is_initialized:
-            raise PlexError(ErrorCode.BAD_REQUEST, f"{self._config.wpg_id} is initialized already")
+            raise bad_request(f"{self._config.wpg_id} is initialized already")
 
         def run() -> Answer:
             specs = self._backend.regions()
@@ -297,10 +288,9 @@ class Operations:
 
     def _pull(self, body: operations_pb2.Pull, published: PublishedVersion, held: ExitStack) -> Run:
         if not published.holders:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"version {body.version} of {body.source_deployment_id} is on no node; publish it "
-                "again",
+                "again"
             )
         version = held.enter_context(self._opened(published))
         reads = self._backend.params_from(sources.VersionTensors(version.parts))
@@ -316,11 +306,10 @@ class Operations:
 
     def _check_trains(self, kind: str) -> None:
         if self._config.backend != "noop" and not self._config.has_optimizer:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"{kind} refused: {self._config.deployment_id} (role {self._config.role!r}) "
                 "has no optimizer; deploy an actor or critic with "
-                "optimizer=AdamW(...) to train",
+                "optimizer=AdamW(...) to train"
             )
 
     def _batch(self, operation: Operation, held: ExitStack) -> list[MicroBatch]:
@@ -343,14 +332,14 @@ class Operations:
             tensors.verify(payload, payload.inline.data, what="the batch")
             return tensors.decode(payload.inline)
         if payload.WhichOneof("form") != "staged":
-            raise PlexError(ErrorCode.BAD_BATCH, "the operation carries no batch; send one")
+            raise bad_batch("the operation carries no batch; send one")
         staging, staging_id = self._state_memory(), payload.staged.staging_id
         try:
             specs, memory = staging.open_staged(staging_id)
         except PlexError as error:
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
-            raise PlexError(ErrorCode.UNAVAILABLE, f"{error.message}; send it again") from error
+            raise unavailable(f"{error.message}; send it again") from error
         try:
             tensors.verify(payload, memory, what="the batch on the node")
         except PlexError:
@@ -404,10 +393,7 @@ class Operations:
 
     def _state_memory(self) -> StateMemory:
         if self._memory is None:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"{self._config.wpg_id} has no state manager (data_socket is empty)",
-            )
+            raise bad_request(f"{self._config.wpg_id} has no state manager (data_socket is empty)")
         return self._memory
 
 

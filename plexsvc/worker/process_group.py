@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import common_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, unavailable
 from plexsvc.rpc.addresses import host_of
 from plexsvc.worker.config import WorkerConfig
 
@@ -88,10 +88,9 @@ def join(config: WorkerConfig) -> None:
         if backend == "nccl":
             threading.Thread(target=_watch, args=(_meeting.left,), daemon=True).start()
     except (OSError, RuntimeError, ValueError) as error:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
+        raise unavailable(
             f"rank {config.rank} of {config.wpg_id} did not find its {config.world_size - 1} peers "
-            f"at {config.rendezvous!r}: {error}",
+            f"at {config.rendezvous!r}: {error}"
         ) from error
 
 

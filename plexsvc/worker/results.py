@@ -29,15 +29,12 @@ class Staging(Protocol):
         self, specs: Sequence[common_pb2.TensorSpec], nbytes: int
     ) -> tuple[bytes, memoryview]:
         """Return a new staging id and writable memory."""
-        ...
 
     def seal_staged(self, staging_id: bytes) -> None:
         """Finish it; others may read it from now on."""
-        ...
 
     def drop_staged(self, staging_id: bytes) -> None:
         """Give its memory back. Safe to repeat."""
-        ...
 
 
 class Room:

@@ -17,7 +17,7 @@ import grpc.aio
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from plexsvc import progress
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, not_found, queue_full
 from plexsvc.fencing import Gate
 from plexsvc.ids import show
 from plexsvc.log import Log
@@ -98,10 +98,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     def _check(self, request: worker_pb2.ExecuteRequest) -> None:
         if request.wpg_id != self._config.wpg_id:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
-                f"this is a rank of {self._config.wpg_id}, not of {request.wpg_id}",
-            )
+            raise not_found(f"this is a rank of {self._config.wpg_id}, not of {request.wpg_id}")
         self._admit(request.fence, what=show(request.operation.operation_id))
 
     def _admit(self, fence: common_pb2.Fence, *, what: str) -> None:
@@ -114,8 +111,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if running is not None:
             return running
         if len(self._running) >= self._config.max_pending:
-            raise PlexError(
-                ErrorCode.QUEUE_FULL,
+            raise queue_full(
                 f"{show(operation_id)} not accepted: {len(self._running)} operations wait on this "
                 "rank (worker max_pending); send it again when one has ended",
                 limit=self._config.max_pending,

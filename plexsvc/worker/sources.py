@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from plexsvc import paths, progress
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.checkpoints import STATE_FILE, Seal, read_seal
 from plexsvc.weights.dtypes import DTYPES
@@ -30,11 +30,9 @@ class TensorSource(Protocol):
     @property
     def names(self) -> Collection[str]:
         """The names of all tensors; those of an optimizer's state are `kind/name`."""
-        ...
 
     def has(self, name: str) -> bool:
         """Return whether the source holds tensor `name`."""
-        ...
 
     def check(self, wanted: TensorBox) -> None:
         """Refuse a box that `read` could not return.
@@ -43,11 +41,9 @@ class TensorSource(Protocol):
             PlexError: `unknown_model` when the source lacks the tensor, has it in another shape, or
                 has only a part of the box.
         """
-        ...
 
     def read(self, wanted: TensorBox) -> torch.Tensor:
         """Return the values of a box that `check` passed; the caller copies them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +178,9 @@ def open_checkpoint(
     try:
         files = sorted(directory.glob(pattern))
     except (OSError, ValueError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"cannot look for {pattern} in the given directory: {error}; give the path of a "
-            "directory on the cluster's file system",
+            "directory on the cluster's file system"
         ) from error
     if not files:
         raise PlexError(

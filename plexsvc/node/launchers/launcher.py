@@ -45,8 +45,6 @@ class Launcher(Protocol):
 
     async def __aenter__(self) -> Self:
         """Begin. What is on this machine alone serves when this returns."""
-        ...
 
     async def __aexit__(self, *failure: object) -> None:
         """End the agents, unless this one leaves them."""
-        ...

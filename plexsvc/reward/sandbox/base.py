@@ -71,11 +71,9 @@ class Sandbox(Protocol):
 
     def describe(self) -> str:
         """Return what isolates, or why nothing can and what to install."""
-        ...
 
     def is_available(self) -> bool:
         """Return whether commands can be isolated here."""
-        ...
 
     def run(
         self,
@@ -94,8 +92,6 @@ class Sandbox(Protocol):
         Raises:
             PlexError: `unavailable` when nothing isolates here, or setting up failed.
         """
-        ...
 
     def close(self) -> None:
         """Give back what runs commands; nothing runs after."""
-        ...

@@ -60,21 +60,17 @@ class Engine(Protocol):
     @property
     def facts(self) -> EngineFacts:
         """Return what the engine is."""
-        ...
 
     @property
     def version(self) -> VersionId:
         """Return the weight version in use."""
-        ...
 
     @property
     def broken(self) -> PlexError | None:
         """Return what broke the engine, if anything did: it answers nothing but that."""
-        ...
 
     async def until_broken(self) -> None:
         """Return when the engine has broken and its calls have been told."""
-        ...
 
     def generate(
         self, requests: Sequence[rollout_pb2.InstanceRequest]
@@ -88,7 +84,6 @@ class Engine(Protocol):
             PlexError: `bad_request` for a request this engine cannot run, before the first delta;
                 `internal` when the engine broke.
         """
-        ...
 
     async def encode(
         self, prompts: Sequence[operations_pb2.Prompt], *, texts: bool
@@ -98,11 +93,9 @@ class Engine(Protocol):
         Raises:
             PlexError: `bad_request` for a model without tokenizer or template, or what they refuse.
         """
-        ...
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests with finish reason `abort`; unknown ids are ignored."""
-        ...
 
     async def load_version(
         self, published: Sequence[Published], *, version: VersionId
@@ -113,12 +106,10 @@ class Engine(Protocol):
             PlexError: `checksum_mismatch` or `bad_request`: the old weights are still in use;
                 `unavailable` while it sleeps; `internal` when the engine broke.
         """
-        ...
 
     @property
     def is_asleep(self) -> bool:
         """Return whether it sleeps."""
-        ...
 
     async def sleep(self) -> int:
         """Stop between two steps and free weights and KV cache; return the bytes that were freed.
@@ -129,7 +120,6 @@ class Engine(Protocol):
         Raises:
             PlexError: `bad_request` for an engine that cannot sleep; `internal` when it broke.
         """
-        ...
 
     async def wake(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
         """Fill the weights and go on; `MODEL` needs nothing published.
@@ -137,15 +127,12 @@ class Engine(Protocol):
         Raises:
             PlexError: `checksum_mismatch` or `bad_request`: it sleeps on; `internal` when it broke.
         """
-        ...
 
     def stats(self) -> EngineStats:
         """Return counts and usage."""
-        ...
 
     async def dispose(self) -> None:
         """Free everything; the engine answers nothing afterwards."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)

@@ -27,11 +27,9 @@ class Steppable(Protocol):
 
     def has_work(self) -> bool:
         """Return whether a step would do anything."""
-        ...
 
     def step(self) -> None:
         """Advance once; failures are the engine's own to report."""
-        ...
 
 
 Policy = Callable[[Sequence[Steppable]], "Steppable | None"]

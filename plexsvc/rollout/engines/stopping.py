@@ -27,11 +27,9 @@ class Decoder(Protocol):
 
     def step(self, token: int) -> str | None:
         """Return the text that `token` completes, None while it is undecidable."""
-        ...
 
     def spell(self, stop: str) -> str:
         """Return a stop string as it reads in the text of `step`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ class Hosts(Protocol):
 
     def slots(self) -> Mapping[SlotId, bool]:
         """Return the spot devices of nodes that are up, and whether each may be used."""
-        ...
 
     async def start(self, slot_id: SlotId, *, number: int, deployment_id: DeploymentId) -> str:
         """Start an instance of a deployment on a device; return its address once it serves.
@@ -24,11 +23,9 @@ class Hosts(Protocol):
         Raises:
             PlexError: why it did not come up.
         """
-        ...
 
     async def stop(self, slot_id: SlotId, *, number: int, deployment_id: DeploymentId) -> None:
         """Kill an instance; return once it is gone, or its node is."""
-        ...
 
 
 class Provider(Protocol):
@@ -36,4 +33,3 @@ class Provider(Protocol):
 
     async def run(self, tell: Tell) -> None:
         """Tell what comes, is noticed and goes, until cancelled."""
-        ...

@@ -81,8 +81,9 @@ class LentEngines:
                 before.is_open, before.until_us = False, self._clock.monotonic_us() + GRACE_US
             return
         if before is None and len(self._lent) >= MAX_LENT:
-            text = f"{len(self._lent)} serving engines are lent already, the most that may be"
-            raise queue_full(text)
+            raise queue_full(
+                f"{len(self._lent)} serving engines are lent already, the most that may be"
+            )
         self._check(offer, before, lease_us=lease_us)
         if before is None or not before.is_open:
             log.info("serving engine lent", slot=offer.slot_id, address=offer.address)

@@ -113,11 +113,11 @@ async def ask(path: Path, name: str) -> dict[str, Any]:
             reply = json.loads(await reader.readline() or "{}")
             writer.close()
     except TimeoutError as error:
-        text = f"the engine at {path} did not answer in {CALL_S:.0f} s"
-        raise unavailable(text) from error
+        raise unavailable(f"the engine at {path} did not answer in {CALL_S:.0f} s") from error
     except OSError as error:
-        text = f"no engine serves at {path} ({error}); `plexctl serve MODEL` starts one"
-        raise not_found(text) from error
+        raise not_found(
+            f"no engine serves at {path} ({error}); `plexctl serve MODEL` starts one"
+        ) from error
     if "error" in reply:
         raise bad_request(reply["error"])
     return dict(reply)

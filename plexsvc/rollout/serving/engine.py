@@ -54,8 +54,7 @@ class ServingEngine:
                 made._config_of(config.model), made.executor, name=config.name, tell=made._tell
             )
         except (ValueError, RuntimeError) as error:
-            text = f"vLLM cannot serve {config.model} as configured: {error}"
-            raise bad_request(text) from error
+            raise bad_request(f"vLLM cannot serve {config.model} as configured: {error}") from error
         if config.guests:
             await made._invite()
         return made

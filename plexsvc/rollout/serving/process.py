@@ -51,8 +51,9 @@ def listening(config: ServingConfig) -> socket.socket:
     try:
         return socket.create_server((config.host, config.port))
     except OSError as error:
-        text = f"port: cannot listen on {config.host}:{config.port}: {error.strerror}"
-        raise bad_request(text, field="port") from error
+        raise bad_request(
+            f"port: cannot listen on {config.host}:{config.port}: {error.strerror}", field="port"
+        ) from error
 
 
 def main(

@@ -41,7 +41,6 @@ class Samples(Protocol):
         self, operation: operations_pb2.Operation, *, tenant: TenantId
     ) -> AsyncGenerator[bytes]:
         """Yield the frames of a sample, serialised."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +126,7 @@ async def _models(backend: Backend, tenant: TenantId) -> dict[str, dict[str, Any
 async def _model(backend: Backend, request: web.Request, name: str) -> dict[str, Any]:
     found = await _models(backend, request[TENANT])
     if name not in found:
-        text = f"no model {name!r}; /v1/models lists the tenant's rollout deployments"
-        raise not_found(text)
+        raise not_found(f"no model {name!r}; /v1/models lists the tenant's rollout deployments")
     return found[name]
 
 

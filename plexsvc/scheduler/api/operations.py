@@ -16,7 +16,7 @@ from plexclient.ids import OPERATION_ID_BYTES
 from plexclient.wire.errors import refused, to_wire
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found, unavailable
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, show
 from plexsvc.scheduler.core.events import (
     CancelRequested,
@@ -134,10 +134,9 @@ class Operations:
         if known is not None:
             return known
         if is_ours and operation_id in self._scheduler.registry.missing:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"{show(operation_id)} is known from before the service was started again, and its "
-                "client has not sent it again; ask again",
+                "client has not sent it again; ask again"
             )
         if not is_ours or operation_id not in self._scheduler.registry.held:
             raise _result_gone(operation_id)
@@ -159,14 +158,12 @@ class Operations:
                 return
             await self._scheduler.clock.sleep(ARRIVAL_LOOK_US)
         if self._scheduler.took_over_lately:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"the service was started again, and {show(operation_id)} has not been sent again; "
-                "ask again",
+                "ask again"
             )
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
-            f"job {job_id!r} has no operation {show(operation_id)}: submit it, then ask again",
+        raise not_found(
+            f"job {job_id!r} has no operation {show(operation_id)}: submit it, then ask again"
         )
 
     async def cancel(
@@ -183,10 +180,9 @@ class Operations:
         if held is not None and held.operation.job_id == request.job_id:
             await self._scheduler.post(CancelRequested(operation_id=operation_id)).decision
         elif self._scheduler.results.get(operation_id) is None:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
+            raise not_found(
                 f"{show(operation_id)} is not cancelled: job {request.job_id!r} has no such "
-                "operation",
+                "operation"
             )
         return service_pb2.CancelOperationReply()
 
@@ -310,15 +306,13 @@ class Operations:
         self._scheduler.caps.check(record.tenant)
         body = operation.WhichOneof("body")
         if len(operation.operation_id) != OPERATION_ID_BYTES:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"operation id has {len(operation.operation_id)} bytes; mint {OPERATION_ID_BYTES}",
+            raise bad_request(
+                f"operation id has {len(operation.operation_id)} bytes; mint {OPERATION_ID_BYTES}"
             )
         if body is None or body == OperationKind.INITIALIZE or not operation.seq:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"{show(operation.operation_id)} has body {body!r} and seq {operation.seq}; "
-                "give it something to do and a number from 1",
+                "give it something to do and a number from 1"
             )
         return OperationKind(body)
 
@@ -380,10 +374,7 @@ class EarlyPayloads:
 
 
 def _not_ours(operation_id: OperationId, job_id: str) -> PlexError:
-    return PlexError(
-        ErrorCode.BAD_REQUEST,
-        f"{show(operation_id)} is no operation of job {job_id!r}; mint another id",
-    )
+    return bad_request(f"{show(operation_id)} is no operation of job {job_id!r}; mint another id")
 
 
 def _result_gone(operation_id: OperationId) -> PlexError:

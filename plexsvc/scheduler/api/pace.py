@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import queue_full
 from plexsvc.newest import Newest
 
 Reply = TypeVar("Reply")
@@ -52,8 +52,7 @@ class Pace:
         turn = self._turns.get(tenant) or _Asker()
         self._turns[tenant] = turn
         if turn.waiting >= MAX_WAITING:
-            raise PlexError(
-                ErrorCode.QUEUE_FULL,
+            raise queue_full(
                 f"{turn.waiting} questions of tenant {tenant!r} wait to be answered; ask again "
                 "when some are",
                 limit=MAX_WAITING,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.errors import ErrorCode, PlexError, bad_request
+from plexsvc.errors import ErrorCode, PlexError, bad_request, queue_full
 from plexsvc.ids import JobId, TenantId
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.core.events import (
@@ -106,10 +106,9 @@ async def end_job(scheduler: LiveScheduler, request: service_pb2.EndJobRequest) 
     """
     record = scheduler.registry.job(request.job_id, tenant=request.tenant)
     if request.outcome not in OUTCOMES:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"job {request.job_id!r} cannot end as {request.outcome}; give COMPLETED, FAILED or "
-            "CANCELLED",
+            "CANCELLED"
         )
     if request.HasField("controller"):
         record.check_controller(request.controller)
@@ -176,8 +175,7 @@ def _check_room(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest)
     held, quota = tenants.count(tenant), scheduler.registry.quotas.get((tenant, "jobs"))
     limit.check(request.tenant, held=held, taken=len(tenants))
     if quota and held >= quota:
-        raise PlexError(
-            ErrorCode.QUEUE_FULL,
+        raise queue_full(
             f"job {request.job_id!r} not opened: tenant {tenant!r} has {held} jobs, and its quota "
             f"is {quota}; end one, or ask an operator for more (`plexctl quota`)",
             limit=quota,
@@ -200,10 +198,9 @@ def _slowdown_ppm(request: service_pb2.CreateJobRequest) -> int:
     """Return a job's bound on its slowdown, 0 when it names none."""
     asked = request.max_slowdown
     if asked and not 1.0 <= asked <= MAX_SLOWDOWN:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"job {request.job_id!r} asks for a max_slowdown of {asked:g}; give 1 (share with "
-            f"nobody who costs time) to {MAX_SLOWDOWN:g}, or 0 for the cluster's default",
+            f"nobody who costs time) to {MAX_SLOWDOWN:g}, or 0 for the cluster's default"
         )
     return round(asked * PPM)
 

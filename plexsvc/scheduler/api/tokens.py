@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import not_found, queue_full, unavailable
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.rows import TokenRow
@@ -61,10 +61,9 @@ class Tokens:
         async with self._changing:
             now_us = self._scheduler.clock.wall_us()
             if sum(not row.ended_us(now_us) for row in self._rows.values()) >= MAX_TOKENS:
-                raise PlexError(
-                    ErrorCode.QUEUE_FULL,
+                raise queue_full(
                     f"no token created for {request.owner!r}: {MAX_TOKENS} let in already; revoke "
-                    "some (`plexctl token list`)",
+                    "some (`plexctl token list`)"
                 )
             token_id = f"tok-{secrets.token_hex(6)}"
             secret = f"{token_id}.{secrets.token_urlsafe(SECRET_BYTES)}"
@@ -95,10 +94,9 @@ class Tokens:
         async with self._changing:
             row = self._rows.get(request.token_id)
             if row is None:
-                raise PlexError(
-                    ErrorCode.NOT_FOUND,
+                raise not_found(
                     f"no token {request.token_id!r} to revoke; `plexctl token list` shows them, "
-                    "and those of the configuration (`tokens`) are revoked there",
+                    "and those of the configuration (`tokens`) are revoked there"
                 )
             if not row.revoked_us:
                 row = replace(row, revoked_us=self._scheduler.clock.wall_us())
@@ -116,7 +114,7 @@ class Tokens:
                 async with asyncio.timeout(WATCH_S):
                     await self._changed.wait()
         if self._is_stopping:
-            raise PlexError(ErrorCode.UNAVAILABLE, "the scheduler stops; ask the one after it")
+            raise unavailable("the scheduler stops; ask the one after it")
         reply = pb.WatchTokensReply(revision=self._revision)
         for row in self._rows.values():
             view = _view(row)

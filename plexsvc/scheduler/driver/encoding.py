@@ -24,7 +24,7 @@ from typing import Final, get_args
 import msgspec
 import xxhash
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.scheduler import core
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
@@ -264,8 +264,6 @@ def _told(
 
 
 def _unreadable(idx: int, why: str) -> PlexError:
-    return PlexError(
-        ErrorCode.BAD_REQUEST,
-        f"row {idx} of the journal cannot be replayed: {why}; give a whole journal",
-        row=idx,
+    return bad_request(
+        f"row {idx} of the journal cannot be replayed: {why}; give a whole journal", row=idx
     )

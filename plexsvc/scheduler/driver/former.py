@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.driver import encoding, journal
 from plexsvc.scheduler.driver.encoding import Configured, Snapshot
@@ -79,8 +79,7 @@ def read_former(source: str) -> Former:
 
 
 def _cannot(why: str) -> PlexError:
-    return PlexError(
-        ErrorCode.BAD_REQUEST,
+    return bad_request(
         f"what runs cannot be taken over: {why}; start the version that wrote it, or end what runs "
-        "with `plexctl down`",
+        "with `plexctl down`"
     )

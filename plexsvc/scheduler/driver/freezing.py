@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.scheduler import core
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.timeline import Timeline
@@ -61,10 +61,9 @@ def thaw(body: bytes) -> Scheduler:
     try:
         cluster = _Thawer(msgspec.json.decode(body)).run()
     except (LookupError, TypeError, ValueError, msgspec.DecodeError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"the snapshot of a core cannot be read: {type(error).__name__}: {error}; read it with "
-            "the build that wrote it",
+            "the build that wrote it"
         ) from error
     return Scheduler(limits=cluster.limits, epoch=cluster.turn.epoch, cluster=cluster)
 

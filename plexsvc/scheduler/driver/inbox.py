@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
 
@@ -53,8 +53,7 @@ class Inbox:
             PlexError: `unavailable`.
         """
         if len(self._waiting) >= self._max_waiting:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"{len(self._waiting)} events wait to be decided; try again",
                 limit=self._max_waiting,
             )
@@ -74,7 +73,7 @@ class Inbox:
 
     def close(self) -> None:
         """Tell whoever waits that nothing more is decided."""
-        stopped = PlexError(ErrorCode.UNAVAILABLE, "the scheduler stopped; ask the next one")
+        stopped = unavailable("the scheduler stopped; ask the next one")
         for _, decision in [*self._taken, *self._waiting]:
             if not decision.done():
                 decision.set_exception(stopped)

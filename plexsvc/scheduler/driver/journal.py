@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.driver import encoding
@@ -33,7 +33,6 @@ class JournalWriter(Protocol):
             PlexError: `stale_fence` when another scheduler has taken over; `unavailable` when the
                 rows cannot be written.
         """
-        ...
 
 
 @dataclass(slots=True)
@@ -141,8 +140,7 @@ def _line(row: JournalRow) -> Line:
 
 def _check_version(row: JournalRow | SnapshotRow) -> None:
     if row.version != VERSION:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"row {row.idx} of the journal has version {row.version}, this build reads {VERSION}; "
             "replay it with the build that wrote it",
             row=row.idx,

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError, internal
 from plexsvc.scheduler.driver import encoding, journal
 from plexsvc.scheduler.driver.replaying import Replay
 from plexsvc.store.reader import read_journal
@@ -41,10 +41,9 @@ def take_snapshot(url: str, *, epoch: int) -> int:
     """
     tail = journal.follow(read_journal(url, epoch=epoch), last=1)
     if not tail.configured.is_this_build:
-        raise PlexError(
-            ErrorCode.INTERNAL,
+        raise internal(
             "the code of the scheduler changed on disk since it started, so nothing can be said of "
-            "its journal; start it again",
+            "its journal; start it again"
         )
     replay = Replay(tail)
     before = replay.idx
@@ -53,8 +52,7 @@ def take_snapshot(url: str, *, epoch: int) -> int:
             break
         _, _, digest = replay.take(entry)
         if digest != entry.digest:
-            raise PlexError(
-                ErrorCode.INTERNAL,
+            raise internal(
                 f"the journal of epoch {epoch} does not replay: row {entry.idx} led to something "
                 "else; it is kept whole, see `plexctl replay`",
                 row=entry.idx,

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from plexclient.specs import Parallel
 from plexclient.wire.v1 import operations_pb2, service_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request, not_found, queue_full
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.vocabulary import (
@@ -187,10 +187,9 @@ class Registry:
         """
         record = self.jobs.get(JobId(job_id))
         if record is None or record.tenant != tenant:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
+            raise not_found(
                 f"no job {job_id!r}: it was never created, ended long ago, or ended when the "
-                "service was restarted; start another",
+                "service was restarted; start another"
             )
         return record
 
@@ -202,10 +201,7 @@ class Registry:
         """
         record = self.deployments.get(DeploymentId(deployment_id))
         if record is None or (record.tenant, record.job_id) != (tenant, job_id):
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
-                f"job {job_id!r} has no deployment {deployment_id!r}; create it first",
-            )
+            raise not_found(f"job {job_id!r} has no deployment {deployment_id!r}; create it first")
         return record
 
     def hold(self, held: Held) -> None:
@@ -216,8 +212,7 @@ class Registry:
         """
         limit = self._config.max_held_payload_bytes
         if self.held_bytes + held.nbytes > limit:
-            raise PlexError(
-                ErrorCode.QUEUE_FULL,
+            raise queue_full(
                 f"waiting operations hold {self.held_bytes} bytes of inline payload; {held.nbytes} "
                 f"more would exceed {limit}; submit again later",
                 limit=limit,
@@ -292,11 +287,10 @@ def check_same_spec(known: DeploymentRecord, asked: service_pb2.DeploymentSpec) 
     for one in service_pb2.DeploymentSpec.DESCRIPTOR.fields:
         found, wanted = getattr(known.spec, one.name), getattr(asked, one.name)
         if found != wanted:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"deployment {known.name!r} of job {known.job_id!r} has {one.name} "
                 f"{_brief(found)} and is asked for with {_brief(wanted)}; deploy it under a name "
-                "of its own",
+                "of its own"
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId, show
 from plexsvc.log import Log
 from plexsvc.newest import Newest
@@ -149,10 +149,9 @@ class Recorder:
         held, answered = self._registry.held.get(operation_id), self._answered.get(operation_id)
         known = held.operation.digest if held is not None else answered and answered.digest
         if known and operation.digest not in {known, b""}:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"{show(operation_id)} is the id of another operation, which goes on; this "
-                f"{operation.WhichOneof('body')} has other contents and needs an id of its own",
+                f"{operation.WhichOneof('body')} has other contents and needs an id of its own"
             )
 
     def hold(

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 
 from plexclient.wire.v1 import operations_pb2, service_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import internal
 from plexsvc.ids import DeploymentId, JobId, OperationId, TenantId
 from plexsvc.scheduler.core.actions import DeploymentLost
 from plexsvc.scheduler.core.state import Deployment, Wpg
@@ -58,10 +58,9 @@ def restore(
     lost: list[str] = [*(view.jobs.keys() - registry.jobs.keys())]
     lost += view.deployments.keys() - registry.deployments.keys()
     if lost:
-        raise PlexError(
-            ErrorCode.INTERNAL,
+        raise internal(
             "what runs cannot be taken over: the store has no record of "
-            f"{', '.join(sorted(lost))}; end what runs with `plexctl down`",
+            f"{', '.join(sorted(lost))}; end what runs with `plexctl down`"
         )
     for wpg in view.wpgs.values():
         record = _wpg(registry.deployments[wpg.deployment_id], wpg)

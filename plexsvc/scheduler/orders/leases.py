@@ -17,7 +17,7 @@ import grpc
 
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.log import Log
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.errors import error_from
@@ -120,9 +120,9 @@ def _failure(call: grpc.Future[node_pb2.RenewReply]) -> PlexError | None:
     """Return why a renewal failed; None if it did not. One without an answer by now has failed."""
     if not call.done():
         call.cancel()
-        return PlexError(ErrorCode.UNAVAILABLE, "the node agent did not answer in time")
+        return unavailable("the node agent did not answer in time")
     try:
         reply = call.result()
     except grpc.RpcError as error:
-        return PlexError(ErrorCode.UNAVAILABLE, error_from(error).message)
+        return unavailable(error_from(error).message)
     return from_wire(reply.error) if reply.HasField("error") else None

@@ -17,7 +17,7 @@ from plexclient.wire.v1 import (
     statemanager_pb2_grpc,
     worker_pb2,
 )
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.ids import DeploymentId, OperationId, VersionId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.events import StateCopied
@@ -228,10 +228,9 @@ async def _written(
             assert isinstance(found, statemanager_pb2.MaterializeReply), request.path
             reply = found
     except TimeoutError as error:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
+        raise unavailable(
             f"{request.path} not written: {reply.nbytes} bytes were written and none since "
-            f"{reach.silence_s:.0f} s (scheduler.progress_timeout_us); look at its disk",
+            f"{reach.silence_s:.0f} s (scheduler.progress_timeout_us); look at its disk"
         ) from error
     finally:
         call.cancel()

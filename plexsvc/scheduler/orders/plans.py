@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import Action, ComputePlan
 from plexsvc.scheduler.core.events import PlanComputed
@@ -81,9 +81,7 @@ class Beside:
         finally:
             del self._decided[action]
             if not decided.done():
-                decided.set_exception(
-                    PlexError(ErrorCode.UNAVAILABLE, "no plan was made; try again")
-                )
+                decided.set_exception(unavailable("no plan was made; try again"))
                 decided.exception()  # most are awaited by nobody, who need not be warned
 
 

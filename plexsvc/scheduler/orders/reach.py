@@ -59,77 +59,59 @@ class RolloutPort(Protocol):
 
     async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         """Run an operation of a rollout deployment."""
-        ...
 
     async def cancel(self, request: worker_pb2.CancelRequest) -> None:
         """End a generate early."""
-        ...
 
     def adopt(self, deployment_id: str, *, fence: common_pb2.Fence) -> bool:
         """Lead a deployment of an earlier service; return whether it is known there."""
-        ...
 
     async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
         """Let a new instance take the place of one that was lost."""
-        ...
 
     async def move(
         self, deployment_id: str, *, fence: common_pb2.Fence, to: rollout_pb2.InstancesMove
     ) -> rollout_pb2.MoveInstancesReply:
         """Have all instances of a deployment sleep or wake."""
-        ...
 
     def report_to(self, given_up: GivenUp) -> None:
         """Say from now on which instances do not come back by themselves."""
-        ...
 
     def report_left_to(self, left: Left) -> None:
         """Say from now on which instances sleep because a generate does without them."""
-        ...
 
     def report_turns_to(self, turned: Turned) -> None:
         """Say from now on what turns took of instances."""
-        ...
 
     async def forget(self, deployment_id: str) -> None:
         """End a deployment: drop its records and connections."""
-        ...
 
     def address_of(self, deployment_id: str) -> str:
         """Return where a deployment's tokens are streamed from; empty before it is initialised."""
-        ...
 
     async def instances(self) -> list[service_pb2.InstanceView]:
         """Return every instance and spot device; `device` of a dedicated one is its address."""
-        ...
 
     def drain(self, device: str) -> None:
         """Have the samples of an instance go on elsewhere, and close its device or engine."""
-        ...
 
     def open(self, device: str) -> None:
         """Open a spot device or engine that `drain` closed."""
-        ...
 
     def bill(self, deployment_id: str, use: service_pb2.JobUse) -> None:
         """Add to `use` what a deployment had of spot devices and lent engines, and its cost."""
-        ...
 
     def offer(self, request: service_pb2.LendInstanceRequest) -> None:
         """Let jobs have the guest of a serving engine until its lease ends; 0 withdraws it."""
-        ...
 
     def versions_in_use(self) -> set[VersionId]:
         """Return the versions that instances serve or load, or would after a restart."""
-        ...
 
     async def progress(self, deployment_id: str, operation_id: bytes) -> int:
         """Return a count that grows while an operation gets on: tokens recorded, weights loaded."""
-        ...
 
     async def release(self, deployment_id: str, operation_id: bytes) -> None:
         """Drop the record of an acknowledged operation."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

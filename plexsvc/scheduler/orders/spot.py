@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import grpc.aio
 
 from plexclient.wire.v1 import node_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, not_found
 from plexsvc.ids import DeploymentId, NodeId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.errors import error_from
@@ -61,8 +61,9 @@ class SpotHosts:
     def _wpg(self, place: Place, *, number: int, deployment_id: DeploymentId) -> WpgRecord:
         record = self._reach.registry.deployments.get(deployment_id)
         if record is None or record.wpg is None:
-            text = f"deployment {deployment_id} is gone; no spot instance is started for it"
-            raise PlexError(ErrorCode.NOT_FOUND, text)
+            raise not_found(
+                f"deployment {deployment_id} is gone; no spot instance is started for it"
+            )
         return WpgRecord(
             wpg_id=_wpg_id(deployment_id, number),
             deployment=record,

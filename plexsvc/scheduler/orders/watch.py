@@ -35,11 +35,9 @@ class Carrier(Protocol):
     @property
     def name(self) -> str:
         """What errors call it."""
-        ...
 
     def is_alive(self) -> bool:
         """Return whether its connection is up; connect if it is not."""
-        ...
 
     async def progress(self) -> int:
         """Return a count that grows while work gets on.
@@ -47,7 +45,6 @@ class Carrier(Protocol):
         Raises:
             AioRpcError, OSError: it did not say.
         """
-        ...
 
 
 class HungError(PlexError):

@@ -20,8 +20,7 @@ from plexsvc.rollout.engines.texts import Texts
 
 def refused(request: rollout_pb2.InstanceRequest, problem: str) -> PlexError:
     """Return the refusal of one request."""
-    text = f"request {request.request_id} refused: {problem}"
-    return bad_request(text)
+    return bad_request(f"request {request.request_id} refused: {problem}")
 
 
 def check(request: rollout_pb2.InstanceRequest, *, model: ModelDir, max_model_len: int) -> None:

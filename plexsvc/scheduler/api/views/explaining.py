@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import not_found
 from plexsvc.ids import OperationId, show
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views.lens import Lens
@@ -47,9 +47,8 @@ def _operation(
     is_there = found is not None and lens.sees(found.job_id)
     if story is None or found is None or not is_there or request.job_id not in {"", found.job_id}:
         where = f"job {request.job_id!r} has" if request.job_id else "there is"
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
-            f"{where} no operation {show(operation_id)} that waits, runs or was lately answered",
+        raise not_found(
+            f"{where} no operation {show(operation_id)} that waits, runs or was lately answered"
         )
     return story
 

@@ -6,7 +6,7 @@ import re
 from functools import cached_property
 from typing import Final, Protocol
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import not_found
 from plexsvc.ids import JobId
 from plexsvc.scheduler.ledger.jobs import JobRecord, Registry
 
@@ -43,10 +43,9 @@ class Lens:
         """
         record = self._registry.jobs.get(JobId(job_id))
         if record is None or not self.sees(job_id):
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
+            raise not_found(
                 f"no job {job_id!r}; it was never created, or ended long ago: "
-                "`plexctl job list --all` shows what is known",
+                "`plexctl job list --all` shows what is known"
             )
         return record
 

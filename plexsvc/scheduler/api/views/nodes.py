@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2, statemanager_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import not_found
 from plexsvc.ids import NodeId
 from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
@@ -59,8 +59,7 @@ def link_of(scheduler: LiveScheduler, node_id: str) -> NodeLink:
     named = [link for link in scheduler.nodes.links if link.node_id == node_id]
     if not named:
         known = ", ".join(sorted({link.node_id for link in scheduler.nodes.links if link.node_id}))
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
+        raise not_found(
             f"no node {node_id!r}; there are {known or 'none'}: `plexctl node list` shows them",
             node=node_id,
         )
