@@ -68,6 +68,21 @@ class At:
 
         return router(self.card)
 
+    def ask(self, method: str, *, timeout_s: float | None = None, **fields: Any) -> Any:
+        """Return what the cluster's router answers to a call of `method` with these fields.
+
+        Raises:
+            PlexError: what the service refused, or `unavailable`.
+        """
+        from google.protobuf.message_factory import GetMessageClass
+
+        from plexclient.wire.v1 import service_pb2
+
+        service = service_pb2.DESCRIPTOR.services_by_name["Router"]
+        request = GetMessageClass(service.methods_by_name[method].input_type)(**fields)
+        with self.router() as stub:
+            return getattr(stub, method)(request, timeout=timeout_s)
+
     def show(self, reply: Message, view: RenderableType) -> None:
         """Print a reply: as one line of JSON, every field present, or as people read it."""
         if self.json:

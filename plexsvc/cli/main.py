@@ -9,8 +9,6 @@ import typer
 
 from plexsvc.cli.app import Commands, Json, StateDir, command, print_json
 from plexsvc.cli.commands.ckpt import ckpt_app
-from plexsvc.cli.commands.cost import cost
-from plexsvc.cli.commands.explain import explain
 from plexsvc.cli.commands.instance import instance_app
 from plexsvc.cli.commands.job import job_app
 from plexsvc.cli.commands.model import model_app
@@ -19,14 +17,13 @@ from plexsvc.cli.commands.pack import pack
 from plexsvc.cli.commands.plan import plan
 from plexsvc.cli.commands.quota import quota_app
 from plexsvc.cli.commands.replay import replay
-from plexsvc.cli.commands.report import report
 from plexsvc.cli.commands.reward import reward_app
 from plexsvc.cli.commands.serve import serve_app
 from plexsvc.cli.commands.simulate import simulate
-from plexsvc.cli.commands.status import status, top
+from plexsvc.cli.commands.status import explain, status, top
 from plexsvc.cli.commands.submit import logs, submit
-from plexsvc.cli.commands.tenant import tenant
 from plexsvc.cli.commands.token import token_app
+from plexsvc.cli.commands.usage import cost, report, tenant
 
 if TYPE_CHECKING:
     from plexsvc.cluster.places import Card

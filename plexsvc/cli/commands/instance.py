@@ -20,11 +20,9 @@ instance_app = typer.Typer(
 @command(instance_app, "list", example="plexctl instance list")
 def instance_list(at: At) -> None:
     """Show every rollout instance: its kind, phase, version, load and tokens a second."""
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.instances import instances_view
 
-    with at.router() as router:
-        reply = router.ListInstances(service_pb2.ListInstancesRequest())
+    reply = at.ask("ListInstances")
     at.show(reply, instances_view(reply))
 
 
@@ -33,11 +31,9 @@ def instance_drain(
     at: At, device: Annotated[str, typer.Argument(help="Its device, as `list` shows it.")]
 ) -> None:
     """End a spot instance once its samples go on elsewhere; its device is closed (operators)."""
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.instances import instances_view
 
-    with at.router() as router:
-        reply = router.DrainInstance(service_pb2.DrainInstanceRequest(device=device))
+    reply = at.ask("DrainInstance", device=device)
     at.show(reply, instances_view(reply))
 
 
@@ -46,11 +42,9 @@ def instance_open(
     at: At, device: Annotated[str, typer.Argument(help="Its device, as `list` shows it.")]
 ) -> None:
     """Let a spot device that was drained have instances again (operators)."""
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.instances import instances_view
 
-    with at.router() as router:
-        reply = router.OpenInstance(service_pb2.OpenInstanceRequest(device=device))
+    reply = at.ask("OpenInstance", device=device)
     at.show(reply, instances_view(reply))
 
 

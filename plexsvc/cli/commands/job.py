@@ -23,11 +23,9 @@ def job_list(
     all_jobs: Annotated[bool, typer.Option("--all", help="Also jobs that have ended.")] = False,
 ) -> None:
     """List your jobs."""
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.status import jobs_view
 
-    with at.router() as router:
-        reply = router.ListJobs(service_pb2.ListJobsRequest(include_ended=all_jobs))
+    reply = at.ask("ListJobs", include_ended=all_jobs)
     at.show(reply, jobs_view(list(reply.jobs)))
 
 
@@ -41,11 +39,9 @@ def job_cancel(
     from plexclient.wire.v1 import service_pb2
     from plexsvc.show.status import state_name
 
-    request = service_pb2.EndJobRequest(
-        job_id=job, outcome=service_pb2.JOB_STATE_CANCELLED, reason=reason
+    reply = at.ask(
+        "EndJob", job_id=job, outcome=service_pb2.JOB_STATE_CANCELLED, reason=reason, timeout_s=60
     )
-    with at.router() as router:
-        reply = router.EndJob(request, timeout=60)
     at.show(reply, f"{reply.job_id} {state_name(reply)}")
 
 
@@ -56,11 +52,9 @@ def job_move(
     to: Annotated[str, typer.Option(help="The node; by default wherever it fits best.")] = "",
 ) -> None:
     """Move a job's training deployments to other devices while it goes on (operators)."""
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.pack import moves_view
 
-    with at.router() as router:
-        reply = router.MoveJob(service_pb2.MoveJobRequest(job_id=job, node_id=to))
+    reply = at.ask("MoveJob", job_id=job, node_id=to)
     at.show(reply, moves_view(reply))
 
 
@@ -77,8 +71,6 @@ def job_unpin(at: At, job: JobId) -> None:
 
 
 def _pin(at: At, job: str, *, is_pinned: bool) -> None:
-    from plexclient.wire.v1 import service_pb2
 
-    with at.router() as router:
-        reply = router.PinJob(service_pb2.PinJobRequest(job_id=job, is_pinned=is_pinned))
+    reply = at.ask("PinJob", job_id=job, is_pinned=is_pinned)
     at.show(reply, f"{reply.job_id} {'pinned' if reply.is_pinned else 'unpinned'}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -10,7 +10,6 @@ from plexsvc.cli.app import FAILED, At, Commands, command
 
 if TYPE_CHECKING:
     from plexclient.wire.v1 import service_pb2
-    from plexclient.wire.v1.service_pb2_grpc import RouterStub
 
 _POLL_S: Final = 0.5
 _ADD_TIMEOUT_S: Final = 60.0
@@ -27,26 +26,22 @@ NodeId = Annotated[str, typer.Argument(help="The node's name.")]
 @command(node_app, "list", example="plexctl node list")
 def node_list(at: At) -> None:
     """Show every node: its state, its devices, who lives there, its host memory."""
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.nodes import nodes_view
 
-    with at.router() as router:
-        reply = router.ListNodes(service_pb2.ListNodesRequest())
+    reply = at.ask("ListNodes")
     at.show(reply, nodes_view(list(reply.nodes)))
 
 
 @command(node_app, "cordon", example="plexctl node cordon node-b")
 def node_cordon(at: At, node: NodeId) -> None:
     """Place nothing further on a node; what lives there stays (operators)."""
-    with at.router() as router:
-        _show_node(at, _change(router, node, "CORDON"))
+    _show_node(at, _change(at, node, "CORDON"))
 
 
 @command(node_app, "uncordon", example="plexctl node uncordon node-b")
 def node_uncordon(at: At, node: NodeId) -> None:
     """Let a cordoned or drained node take work again (operators)."""
-    with at.router() as router:
-        _show_node(at, _change(router, node, "UNCORDON"))
+    _show_node(at, _change(at, node, "UNCORDON"))
 
 
 @command(node_app, "drain", example="plexctl node drain node-b --wait --timeout 600")
@@ -68,11 +63,10 @@ def node_drain(
     node's agent running until the operations that waited meanwhile are answered: their payloads and
     the published versions they pull may still lie there.
     """
-    with at.router() as router:
-        found = _change(router, node, "DRAIN")
-        if wait:
-            found = _until_drained(router, found, timeout_s=timeout)
-        _show_node(at, found)
+    found = _change(at, node, "DRAIN")
+    if wait:
+        found = _until_drained(at, found, timeout_s=timeout)
+    _show_node(at, found)
     if wait and found.state != "drained":
         typer.echo(f"{node} is {found.state}, not drained: {found.reason}", err=True)
         raise typer.Exit(FAILED)
@@ -91,27 +85,19 @@ def node_add(
     Start the agent first: python -m plexsvc.node.agent --config FILE. A node that was lost joins
     again by itself when its agent answers at the same address.
     """
-    from plexclient.wire.v1 import service_pb2
-
-    with at.router() as router:
-        found = router.AddNode(service_pb2.AddNodeRequest(agent=agent), timeout=_ADD_TIMEOUT_S)
+    found = at.ask("AddNode", agent=agent, timeout_s=_ADD_TIMEOUT_S)
     _show_node(at, found)
 
 
-def _change(router: RouterStub, node: str, change: str) -> service_pb2.NodeView:
-    from plexclient.wire.v1 import service_pb2
-
-    request = service_pb2.ChangeNodeRequest(node_id=node, change=f"NODE_CHANGE_{change}")
-    return router.ChangeNode(request)
+def _change(at: At, node: str, change: str) -> Any:
+    return at.ask("ChangeNode", node_id=node, change=f"NODE_CHANGE_{change}")
 
 
 def _until_drained(
-    router: RouterStub, found: service_pb2.NodeView, *, timeout_s: float
+    at: At, found: service_pb2.NodeView, *, timeout_s: float
 ) -> service_pb2.NodeView:
     """Ask until the node is drained, telling on stderr what it waits for whenever that changes."""
     import time
-
-    from plexclient.wire.v1 import service_pb2
 
     deadline, told = time.monotonic() + timeout_s, ""
     while found.state == "draining" and time.monotonic() < deadline:
@@ -119,8 +105,8 @@ def _until_drained(
             told = found.reason
             typer.echo(f"{found.node_id}: {told}", err=True)
         time.sleep(_POLL_S)
-        reply = router.ListNodes(service_pb2.ListNodesRequest())
-        found = next((n for n in reply.nodes if n.node_id == found.node_id), found)
+        nodes = at.ask("ListNodes").nodes
+        found = next((n for n in nodes if n.node_id == found.node_id), found)
     return found
 
 

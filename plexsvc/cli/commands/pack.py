@@ -41,24 +41,22 @@ def pack(
     ] = False,
 ) -> None:
     """Show who owns which slots of each node group, with slowdowns predicted and measured."""
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.pack import moves_view, pack_view, what_if_view
 
     if sum([what_if is not None, apply, png is not None]) > 1:
         raise typer.BadParameter("give one of --png, --what-if and --apply")
     shape = None if what_if is None else _shape(what_if)
-    with at.router() as router:
-        if shape is not None:
-            answer = router.WhatIf(service_pb2.WhatIfRequest(job=shape))
-            at.show(answer, what_if_view(answer))
-        elif apply:
-            moves = router.Repack(service_pb2.RepackRequest(), timeout=_APPLY_TIMEOUT_S)
-            at.show(moves, moves_view(moves))
-        else:
-            picture = router.GetPack(service_pb2.PackRequest(window_us=round(window * 1e6)))
-            if png is not None:
-                _draw(png, picture)
-            at.show(picture, pack_view(picture, width=console().width))
+    if shape is not None:
+        answer = at.ask("WhatIf", job=shape)
+        at.show(answer, what_if_view(answer))
+    elif apply:
+        moves = at.ask("Repack", timeout_s=_APPLY_TIMEOUT_S)
+        at.show(moves, moves_view(moves))
+    else:
+        picture = at.ask("GetPack", window_us=round(window * 1e6))
+        if png is not None:
+            _draw(png, picture)
+        at.show(picture, pack_view(picture, width=console().width))
 
 
 def _draw(path: Path, reply: service_pb2.PackReply) -> None:

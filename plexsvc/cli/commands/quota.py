@@ -40,31 +40,19 @@ def quota_set(
     What all jobs that `plexctl cost` shows have used is spent, switches included: at nine tenths
     jobs show a notice, at all of it they end with `over_budget`, and so does a new one.
     """
-    from plexclient.wire.v1 import service_pb2
-
-    _set(at, service_pb2.SetQuotaRequest(owner=tenant, what=what, most=most))
+    _show(at, at.ask("SetQuota", owner=tenant, what=what, most=most))
 
 
 @command(quota_app, "lift", example="plexctl quota lift lab jobs")
 def quota_lift(at: At, tenant: Tenant, what: What) -> None:
     """Take a tenant's quota away."""
-    from plexclient.wire.v1 import service_pb2
-
-    _set(at, service_pb2.SetQuotaRequest(owner=tenant, what=what, is_lifted=True))
+    _show(at, at.ask("SetQuota", owner=tenant, what=what, is_lifted=True))
 
 
 @command(quota_app, "list", example="plexctl quota list")
 def quota_list(at: At) -> None:
     """Show the quotas that bind, and how much of each is used."""
-    from plexclient.wire.v1 import service_pb2
-
-    with at.router() as router:
-        _show(at, router.ListQuotas(service_pb2.ListQuotasRequest()))
-
-
-def _set(at: At, request: service_pb2.SetQuotaRequest) -> None:
-    with at.router() as router:
-        _show(at, router.SetQuota(request))
+    _show(at, at.ask("ListQuotas"))
 
 
 def _show(at: At, reply: service_pb2.ListQuotasReply) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from plexsvc.cli.app import FAILED, At, Commands, command, live
 from plexsvc.cli.commands import stage_specs
-
-if TYPE_CHECKING:
-    from plexclient.wire.v1 import reward_pb2
 
 _REFRESH_S: Final = 1.0
 
@@ -29,7 +26,7 @@ def reward_list(at: At) -> None:
     """Show every program, its stages with their limits, and what isolates untrusted code."""
     from plexsvc.show.rewards import programs_view
 
-    reply = _ask(at)
+    reply = at.ask("GetRewards")
     at.show(reply, programs_view(reply))
 
 
@@ -42,10 +39,10 @@ def reward_top(at: At) -> None:
     from plexsvc.show.rewards import batches_view
 
     if at.json:
-        reply = _ask(at)
+        reply = at.ask("GetRewards")
         at.show(reply, "")
         return
-    live((batches_view(_ask(at)) for _ in count()), every_s=_REFRESH_S)
+    live((batches_view(at.ask("GetRewards")) for _ in count()), every_s=_REFRESH_S)
 
 
 @command(reward_app, "explain", example="plexctl reward explain 1f0c9a3b")
@@ -55,7 +52,7 @@ def reward_explain(
     """Say which sample a batch waits for, and why."""
     from plexsvc.show.rewards import explained
 
-    reply = _ask(at)
+    reply = at.ask("GetRewards")
     found = [one for one in reply.batches if one.batch_id.hex().startswith(batch)]
     if len(found) != 1:
         what = f"{len(found)} batches begin with it" if found else "no such batch is being scored"
@@ -133,10 +130,7 @@ def reward_add(
 @command(reward_app, "remove", example="plexctl reward remove fast")
 def reward_remove(at: At, name: Annotated[str, typer.Argument(help="The program's name.")]) -> None:
     """Remove a program of your own with all its versions; batches under way keep it."""
-    from plexclient.wire.v1 import reward_pb2
-
-    with at.router() as router:
-        gone = router.RemoveProgram(reward_pb2.RemoveProgramRequest(name=name))
+    gone = at.ask("RemoveProgram", name=name)
     at.show(gone, f"program {gone.name} is removed; its last version was {gone.version}")
 
 
@@ -189,10 +183,3 @@ def reward_test(
             typer.echo(score.output)
     if score.verdict == "error":
         raise typer.Exit(FAILED)
-
-
-def _ask(at: At) -> reward_pb2.RewardsReply:
-    from plexclient.wire.v1 import reward_pb2
-
-    with at.router() as router:
-        return router.GetRewards(reward_pb2.GetRewardsRequest())

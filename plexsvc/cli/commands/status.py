@@ -1,20 +1,18 @@
-"""`plexctl status` and `plexctl top`: jobs and devices, once or live."""
+"""`plexctl status`, `plexctl top` and `plexctl explain`: jobs and devices, and why one waits."""
 
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from plexsvc.cli.app import At, console, live, print_json, to_dict
 from plexsvc.cli.commands.pack import Window
 
-if TYPE_CHECKING:
-    from plexclient.wire.v1 import service_pb2
-
 _STATUS_REFRESH_S: Final = 0.5
 _TOP_REFRESH_S: Final = 1.0
+_OPERATION_DIGITS: Final = 32
 
 
 def status(
@@ -25,19 +23,13 @@ def status(
     ] = False,
 ) -> None:
     """Show jobs with step, phase and reward, and who is on the devices."""
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.status import status_view
 
-    with at.router() as router:
-
-        def ask() -> service_pb2.ClusterStatus:
-            return router.GetStatus(service_pb2.GetStatusRequest())
-
-        if watch and not at.json:
-            live((status_view(ask()) for _ in count()), every_s=_STATUS_REFRESH_S)
-        else:
-            reply = ask()
-            at.show(reply, status_view(reply))
+    if watch and not at.json:
+        live((status_view(at.ask("GetStatus")) for _ in count()), every_s=_STATUS_REFRESH_S)
+    else:
+        reply = at.ask("GetStatus")
+        at.show(reply, status_view(reply))
 
 
 def top(at: At, window: Window = 0.0) -> None:
@@ -47,30 +39,51 @@ def top(at: At, window: Window = 0.0) -> None:
     """
     from rich.console import Group
 
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.instances import instances_view
     from plexsvc.show.pack import pack_view
     from plexsvc.show.status import status_view
 
-    asked = service_pb2.PackRequest(window_us=round(window * 1e6))
-    with at.router() as router:
+    def ask() -> tuple[Any, Any, Any]:
+        pack = at.ask("GetPack", window_us=round(window * 1e6))
+        return at.ask("GetStatus"), at.ask("ListInstances"), pack
 
-        def ask() -> tuple[
-            service_pb2.ClusterStatus, service_pb2.ListInstancesReply, service_pb2.PackReply
-        ]:
-            return (
-                router.GetStatus(service_pb2.GetStatusRequest()),
-                router.ListInstances(service_pb2.ListInstancesRequest()),
-                router.GetPack(asked),
-            )
+    if at.json:
+        names = ("status", "instances", "pack")
+        print_json({name: to_dict(one) for name, one in zip(names, ask(), strict=True)})
+        return
+    width = console().width
+    views = (
+        Group(status_view(status), instances_view(instances), pack_view(pack, width=width))
+        for status, instances, pack in (ask() for _ in count())
+    )
+    live(views, every_s=_TOP_REFRESH_S)
 
-        if at.json:
-            names = ("status", "instances", "pack")
-            print_json({name: to_dict(one) for name, one in zip(names, ask(), strict=True)})
-            return
-        width = console().width
-        views = (
-            Group(status_view(status), instances_view(instances), pack_view(pack, width=width))
-            for status, instances, pack in (ask() for _ in count())
-        )
-        live(views, every_s=_TOP_REFRESH_S)
+
+def explain(
+    at: At,
+    operation: Annotated[
+        str,
+        typer.Argument(
+            metavar="OP|JOB", help="An operation's id in hex, with or without op_; or a job's id."
+        ),
+    ],
+    job: Annotated[str, typer.Option(help="The job the operation belongs to.")] = "",
+) -> None:
+    """Say why an operation waits, what became of it, or what a job's deployments wait for."""
+    operation_id = _operation_id(operation)
+    job_id = job if operation_id else operation
+    reply = at.ask("ExplainOperation", operation_id=operation_id, job_id=job_id)
+    at.show(reply, "\n".join([reply.text, *(f"  {fact}" for fact in reply.facts)]))
+
+
+def _operation_id(text: str) -> bytes:
+    """Return an operation's id, empty for the id of a job."""
+    if not text:
+        raise typer.BadParameter("an operation's id or a job's is needed, this one is empty")
+    is_operation = text.startswith("op_") or len(text) == _OPERATION_DIGITS
+    if not is_operation:
+        return b""
+    try:
+        return bytes.fromhex(text.removeprefix("op_"))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not an operation id: give it in hex") from error

@@ -30,17 +30,11 @@ def token_create(
     name: Annotated[str, typer.Option(help="What to call it: who has it, what for.")] = "",
 ) -> None:
     """Create a token and print it; it is shown this once, and kept nowhere."""
-    from plexclient.wire.v1 import service_pb2
-
     lifetime_us = 0
     if expires:
         without = "without it the token does not expire"
         lifetime_us = duration_us(f"--expires {expires!r} is no time from now", expires, without)
-    request = service_pb2.CreateTokenRequest(
-        owner=tenant, scope=scope, name=name, lifetime_us=lifetime_us
-    )
-    with at.router() as router:
-        reply = router.CreateToken(request)
+    reply = at.ask("CreateToken", owner=tenant, scope=scope, name=name, lifetime_us=lifetime_us)
     at.show(reply, reply.secret)
 
 
@@ -50,11 +44,9 @@ def token_list(at: At) -> None:
 
     Tokens that ended stay for `scheduler.history_days`.
     """
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.tokens import tokens_view
 
-    with at.router() as router:
-        reply = router.ListTokens(service_pb2.ListTokensRequest())
+    reply = at.ask("ListTokens")
     at.show(reply, tokens_view(reply.tokens))
 
 
@@ -63,9 +55,7 @@ def token_revoke(
     at: At, token_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, from the list.")]
 ) -> None:
     """Let a token in no more; what is open with it ends. Jobs end as if their clients had left."""
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.tokens import tokens_view
 
-    with at.router() as router:
-        found = router.RevokeToken(service_pb2.RevokeTokenRequest(token_id=token_id))
+    found = at.ask("RevokeToken", token_id=token_id)
     at.show(found, tokens_view([found]))

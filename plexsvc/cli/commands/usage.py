@@ -1,4 +1,4 @@
-"""`plexctl cost`: what jobs have used."""
+"""`plexctl report`, `plexctl tenant` and `plexctl cost`: what tenants and jobs have and use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,29 @@ from typing import Annotated
 import typer
 
 from plexsvc.cli.app import At, duration_us
+
+
+def report(at: At) -> None:
+    """Show each tenant's device time and waits, by whom, and each job's slowdown.
+
+    Operators see every tenant by name; others see their own jobs, and the rest as one.
+    """
+    from plexsvc.show.report import report_view
+
+    reply = at.ask("GetReport")
+    at.show(reply, report_view(reply))
+
+
+def tenant(at: At) -> None:
+    """Show each tenant's weight, the part of the cluster it has now, and what it waits for.
+
+    Tenants that wait get devices in turn, by what each has had for its weight
+    (`scheduler.tenant_weights`). Operators see every tenant; others see themselves.
+    """
+    from plexsvc.show.report import tenants_view
+
+    reply = at.ask("GetReport")
+    at.show(reply, tenants_view(reply))
 
 
 def cost(
@@ -24,12 +47,9 @@ def cost(
     Operators see every tenant's jobs; others see their own. Jobs that ended stay for
     `scheduler.history_days`.
     """
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.cost import cost_csv, cost_view
 
-    request = service_pb2.CostRequest(owner=tenant, job_id=job, since_us=_since_us(since))
-    with at.router() as router:
-        reply = router.GetCost(request)
+    reply = at.ask("GetCost", owner=tenant, job_id=job, since_us=_since_us(since))
     at.show(reply, cost_csv(reply) if csv else cost_view(reply))
 
 
