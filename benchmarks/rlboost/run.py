@@ -27,7 +27,7 @@ from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.instances import RESERVED, SPOT
 from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.rollout.core.pool import Pool, State
-from plexsvc.rollout.core.seeding import Seeding, StepTimes
+from plexsvc.rollout.core.window import Seeding, StepTimes
 
 HOUR_US: Final = 3_600_000_000
 TAKEN: Final = PlexError(ErrorCode.UNAVAILABLE, "its spot device was taken back")

@@ -9,7 +9,9 @@ Only processes of the rank's own user are heard: the kernel says whose the other
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,6 @@ from typing import Final
 
 from plexclient.wire.v1 import worker_pb2
 from plexsvc.frames import framing
-from plexsvc.frames.peers import stranger_on
 from plexsvc.log import Log, Quota
 from plexsvc.worker.thread import RankThread
 
@@ -124,3 +125,14 @@ def _send(line: socket.socket, frame: bytes) -> None:
         line.sendall(memoryview(frame)[sent:])
     finally:
         line.setblocking(False)
+
+
+_CREDENTIALS: Final = struct.Struct("3i")
+"""pid, uid, gid."""
+
+
+def stranger_on(sock: socket.socket) -> int | None:
+    """Return the user at the other end, None when it is this process's own."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(data)[1]
+    return None if uid == os.geteuid() else uid

@@ -47,7 +47,7 @@ def cost(
     Operators see every tenant's jobs; others see their own. Jobs that ended stay for
     `scheduler.history_days`.
     """
-    from plexsvc.show.cost import cost_csv, cost_view
+    from plexsvc.show.report import cost_csv, cost_view
 
     reply = at.ask("GetCost", owner=tenant, job_id=job, since_us=_since_us(since))
     at.show(reply, cost_csv(reply) if csv else cost_view(reply))

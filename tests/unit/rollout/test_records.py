@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.ids import VersionId
-from plexsvc.rollout.answers import UNFINISHED
 from plexsvc.rollout.engines.base import FINISH_ABORT, FINISH_LENGTH, extend_spans
+from plexsvc.rollout.generation import UNFINISHED
 from plexsvc.rollout.records import FRAME_BYTES, OperationRecord
 from tests.rigs.rollout_bench import new_record
 from tests.rigs.rollout_requests import collect

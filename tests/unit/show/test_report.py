@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.show.nodes import nodes_view
-from plexsvc.show.report import report_view, tenants_view
+from plexsvc.show.report import cost_csv, cost_view, report_view, tenants_view
 
 
 def words(view: RenderableType) -> list[list[str]]:
@@ -95,3 +95,34 @@ def test_a_node_shows_its_devices_and_what_becomes_of_who_lives_there() -> None:
     assert moving[:2] == ["node-b:0", "job-1/actor"]
     assert moving[-5:] == ["host", "moves", "to", "node-c:0", "(spawning)"]
     assert hidden[1:3] == ["another", "tenant's"]
+
+
+REPLY = pb.CostReply(
+    costs=[
+        pb.Cost(
+            owner="lab",
+            job_id="job-1",
+            job_name="math",
+            kind="step",
+            count=3,
+            device_us=1_500_000,
+            tokens=9,
+            nbytes=1 << 29,
+        ),
+        pb.Cost(owner="lab", job_id="job-1", job_name="math", kind="switch_in", switch_us=20_000),
+    ]
+)
+
+
+def test_each_kind_of_work_has_a_row_and_the_last_one_is_the_sum() -> None:
+    table = words(cost_view(REPLY))
+    rows = [[word for word in line if word != "│"] for line in table]
+    assert ["lab", "job-1", "math", "step", "3", "1.5", "0.00", "9", "0.50", "0.00"] in rows
+    assert ["all", "3", "1.5", "0.02", "9", "0.50", "0.00"] in rows
+
+
+def test_csv_has_whole_numbers() -> None:
+    lines = cost_csv(REPLY).splitlines()
+    assert lines[0].startswith("owner,job_id,job_name,kind,count,device_us")
+    assert lines[1] == "lab,job-1,math,step,3,1500000,0,9,536870912,0"
+    assert lines[2] == "lab,job-1,math,switch_in,0,0,20000,0,0,0"

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from plexclient.wire.v1 import operations_pb2
-from plexsvc.rollout.answers import Answers, GarbageError
 from plexsvc.rollout.engines.base import FINISH_ABORT, FINISH_LENGTH
+from plexsvc.rollout.generation import Answers, GarbageError
 from tests.rigs.rollout_requests import request
 
 ASKED = [request([3, 4], index=0, seed=1, generated=[5, 6]), request([3], index=1, seed=2)]
