@@ -107,55 +107,49 @@ class SamplesArrived(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReady(Fact):
-    """A worker that was started takes requests now."""
+class WorkerFact(Fact):
+    """Something that happened to a worker, or to what it ran."""
 
     worker: WorkerId
+
+
+class WorkerReady(WorkerFact):
+    """A worker that was started takes requests now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLost(Fact):
+class WorkerLost(WorkerFact):
     """A worker's process has ended, for whatever cause."""
 
-    worker: WorkerId
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePassed(Fact):
+class StagePassed(WorkerFact):
     """A stage is done and the next one is to run."""
 
-    worker: WorkerId
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleScored(Fact):
+class SampleScored(WorkerFact):
     """A stage gave the verdict, which ends the request."""
 
-    worker: WorkerId
     score: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTimedOut(Fact):
+class SampleTimedOut(WorkerFact):
     """The worker ended a stage that took too long."""
 
-    worker: WorkerId
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRefused(Fact):
+class SampleRefused(WorkerFact):
     """The program can give no score for this sample, however often it runs."""
 
-    worker: WorkerId
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramFailed(Fact):
+class ProgramFailed(WorkerFact):
     """The program failed, not the sample."""
 
-    worker: WorkerId
     reason: str
 
 
@@ -203,7 +197,6 @@ class PlacesKnown(Fact):
     places: Mapping[str, Resource]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed(Fact):
     """It is `at_us`, and nothing else happened."""
 

@@ -44,6 +44,13 @@ _HOUR_US: Final = 3_600_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfSlot:
+    """What concerns a slot."""
+
+    slot_id: SlotId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotCame:
     """A slot may be used from now on, on these terms."""
 
@@ -67,32 +74,20 @@ class SlotPriced:
     """Of an instance an hour."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotNoticed:
+class SlotNoticed(OfSlot):
     """A slot will be taken back soon, or is not to be used for now."""
 
-    slot_id: SlotId
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotClosed:
+class SlotClosed(OfSlot):
     """An operator closed a slot: it is not to be used until it is opened."""
 
-    slot_id: SlotId
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotOpened:
+class SlotOpened(OfSlot):
     """An operator opened a slot that was closed."""
 
-    slot_id: SlotId
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotGone:
+class SlotGone(OfSlot):
     """A slot was taken back."""
-
-    slot_id: SlotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,36 +116,29 @@ class Generating:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceUp:
-    """An instance was started and its manager has it."""
+class OfInstance(OfSlot):
+    """What became of the instance of that number."""
 
-    slot_id: SlotId
     number: int
+
+
+class InstanceUp(OfInstance):
+    """An instance was started and its manager has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceFailed:
+class InstanceFailed(OfInstance):
     """An instance could not be started, or broke."""
 
-    slot_id: SlotId
-    number: int
     because: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotDrained:
+class SlotDrained(OfInstance):
     """The samples of an instance are elsewhere."""
 
-    slot_id: SlotId
-    number: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceStopped:
+class InstanceStopped(OfInstance):
     """The process of an instance is no more."""
-
-    slot_id: SlotId
-    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,30 +161,22 @@ Event: TypeAlias = Fact | ByHand | Wanted | Generating | Outcome | PoolTicked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartInstance:
+class ToInstance(OfInstance):
+    """What is ordered for the instance that a deployment has there."""
+
+    deployment_id: DeploymentId
+
+
+class StartInstance(ToInstance):
     """Start an instance; ends in `InstanceUp` or `InstanceFailed`."""
 
-    slot_id: SlotId
-    number: int
-    deployment_id: DeploymentId
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainInstance:
+class DrainInstance(ToInstance):
     """Have an instance's samples go elsewhere; ends in `SlotDrained` or `InstanceFailed`."""
 
-    slot_id: SlotId
-    number: int
-    deployment_id: DeploymentId
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopInstance:
+class StopInstance(ToInstance):
     """End the process of an instance, at once; ends in `InstanceStopped`."""
-
-    slot_id: SlotId
-    number: int
-    deployment_id: DeploymentId
 
 
 Order: TypeAlias = StartInstance | DrainInstance | StopInstance
