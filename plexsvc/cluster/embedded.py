@@ -59,6 +59,7 @@ from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.leadership import Leadership
+from plexsvc.store.rows import NodeRow
 from plexsvc.store.store import Store, database_file, open_store
 
 _MAX_RUNTIME_PATH: Final = 70
@@ -162,7 +163,6 @@ class EmbeddedCluster:
             await asyncio.gather(*rewarding, *managing)
         _run_beside(stack, tasks.create_task(rollout.run()))
         inner = _open_inner(self._config, keys)
-        configured = {node.node_id for node in self._config.nodes}
         live = LiveScheduler(
             self._config.scheduler,
             store,
@@ -171,7 +171,7 @@ class EmbeddedCluster:
             rollout,
             keys,
             former,
-            added=[row for row in store.nodes() if row.node_id not in configured],
+            added=self._added(store),
         )
         self.live = live
         _run_beside(stack, tasks.create_task(self._run_live(live)))
@@ -195,6 +195,10 @@ class EmbeddedCluster:
         if self._config.launcher == "ray":
             return read_card(state_dir) is not None
         return bool(found.find_all(state_dir))
+
+    def _added(self, store: Store) -> list[NodeRow]:
+        configured = {node.node_id for node in self._config.nodes}
+        return [row for row in store.nodes() if row.node_id not in configured]
 
     def _write_snapshot(self, store: Store) -> None:
         """Have the journal of a service that leaves what runs end with a snapshot.

@@ -37,7 +37,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from plexsvc.errors import bad_request
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.snapshot import Snapshot
 from plexsvc.weights import checkpoints, headers, pieces

@@ -28,11 +28,9 @@ Name = Annotated[
 @command(ckpt_app, "list", example="plexctl ckpt list --json")
 def ckpt_list(at: At) -> None:
     """List your checkpoints, oldest first."""
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.checkpoints import checkpoints_view
 
-    with at.router() as router:
-        reply = router.GetCheckpoints(service_pb2.GetCheckpointsRequest(), timeout=60)
+    reply = at.ask("GetCheckpoints", timeout_s=60)
     at.show(reply, checkpoints_view(reply.checkpoints))
 
 
@@ -65,19 +63,13 @@ def ckpt_delete(at: At, name: Name) -> None:
 
 
 def _show(at: At, name: str, *, verifies: bool) -> None:
-    from plexclient.wire.v1 import service_pb2
     from plexsvc.show.checkpoints import checkpoint_view
 
-    request = service_pb2.GetCheckpointsRequest(name=name, verifies=verifies)
-    with at.router() as router:
-        (found,) = router.GetCheckpoints(request, timeout=LONG_S).checkpoints
+    reply = at.ask("GetCheckpoints", name=name, verifies=verifies, timeout_s=LONG_S)
+    (found,) = reply.checkpoints
     at.show(found, f"{found.name} is whole" if verifies else checkpoint_view(found))
 
 
 def _change(at: At, name: str, *, export_to: str, done: str) -> None:
-    from plexclient.wire.v1 import service_pb2
-
-    request = service_pb2.ChangeCheckpointRequest(name=name, export_to=export_to)
-    with at.router() as router:
-        found = router.ChangeCheckpoint(request, timeout=LONG_S)
+    found = at.ask("ChangeCheckpoint", name=name, export_to=export_to, timeout_s=LONG_S)
     at.show(found, f"{found.name} {done}")
