@@ -104,6 +104,7 @@ def test_options_of_methods_are_read_from_the_descriptor() -> None:
     reading = {name for name, m in methods.items() if services.has_option(m, pb.reads)}
     assert reading == {
         "ExplainOperation",
+        "GetCheckpoints",
         "GetCost",
         "GetPack",
         "GetReport",
