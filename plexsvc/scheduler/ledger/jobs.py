@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from plexclient.specs import Parallel
 from plexclient.wire.v1 import operations_pb2, service_pb2
-from plexsvc.errors import bad_request, not_found, queue_full
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found, queue_full
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.vocabulary import (
