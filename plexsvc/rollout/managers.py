@@ -60,6 +60,7 @@ Turned = Callable[[str, int], None]
 
 LOOK_US: Final = 1_000_000
 """How often beats are looked for."""
+SILENT_US: Final = 15_000_000
 
 
 class Managers(Pools):
@@ -392,7 +393,11 @@ class Managers(Pools):
             self._report_turns(turns.wpg_id, turns.device_us)
 
     async def _restore(self, deployment: LedDeployment, *, incarnation: int) -> None:
-        """Initialise a deployment again, until that is done or there is another successor."""
+        """Initialise a deployment again, until that is done or there is another successor.
+
+        An instance that keeps it from that for `SILENT_US` does not come back by itself.
+        """
+        begun_us, reported = self._clock.monotonic_us(), set[str]()
         while not deployment.is_gone and deployment.link.incarnation == incarnation:
             try:
                 reply = await deployment.link.worker.Execute(restoring(deployment))
@@ -408,6 +413,12 @@ class Managers(Pools):
                     return
                 because = from_wire(reply.result.error)
                 log.warning("rollout deployment not restored yet", error=because)
+                address = str(because.facts.get("instance", ""))
+                is_late = self._clock.monotonic_us() - begun_us > SILENT_US
+                is_known = address in deployment.addresses and address not in reported
+                if is_late and is_known and self._report is not None:
+                    reported.add(address)
+                    self._report(deployment.wpg_id, address, because.message)
             await self._clock.sleep(RETRY_US)
 
     async def _restore_other(self, deployment: LedDeployment, address: str, *, kind: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from tests.fakes.fake_instances import start_instance
 from tests.rigs.rollout_bench import APPLIED, Bench, bench
 from tests.rigs.rollout_requests import collect
 
@@ -118,6 +119,25 @@ async def test_a_pull_under_way_is_done_by_the_successor() -> None:
         await b.kill_manager()
         assert (await b.pull(2)).weight_version == 2
         assert (await b.execute(b.generate())).weight_version == 2
+
+
+async def test_an_instance_that_a_successor_cannot_reach_is_reported_and_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("plexsvc.rollout.managers.SILENT_US", 100_000)
+    async with bench(instances=2) as b:
+        await b.pull(1)
+        lost = b.instances[0]
+        await lost.kill()
+        await b.replace_service()
+        reported: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        b.managers.report_to(lambda wpg_id, address, _: reported.put_nowait((wpg_id, address)))
+        async with asyncio.timeout(20):
+            assert await reported.get() == ("wpg", lost.address)
+            b.instances[0] = await start_instance()
+            await b.managers.replace("rollout", index=0, address=b.instances[0].address)
+            assert (await b.pull(2)).weight_version == 2
+            assert (await b.execute(b.generate())).weight_version == 2
 
 
 async def test_a_pull_waits_for_room_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
