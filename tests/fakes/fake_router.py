@@ -105,6 +105,10 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self.cancelled: list[bytes] = []
         self.created: list[service_pb2.CreateJobRequest] = []
         self.keepalives: list[service_pb2.KeepAliveRequest] = []
+        self.former: service_pb2.Job | None = None
+        """The job that is resumed."""
+        self.left: service_pb2.Deployment | None = None
+        """What its controller left of each deployment."""
         self.notice = ""
         self.deployments: dict[str, service_pb2.Deployment] = {}
         self.sets: list[list[str]] = []
@@ -148,6 +152,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
     ) -> service_pb2.Job:
         fault = await self._meet("CreateJob", context)
         self.created.append(request)
+        if request.resume_id and self.former is not None:
+            return self.former
         job = service_pb2.Job(
             job_id=request.job_id,
             name=request.name,
@@ -202,6 +208,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
     ) -> service_pb2.Deployment:
         fault = await self._meet("CreateDeployment", context)
         reply = _ready(request)
+        if self.left is not None:
+            reply.MergeFrom(self.left)
         self.deployments.setdefault(request.deployment_id, reply)
         await self._lose(fault, context)
         return reply

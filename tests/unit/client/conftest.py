@@ -30,7 +30,7 @@ TOKENIZER = {
 
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRouter]:
-    for name in ("PLEX_ADDRESS", "PLEX_TOKEN", "PLEX_JOB"):
+    for name in ("PLEX_ADDRESS", "PLEX_TOKEN", "PLEX_JOB", "PLEX_RESTARTS"):
         monkeypatch.delenv(name, raising=False)
     with running_fake_router() as running:
         yield running

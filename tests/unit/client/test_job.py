@@ -236,6 +236,51 @@ def test_only_the_first_job_of_a_submitted_controller_is_the_submitted_one(
     assert [end.job_id for end in router.ended] == [second.job_id]
 
 
+@pytest.fixture
+def former(router: FakeRouter) -> service_pb2.Job:
+    """A job whose controller has died after it sent six operations."""
+    router.former = service_pb2.Job(job_id="job-former", name="grpo", controller=2)
+    router.left = service_pb2.Deployment(next_seq=7, applied_seq=6, position='{"batch": 3}')
+    router.lanes["job-former/actor"].next_seq = 7
+    return router.former
+
+
+def test_a_resumed_job_goes_on_after_what_its_former_controller_sent(
+    former: service_pb2.Job, cluster: plex.Cluster, router: FakeRouter
+) -> None:
+    with cluster.job("grpo", resume=True) as job:
+        actor = job.deploy("actor", model="/model", backend="noop", optimizer=plex.AdamW())
+        assert job.deploy("actor", model="/model", backend="noop") is actor
+        assert actor.position == {"batch": 3}
+        actor.step(position={"batch": 4})
+    assert job.job_id == former.job_id
+    assert not router.created[0].is_seen_dead
+    sent = [(o.seq, o.WhichOneof("body"), o.controller, o.position) for o in router.attempts]
+    assert sent == [(7, "zero_grad", 2, ""), (8, "step", 2, '{"batch": 4}')]
+    assert dict(router.keepalives[-1].acks) == {actor.deployment_id: 8}
+    assert (router.keepalives[-1].controller, router.ended[0].controller) == (2, 2)
+
+
+@pytest.mark.usefixtures("submitted")
+def test_a_controller_that_was_started_again_resumes_its_job(
+    former: service_pb2.Job, router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLEX_RESTARTS", "1")
+    with plex.connect() as cluster, cluster.job("grpo") as job:
+        pass
+    assert job.job_id == former.job_id
+    assert router.created[0].job_id == "job-submitted"
+    assert router.created[0].is_seen_dead
+    assert router.ended == []
+
+
+@pytest.mark.parametrize("position", [float("nan"), object(), "x" * (1 << 15)])
+def test_a_position_that_is_no_short_json_is_refused(loop: Loop, position: object) -> None:
+    with pytest.raises(PlexError, match="step: position") as refused:
+        loop.actor.step(position=position)
+    assert refused.value.code == "bad_request"
+
+
 def test_roles_follow_name_and_backend(loop: Loop) -> None:
     job = loop.job
     assert isinstance(loop.actor, plex.Actor)
@@ -457,7 +502,8 @@ def test_a_token_that_no_call_can_carry_is_refused(token: str) -> None:
         plex.connect("127.0.0.1:1", token=token)
 
 
-def test_the_environment_is_read_from_three_variables() -> None:
+def test_the_environment_is_read_from_its_variables() -> None:
+    assert environment.read({"PLEX_RESTARTS": "2"}).restarts == 2
     found = environment.read({"PLEX_ADDRESS": "a:1", "PLEX_TOKEN": "t", "PLEX_JOB": "j"})
     assert (found.address, found.token, found.job_id) == ("a:1", "t", "j")
     assert environment.read({}) == environment.Environment()

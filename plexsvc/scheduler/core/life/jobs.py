@@ -128,7 +128,8 @@ def cancel_all(devices: Devices, event: ControllerReplaced) -> None:
 
     What runs and cannot be ended ends by itself.
     """
-    for deployment_id in devices.jobs[event.job_id].deployments:
+    job = devices.jobs.get(event.job_id)
+    for deployment_id in () if job is None else job.deployments:
         deployment = devices.deployments[deployment_id]
         wpg = devices.wpg_of(deployment)
         waiting = [operation for _, operation in sorted(deployment.pending.items())]
