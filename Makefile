@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 LOCKS := requirements/base.txt requirements/cpu.txt requirements/dev.txt
 ENGINES ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 DEMO ?= arithmetic
+FAULTS ?= 300
+SEED ?= 22
 
 .PHONY: demo test search chaos check docs proto setup clean
 
@@ -38,7 +40,9 @@ search: setup
 	$(BIN)/python -m pytest --search -m hypothesis $(PYTEST)
 
 chaos: setup
-	PLEX_CHAOS_KILLS=$${PLEX_CHAOS_KILLS:-20} $(BIN)/python -m pytest --run-slow tests/chaos tests/system/test_rewards.py::test_kills_change_no_score $(PYTEST)
+	PLEX_CHAOS_FAULTS=$(FAULTS) PLEX_CHAOS_SEED=$(SEED) PLEX_CHAOS_HISTORIES=1500 PLEX_CHAOS_KILLS=20 \
+		$(BIN)/python -m pytest -s --run-slow --search --hypothesis-seed=$(SEED) tests/chaos tests/unit/scheduler/core/test_properties.py \
+		tests/system/test_rewards.py::test_kills_change_no_score $(PYTEST)
 
 check: setup
 	$(BIN)/ruff format --check .

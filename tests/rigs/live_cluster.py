@@ -209,14 +209,17 @@ class Service:
     def start(self) -> None:
         """Start the service, in the place of one that was killed; return when it serves."""
         self.launch()
-        assert self._process is not None
-        self.live = _wait_until_up(
-            self._process, state_dir=self._state_dir, log=self._log, boot_s=self._boot_s
-        )
+        self.arrive()
 
     def launch(self) -> None:
         """Start the service; it may be killed before it serves."""
         self._process = self._up()
+
+    def arrive(self) -> None:
+        """Return when the service that was launched serves."""
+        self.live = _wait_until_up(
+            self.process, state_dir=self._state_dir, log=self._log, boot_s=self._boot_s
+        )
 
     def _up(self, *options: str) -> subprocess.Popen[bytes]:
         command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(self._config)]
@@ -239,9 +242,7 @@ class Service:
     def succeed(self) -> None:
         """Go on with the standby that waits longest; return when it serves."""
         self._process = self._standbys.pop(0)
-        self.live = _wait_until_up(
-            self._process, state_dir=self._state_dir, log=self._log, boot_s=self._boot_s
-        )
+        self.arrive()
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
