@@ -31,6 +31,11 @@ async def follow(launcher: Launcher, scheduler: LiveScheduler) -> None:
     async with asyncio.TaskGroup() as tasks:
         while True:
             launcher.changed.clear()
+            scheduler.nodes.absent = {
+                node_id: host.problem or "its agent starts"
+                for node_id, host in launcher.hosts.items()
+                if not host.address and not host.is_gone
+            }
             for node_id, host in launcher.hosts.items():
                 if node_id not in at_work or at_work[node_id].done():
                     at_work[node_id] = tasks.create_task(_settle(scheduler, host))

@@ -17,6 +17,7 @@ _STYLES: Final = {
     "draining": "yellow",
     "drained": "cyan",
     "lost": "red",
+    "absent": "red",
 }
 _GIB: Final = 1 << 30
 OTHERS: Final = "another tenant's"

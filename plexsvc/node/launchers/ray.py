@@ -146,8 +146,9 @@ class RayLauncher:
             argv = (*tied, self._config.python or sys.executable, *program)
             self._process = AgentProcess(argv, log_path=self._log)
             async for line in self._process.lines():
-                self._hear(json.loads(line))
-                first.set()
+                if line.endswith(b"\n"):  # else it was killed in the middle
+                    self._hear(json.loads(line))
+                    first.set()
             code = await self._process.wait()
             log.error("Ray does not answer; asking again", exit_code=code, log=tail(self._log))
             await self._clock.sleep(PAUSE_US)

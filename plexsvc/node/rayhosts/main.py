@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 PERIOD_S: Final = 0.25
 """How often Ray is asked for its nodes."""
@@ -162,10 +162,12 @@ def leaving() -> set[str]:
 class Keeper:
     """Compares Ray's nodes with agents, and tells of them."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], *, tells: TextIO) -> None:
+        """Keep agents by `settings`; tell of them in lines of `tells`."""
         import ray
 
         self._ray = ray
+        self._tells = tells
         self._settings = settings
         self._actors: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
@@ -278,8 +280,8 @@ class Keeper:
         hosts += [{"node_id": name, "is_gone": True} for name in sorted(gone)]
         if hosts != self._told:
             self._told = hosts
-            sys.stdout.write(json.dumps(hosts) + "\n")
-            sys.stdout.flush()
+            self._tells.write(json.dumps(hosts) + "\n")
+            self._tells.flush()
 
     def _end(self) -> None:
         ended = [actor.end.remote() for actor in self._actors.values()]
@@ -301,6 +303,8 @@ def name_of(node: dict[str, Any]) -> str:
 def main() -> None:
     """Keep agents on the Ray nodes as the file named on the command line says."""
     settings = json.loads(Path(sys.argv[1]).read_text())
+    tells = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray writes to stdout, too, from C++
     import ray
 
     ray.init(
@@ -309,7 +313,7 @@ def main() -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    keeper = Keeper(settings)
+    keeper = Keeper(settings, tells=tells)
     signal.signal(signal.SIGTERM, lambda *_: setattr(keeper, "ends", True))
     keeper.run()
 

@@ -323,6 +323,8 @@ class Nodes:
         self._post = post
         self.on_forgotten: Callable[[NodeRow], None] = lambda _: None
         """Called with each node that stayed away for too long."""
+        self.absent: dict[NodeId, str] = {}
+        """Hosts that have no agent, and why, as their launcher says."""
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self._configured = [self._new_link(target) for target in targets]

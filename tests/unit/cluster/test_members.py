@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Self
 
+from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.cluster.members import follow
 from plexsvc.ids import NodeId
 from plexsvc.node.launchers.launcher import Host
 from plexsvc.scheduler.config import SchedulerConfig
-from tests.rigs.scheduler_rig import start_rig, until
+from tests.rigs.scheduler_rig import TENANT, start_rig, until
 
 CONFIG = SchedulerConfig(node_lease_us=1_800_000, rpc_timeout_us=600_000, connect_retry_us=10_000)
 
@@ -49,6 +50,7 @@ async def test_a_host_comes_leaves_is_forgotten_once_its_lease_ran_out_and_comes
             await until(lambda: cordoned == {node_id: True})
             launcher.say(Host(node_id=node_id, is_gone=True))
             await until(lambda: link.is_gone)
+            assert not rig.driver.nodes.absent
             assert link.is_up
             assert link in rig.driver.nodes.links
             await agent.stop()
@@ -74,4 +76,19 @@ async def test_an_agent_at_another_address_is_taken_in_once_the_old_lease_ran_ou
             await until(lambda: link not in rig.driver.nodes.links)
             await until(lambda: rig.driver.nodes.is_up(node_id))
             await until(lambda: [row.node_id for row in rig.store.nodes()] == [node_id])
+            following.cancel()
+
+
+async def test_operators_are_told_why_a_host_has_no_agent(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=CONFIG) as rig:
+        launcher = FakeLauncher()
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(follow(launcher, rig.driver))
+            launcher.say(Host(node_id=NodeId("odd"), problem="no GPU"))
+            await until(lambda: bool(rig.driver.nodes.absent))
+            for is_operator in (True, False):
+                request = pb.ListNodesRequest(tenant=TENANT, is_operator=is_operator)
+                reply = await rig.scheduler.call("ListNodes", request, pb.ListNodesReply)
+                found = [(node.node_id, node.reason) for node in reply.nodes[1:]]
+                assert found == ([("odd", "no GPU")] if is_operator else [])
             following.cancel()

@@ -21,9 +21,9 @@ from plexsvc.scheduler.orders.nodes import NodeLink
 async def list_nodes(
     scheduler: LiveScheduler, request: service_pb2.ListNodesRequest
 ) -> service_pb2.ListNodesReply:
-    """Return every node that is dialed, in the order of the configuration.
+    """Return every node that is dialed, in the order of the configuration, then hosts without one.
 
-    Where a node's agent listens, and how it was lost, is for operators.
+    Where a node's agent listens, how it was lost, and why a host has no agent, is for operators.
     """
     lens = Lens(scheduler.registry, request)
     links = [
@@ -32,12 +32,18 @@ async def list_nodes(
         if (link.node_id or lens.sees_all) and not _is_replaced(scheduler, link)
     ]
     inventories = await asyncio.gather(*(status.inventory_of(link) for link in links))
-    return service_pb2.ListNodesReply(
-        nodes=[
-            _view(scheduler, link, inventory, lens=lens)
-            for link, inventory in zip(links, inventories, strict=True)
+    views = [
+        _view(scheduler, link, inventory, lens=lens)
+        for link, inventory in zip(links, inventories, strict=True)
+    ]
+    if lens.sees_all:
+        known = {link.node_id for link in links}
+        views += [
+            service_pb2.NodeView(node_id=node_id, state="absent", reason=reason)
+            for node_id, reason in scheduler.nodes.absent.items()
+            if node_id not in known
         ]
-    )
+    return service_pb2.ListNodesReply(nodes=views)
 
 
 async def node(scheduler: LiveScheduler, node_id: str, *, lens: Lens) -> service_pb2.NodeView:
