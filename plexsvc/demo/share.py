@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -147,7 +146,7 @@ def plan_figures(plan: service_pb2.PackReply | None) -> Figures:
     sharing = [r for group in reply.groups if len(group.residents) > 1 for r in group.residents]
     return {
         "slowdown_predicted": {r.job_name: r.predicted_ppm / 1e6 for r in sharing},
-        "slowdown_measured": {r.job_name: r.measured_ppm / 1e6 or math.nan for r in sharing},
+        "slowdown_measured": {r.job_name: r.measured_ppm / 1e6 or None for r in sharing},
         "was_warm": bool(sharing) and not any(r.is_cold for r in sharing),
         "prefetches": reply.prefetches,
         "prefetch_hits": reply.prefetch_hits,
@@ -157,7 +156,8 @@ def plan_figures(plan: service_pb2.PackReply | None) -> Figures:
 def _plan_line(plan: Figures) -> str:
     measured = plan["slowdown_measured"]
     each = [
-        f"{name} {predicted:.2f} predicted, {measured[name]:.2f} measured"
+        f"{name} {predicted:.2f} predicted, "
+        + (f"{measured[name]:.2f} measured" if measured[name] else "too few cycles to measure")
         for name, predicted in plan["slowdown_predicted"].items()
     ]
     return (
