@@ -123,6 +123,10 @@ class SimCluster:
     migrate_gb_s: Rate = 10.0
     """Node to node, gigabytes a second: what moving a job is charged with."""
 
+    spawn_s: Amount = 10.0
+    """Seconds until new processes answer. Until they have loaded their state, too, it takes as long
+    as a copy from another node."""
+
     switch: SwitchModel = SwitchModel()
     faults: Faults = Faults()
     events: tuple[NodeEvent, ...] = ()
@@ -145,6 +149,14 @@ class SimCluster:
         for group in self.unequal or (NodeGroup(count=self.nodes, devices=self.devices_per_node),):
             counts[group.devices] = counts.get(group.devices, 0) + group.count
         return counts
+
+    def copy_us(self, nbytes: int) -> int:
+        """Return what a copy between two nodes takes."""
+        return nbytes * SECOND_US // max(1, round(self.migrate_gb_s * GB))
+
+    def start_us(self, nbytes: int) -> int:
+        """Return how long after their order new processes run, with so many bytes on each node."""
+        return round(self.spawn_s * SECOND_US) + self.copy_us(nbytes)
 
     def price_of(self, devices: int) -> float:
         """Return what an hour of a device of nodes of a size costs."""

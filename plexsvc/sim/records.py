@@ -49,7 +49,7 @@ class Record:
 
     job: SimJob
     alone_us: int
-    """What it takes by itself."""
+    """What it takes by itself, from the start of its processes on."""
     work_us: int
     """What its training nodes work for it by itself: no schedule has them do less."""
 

@@ -22,6 +22,7 @@ from plexsvc.scheduler.core.planning.policies import Policy, policy_named
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.sim.books import Books
 from plexsvc.sim.clients import Client, Outside
+from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.hosts import HostMemory
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.nodes import Nodes
@@ -68,7 +69,7 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
     costs = TraceCosts(cluster=workload.cluster, seed=seed, books=books)
     for job in workload.jobs:
         client = TraceClient(
-            record=_record(job, seed=seed),
+            record=_record(job, workload.cluster, seed=seed),
             seed=seed,
             nodes=nodes,
             costs=costs,
@@ -105,10 +106,15 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
     return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
 
 
-def _record(job: SimJob, *, seed: int) -> Record:
+def _record(job: SimJob, cluster: SimCluster, *, seed: int) -> Record:
     """Return an empty record of a job, with what it takes alone."""
     alone = job.alone(job.rollout_us(seed))
-    return Record(job=job, alone_us=alone.took_us, work_us=alone.busy_us, rolled_us=alone.rolled_us)
+    return Record(
+        job=job,
+        alone_us=alone.took_us + cluster.start_us(job.demand.state_bytes // job.deployments),
+        work_us=alone.busy_us,
+        rolled_us=alone.rolled_us,
+    )
 
 
 Baseline = Timed | PlexError

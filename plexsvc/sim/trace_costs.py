@@ -1,6 +1,7 @@
 """Costs of a trace: operations as sampled, half a switch to go and half to come.
 
-Processes come and go at once. A deployment holds an equal part of its job's state.
+Processes go at once; when they come, each node loads its part of their state. A
+deployment holds an equal part of its job's state.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import numpy as np
 
 from plexsvc.ids import DeploymentId, OperationId
 from plexsvc.residency import Residency
-from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.vocabulary import Place
 from plexsvc.sim.books import Books
-from plexsvc.sim.cluster import GB, SimCluster
+from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.costs import Moved, Spawned, Took, Work
 from plexsvc.sim.hosts import HostLinks
 from plexsvc.sim.nodes import STATE_BYTES
@@ -43,9 +43,9 @@ class TraceCosts:
     def spawn(
         self, deployment_id: DeploymentId, *, places: Sequence[Place], now_us: int
     ) -> Spawned:
-        """Return ranks that answer at once."""
-        del deployment_id
-        return Spawned(ready_us=now_us, device_bytes=(STATE_BYTES,) * len(places))
+        """Return ranks that answer when they have started and loaded what they hold."""
+        ready_us = now_us + self.cluster.start_us(self._state_bytes(deployment_id))
+        return Spawned(ready_us=ready_us, device_bytes=(STATE_BYTES,) * len(places))
 
     def operation(self, work: Work) -> Took:
         """Return the sampled time of an operation."""
@@ -60,10 +60,9 @@ class TraceCosts:
         if deployment_id not in self.books.record_of:
             return Moved(elapsed_us=1, nbytes=0)
         job, faults = self.books.record_of[deployment_id].job, self.cluster.faults
-        state_bytes = job.demand.state_bytes // job.deployments
+        state_bytes = self._state_bytes(deployment_id)
         if to is None:
-            link = max(1, round(self.cluster.migrate_gb_s * GB))
-            return Moved(elapsed_us=state_bytes * SECOND_US // link, nbytes=STATE_BYTES)
+            return Moved(elapsed_us=self.cluster.copy_us(state_bytes), nbytes=STATE_BYTES)
         nodes, disk_bytes = self.books.place_of(deployment_id)
         whole_us = job.demand.profile.switch_us // job.deployments
         whole_us += self.cluster.switch.disk_us(disk_bytes)
@@ -72,6 +71,11 @@ class TraceCosts:
             half_us = round(half_us * faults.slow_switch_factor)
         shared_us = self._links.take_us(nodes, to, nbytes=state_bytes, now_us=self.books.now_us)
         return Moved(elapsed_us=max(half_us, shared_us), nbytes=STATE_BYTES)
+
+    def _state_bytes(self, deployment_id: DeploymentId) -> int:
+        """Return what a deployment holds on each of its nodes; an instance holds no state."""
+        record = self.books.record_of.get(deployment_id)
+        return 0 if record is None else record.job.demand.state_bytes // record.job.deployments
 
     def _roll(self, deployment_id: DeploymentId) -> float:
         if deployment_id not in self._dice:

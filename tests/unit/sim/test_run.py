@@ -69,6 +69,20 @@ def test_a_job_alone_takes_its_own_time(mode: Mode, sync_at: SyncAt) -> None:
     assert 6 * 80 * SECOND_US < record.alone_us < 9 * 120 * SECOND_US
 
 
+def test_a_job_trains_once_its_processes_have_started_and_loaded_their_state() -> None:
+    one = job("a", cycles=3, jitter=0, switch=0)
+    one = replace(one, demand=replace(one.demand, state_bytes=30 * 10**9))
+    ends = {}
+    for spawn_s in (0.0, 20.0):
+        cluster = SimCluster(nodes=1, spawn_s=spawn_s, migrate_gb_s=10)
+        played = play(Workload(jobs=(one,), cluster=cluster), policy=PLEX, seed=1)
+        (record,) = played.outcome.records
+        assert slowdown(record) == pytest.approx(1, abs=1e-6)
+        assert record.busy[0][0] >= (spawn_s + 3) * SECOND_US
+        ends[spawn_s] = record.finish_us
+    assert ends[20.0] - ends[0.0] == pytest.approx(20 * SECOND_US, abs=100)
+
+
 @pytest.mark.parametrize("mode", Mode)
 def test_jobs_that_share_take_turns_and_pay_their_switches(mode: Mode) -> None:
     outcome = play(workload(jobs=3, nodes=1, mode=mode), policy=PLEX, seed=1).outcome
