@@ -23,6 +23,7 @@ from plexsvc.scheduler.driver.former import Former
 from plexsvc.scheduler.driver.inbox import Decision, Inbox
 from plexsvc.scheduler.driver.journal import Journal
 from plexsvc.scheduler.driver.storing import Storing
+from plexsvc.scheduler.ledger import rows
 from plexsvc.scheduler.ledger.bill import HOUR_US, Bill, since
 from plexsvc.scheduler.ledger.caps import Caps
 from plexsvc.scheduler.ledger.jobs import Registry
@@ -209,11 +210,10 @@ class LiveScheduler:
         )
         for record in self.registry.deployments.values():
             self.reach.versions.restore(record.deployment_id, record.versions)
-            copy, second = self.reach.versions.copies_of(record.deployment_id)
-            if (durable := record.durable) is not None and copy is not None:
-                durable.copy, durable.seq = copy, copy.version.version
-                durable.second = second
-                durable.second_seq = None if second is None else second.version.version
+            if record.durable is not None:
+                self.reach.versions.recall(record.deployment_id, record.durable)
+                ran = self._store.kept_operations([record.deployment_id])
+                record.durable.recall(map(rows.done_of, ran))
         self._store.keep_snapshot(former.first_snapshot(self._made))
         self._store.append(self._journal.notes(at_us=former.at_us), kept)
 

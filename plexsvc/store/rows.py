@@ -93,6 +93,21 @@ class OperationGone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptOperationRow:
+    """An operation that a durable deployment runs again when it is rebuilt."""
+
+    deployment_id: str
+    slot: int
+    seq: int
+    operation: bytes
+    """As it was sent (an `Operation` of the wire)."""
+    staged_on: str
+    """JSON: the nodes that have its inputs."""
+    digest: str
+    error_code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRow:
     """A measured cycle, by what makes two runs the same for planning; `body` is JSON."""
 
@@ -177,6 +192,7 @@ Row = (
     | DeploymentRow
     | OperationRow
     | OperationGone
+    | KeptOperationRow
     | ProfileRow
     | NodeRow
     | TokenRow

@@ -29,6 +29,7 @@ from plexsvc.store.rows import (
     JobRow,
     JobUsage,
     JournalRow,
+    KeptOperationRow,
     NodeRow,
     OperationGone,
     OperationRow,
@@ -44,6 +45,7 @@ from plexsvc.store.tables import (
     EPOCHS,
     JOBS,
     JOURNAL,
+    KEPT_OPERATIONS,
     METADATA,
     NODES,
     OPERATIONS,
@@ -60,6 +62,7 @@ TABLES: Final[dict[type, sa.Table]] = {
     JobRow: JOBS,
     DeploymentRow: DEPLOYMENTS,
     OperationRow: OPERATIONS,
+    KeptOperationRow: KEPT_OPERATIONS,
     ProfileRow: PROFILES,
     NodeRow: NODES,
     TokenRow: TOKENS,
@@ -174,6 +177,12 @@ class Store:
         query = sa.select(OPERATIONS).where(sa.func.length(OPERATIONS.c.answer) > 0)
         return [OperationRow(**fields) for fields in self._read(query, OperationRow)]
 
+    def kept_operations(self, deployment_ids: Sequence[str]) -> list[KeptOperationRow]:
+        """Return what is kept of what some deployments ran, in order."""
+        mine = KEPT_OPERATIONS.c.deployment_id.in_(deployment_ids)
+        query = sa.select(KEPT_OPERATIONS).where(mine).order_by(KEPT_OPERATIONS.c.seq)
+        return [KeptOperationRow(**fields) for fields in self._read(query, KeptOperationRow)]
+
     def nodes(self) -> list[NodeRow]:
         """Return the nodes that operators added and that were not forgotten since."""
         query = sa.select(NODES).where(NODES.c.is_member).order_by(NODES.c.agent)
@@ -249,6 +258,8 @@ class Store:
             ]
             ended = JOBS.c.ended_us.between(1, before_us - 1)
             of_ended = DEPLOYMENTS.c.job_id.in_(sa.select(JOBS.c.job_id).where(ended))
+            ids = sa.select(DEPLOYMENTS.c.deployment_id).where(of_ended)
+            gone.append(sa.delete(KEPT_OPERATIONS).where(KEPT_OPERATIONS.c.deployment_id.in_(ids)))
             gone.append(sa.delete(DEPLOYMENTS).where(of_ended))
             used_then = USAGE.c.job_id.in_(sa.select(JOBS.c.job_id).where(ended))
             gone.append(sa.delete(USAGE).where(used_then))

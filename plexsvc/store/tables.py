@@ -104,6 +104,21 @@ OPERATIONS: Final = sa.Table(
 )
 """One row an operation whose answer is not acknowledged; others are in the journal alone."""
 
+KEPT_OPERATIONS: Final = sa.Table(
+    "kept_operations",
+    METADATA,
+    sa.Column("deployment_id", sa.String(256), primary_key=True),
+    sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("scheduler_epoch", sa.BigInteger, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("operation", sa.LargeBinary, nullable=False),
+    sa.Column("staged_on", sa.Text, nullable=False),
+    sa.Column("digest", sa.String(128), nullable=False),
+    sa.Column("error_code", sa.String(32), nullable=False),
+)
+"""What a durable deployment ran since its copies. A slot whose operation they hold is taken by
+another one."""
+
 PROFILES: Final = sa.Table(
     "profiles",
     METADATA,

@@ -59,15 +59,16 @@ def test_a_job_goes_on_bit_for_bit_when_its_service_ends_between_operations(
         assert [j.reason for j in service.live.jobs().values()] == ["", ""]
 
 
+@pytest.mark.parametrize("killed_after", [1, 2], ids=["passes", "step"])
 def test_a_durable_job_loses_its_service_and_then_its_rank(
-    service: Service, tiny_model: Path
+    service: Service, tiny_model: Path, killed_after: int
 ) -> None:
     digests = []
     for is_disturbed in (False, True):
         with service.live.connect() as connection, connection.job("any") as job:
             actor = deploy(job, tiny_model, seed=3, durability="step")
             for done, _ in enumerate(Program(actor, 3, steps=2).operations()):
-                if is_disturbed and done == 2:
+                if is_disturbed and done == killed_after:
                     service.kill()
                     service.start()
                     wait_until(

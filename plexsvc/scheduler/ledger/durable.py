@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +41,8 @@ class Done:
     digest: str
     code: str = ""
     """Of the error that it failed with; empty when it was applied."""
+    slot: int = 0
+    """Its place in the store, of which no other one kept has the same."""
 
     @property
     def nbytes(self) -> int:
@@ -189,6 +192,20 @@ class Durable:
     @property
     def _is_too_much(self) -> bool:
         return sum(one.nbytes for one in self.since.values()) > self.most_bytes
+
+    def recall(self, ran: Iterable[Done]) -> None:
+        """Take over what a former service kept; that the copies hold it does not matter."""
+        for done in ran:
+            if done.held.operation.seq > self._needed_to:
+                self.since[done.held.operation.seq] = done
+                self.input_nodes.update(dict.fromkeys(done.held.staged_on))
+
+    def slot_of(self, seq: int) -> int:
+        """Return the slot of the store that an operation has, or the first one that none has."""
+        if seq in self.since:
+            return self.since[seq].slot
+        taken = {done.slot for done in self.since.values()}
+        return next(slot for slot in itertools.count() if slot not in taken)
 
     def keeps(self, operation_id: bytes) -> bool:
         """Return whether an operation's inputs may be needed again."""

@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.vocabulary import (
 from plexsvc.scheduler.faults import WIRE_STATES, refusal
 from plexsvc.scheduler.handler import Handler
 from plexsvc.scheduler.ledger import messages, profiles, rows
-from plexsvc.scheduler.ledger.durable import Rebuilt
+from plexsvc.scheduler.ledger.durable import Done, Rebuilt
 from plexsvc.scheduler.ledger.held import Held, Published
 from plexsvc.scheduler.ledger.jobs import Copies, DeploymentRecord, JobRecord, Registry, WpgRecord
 from plexsvc.scheduler.ledger.results import Result, ResultBook, staged_ids
@@ -124,6 +124,11 @@ class Recorder:
     def deployment_kept(self, record: DeploymentRecord) -> None:
         """Have the store know a deployment as it is before the journal goes on."""
         self._add(rows.deployment(record))
+        self.is_owed = True
+
+    def done_kept(self, record: DeploymentRecord, done: Done) -> None:
+        """Have the store know what a durable deployment ran before the journal goes on."""
+        self._add(rows.kept_operation(record, done))
         self.is_owed = True
 
     def acknowledged(self, record: DeploymentRecord, *, seq: int) -> bool:

@@ -134,7 +134,7 @@ def _deployment(row: DeploymentRow, found: Deployment) -> DeploymentRecord:
         fault=found.fault,
         applied_seq=row.applied_seq,
         position=kept.position,
-        # What ran since the last copy went with the service before.
+        # Until it is read what ran since the last copy.
         durable=Durable(unknown_to=found.next_seq - 1) if found.is_durable else None,
         versions=row.versions,
     )

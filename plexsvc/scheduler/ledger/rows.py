@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from plexsvc.scheduler.core.vocabulary import COPYING_KINDS
+import json
+
+from plexclient.wire.v1 import operations_pb2
+from plexsvc.ids import NodeId
+from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, OperationKind
 from plexsvc.scheduler.ledger import messages
+from plexsvc.scheduler.ledger.durable import Done
 from plexsvc.scheduler.ledger.held import Held
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
 from plexsvc.scheduler.ledger.results import Result
-from plexsvc.store.rows import DeploymentRow, JobRow, OperationRow
+from plexsvc.store.rows import DeploymentRow, JobRow, KeptOperationRow, OperationRow
+
+
+def kept_operation(record: DeploymentRecord, done: Done) -> KeptOperationRow:
+    """Return the row of an operation that a durable deployment may run again."""
+    return KeptOperationRow(
+        deployment_id=record.deployment_id,
+        slot=done.slot,
+        seq=done.held.operation.seq,
+        operation=done.held.operation.SerializeToString(),
+        staged_on=json.dumps(done.held.staged_on),
+        digest=done.digest,
+        error_code=done.code,
+    )
+
+
+def done_of(row: KeptOperationRow) -> Done:
+    """Return the operation of a row."""
+    operation = operations_pb2.Operation.FromString(row.operation)
+    held = Held(
+        operation=operation,
+        kind=OperationKind(operation.WhichOneof("body") or ""),
+        nbytes=0,
+        submitted_us=0,
+        staged_on=tuple(map(NodeId, json.loads(row.staged_on))),
+    )
+    return Done(held=held, digest=row.digest, code=row.error_code, slot=row.slot)
 
 
 def job(record: JobRecord) -> JobRow:

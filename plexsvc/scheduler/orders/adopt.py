@@ -30,7 +30,13 @@ from plexsvc.scheduler.core.actions import Action, KeepState
 from plexsvc.scheduler.core.events import Event, JobEndRequested, NodeLost, ProcExited, SpawnFailed
 from plexsvc.scheduler.core.state import Wpg
 from plexsvc.scheduler.core.view import ClusterView
-from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState, WpgState
+from plexsvc.scheduler.core.vocabulary import (
+    WRITING_KINDS,
+    DeploymentState,
+    Fault,
+    JobState,
+    WpgState,
+)
 from plexsvc.scheduler.handler import Handlers
 from plexsvc.scheduler.orders import spawn
 from plexsvc.scheduler.orders.nodes import SIGKILL, Nodes
@@ -115,18 +121,26 @@ async def adopt(
 def _copies(reach: Reach, view: ClusterView) -> Iterator[Action]:
     """Yield orders to copy the state of durable deployments, where nothing is under way.
 
-    What they applied since their last copy went with the service before. Accumulated gradients are
-    in no copy.
+    A copy that was being made, or was to be, went with the service before.
     """
     for deployment in view.deployments.values():
         record, wpg = reach.registry.deployments[deployment.deployment_id], view.wpg_of(deployment)
         if record.durable is None or wpg is None or wpg.running or deployment.is_held:
             continue
+        if deployment.state is not DeploymentState.READY:
+            continue
         is_known = record.durable.unknown_to <= record.durable.seq
-        is_ready = deployment.state is DeploymentState.READY
-        if is_ready and not is_known and not deployment.is_window_open:
-            seq = deployment.next_seq - 1
-            yield KeepState(wpg_id=wpg.wpg_id, seq=seq, lease_no=wpg.lease_no)
+        ran = [done.held for done in record.durable.to_replay]
+        written = [held.operation.seq for held in ran if held.kind in WRITING_KINDS]
+        if not is_known and not deployment.is_window_open:
+            written = [deployment.next_seq - 1]
+        if written:
+            yield KeepState(
+                wpg_id=wpg.wpg_id,
+                seq=written[-1],
+                lease_no=wpg.lease_no,
+                beside=deployment.kept_on,
+            )
 
 
 def _leads(reach: Reach, view: ClusterView, wpg: Wpg) -> bool:

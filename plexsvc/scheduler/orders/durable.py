@@ -142,7 +142,7 @@ async def _changed(
 ) -> None:
     """Have store and core know of a deployment's copies; free what they take the place of."""
     durable, deployment_id = _of(record), record.deployment.deployment_id
-    reach.versions.copied(deployment_id, durable.copy, durable.second)
+    reach.versions.copied(deployment_id, durable)
     managed.note(reach, deployment_id)
     if before is not None and not durable.writes(before):
         await managed.release(reach, before)
@@ -235,7 +235,10 @@ async def note(reach: Reach, record: WpgRecord, held: Held, *, digest: str, code
     durable = _of(record)
     if held.kind in (OPENS_WINDOW if code else REPLAYED):
         before = durable.second
-        gone = durable.note(Done(held=held, digest=digest, code=code))
+        slot = durable.slot_of(held.operation.seq)
+        done = Done(held=held, digest=digest, code=code, slot=slot)
+        gone = durable.note(done)
+        reach.recorder.done_kept(record.deployment, done)
         if gone:
             log.warning(
                 "too much since the last copy to be kept",
@@ -277,6 +280,8 @@ async def may_run(reach: Reach, held: Held, record: WpgRecord) -> bool:
     durable = _of(record)
     is_first = record.deployment.initialize_id == held.operation.operation_id
     if held.kind is OperationKind.INITIALIZE and durable.copy is None:
+        reach.versions.copied(record.deployment.deployment_id, durable)
+        managed.note(reach, record.deployment.deployment_id)
         node_id, ask = record.nodes[0], statemanager_pb2.InventoryRequest()
         found = await reach.ask_state(
             node_id, lambda state: state.Inventory(ask, timeout=reach.rpc_s)

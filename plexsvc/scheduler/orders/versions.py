@@ -16,6 +16,7 @@ import msgspec
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, VersionId
+from plexsvc.scheduler.ledger.durable import Durable
 from plexsvc.scheduler.ledger.held import Published
 
 
@@ -33,6 +34,8 @@ class _Shelf:
     """Of a durable deployment: the copy of its last step."""
     second: Published | None = None
     """The one on another node, perhaps of an earlier step."""
+    unknown_to: int | None = None
+    """What ran up to this number since is not in the store; None: that is not known."""
     is_gone: bool = False
 
 
@@ -44,6 +47,7 @@ class _KeptShelf:
     handed_out: dict[int, int]
     copy: Published | None = None
     second: Published | None = None
+    unknown_to: int | None = None
 
 
 _KEPT_SHELF: Final = msgspec.json.Decoder(_KeptShelf)
@@ -117,6 +121,7 @@ class Versions:
             handed_out=shelf.handed_out,
             copy=shelf.copy,
             second=shelf.second,
+            unknown_to=shelf.unknown_to,
         )
         return msgspec.json.encode(kept)
 
@@ -126,20 +131,28 @@ class Versions:
             found = _KEPT_SHELF.decode(kept)
             published = {one.version.version: one for one in found.published}
             self._shelves[deployment_id] = _Shelf(
-                published, dict(found.handed_out), copy=found.copy, second=found.second
+                published,
+                dict(found.handed_out),
+                copy=found.copy,
+                second=found.second,
+                unknown_to=found.unknown_to,
             )
 
-    def copied(
-        self, deployment_id: DeploymentId, copy: Published | None, second: Published | None
-    ) -> None:
+    def copied(self, deployment_id: DeploymentId, durable: Durable) -> None:
         """Note where the copies of a durable deployment's last steps are."""
         shelf = self._shelf(deployment_id)
-        shelf.copy, shelf.second = copy, second
+        shelf.copy, shelf.second = durable.copy, durable.second
+        shelf.unknown_to = durable.unknown_to
 
-    def copies_of(self, deployment_id: DeploymentId) -> tuple[Published | None, Published | None]:
-        """Return those copies, as far as there are any."""
+    def recall(self, deployment_id: DeploymentId, durable: Durable) -> None:
+        """Have a durable deployment's record know what `copied` noted."""
         shelf = self._shelf(deployment_id)
-        return shelf.copy, shelf.second
+        if shelf.unknown_to is not None:
+            durable.unknown_to = shelf.unknown_to
+        if shelf.copy is not None:
+            durable.copy, durable.seq = shelf.copy, shelf.copy.version.version
+            durable.second = shelf.second
+            durable.second_seq = None if shelf.second is None else shelf.second.version.version
 
     def forget(self, deployment_id: DeploymentId) -> None:
         """Note that a deployment is gone: its versions stay only while they are used."""

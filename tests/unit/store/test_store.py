@@ -22,6 +22,7 @@ from plexsvc.store.rows import (
     DeploymentRow,
     JobUsage,
     JournalRow,
+    KeptOperationRow,
     NodeRow,
     OperationGone,
     OperationRow,
@@ -74,6 +75,27 @@ def test_the_row_of_an_operation_goes_when_nobody_asks_about_it_any_more(url: st
         if write([gone]) is False:
             continue  # PostgreSQL is never written at once
         assert stored.operation(store, b"0123456789abcdef") is None
+    store.close()
+
+
+def test_a_kept_operation_takes_the_slot_of_an_older_one(url: str) -> None:
+    def kept(seq: int, *, slot: int) -> KeptOperationRow:
+        return KeptOperationRow(
+            deployment_id="job/actor",
+            slot=slot,
+            seq=seq,
+            operation=bytes([seq]),
+            staged_on="[]",
+            digest="d",
+            error_code="",
+        )
+
+    store = open_store(url, now_us=1)
+    store.append([], [kept(2, slot=1), kept(1, slot=0)])
+    assert store.kept_operations(["job/actor"]) == [kept(1, slot=0), kept(2, slot=1)]
+    store.append([], [kept(3, slot=0)])
+    assert store.kept_operations(["job/actor"]) == [kept(2, slot=1), kept(3, slot=0)]
+    assert store.kept_operations(["job/other"]) == []
     store.close()
 
 

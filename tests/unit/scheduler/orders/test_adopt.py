@@ -130,7 +130,30 @@ async def test_a_durable_deployment_is_rebuilt_by_the_next_service(
             assert after.behaviour.versions == [2]
 
 
-async def test_one_with_gradients_that_only_the_service_before_knew_ends_naming_its_last_step(
+@pytest.mark.parametrize("steps", [0, 1, 2])
+async def test_what_ran_since_the_copy_is_replayed_by_the_next_service(
+    tmp_path: Path, steps: int
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job", durable=True)
+        for step in range(steps):
+            for _ in range(2 - step):
+                await rig.run("job", "forward_backward")
+            await rig.run("job", "step")
+        seq = [0, 3, 5][steps]
+        await until(lambda: durable_of(rig).seq == seq)
+        await rig.run("job", "forward_backward")
+        async with second(rig, tmp_path) as after:
+            assert durable_of(after).seq == seq
+            await after.agents[0].die("wpg-1-1/0")
+            assert await until_answered(after) == ""
+            assert after.behaviour.versions == [seq] * (steps > 0)
+            ran = [(kind, seq) for on, kind, seq in after.behaviour.executed if on == "wpg-2-2"]
+            assert ran[:2] == [("initialize", 0), ("forward_backward", seq + 1)]
+
+
+async def test_one_whose_store_knows_nothing_of_its_gradients_ends_naming_its_last_step(
     tmp_path: Path,
 ) -> None:
     async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
@@ -140,6 +163,7 @@ async def test_one_with_gradients_that_only_the_service_before_knew_ends_naming_
         await until(lambda: durable_of(rig).seq == 1)
         await rig.run("job", "forward_backward")
         async with second(rig, tmp_path) as after:
+            durable_of(after).unknown_to = 2  # as of a service that kept nothing
             await after.agents[0].die("wpg-1-1/0")
             assert await until_answered(after) == ErrorCode.DEPLOYMENT_FAILED
             fault = after.driver.registry.deployments[DeploymentId("job/actor")].fault
