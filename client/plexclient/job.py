@@ -284,8 +284,8 @@ class Job:
             info = await self._deployed("CreateDeployment", request)
             made = await self._attached(info)
             if isinstance(made, Trained) and not info.applied_seq:
-                await made.load.aio(found.name, optimizer=True)
                 made.position = json.loads(found.position or "null")
+                await made.load.aio(found.name, optimizer=True, position=made.position)
             return made
 
         return self.background.start(go_on)

@@ -29,9 +29,17 @@ class Loadable(Deployment):
     """A deployment whose weights can be read from a directory of the cluster's file system."""
 
     @call
-    def load(self, path: str | Path, *, optimizer: bool = False) -> Future[Answer]:
-        """Load Hugging Face safetensors, and the optimizer state that `save` wrote if asked."""
-        body = Operation(load=operations_pb2.Load(path=str(path), optimizer=optimizer))
+    def load(
+        self, path: str | Path, *, optimizer: bool = False, position: object = None
+    ) -> Future[Answer]:
+        """Load Hugging Face safetensors, and the optimizer state that `save` wrote if asked.
+
+        `position` is as that of `step`.
+        """
+        body = Operation(
+            load=operations_pb2.Load(path=str(path), optimizer=optimizer),
+            position=_position("load", position),
+        )
         return self._run(body, read=facts)
 
 
@@ -96,7 +104,7 @@ class Trained(Loadable):
         for name, value in given.items():
             if value is not None:
                 setattr(step, name, real(f"step: {name}", value))
-        return self._run(Operation(step=step, position=_position(position)), read=facts)
+        return self._run(Operation(step=step, position=_position("step", position)), read=facts)
 
     @call
     def zero_grad(self) -> Future[Answer]:
@@ -250,14 +258,14 @@ def _gradient(name: str, values: npt.ArrayLike, *, batch: Batch) -> FloatArray:
     return array
 
 
-def _position(given: object) -> str:
+def _position(what: str, given: object) -> str:
     try:
         text = "" if given is None else json.dumps(given, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise bad_request(f"step: position {given!r:.40} is not JSON: {error}") from error
+        raise bad_request(f"{what}: position {given!r:.40} is not JSON: {error}") from error
     if len(text) > MAX_POSITION_CHARS:
         raise bad_request(
-            f"step: position has {len(text)} characters of JSON; at most {MAX_POSITION_CHARS}"
+            f"{what}: position has {len(text)} characters of JSON; at most {MAX_POSITION_CHARS}"
         )
     return text
 

@@ -209,7 +209,8 @@ class Recorder:
             self._add_operation(held, result)
             self.is_owed = True
         record.applied_seq = max(record.applied_seq, held.operation.seq)
-        if held.kind is OperationKind.STEP and held.operation.position != record.position:
+        is_elsewhere = held.operation.position != record.position
+        if held.kind in {OperationKind.STEP, OperationKind.LOAD} and is_elsewhere:
             record.position = held.operation.position
             self.deployment_kept(record)
 

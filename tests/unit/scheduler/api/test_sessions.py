@@ -11,6 +11,7 @@ import pytest
 from plexclient.wire.v1 import operations_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId, OperationId
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
@@ -108,3 +109,28 @@ async def test_a_name_that_several_have_is_refused(rig: Rig) -> None:
     await rig.scheduler.call("CreateJob", twin, pb.Job)
     with pytest.raises(PlexError, match="2 jobs are called 'job-1': job-1, job-2"):
         await resume(rig)
+
+
+async def test_what_was_under_way_as_service_and_controller_died_keeps_a_job_from_being_resumed(
+    rig: Rig,
+) -> None:
+    begun, go = held_open(rig, "step")
+    async with asyncio.TaskGroup() as group:
+        step = rig.operation("job-1", "step")
+        group.create_task(rig.scheduler.submit(step))
+        await begun.wait()
+        missing = rig.driver.registry.missing
+        missing[OperationId(step.operation_id)] = asyncio.Event()  # as after a takeover
+        with pytest.raises(PlexError, match=r"step \(seq 1 of job-1/actor\) was under way"):
+            await resume(rig)
+        go.set()
+    assert rig.driver.registry.jobs[JobId("job-1")].controller == 0
+
+
+async def test_a_load_says_where_in_its_data_a_deployment_is(rig: Rig) -> None:
+    for kind, position in (("load", "4"), ("step", "5"), ("forward_backward", ""), ("load", "")):
+        operation = rig.operation("job-1", kind)
+        operation.position = position
+        await rig.scheduler.submit(operation)
+        if kind != "forward_backward":
+            assert (await rig.deploy("job-1")).position == position
