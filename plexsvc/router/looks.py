@@ -26,7 +26,7 @@ class Looks:
     """The looks of all tenants."""
 
     def __init__(self, *, limit_s: float = LOOK_S) -> None:
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._lanes: dict[TenantId, asyncio.Lock] = {}
 
     async def look(self, tenant: TenantId, work: Callable[[], T]) -> T:
@@ -37,12 +37,12 @@ class Looks:
         """
         lane = self._lanes.setdefault(tenant, asyncio.Lock())
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(self.limit_s):
                 await lane.acquire()
                 return await asyncio.shield(_started(lane, work))
         except TimeoutError as error:
             raise unavailable(
-                f"files of tenant {tenant!r} could not be looked at in {self._limit_s:g} s; try "
+                f"files of tenant {tenant!r} could not be looked at in {self.limit_s:g} s; try "
                 "again when their file system answers"
             ) from error
 

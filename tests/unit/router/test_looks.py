@@ -10,17 +10,13 @@ import pytest
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
-from plexsvc.router import looks
-from plexsvc.router.looks import Looks
+from plexsvc.router.looks import LOOK_S, Looks
 
 A, B = TenantId("team-a"), TenantId("team-b")
 
 
-async def test_files_that_hang_hold_one_thread_and_their_own_tenant(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(looks, "LOOK_S", 0.05)
-    made, answers = Looks(), threading.Event()
+async def test_files_that_hang_hold_one_thread_and_their_own_tenant() -> None:
+    made, answers = Looks(limit_s=0.05), threading.Event()
     before = threading.active_count()
     for _ in range(3):
         with pytest.raises(PlexError, match="'team-a' could not be looked at") as caught:
@@ -29,7 +25,7 @@ async def test_files_that_hang_hold_one_thread_and_their_own_tenant(
         assert threading.active_count() == before + 1
         assert await made.look(B, lambda: "theirs") == "theirs"
     answers.set()
-    monkeypatch.undo()
+    made.limit_s = LOOK_S
     assert await made.look(A, lambda: "its own") == "its own"
 
 
