@@ -424,15 +424,21 @@ class Storm:
         )
 
     def _victims(self, loop: Loop) -> Victims:
+        """Return the processes that may be hit, once all are there."""
         live, agent = self.cluster.service.live, self.cluster.agent
+        below = {"statemanager": agent, "rollout": live.pid, "reward": live.pid}
         victims: Victims = {"agent": agent}
-        for module in ("statemanager", "rollout", "reward"):
-            below = agent if module == "statemanager" else live.pid
-            victims[module] = running(f"plexsvc.{module}.main", below=below)[0]
-        ids = {"rank": loop.actor, "instance": loop.rollout}
-        for name, deployment in ids.items():
-            if deployment is not None:
-                victims[name] = rank_processes(live, [deployment.deployment_id])[0]
+
+        def are_there() -> bool:
+            for module, pid in below.items():
+                victims[module] = next(iter(running(f"plexsvc.{module}.main", below=pid)), 0)
+            with suppress(KeyError):
+                ids = [one.deployment_id for one in (loop.actor, loop.rollout) if one is not None]
+                victims["rank"], victims["instance"] = rank_processes(live, ids)
+                return all(victims.values())
+            return False
+
+        wait_until(are_there, what="what died before has a successor")
         return victims
 
     @contextmanager
