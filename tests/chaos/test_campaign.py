@@ -68,7 +68,7 @@ STALL_S: Final = 1.5
 """For how long what nobody replaces stands still."""
 BOOT_S: Final = 6.0
 """Within which a service that takes over is hit."""
-ANSWERED_S: Final = 150.0
+ANSWERED_S: Final = 300.0
 MAX_INSTANCES: Final = 2
 """Of a run: a deployment whose instances break more often ends."""
 
@@ -644,7 +644,8 @@ def started(directory: Path, database: str) -> Iterator[Cluster]:
     """Start all that the jobs need; nothing of it is left afterwards."""
     with ExitStack() as stack:
         hands = stack.enter_context(ThreadPoolExecutor(1))
-        disk, postgres, extra = None, None, f'reward.listen = "{free_address()}"\n'
+        disk, postgres = None, None
+        extra = f'reward.listen = "{free_address()}"\nrollout.stall_us = 10_000_000\n'
         if database == "postgres":
             postgres = stack.enter_context(running_postgres())
             extra += f'database = "{postgres.create("chaos")}"\n'
