@@ -8,7 +8,7 @@ from typing import Final
 
 from plexclient.checks import of_type, real, whole
 from plexclient.deployment import Deployment
-from plexclient.errors import ErrorCode, PlexError, bad_request
+from plexclient.errors import bad_request
 from plexclient.ids import JobId, new_deployment_id
 from plexclient.specs import ROLES, AdamW, Elastic, Parallel, default_role, instances_to_wire
 from plexclient.wire.v1 import service_pb2
@@ -95,10 +95,7 @@ class Declared:
                 f"durability={self.durability!r}: a deployment has {' or '.join(DURABILITIES)}"
             )
         if self.recompute not in {None, *RECOMPUTED}:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"recompute={self.recompute!r}: give {', '.join(RECOMPUTED)} or None",
-            )
+            raise bad_request(f"recompute={self.recompute!r}: give {', '.join(RECOMPUTED)} or None")
         num_instances, others = instances_to_wire(role, self.instances)
         elastic = self.instances if isinstance(self.instances, Elastic) else Elastic()
         trains = elastic.reserved and not elastic.has_window

@@ -157,14 +157,13 @@ def duration_us(wrong: str, text: str, else_: str) -> int:
     Raises:
         PlexError: `bad_request`: what is `wrong`, and what to give, or `else_`.
     """
-    from plexsvc.errors import ErrorCode, PlexError
+    from plexsvc.errors import bad_request
 
     number, unit = text[:-1], text[-1:]
     if unit not in _UNITS_US or not number.isdecimal() or not int(number):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"{wrong}; give a whole number above 0 and one of {', '.join(_UNITS_US)}, such as 30d; "
-            f"{else_}",
+            f"{else_}"
         )
     return int(number) * _UNITS_US[unit]
 

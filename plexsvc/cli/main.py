@@ -63,13 +63,11 @@ def up(
 ) -> None:
     """Start a cluster on this machine and serve until TERM or Ctrl-C."""
     from plexsvc.cli.commands import up as command
-    from plexsvc.errors import ErrorCode, PlexError
+    from plexsvc.errors import bad_request
 
     cluster = command.read_config(config, state_dir=state_dir, roots=root or ())
     if detach and standby:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, "--detach returns once it serves, and --standby waits: give one"
-        )
+        raise bad_request("--detach returns once it serves, and --standby waits: give one")
     if detach:
         card = command.detach(cluster, config_path=config, roots=root or ())
         _print_card(card, state_dir=cluster.state_dir, json=json)

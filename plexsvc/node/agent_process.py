@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.node.logs import tail
 
 _KILL_WAIT_S: Final = 5.0
@@ -57,10 +57,9 @@ class AgentProcess:
             await self.end(grace_s=0)
             if not isinstance(error, TimeoutError | ValueError):
                 raise
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"{what} did not start: it said {line!r}; its log {self._log_path} ends: "
-                f"{tail(self._log_path)}",
+                f"{tail(self._log_path)}"
             ) from error
         return said
 

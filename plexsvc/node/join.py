@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from plexsvc import config as configuration
-from plexsvc.errors import ErrorCode, PlexError, bad_request
+from plexsvc.errors import PlexError, bad_request, unavailable
 from plexsvc.node import toml
 from plexsvc.node.config import DEVICE_KINDS, AgentConfig, DeviceConfig
 from plexsvc.node.discovery import half_of_memory, on_gpus
@@ -114,9 +114,8 @@ def hold(config: JoinConfig) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
-            f"another agent has {directory}; give the node another name, or wait for its end",
+        raise unavailable(
+            f"another agent has {directory}; give the node another name, or wait for its end"
         ) from error
     os.set_inheritable(descriptor, True)
 

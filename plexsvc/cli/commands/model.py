@@ -24,17 +24,15 @@ def new(
     json: Json = False,
 ) -> None:
     """Write a random character-level model as an ordinary Hugging Face directory."""
-    from plexsvc.errors import ErrorCode, PlexError
+    from plexsvc.errors import bad_request
     from plexsvc.weights.random_model import make_model
 
     if kind != "tiny-qwen3":
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{kind!r} is not known; there is: tiny-qwen3")
+        raise bad_request(f"{kind!r} is not known; there is: tiny-qwen3")
     try:
         parameters = make_model(directory, seed=seed)
     except OSError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"cannot write a model to {directory}: {error}; name another"
-        ) from error
+        raise bad_request(f"cannot write a model to {directory}: {error}; name another") from error
     where = directory.resolve()
     if json:
         print_json({"directory": str(where), "parameters": parameters})

@@ -60,22 +60,20 @@ def pack(
 
 
 def _draw(path: Path, reply: service_pb2.PackReply) -> None:
-    from plexsvc.errors import ErrorCode, PlexError
+    from plexsvc.errors import bad_request, unavailable
 
     try:
         from plexsvc.show.pack_png import draw_pack
     except ImportError as error:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
-            f"--png needs matplotlib, which is not here ({error}); install plexsvc[plots]",
+        raise unavailable(
+            f"--png needs matplotlib, which is not here ({error}); install plexsvc[plots]"
         ) from error
     try:
         draw_pack(path, reply)
     except (OSError, ValueError) as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"--png {path} could not be written: {error}; give a file name that ends in .png in a "
-            "directory that exists",
+            "directory that exists"
         ) from error
 
 

@@ -41,14 +41,13 @@ def plan(
     All but one of the jobs keep parameters and optimizer in host memory.
     """
     from plexsvc import families
-    from plexsvc.errors import ErrorCode, PlexError
+    from plexsvc.errors import bad_request
 
     count, nbytes = _gpus(gpus)
     if backend not in {"megatron", "fsdp"} or dtype not in {"bfloat16", "float32"}:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"--backend {backend} --dtype {dtype}: backends are megatron and fsdp, and dtypes "
-            "bfloat16 and float32",
+            "bfloat16 and float32"
         )
     table = families.read(model)
     families.check(table, backend=backend, directory=model)
@@ -148,12 +147,9 @@ def _gpus(text: str) -> tuple[int, int]:
     Raises:
         PlexError: `bad_request`.
     """
-    from plexsvc.errors import ErrorCode, PlexError
+    from plexsvc.errors import bad_request
 
     found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,3})", text)
     if found is None or int(found[1]) > MOST_GPUS:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"--gpus {text!r}: give how many and the GB of each, such as 8x80",
-        )
+        raise bad_request(f"--gpus {text!r}: give how many and the GB of each, such as 8x80")
     return int(found[1]), int(found[2]) * GB

@@ -24,7 +24,7 @@ def parse(text: str) -> Stage:
     >>> parse("run:cpu=1,timeout=60s,mem=2GiB:./run.py --fast").memory_bytes >> 30
     2
     """
-    from plexclient.errors import ErrorCode, PlexError
+    from plexclient.errors import bad_request
     from plexclient.programs import Stage
 
     name, _, rest = text.partition(":")
@@ -32,7 +32,7 @@ def parse(text: str) -> Stage:
     try:
         return Stage(name=name, command=command, **_limits(limits))
     except ValueError as error:
-        raise PlexError(ErrorCode.BAD_REQUEST, f"--stage {text!r}: {error}; give {FORM}") from error
+        raise bad_request(f"--stage {text!r}: {error}; give {FORM}") from error
 
 
 def seconds(text: str) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import unavailable
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import rayhosts, toml
@@ -117,10 +117,9 @@ class RayLauncher:
             await self.__aexit__(type(error), error, error.__traceback__)
             if not isinstance(error, TimeoutError):
                 raise
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
                 f"Ray at {self._config.address!r} said nothing within {START_S:g} s; start a Ray "
-                f"node on this host first. {self._log} ends: {tail(self._log)}",
+                f"node on this host first. {self._log} ends: {tail(self._log)}"
             ) from error
         return self
 

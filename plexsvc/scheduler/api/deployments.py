@@ -9,7 +9,7 @@ from typing import Final
 from plexclient.specs import Parallel
 from plexclient.wire.v1 import service_pb2
 from plexsvc import sizes
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, queue_full
 from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
@@ -154,18 +154,16 @@ def _check_deployable(
     limit = scheduler.config.max_deployments_per_job
     has = len(job.deployment_ids)
     if has + len(asked) > limit:
-        raise PlexError(
-            ErrorCode.QUEUE_FULL,
+        raise queue_full(
             f"job {job.job_id!r} has {has} deployments and asks for {len(asked)} more; it may have "
             f"{limit}",
             limit=limit,
         )
     for one in asked:
         if is_rollout(one.spec) and Parallel.from_wire(one.spec.parallel).world_size > 1:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
+            raise bad_request(
                 f"rollout deployment {one.name!r} asks for a parallel layout; an instance runs on "
-                "one device, ask for more (instances=2)",
+                "one device, ask for more (instances=2)"
             )
 
 
@@ -177,8 +175,7 @@ def _new_record(
     spec = request.spec
     longest = facts.max_sequence_length
     if longest and spec.max_model_len > longest:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"deployment {request.name!r} asks for max_model_len={spec.max_model_len}; its model "
             f"{spec.model} takes sequences of {longest} at most",
             field="max_model_len",
@@ -207,8 +204,7 @@ def _check_devices(scheduler: LiveScheduler, job: JobRecord, *, num_asked: int) 
     quota = scheduler.registry.quotas.get((job.tenant, "devices"))
     held = scheduler.registry.devices_of(job.tenant)
     if quota and num_asked and held + num_asked > quota:
-        raise PlexError(
-            ErrorCode.QUEUE_FULL,
+        raise queue_full(
             f"not deployed: tenant {job.tenant!r} has deployments on {held} devices and asks for "
             f"{num_asked} more, and its quota is {quota}; end a job, or ask an operator for more "
             "(`plexctl quota`)",

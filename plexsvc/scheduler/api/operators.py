@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request, unavailable
 from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import nodes
@@ -152,9 +152,7 @@ def _change(change: int, node_id: NodeId) -> Event:
         case service_pb2.NODE_CHANGE_UNCORDON:
             return NodeUncordoned(node_id=node_id)
         case _:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"{change} is no change; give CORDON, DRAIN or UNCORDON"
-            )
+            raise bad_request(f"{change} is no change; give CORDON, DRAIN or UNCORDON")
 
 
 async def _describe(scheduler: LiveScheduler, target: str) -> node_pb2.NodeDescription:
@@ -166,8 +164,7 @@ async def _describe(scheduler: LiveScheduler, target: str) -> node_pb2.NodeDescr
             node_pb2.NodeDescribeRequest(), timeout=scheduler.config.rpc_timeout_us / 1e6
         )
     except grpc.aio.AioRpcError as failure:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
+        raise unavailable(
             f"no node agent answers at {target}: {failure.code().name}, {failure.details()}; start "
             "it with `python -m plexsvc.node.agent --config FILE`, then add it again",
             agent=target,
@@ -183,8 +180,7 @@ def _check_new(
     node_id = NodeId(described.node_id)
     if scheduler.nodes.is_up(node_id):
         other = scheduler.nodes.link(node_id).target
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"the agent at {target} is node {node_id!r}, and so is the one at {other}; "
             "give it another node_id",
             node=node_id,
@@ -213,10 +209,9 @@ def _live_job(scheduler: LiveScheduler, lens: Lens, job_id: str) -> JobId:
 def _check_trains(scheduler: LiveScheduler, job_id: JobId) -> None:
     cluster = scheduler.cluster
     if all(cluster.deployments[d].is_rollout for d in cluster.jobs[job_id].deployments):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
+        raise bad_request(
             f"job {job_id} has no training deployment; rollout instances move when their node is "
-            "drained",
+            "drained"
         )
 
 

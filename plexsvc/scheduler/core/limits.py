@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import bad_request
 from plexsvc.fixed import Fixed
 
 
@@ -71,7 +71,4 @@ class Limits:
     def __post_init__(self) -> None:
         for tenant, weight in self.tenant_weights.items():
             if weight < 1:
-                raise PlexError(
-                    ErrorCode.BAD_REQUEST,
-                    f"tenant_weights.{tenant}: {weight} given; a weight is 1 or more",
-                )
+                raise bad_request(f"tenant_weights.{tenant}: {weight} given; a weight is 1 or more")

@@ -21,7 +21,7 @@ from plexclient.wire.v1 import (
     statemanager_pb2_grpc,
     worker_pb2,
 )
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.ids import NodeId, new_operation_id, show
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import CarryState, CutOver, DropCarried
@@ -213,9 +213,8 @@ async def _relay(
                 await call.done_writing()
             reply = await call
     except TimeoutError as error:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
-            f"nothing of it was passed on for {silence_s:g} s (scheduler.progress_timeout_us)",
+        raise unavailable(
+            f"nothing of it was passed on for {silence_s:g} s (scheduler.progress_timeout_us)"
         ) from error
     finally:
         call.cancel()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from plexclient.wire.v1 import common_pb2, service_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.ids import DeploymentId, ResidentId, TenantId
 from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
@@ -243,9 +243,7 @@ def _choice(kind: type[_Choice], name: str, *, field: str) -> _Choice:
         return kind(name)
     except ValueError as error:
         known = ", ".join(kind)
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{field} is {name!r}; wanted one of {known}"
-        ) from error
+        raise bad_request(f"{field} is {name!r}; wanted one of {known}") from error
 
 
 def _answer(
