@@ -14,7 +14,6 @@ from plexsvc.errors import PlexError
 from plexsvc.node.config import AgentConfig
 from plexsvc.node.event_log import EventLog
 from plexsvc.node.lease import NodeLease
-from plexsvc.node.ranks import Rank
 from plexsvc.node.sidecar import Sidecar
 from plexsvc.node.table import RankTable
 from plexsvc.rpc.status import abort_with
@@ -114,37 +113,32 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         assert where is not None, "the agent serves before its state manager"
         return node_pb2.NodeDescription(
             node_id=self._config.node_id,
-            devices=_devices(self._config),
+            devices=[
+                node_pb2.DeviceDescription(
+                    index=index,
+                    kind=device.kind,
+                    bytes_total=device.bytes_total,
+                    model=device.memory,
+                    cpus=device.cpus or 0,
+                    is_reward_gpu=device.kind == "reward" and device.gpu is not None,
+                )
+                for index, device in enumerate(self._config.devices)
+            ],
             host_bytes=self._config.host_bytes,
             state_manager=where.address,
             data_socket=where.data_socket,
             hostname=self._config.host,
-            procs=[_summary(rank) for rank in self._table.living()],
+            procs=[
+                node_pb2.ProcSummary(
+                    proc_id=rank.spec.proc_id,
+                    pid=rank.pid,
+                    wpg_id=rank.spec.wpg_id,
+                    rank=rank.spec.rank,
+                    incarnation=rank.incarnation,
+                    address=rank.address,
+                )
+                for rank in self._table.living()
+            ],
             next_event_index=self._events.next_index,
             runtime_dir=str(self._config.runtime_dir),
         )
-
-
-def _devices(config: AgentConfig) -> list[node_pb2.DeviceDescription]:
-    return [
-        node_pb2.DeviceDescription(
-            index=index,
-            kind=device.kind,
-            bytes_total=device.bytes_total,
-            model=device.memory,
-            cpus=device.cpus or 0,
-            is_reward_gpu=device.kind == "reward" and device.gpu is not None,
-        )
-        for index, device in enumerate(config.devices)
-    ]
-
-
-def _summary(rank: Rank) -> node_pb2.ProcSummary:
-    return node_pb2.ProcSummary(
-        proc_id=rank.spec.proc_id,
-        pid=rank.pid,
-        wpg_id=rank.spec.wpg_id,
-        rank=rank.spec.rank,
-        incarnation=rank.incarnation,
-        address=rank.address,
-    )

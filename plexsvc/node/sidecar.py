@@ -91,7 +91,12 @@ class Sidecar:
             PlexError: `unavailable` with its log's tail when it ends or says nothing in time.
         """
         ours, theirs = socket.socketpair()
-        argv = (*self._argv(), "--config", str(self._write_config()))
+        default = (sys.executable, "-m", "plexsvc.statemanager.main")
+        argv = (
+            *(self._config.state_manager_argv or default),
+            "--config",
+            str(self._write_config()),
+        )
         with theirs, self._log_path.open("ab") as log_file:
             self._process = await asyncio.create_subprocess_exec(  # noqa: TID251 - on asyncio's own loop
                 *argv,
@@ -152,7 +157,11 @@ class Sidecar:
             heard = self._vault.beats
 
     async def _replace(self, *, is_last: bool) -> None:
-        if is_last or not self._outlives_its_owner() or await self._is_refused():
+        if (
+            is_last
+            or not all(device.memory == "cpu" for device in self._config.devices)
+            or await self._is_refused()
+        ):
             await self._on_lost()
             self._vault.clear()
             await self.start()
@@ -180,9 +189,6 @@ class Sidecar:
     def _is_serving(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    def _outlives_its_owner(self) -> bool:
-        return all(device.memory == "cpu" for device in self._config.devices)
-
     async def _announcement(self, process: asyncio.subprocess.Process) -> SidecarAddress:
         assert process.stdout is not None
         line = b""
@@ -192,18 +198,15 @@ class Sidecar:
             return SidecarAddress(**json.loads(line))
         except (TimeoutError, ValueError, TypeError) as error:
             if not isinstance(error, TimeoutError):
-                await self._let_end(process)
+                # It said its last; to kill it now could hide how it ended.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(END_S):
+                        await process.wait()
             await self._kill()
             raise unavailable(
                 f"the state manager did not start: it said {line!r}; its log {self._log_path} "
                 f"ends: {tail(self._log_path)}"
             ) from error
-
-    async def _let_end(self, process: asyncio.subprocess.Process) -> None:
-        """Wait for a process that said its last; killing it now could hide how it ended."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
-                await process.wait()
 
     async def _kill(self) -> None:
         if self._process is not None:
@@ -212,10 +215,6 @@ class Sidecar:
             await self._process.wait()
         if self._keeper is not None:
             await asyncio.to_thread(self._keeper.join)  # what it said last has arrived then
-
-    def _argv(self) -> tuple[str, ...]:
-        default = (sys.executable, "-m", "plexsvc.statemanager.main")
-        return self._config.state_manager_argv or default
 
     def _write_config(self) -> Path:
         config = _SidecarConfig(

@@ -146,7 +146,10 @@ class RankTable:
             case Forked():
                 self._forked(self._by_token[report.token], pid=report.pid)
             case Refused():
-                self._refused(self._by_token.pop(report.token), reason=report.reason)
+                rank = self._by_token.pop(report.token)
+                self._stop_listening(rank)
+                message = f"{rank.spec.proc_id} not started: {report.reason}"
+                rank.fail(internal(message, worker=rank.spec.proc_id))
             case _ as never:
                 assert_never(never)
 
@@ -196,23 +199,20 @@ class RankTable:
         if rank.is_doomed:
             raise _stopped_early(rank)
         image = self._images[rank.spec.image]
+        index = config.get("device_index")
         image.send(
             ForkOrder(
                 token=rank.token,
                 name=rank.spec.proc_id,
                 entrypoint=image.entrypoint,
                 config=config,
-                env=self._of_device(config),
+                env=({} if index is None else gpus.environment(self._config.devices, int(index))),
                 log_path=str(rank.log_path),
                 ready_path=str(self._listen_for(rank)),
             )
         )
         rank.is_ordered = True
         rank.lost.clear()
-
-    def _of_device(self, config: Mapping[str, Any]) -> Mapping[str, str]:
-        index = config.get("device_index")
-        return {} if index is None else gpus.environment(self._config.devices, int(index))
 
     def _doom(self, rank: Rank, number: signal.Signals) -> None:
         rank.is_doomed = True
@@ -272,11 +272,6 @@ class RankTable:
             proc_id=rank.spec.proc_id, address=address, incarnation=rank.incarnation
         )
         self._events.append(node_pb2.NodeEvent(ready=ready))
-
-    def _refused(self, rank: Rank, *, reason: str) -> None:
-        self._stop_listening(rank)
-        message = f"{rank.spec.proc_id} not started: {reason}"
-        rank.fail(internal(message, worker=rank.spec.proc_id))
 
     def _forked(self, rank: Rank, *, pid: int) -> None:
         rank.forked(pid)

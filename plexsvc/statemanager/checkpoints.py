@@ -128,7 +128,8 @@ def materialize(
         PlexError: `forbidden` for another tenant's checkpoint; `bad_request` for a path that is no
             place for one, state of which only a part is given, or a disk that refuses; `cancelled`.
     """
-    _check_name(path)
+    if not path.is_absolute() or path == path.parent:
+        raise bad_request(f"checkpoint path {str(path)!r} must be an absolute directory name")
     try:
         _check_free(path, tenant=tenant)
         with _scratch(path) as scratch:
@@ -334,11 +335,6 @@ def _check_whole(tensors: Iterable[Tensor]) -> None:
             )
     if empty:
         raise bad_request("nothing to write: the deployment has no such state; initialize it first")
-
-
-def _check_name(path: Path) -> None:
-    if not path.is_absolute() or path == path.parent:
-        raise bad_request(f"checkpoint path {str(path)!r} must be an absolute directory name")
 
 
 def _check_free(path: Path, *, tenant: str) -> None:

@@ -109,7 +109,10 @@ class DataServer:
             dataplane.send(sock, dataplane.failure(error))
             return
         try:
-            self._welcome(sock, link)
+            self._waiting[link.token] = link
+            granted = link.memory.grant()
+            answer = {"client_id": link.token, "kind": link.memory.tier.kind, **granted.header}
+            dataplane.send(sock, Message(header=answer, fds=granted.fds))
             sock.settimeout(None)
             while True:
                 _send_and_close(sock, self._answer(link, _receive(sock)))
@@ -149,13 +152,6 @@ class DataServer:
             incarnation=incarnation,
             device_index=device_index,
         )
-
-    def _welcome(self, sock: socket.socket, link: RankLink) -> None:
-        """Tell a client what it may map, and wait for its data connection."""
-        self._waiting[link.token] = link
-        granted = link.memory.grant()
-        answer = {"client_id": link.token, "kind": link.memory.tier.kind, **granted.header}
-        dataplane.send(sock, Message(header=answer, fds=granted.fds))
 
     def _attach(self, sock: socket.socket, header: Header) -> None:
         link = self._waiting.pop(str(header.get("client_id")), None)

@@ -100,7 +100,9 @@ class StateManagerServicer:
         try:
             outcome = await self._run(lambda caller: self._move(request, caller), of=request.wpg_id)
         except PlexError as error:
-            residency = self._residency(WpgId(request.wpg_id))
+            with self._node.lock:
+                wpg = self._node.ledger.wpgs.get(WpgId(request.wpg_id))
+            residency = ON_WIRE[wpg.residency if wpg is not None else Residency.NONE]
             return pb.MoveReply(error=wire_errors.to_wire(error), residency=residency)
         return pb.MoveReply(
             nbytes=outcome.nbytes,
@@ -401,11 +403,6 @@ class StateManagerServicer:
             streamed = far.read_whole(manifest)
             verify(streamed.manifest, streamed.data)
             yield streamed
-
-    def _residency(self, wpg_id: WpgId) -> common_pb2.Residency:
-        with self._node.lock:
-            wpg = self._node.ledger.wpgs.get(wpg_id)
-        return ON_WIRE[wpg.residency if wpg is not None else Residency.NONE]
 
 
 def add_to_server(servicer: StateManagerServicer, server: grpc.aio.Server) -> None:

@@ -18,7 +18,7 @@ from plexsvc.statemanager.core import WpgState
 from plexsvc.statemanager.links import RankLink, Scalars
 from plexsvc.statemanager.node import Node
 from plexsvc.weights import manifests, pieces, reading
-from plexsvc.weights.pieces import GRADIENTS, Array, RegionBytes, Tensor
+from plexsvc.weights.pieces import GRADIENTS, Array, RegionBytes
 from plexsvc.weights.reading import Published
 
 
@@ -94,7 +94,10 @@ def digests(snapshot: Snapshot, caller: Caller) -> dict[str, str]:
     for tensor in pieces.tensors(shared):
         found = hashes.setdefault(tensor.kind, hashlib.sha256())
         found.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        _update(found, tensor, snapshot, caller)
+        if pieces.is_complete(tensor):
+            _hash(found, pieces.whole(tensor, snapshot.region), caller)
+        else:
+            _update_pieces(found, tensor.parts, snapshot, caller)
     own = [piece for piece in snapshot.index if piece.kind == GRADIENTS]
     for piece in sorted(own, key=lambda p: (p.name, p.rank, tuple(p.start))):
         found = hashes.setdefault(GRADIENTS, hashlib.sha256())
@@ -109,13 +112,6 @@ def _kept(wpg: WpgState, link: RankLink) -> list[CanonicalPiece]:
     clean = {name for name, region in regions.items() if region.is_droppable}
     clean -= link.last_export.dirty
     return [piece for piece in link.pieces if piece.region not in clean]
-
-
-def _update(found: hashlib._Hash, tensor: Tensor, snapshot: Snapshot, caller: Caller) -> None:
-    if pieces.is_complete(tensor):
-        _hash(found, pieces.whole(tensor, snapshot.region), caller)
-    else:
-        _update_pieces(found, tensor.parts, snapshot, caller)
 
 
 def _update_pieces(

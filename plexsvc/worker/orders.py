@@ -22,6 +22,9 @@ from plexsvc.frames import framing
 from plexsvc.log import Log, Quota
 from plexsvc.worker.thread import RankThread
 
+_CREDENTIALS: Final = struct.Struct("3i")
+"""pid, uid, gid."""
+
 log = Log(__name__)
 
 Execute = Callable[[worker_pb2.ExecuteRequest, Callable[[worker_pb2.ExecuteReply], None]], None]
@@ -61,7 +64,9 @@ class OrderPort:
             line, _ = listener.accept()
         except OSError:
             return  # it left before it was let in
-        stranger = stranger_on(line)
+        data = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        uid: int = _CREDENTIALS.unpack(data)[1]
+        stranger = None if uid == os.geteuid() else uid
         if stranger is not None:
             self._say("line of orders refused", why=f"its other end is of user {stranger}")
             line.close()
@@ -125,14 +130,3 @@ def _send(line: socket.socket, frame: bytes) -> None:
         line.sendall(memoryview(frame)[sent:])
     finally:
         line.setblocking(False)
-
-
-_CREDENTIALS: Final = struct.Struct("3i")
-"""pid, uid, gid."""
-
-
-def stranger_on(sock: socket.socket) -> int | None:
-    """Return the user at the other end, None when it is this process's own."""
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(data)[1]
-    return None if uid == os.geteuid() else uid

@@ -71,7 +71,14 @@ async def take_in(scheduler: LiveScheduler, agent: str) -> NodeLink:
     known = next((link for link in scheduler.nodes.links if link.target == agent), None)
     if known is None:
         described = await _describe(scheduler, agent)
-        _check_new(scheduler, described, target=agent)
+        node_id = NodeId(described.node_id)
+        if scheduler.nodes.is_up(node_id):
+            other = scheduler.nodes.link(node_id).target
+            raise bad_request(
+                f"the agent at {agent} is node {node_id!r}, and so is the one at {other}; "
+                "give it another node_id",
+                node=node_id,
+            )
         scheduler.check_open()
         known = await scheduler.nodes.add(agent, timeout_us=JOIN_TIMEOUT_US)
         await scheduler.remember(NodeRow(agent=agent, node_id=known.node_id, is_member=True))
@@ -92,8 +99,22 @@ async def move_job(
     node_id = None
     if request.node_id:
         node_id = nodes.link_of(scheduler, request.node_id).node_id
-        _check_open_node(scheduler, node_id)
-    _check_trains(scheduler, job_id)
+        if not scheduler.nodes.is_up(node_id):
+            raise PlexError(
+                ErrorCode.NODE_LOST,
+                f"node {node_id} is lost; nothing can move there until it is back",
+            )
+        if node_id in scheduler.cluster.cordoned:
+            raise PlexError(
+                ErrorCode.NO_PLACEMENT,
+                f"node {node_id} is cordoned; `plexctl node uncordon {node_id}` opens it",
+            )
+    cluster = scheduler.cluster
+    if all(cluster.deployments[d].is_rollout for d in cluster.jobs[job_id].deployments):
+        raise bad_request(
+            f"job {job_id} has no training deployment; rollout instances move when their node is "
+            "drained"
+        )
     actions = await _decided(scheduler, JobMoveRequested(job_id=job_id, node_id=node_id))
     reply = _moves(scheduler, actions, lens=lens)
     if not reply.moves:
@@ -174,45 +195,11 @@ async def _describe(scheduler: LiveScheduler, target: str) -> node_pb2.NodeDescr
     return found
 
 
-def _check_new(
-    scheduler: LiveScheduler, described: node_pb2.NodeDescription, *, target: str
-) -> None:
-    node_id = NodeId(described.node_id)
-    if scheduler.nodes.is_up(node_id):
-        other = scheduler.nodes.link(node_id).target
-        raise bad_request(
-            f"the agent at {target} is node {node_id!r}, and so is the one at {other}; "
-            "give it another node_id",
-            node=node_id,
-        )
-
-
-def _check_open_node(scheduler: LiveScheduler, node_id: NodeId) -> None:
-    if not scheduler.nodes.is_up(node_id):
-        raise PlexError(
-            ErrorCode.NODE_LOST, f"node {node_id} is lost; nothing can move there until it is back"
-        )
-    if node_id in scheduler.cluster.cordoned:
-        raise PlexError(
-            ErrorCode.NO_PLACEMENT,
-            f"node {node_id} is cordoned; `plexctl node uncordon {node_id}` opens it",
-        )
-
-
 def _live_job(scheduler: LiveScheduler, lens: Lens, job_id: str) -> JobId:
     record = lens.job(job_id)
     if record.has_ended or JobId(job_id) not in scheduler.cluster.jobs:
         raise PlexError(ErrorCode.JOB_ENDED, f"job {job_id!r} has ended; nothing of it is left")
     return JobId(job_id)
-
-
-def _check_trains(scheduler: LiveScheduler, job_id: JobId) -> None:
-    cluster = scheduler.cluster
-    if all(cluster.deployments[d].is_rollout for d in cluster.jobs[job_id].deployments):
-        raise bad_request(
-            f"job {job_id} has no training deployment; rollout instances move when their node is "
-            "drained"
-        )
 
 
 def _moves(

@@ -47,9 +47,27 @@ async def create_job(
         record = scheduler.registry.job(request.job_id, tenant=request.tenant)
         scheduler.sessions.heard(record)
         return messages.job(record)
-    _check_room(scheduler, request)
+    tenants = [job.tenant for job in scheduler.registry.live_jobs()]
+    limit = Limit(total=scheduler.config.max_jobs, what="jobs", key="scheduler.max_jobs")
+    tenant = TenantId(request.tenant)
+    held, quota = tenants.count(tenant), scheduler.registry.quotas.get((tenant, "jobs"))
+    limit.check(request.tenant, held=held, taken=len(tenants))
+    if quota and held >= quota:
+        raise queue_full(
+            f"job {request.job_id!r} not opened: tenant {tenant!r} has {held} jobs, and its quota "
+            f"is {quota}; end one, or ask an operator for more (`plexctl quota`)",
+            limit=quota,
+        )
     scheduler.caps.check(TenantId(request.tenant))
-    _check_priority(scheduler, request)
+    highest = scheduler.config.tenant_priorities.get(request.tenant, 0)
+    if request.priority > highest:
+        raise PlexError(
+            ErrorCode.FORBIDDEN,
+            f"job {request.job_id!r} asks for priority {request.priority}; tenant "
+            f"{request.tenant!r} may give {highest} at most; ask an operator for more "
+            "(scheduler.tenant_priorities)",
+            limit=highest,
+        )
     slowdown_ppm = _slowdown_ppm(request)
     record = JobRecord(
         job_id=JobId(request.job_id),
@@ -179,32 +197,6 @@ async def _resume(
     for operation in away:
         scheduler.registry.missing[operation.operation_id].set()  # it does not come any more
     await scheduler.post(ControllerReplaced(job_id=record.job_id)).decision
-
-
-def _check_room(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:
-    tenants = [job.tenant for job in scheduler.registry.live_jobs()]
-    limit = Limit(total=scheduler.config.max_jobs, what="jobs", key="scheduler.max_jobs")
-    tenant = TenantId(request.tenant)
-    held, quota = tenants.count(tenant), scheduler.registry.quotas.get((tenant, "jobs"))
-    limit.check(request.tenant, held=held, taken=len(tenants))
-    if quota and held >= quota:
-        raise queue_full(
-            f"job {request.job_id!r} not opened: tenant {tenant!r} has {held} jobs, and its quota "
-            f"is {quota}; end one, or ask an operator for more (`plexctl quota`)",
-            limit=quota,
-        )
-
-
-def _check_priority(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:
-    highest = scheduler.config.tenant_priorities.get(request.tenant, 0)
-    if request.priority > highest:
-        raise PlexError(
-            ErrorCode.FORBIDDEN,
-            f"job {request.job_id!r} asks for priority {request.priority}; tenant "
-            f"{request.tenant!r} may give {highest} at most; ask an operator for more "
-            "(scheduler.tenant_priorities)",
-            limit=highest,
-        )
 
 
 def _slowdown_ppm(request: service_pb2.CreateJobRequest) -> int:

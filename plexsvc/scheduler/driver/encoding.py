@@ -165,11 +165,6 @@ def digest(body: bytes, actions: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(body + actions)
 
 
-def decode_event(kind: str, body: str) -> Event:
-    """Return the event of one row."""
-    return _DECODERS[kind].decode(body)
-
-
 def compress(snapshot: Snapshot) -> bytes:
     """Return a snapshot as the store keeps it."""
     return zlib.compress(_ENCODER.encode(snapshot), level=1)
@@ -240,7 +235,7 @@ def _decode(line: Line) -> Event | Configured | Decided:
     try:
         if line.kind in _NOTES:
             return _NOTES[line.kind].decode(line.body)
-        return decode_event(line.kind, line.body)
+        return _DECODERS[line.kind].decode(line.body)
     except KeyError as error:
         raise _unreadable(line.idx, f"{line.kind!r} is no kind of event") from error
     except msgspec.DecodeError as error:

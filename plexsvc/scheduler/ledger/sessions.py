@@ -105,19 +105,16 @@ class Sessions:
             seen_us = self._seen_us[job_id]
             left_us = seen_us + record.session_ttl_us - now_us
             if left_us <= 0:
-                self._end(record, silent_us=now_us - seen_us)
+                self._expired.add(record.job_id)
+                ttl_s = record.session_ttl_us / 1e6
+                log.warning("session expired", job=record.job_id, silent_us=now_us - seen_us)
+                self._post(
+                    JobEndRequested(
+                        job_id=record.job_id,
+                        outcome=JobState.CANCELLED,
+                        reason=f"session expired: no KeepAlive for {ttl_s:g} s (session_ttl_us)",
+                    )
+                )
             else:
                 remaining.append(left_us)
         return min(remaining, default=None)
-
-    def _end(self, record: JobRecord, *, silent_us: int) -> None:
-        self._expired.add(record.job_id)
-        ttl_s = record.session_ttl_us / 1e6
-        log.warning("session expired", job=record.job_id, silent_us=silent_us)
-        self._post(
-            JobEndRequested(
-                job_id=record.job_id,
-                outcome=JobState.CANCELLED,
-                reason=f"session expired: no KeepAlive for {ttl_s:g} s (session_ttl_us)",
-            )
-        )

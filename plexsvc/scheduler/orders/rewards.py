@@ -58,7 +58,11 @@ class RewardHosts:
         async with self._reach.nodes.dial(proxy) as channel:
             told_us = self._clock.monotonic_us()
             while True:
-                links = [link for link in self._reach.nodes.links if _has_rewards(link)]
+                links = [
+                    link
+                    for link in self._reach.nodes.links
+                    if any(device.kind == KIND for device in link.description.devices)
+                ]
                 hosts = await asyncio.gather(*(self._host(link) for link in links))
                 await self._tell(channel, hosts)
                 if self._has_told:
@@ -125,7 +129,3 @@ class RewardHosts:
             raise error_of(fault_from_wire(reply.error))
         log.info("host of reward workers started", node=link.node_id, proc=proc_id)
         return reply.address
-
-
-def _has_rewards(link: NodeLink) -> bool:
-    return any(device.kind == KIND for device in link.description.devices)

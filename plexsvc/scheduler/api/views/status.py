@@ -105,7 +105,10 @@ async def status(
         for deployment_id in view.deployment_ids:
             found = scheduler.registry.deployments[DeploymentId(deployment_id)]
             reply.deployments.append(deployment(scheduler, found))
-        _progress(reply, scheduler.registry.jobs[JobId(view.job_id)])
+        record = scheduler.registry.jobs[JobId(view.job_id)]
+        progress = reply.progress[record.job_id]
+        progress.metrics.update(record.metrics)
+        progress.at_us = record.metrics_us
     return reply
 
 
@@ -136,12 +139,6 @@ async def timeline(
             )
         )
     return reply
-
-
-def _progress(reply: service_pb2.ClusterStatus, record: JobRecord) -> None:
-    progress = reply.progress[record.job_id]
-    progress.metrics.update(record.metrics)
-    progress.at_us = record.metrics_us
 
 
 async def inventory_of(link: NodeLink) -> statemanager_pb2.InventoryReply | None:
