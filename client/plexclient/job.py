@@ -187,7 +187,7 @@ class Job:
         `keep`s the newest; `plexctl ckpt list` shows them.
 
         `recompute="full"` keeps only each layer's input for the backward pass, which computes the
-        rest again: less memory for activations, a third more time, the same gradients.
+        rest again: less memory, one more forward pass, the same gradients.
         `"selective"` computes only each layer's MLP again.
 
         Raises:
