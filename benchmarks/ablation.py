@@ -100,7 +100,7 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "rounds played": _off(profile, "is_sharp", lambda _: False),
     "bounds": _policy(is_bounded=False),
     "duty cap": _policy(duty_cap_ppm=PPM),
-    "repacking": _policy(repack_every_us=0),
+    "repacking": _policy(repacks=False),
     "reservations": _policy(patience_ppm=None, queue=QueueOrder.LONGEST),
     "longest first": _policy(queue=QueueOrder.FIFO),
     "making room": _still("making room"),

@@ -79,8 +79,8 @@ class Policy:
     is_fair: bool = False
     """Whether tenants take turns by what they have used; else only jobs are compared."""
 
-    repack_every_us: int = 0
-    """Shortest time between repackings; 0: none."""
+    repacks: bool = False
+    """Whether groups are emptied for those who wait."""
 
     rules: Rules = HRRS
 
@@ -112,7 +112,7 @@ PLEX: Final = Policy(
     critical_target_ppm=1_200_000,
     patience_ppm=14_000_000,
     is_fair=True,
-    repack_every_us=600 * SECOND_US,
+    repacks=True,
     rules=PLEX_RULES,
 )
 

@@ -30,8 +30,8 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import demands, hosts, placing, reasons, sharing
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
-from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.planning.plans import NEW_GROUP, Goal, Question
+from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.relocate import relocation
 from plexsvc.scheduler.core.state import Deployment
@@ -45,6 +45,9 @@ DRAIN_RETRY_US: Final = 2_000_000
 
 RELIEF_EVERY_US: Final = 10_000_000
 """Shortest time between two looks at groups in which a job is late."""
+
+REPACK_EVERY_US: Final = 600_000_000
+"""Shortest time between two repackings."""
 
 APART_EVERY_US: Final = 60_000_000
 """Shortest time between two looks at engines that share where a bound is forecast to break."""
@@ -70,8 +73,8 @@ def settle(lives: Lives) -> None:
         deployments.place_waiting(lives)
     looked_us = planning.looked_us
     for mover in MOVERS:
-        every_us = mover.every_us(planning)
-        if every_us is not None and now_us - looked_us.get(mover.cause, NEVER_US) >= every_us:
+        is_time = now_us - looked_us.get(mover.cause, NEVER_US) >= mover.every_us
+        if is_time and mover.is_wanted(lives):
             looked_us[mover.cause] = now_us
             mover.look(lives)
 
@@ -112,8 +115,6 @@ def carry_out(lives: Lives, event: PlanComputed) -> None:
 def _drain(lives: Lives) -> None:
     """Move what lives on draining nodes to wherever there is a place within bounds."""
     placement, at = lives.devices.placement, lives.devices.at
-    if not placement.cordoned:
-        return
     nodes = [n for n, leaves in placement.cordoned.items() if leaves and n in placement.nodes]
     there = {w: n for n in nodes for p in placement.nodes[n].devices for w in at[p].ranks}
     for wpg_id, node_id in there.items():
@@ -371,15 +372,6 @@ def _say_stays(devices: Devices, deployment: Deployment, why: str, *, reason: st
     relocation.tell_failed(devices, deployment, reason=reason, fault=fault)
 
 
-def _keeping_apart(planning: Planning) -> int | None:
-    return APART_EVERY_US if planning.policy.is_bounded else None
-
-
-def _repacking(planning: Planning) -> int | None:
-    waits = any(planner.waiting for planner in planning.planners.values())
-    return planning.policy.repack_every_us or None if waits else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mover:
     """A cause for which deployments move; whoever is on the way, or was asked lately, stays.
@@ -389,16 +381,33 @@ class Mover:
 
     cause: str
     look: Callable[[Lives], None]
-    every_us: Callable[[Planning], int | None]
-    """The shortest time between two looks; 0: after every event, None: not now."""
+    every_us: int = 0
+    """The shortest time between two looks; 0: after every event."""
+
+    is_wanted: Callable[[Lives], object] = lambda _: True
+    """Whether there is anything to look at."""
+
+
+def _policy(lives: Lives) -> Policy:
+    return lives.devices.placement.planning.policy
+
+
+def _somebody_waits(lives: Lives) -> bool:
+    planners = lives.devices.placement.planning.planners.values()
+    return _policy(lives).repacks and any(planner.waiting for planner in planners)
 
 
 MOVERS: Final = (
-    Mover(cause="drain", look=_drain, every_us=lambda _: 0),
-    Mover(cause="following", look=_follow, every_us=lambda _: 0),
-    Mover(cause="keeping apart", look=_keep_apart, every_us=_keeping_apart),
-    Mover(cause="relief", look=_relieve, every_us=lambda _: RELIEF_EVERY_US),
-    Mover(cause="making room", look=_make_room, every_us=lambda _: RELIEF_EVERY_US),
-    Mover(cause="repacking", look=_repack, every_us=_repacking),
+    Mover(cause="drain", look=_drain, is_wanted=lambda lives: lives.devices.placement.cordoned),
+    Mover(cause="following", look=_follow, is_wanted=lambda lives: lives.roll.following),
+    Mover(
+        cause="keeping apart",
+        look=_keep_apart,
+        every_us=APART_EVERY_US,
+        is_wanted=lambda lives: _policy(lives).is_bounded,
+    ),
+    Mover(cause="relief", look=_relieve, every_us=RELIEF_EVERY_US),
+    Mover(cause="making room", look=_make_room, every_us=RELIEF_EVERY_US),
+    Mover(cause="repacking", look=_repack, every_us=REPACK_EVERY_US, is_wanted=_somebody_waits),
 )
-"""All causes but an operator's order , in the order in which they are looked at."""
+"""All causes but an operator's order, in the order in which they are looked at."""
