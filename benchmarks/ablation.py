@@ -25,7 +25,6 @@ from typing import Any, Final
 
 from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.planning import (
-    bounds,
     places,
     planner,
     policies,
@@ -79,7 +78,7 @@ def _policy(**parts: object) -> Callable[[Policy], Policy]:
 
 def _no_return(policy: Policy) -> Policy:
     """Have a job that lost its place look for one as any other does, if before others."""
-    for module in (bounds, waiting, planner):
+    for module in (places, waiting, planner):
         module.lived_with = lambda *_: False  # type: ignore[attr-defined]
     planner.Planner.lose = (  # type: ignore[method-assign]
         lambda self, resident_id, **_: self.group_of(resident_id).group_id
@@ -106,7 +105,7 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "making room": _still("making room"),
     "fair turns": _policy(is_fair=False),
     "relief": _still("relief"),
-    "last bursts": _off(bounds, "_ends_late", lambda *_, **__: False),
+    "last bursts": _off(places, "_ends_late", lambda *_, **__: False),
     "parts and merges": _no_parts,
     "keeping apart": _still("keeping apart"),
     "return": _no_return,

@@ -20,8 +20,8 @@ from plexsvc.scheduler.api.views.nodes import moving_to
 from plexsvc.scheduler.api.views.ring import RING_SLOTS, Cycle, laid, least_overlap
 from plexsvc.scheduler.api.views.waiting import Waits
 from plexsvc.scheduler.core.planning import answers
-from plexsvc.scheduler.core.planning.bounds import why_closed
 from plexsvc.scheduler.core.planning.groups import Group, Resident
+from plexsvc.scheduler.core.planning.places import why_closed
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import Demand, Mode, Profile, Segment, SyncAt

@@ -20,9 +20,9 @@ from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, ResidentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place import demands, sharing
-from plexsvc.scheduler.core.planning.bounds import Spot, refusal
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.memory import Use
+from plexsvc.scheduler.core.planning.places import Spot, refusal
 from plexsvc.scheduler.core.planning.profile import Load
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.vocabulary import Fault

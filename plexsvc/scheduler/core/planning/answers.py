@@ -11,13 +11,15 @@ from functools import partial
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.bounds import NO_ROOM, NOBODY, refusal
 from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.memory import size
 from plexsvc.scheduler.core.planning.places import (
+    NO_ROOM,
+    NOBODY,
     Barred,
     has_whole,
     joining,
+    refusal,
     whole_groups,
 )
 from plexsvc.scheduler.core.planning.planner import Planner

@@ -13,16 +13,18 @@ from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.bounds import Spot, is_over, lived_with
 from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import (
     Barred,
     Search,
+    Spot,
     best,
+    is_over,
     joining,
     larger_groups,
+    lived_with,
     merging,
     whole_groups,
 )

@@ -20,9 +20,9 @@ from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.bounds import lived_with
 from plexsvc.scheduler.core.planning.groups import Resident
 from plexsvc.scheduler.core.planning.paces import Paces
+from plexsvc.scheduler.core.planning.places import lived_with
 from plexsvc.scheduler.core.planning.policies import Policy, QueueOrder
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.bounds import is_full
 from plexsvc.scheduler.core.planning.groups import Group
+from plexsvc.scheduler.core.planning.places import is_full
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.plans import copy_of, relieve
