@@ -24,8 +24,15 @@ class OnRay:
 
     def nodes(self) -> dict[str, str]:
         """Return the state of each node."""
+        return {node.node_id: node.state for node in self._list()}
+
+    def homes(self) -> set[str]:
+        """Return the nodes where any deployment lives."""
+        return {node.node_id for node in self._list() if node.residents}
+
+    def _list(self) -> list[service_pb2.NodeView]:
         reply = self.service.live._call("ListNodes", service_pb2.ListNodesRequest())
-        return {node.node_id: node.state for node in reply.nodes}
+        return list(reply.nodes)
 
     def wait_for(self, name: str, state: str | None) -> None:
         """Return when a node is in a state; None: when it is forgotten."""

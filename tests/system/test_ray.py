@@ -2,46 +2,145 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import service_pb2
-from tests.rigs.live_cluster import MIB, ROLLOUT, TRAIN, Service
-from tests.rigs.ray_cluster import PYTHON, RayCluster
+from tests.rigs.live_cluster import rank_processes
+from tests.rigs.on_ray import OnRay, start_on_ray
+from tests.rigs.processes import descendants, is_alive, running
+from tests.rigs.ray_cluster import PYTHON
 from tests.rigs.waiting import wait_until
-from tests.system.test_two_nodes import train
+from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
-
-@pytest.fixture
-def ray() -> Iterator[RayCluster]:
-    with RayCluster() as cluster:
-        yield cluster
+PROMPT = [3, 4, 12, 5, 16]
 
 
-def on_ray(ray: RayCluster) -> str:
-    pool = f"host_bytes = {1024 * MIB}, staging_bytes = {256 * MIB}, devices"
-    return (
-        f'launcher = "ray"\nray.address = "{ray.address}"\nray.python = "{PYTHON}"\n'
-        f'ray.directory = "{ray.nodes_directory}"\n'
-        f"ray.pools.both = {{ {pool} = [{TRAIN}, {ROLLOUT}] }}\n"
-        f"ray.pools.train = {{ {pool} = [{TRAIN}] }}\n"
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRay]:
+    with start_on_ray(tmp_path_factory.mktemp("on-ray")) as started:
+        yield started
+
+
+def deploy(job: plex.Job, model: Path) -> plex.Actor:
+    return job.deploy(
+        "actor", model=str(model), backend="megatron", optimizer=plex.AdamW(lr=1e-2), seed=0
     )
 
 
-def states(service: Service) -> dict[str, str]:
-    reply = service.live._call("ListNodes", service_pb2.ListNodesRequest())
-    return {node.node_id: node.state for node in reply.nodes}
+def cycle(actor: plex.Actor, number: int) -> None:
+    actor.forward_backward(fixed_batch(number), loss="ppo")
+    actor.step()
 
 
-def test_a_job_trains_on_a_ray_node(tmp_path: Path, tiny_model: Path, ray: RayCluster) -> None:
-    with Service(tmp_path, nodes={}, extra=on_ray(ray)) as service:
-        ray.add("one", pool="both")
-        wait_until(lambda: states(service) == {"one": "up"}, what="the node is up")
-        with service.live.connect() as connection, connection.job("first") as job:
-            actor = train(job, "actor", tiny_model, plex.Parallel())
-            assert {block.node_id for block in actor.info.blocks} == {"one"}
+def test_a_job_trains_and_samples_on_a_ray_node(cluster: OnRay, tiny_model: Path) -> None:
+    with cluster.service.live.connect() as connection, connection.job("first") as job:
+        actor = deploy(job, tiny_model)
+        cycle(actor, 1)
+        assert {block.node_id for block in actor.info.blocks} == {"one"}
+        rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=64)
+        rollout.sync(actor)
+        samples = rollout.generate([PROMPT], n=4, max_tokens=8, seed=0)
+        sampled = plex.Batch.from_samples(samples, advantages=np.zeros(4))
+        gap = np.abs(actor.forward(sampled).logprobs - sampled.logprobs)[sampled.mask > 0]
+        assert gap.max() <= 1e-3
+
+
+def test_a_job_outlives_who_speaks_with_ray_then_rays_head_then_the_service(
+    cluster: OnRay, tiny_model: Path
+) -> None:
+    service, ray = cluster.service, cluster.ray
+    batch = fixed_batch(9)
+    with service.live.connect() as connection, connection.job("undisturbed") as job:
+        actor = deploy(job, tiny_model)
+        for number in range(4):
+            cycle(actor, number)
+        expected = actor.forward(batch).logprobs
+    agent = cluster.agent("one")
+    options = plex.ClientOptions(retry_for_s=90)
+    address, token = service.live.address, service.live.token
+    with (
+        plex.connect(address, token=token, options=options) as connection,
+        connection.job("disturbed", session_ttl_s=120) as job,
+    ):
+        actor = deploy(job, tiny_model)
+        cycle(actor, 0)
+        ranks = rank_processes(service.live, [actor.deployment_id])
+        (speaks,) = running(str(PYTHON), below=service.process.pid)
+        os.kill(speaks, signal.SIGKILL)
+        cycle(actor, 1)
+        ray.restart_head()
+        cycle(actor, 2)
+        service.kill()
+        service.start()
+        cycle(actor, 3)
+        assert actor.forward(batch).logprobs.tobytes() == expected.tobytes()
+        assert rank_processes(service.live, [actor.deployment_id]) == ranks
+    assert cluster.agent("one") == agent
+
+
+def test_a_node_comes_in_mid_run_is_drained_when_told_to_leave_and_may_come_again(
+    cluster: OnRay, tiny_model: Path
+) -> None:
+    with cluster.service.live.connect() as connection, connection.job("moves") as job:
+        cluster.ray.add("two", pool="train")
+        cluster.wait_for("two", "up")
+        actor = deploy(job, tiny_model)
+        cycle(actor, 1)
+        cluster.service.live._call(
+            "MoveJob", service_pb2.MoveJobRequest(job_id=job.job_id, node_id="two")
+        )
+        wait_until(lambda: trained_on(cluster, actor) == {"two"}, what="it moved")
+        cluster.ray.notify("two")
+        wait_until(lambda: trained_on(cluster, actor) == {"one"}, what="it moved back")
+        cluster.wait_for("two", "drained")
+    cluster.ray.kill("two")
+    cluster.wait_for("two", None)
+    cluster.ray.add("two", pool="train")
+    cluster.wait_for("two", "up")
+
+
+def trained_on(cluster: OnRay, actor: plex.Actor) -> set[str]:
+    """Return where the only deployment lives after one more step."""
+    cycle(actor, 2)
+    return cluster.homes()
+
+
+@pytest.mark.parametrize("victim", ["host", "raylet"])
+def test_with_what_ray_runs_on_a_node_everything_there_dies(cluster: OnRay, victim: str) -> None:
+    name = f"dies-with-{victim}"
+    cluster.ray.add(name, pool="train")
+    cluster.wait_for(name, "up")
+    agent = cluster.agent(name)
+    below = [agent, *descendants(agent)]
+    assert len(below) > 1
+    os.kill(cluster.host(name) if victim == "host" else cluster.ray.raylet(name), signal.SIGKILL)
+    wait_until(lambda: not any(is_alive(pid) for pid in below), what="nothing there is alive")
+    if victim == "host":
+        wait_until(
+            lambda: cluster.nodes().get(name) == "up" and cluster.agent(name) not in {0, agent},
+            what="it has another agent",
+            timeout_s=90,
+        )
+    cluster.ray.kill(name)
+    cluster.wait_for(name, None)
+
+
+def test_a_node_of_no_pool_or_with_a_name_that_is_taken_gets_no_agent(cluster: OnRay) -> None:
+    cluster.ray.add("odd", pool="none")
+    cluster.ray.add("twin", name="one", pool="train")
+    wait_until(lambda: "none of ray.pools" in cluster.log.read_text(), what="the pool is refused")
+    wait_until(lambda: "has its name, too" in cluster.log.read_text(), what="the name is refused")
+    assert cluster.nodes()["one"] == "up"
+    cluster.wait_for("odd", "absent")
+    for node in ("odd", "twin"):
+        assert not running("plexsvc.node.agent", below=cluster.ray.raylet(node))
+        cluster.ray.kill(node)
