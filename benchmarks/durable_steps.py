@@ -62,7 +62,7 @@ def killed(live: LiveCluster, job: plex.Job, actor: plex.Actor, *, does_kill: bo
     since_s = time.monotonic()
     actor.step(lr=1e-4)
     found = {"whole": time.monotonic() - since_s}
-    parts = re.findall(r"(end|start|restore|replay) ([0-9.]+) s", live.explain(job.job_id))
+    parts = re.findall(r"(end|place|start|restore|replay) ([0-9.]+) s", live.explain(job.job_id))
     return {**found, **{name: float(seconds) for name, seconds in parts}}
 
 

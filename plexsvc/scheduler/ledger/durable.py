@@ -69,6 +69,7 @@ class Rebuilt:
     why: str
     lost_us: int
     stopped_us: int = 0
+    placed_us: int = 0
     up_us: int = 0
     restored_us: int = 0
     going_on_us: int = 0
@@ -76,8 +77,15 @@ class Rebuilt:
     replayed: int = 0
 
     def __str__(self) -> str:
-        at_us = (self.lost_us, self.stopped_us, self.up_us, self.restored_us, self.going_on_us)
-        names = ("end", "start", "restore", "replay")
+        at_us = (
+            self.lost_us,
+            self.stopped_us,
+            self.placed_us,
+            self.up_us,
+            self.restored_us,
+            self.going_on_us,
+        )
+        names = ("end", "place", "start", "restore", "replay")
         parts = [
             f"{name} {(until_us - since_us) / 1e6:.2f} s"
             for name, since_us, until_us in zip(names, at_us[:-1], at_us[1:], strict=True)

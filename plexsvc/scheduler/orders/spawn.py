@@ -58,6 +58,8 @@ def spawn(reach: Reach, action: SpawnWpg) -> Work:
         places=action.places,
     )
     reach.recorder.wpg_opened(wpg, is_current=action.replaces is None)
+    if wpg.deployment.durable is not None:
+        wpg.deployment.durable.reached("placed_us", reach.clock.monotonic_us())
     return _spawn(reach, wpg)
 
 

@@ -86,7 +86,8 @@ def test_beyond_its_bound_there_is_no_way_back_until_the_next_copy() -> None:
 
 
 def test_a_pause_says_what_it_was_spent_on() -> None:
-    pause = Rebuilt(why="signal 9", lost_us=0, stopped_us=250_000, up_us=1_250_000)
+    pause = Rebuilt(why="signal 9", lost_us=0, stopped_us=250_000, placed_us=500_000)
+    pause.up_us = 1_250_000
     durable = Durable(pause=pause)
     assert durable.is_lost
     pause.restored_us, pause.seq, pause.replayed = 1_500_000, 12, 2
@@ -95,5 +96,5 @@ def test_a_pause_says_what_it_was_spent_on() -> None:
     durable.reached("going_on_us", 9_000_000)
     assert str(pause) == (
         "was rebuilt from its state after seq 12 and 2 operations since in 2.00 s "
-        "(end 0.25 s, start 1.00 s, restore 0.25 s, replay 0.50 s): signal 9"
+        "(end 0.25 s, place 0.25 s, start 0.75 s, restore 0.25 s, replay 0.50 s): signal 9"
     )
