@@ -33,7 +33,7 @@ from plexsvc.store.rows import (
     UsageRow,
 )
 from plexsvc.store.store import _take_epoch, database_file, open_store, reopen_store
-from plexsvc.store.tables import EPOCHS, METADATA
+from plexsvc.store.tables import EPOCHS, KEPT_OPERATIONS, METADATA
 from tests.rigs import stored
 from tests.rigs.store_rows import entry, job
 
@@ -256,6 +256,18 @@ def test_a_database_has_the_tables_and_keeps_them_when_it_is_opened_again(url: s
     with engine.connect() as connection:
         context = MigrationContext.configure(connection)
         assert compare_metadata(context, METADATA) == []
+    engine.dispose()
+
+
+def test_an_older_database_gets_the_tables_that_came_since(url: str) -> None:
+    open_store(url, now_us=1).close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        KEPT_OPERATIONS.drop(connection)
+        connection.exec_driver_sql("update alembic_version set version_num = '0011'")
+    open_store(url, now_us=2).close()
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
     engine.dispose()
 
 
