@@ -60,7 +60,7 @@ async def test_a_copy_takes_the_place_of_the_one_before(rig: Rig, durable: Durab
         await rig.run("job-1", kind)
     await until(lambda: durable.seq == 4)
     assert not durable.since
-    assert rig.behaviour.released == [("job-1/actor~durable", 2)]
+    await until(lambda: rig.behaviour.released == [("job-1/actor~durable", 2)])
     await rig.end("job-1")
     await until(lambda: ("job-1/actor~durable", 4) in rig.behaviour.released)
 
