@@ -669,6 +669,7 @@ def test_a_job_behind_a_stream_of_higher_priorities_starts_within_two_days() -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # 27 s of processor on an idle machine
 def test_no_job_is_placed_above_the_duty_cap_while_others_move_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
