@@ -221,6 +221,14 @@ class Managers(Pools):
             self._group.create_task(self._restore(deployment, incarnation=link.incarnation))
         return True
 
+    def pulled(self, deployment_id: str, operation_id: bytes) -> int | None:
+        """Return the version that a pull loaded, unless another was loaded since."""
+        deployment = self._deployments.get(deployment_id)
+        last = None if deployment is None else deployment.pulled
+        if last is None or last.operation.operation_id != operation_id:
+            return None
+        return last.published.version
+
     async def cancel(self, request: worker_pb2.CancelRequest) -> None:
         """End a generate early; where its manager is away, at the successor.
 

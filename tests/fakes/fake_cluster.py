@@ -411,15 +411,22 @@ class FakeRolloutManager:
         """Instances that do not answer when they are told to sleep."""
         self.used: set[VersionId] = set()
         """Versions that instances serve."""
+        self.loaded: dict[bytes, int] = {}
+        """What the last pull loaded."""
 
     def adopt(self, deployment_id: str, *, fence: common_pb2.Fence) -> bool:
         del deployment_id, fence
         return True
 
+    def pulled(self, deployment_id: str, operation_id: bytes) -> int | None:
+        del deployment_id
+        return self.loaded.get(operation_id)
+
     async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         self.addresses.extend(request.instance_addresses)
         if request.operation.WhichOneof("body") == "pull":
             self.used = {VersionId.of(request.published)}
+            self.loaded = {request.operation.operation_id: request.published.version}
         return await self._behaviour.execute(request)
 
     async def cancel(self, request: worker_pb2.CancelRequest) -> None:

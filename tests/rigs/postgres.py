@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 OPTIONS = (
-    "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c shared_buffers=16MB "
+    "-c fsync=off -c full_page_writes=off -c shared_buffers=16MB "
     "-c max_connections=20 -c listen_addresses= -c autovacuum=off"
 )
 

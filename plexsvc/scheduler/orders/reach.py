@@ -66,6 +66,9 @@ class RolloutPort(Protocol):
     def adopt(self, deployment_id: str, *, fence: common_pb2.Fence) -> bool:
         """Lead a deployment of an earlier service; return whether it is known there."""
 
+    def pulled(self, deployment_id: str, operation_id: bytes) -> int | None:
+        """Return the version that a pull loaded, unless another was loaded since."""
+
     async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
         """Let a new instance take the place of one that was lost."""
 

@@ -145,6 +145,12 @@ async def recall(
         return operations_pb2.OperationResult(
             operation_id=operation_id, state=answered, weight_version=version
         )
+    if kind is OperationKind.PULL and record.is_rollout:
+        loaded = reach.rollout.pulled(record.deployment_id, operation_id)
+        if loaded is not None:
+            return operations_pb2.OperationResult(
+                operation_id=operation_id, state=answered, weight_version=loaded
+            )
     kept = reach.registry.answers.pop(operation_id, None)
     if kept is not None:
         kept.state = answered

@@ -121,6 +121,14 @@ async def test_a_pull_under_way_is_done_by_the_successor() -> None:
         assert (await b.execute(b.generate())).weight_version == 2
 
 
+async def test_a_successor_knows_what_the_last_pull_loaded() -> None:
+    async with bench() as b:
+        pulls = [await b.pull(version) for version in (1, 2)]
+        await b.replace_service()
+        found = [b.managers.pulled("rollout", pull.operation_id) for pull in pulls]
+        assert found == [None, 2]
+
+
 async def test_an_instance_that_a_successor_cannot_reach_is_reported_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

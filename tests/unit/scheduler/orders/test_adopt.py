@@ -190,6 +190,22 @@ async def test_the_answer_of_a_save_is_recalled_and_no_other_job_gets_it(tmp_pat
             assert len(after.behaviour.versions) == copied
 
 
+async def test_the_answer_of_a_pull_is_recalled(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job")
+        await rig.deploy("job", "rollout", role="rollout", instances=1)
+        publish = rig.operation("job", "publish")
+        assert (await rig.scheduler.submit(publish)).state == ANSWERED
+        pull = rig.operation("job", "pull", name="rollout", after=(publish.operation_id,))
+        pull.pull.source_deployment_id, pull.pull.version = "job/actor", publish.seq
+        told = await rig.scheduler.submit(pull)
+        assert told.state == ANSWERED
+        async with second(rig, tmp_path) as after:
+            again = await after.scheduler.submit(pull)
+            assert (again.state, again.weight_version) == (ANSWERED, publish.seq), again
+
+
 async def test_an_operation_whose_client_stays_away_fails_and_holds_nobody(tmp_path: Path) -> None:
     async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
         await rig.job("job", ttl_us=500_000)
