@@ -97,9 +97,10 @@ def sandbox() -> Iterator[Sandbox]:
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_program_gets_all_its_points(name: str, sandbox: Sandbox) -> None:
     code, tests, has_packages = RIGHT[name]
-    found = run(sandbox, "code_python", code, tests, packages=has_packages)
-    assert isinstance(found, Scored)
-    assert found.score == 1, (found.detail, found.output)
+    for at in range(0, len(tests), 8):  # all have a time together
+        found = run(sandbox, "code_python", code, tests[at : at + 8], packages=has_packages)
+        assert isinstance(found, Scored)
+        assert found.score == 1, (found.detail, found.output)
 
 
 def test_a_right_sample_passes_ordinary_test_files(sandbox: Sandbox) -> None:
