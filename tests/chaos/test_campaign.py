@@ -614,6 +614,8 @@ def check_what_is_left(storm: Storm, *, failed: int = 0) -> None:
             stub = statemanager_pb2_grpc.StateManagerStub(channel)
             kept = stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=10)
         device_bytes = [device.bytes_used for device in kept.devices]
+        if any(fault.moment == "mid-takeover" or "service" in fault.kind for fault in storm.hits):
+            return device_bytes  # copies of saves under way stay then (`docs/recovery.md`)
         return [kept.host_bytes_used, kept.staging_bytes_used, *device_bytes]
 
     wait_until(lambda: not any(held()), what="no memory is held")
@@ -682,6 +684,8 @@ def test_two_jobs_end_as_if_nothing_had_happened(
         } | ENDS
         if database == "sqlite" and cluster.disk is None:
             left_out |= {"disk full"}
+        if not FAULTS:  # a proxy that hangs while a service takes over ends that
+            left_out |= {"rewards stopped"}
         kinds = [kind for kind in KINDS if kind not in left_out and kind.startswith(ONLY)]
         storm.due = drawn(dice, FAULTS or 3 * FEW, kinds=kinds)
         show(f"\nseed {SEED}, {len(storm.due)} faults on {database}, without {sorted(left_out)}")
