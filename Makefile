@@ -10,9 +10,9 @@ SEED ?= 22
 
 .PHONY: demo test search chaos check docs proto setup clean
 
-setup: $(VENV)/.installed-$(ENGINES) $(VENV)/ray/.installed
+setup: $(VENV)/.installed-$(ENGINES)
 
-$(VENV)/ray/.installed: requirements/ray.txt
+$(VENV)/ray/.installed: requirements/ray.txt | setup
 	$(PYTHON) -m venv $(VENV)/ray
 	$(VENV)/ray/bin/pip install -qq --no-deps -r requirements/ray.txt
 	touch $@
@@ -33,8 +33,10 @@ $(VENV)/.installed-gpu: $(LOCKS) requirements/gpu.txt pyproject.toml client/pypr
 demo: setup
 	$(BIN)/plexctl demo $(DEMO)
 
-test: setup
-	$(BIN)/python -m pytest --run-slow $(PYTEST)
+# Two processes share the files out, because most tests wait. What failed leaves its logs in the directory.
+test: setup $(VENV)/ray/.installed
+	logs=$$(mktemp -d /tmp/plexXXXX) && \
+		$(BIN)/python -m pytest --run-slow -n 2 --dist loadfile --basetemp $$logs $(PYTEST) && rm -rf $$logs
 
 search: setup
 	$(BIN)/python -m pytest --search -m hypothesis $(PYTEST)

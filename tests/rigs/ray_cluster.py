@@ -20,7 +20,7 @@ from tests.rigs.processes import command_of, descendants
 from tests.rigs.waiting import wait_until
 
 PYTHON: Final = Path(sys.prefix) / "ray" / "bin" / "python"
-"""The Python that has Ray (`make setup`)."""
+"""The Python that has Ray (`make test`)."""
 _START_S: Final = 120
 START: Final = Path(__file__).parents[2] / "deploy" / "ray" / "start"
 
@@ -41,7 +41,7 @@ class RayCluster:
         self.address = ""
 
     def __enter__(self) -> Self:
-        assert PYTHON.exists(), f"no {PYTHON}: `make setup` installs Ray there"
+        assert PYTHON.exists(), f"no {PYTHON}: `make test` installs Ray there"
         settings = {
             "RAY": str(PYTHON.with_name("ray")),
             "RAY_AUTH_MODE": "token",
