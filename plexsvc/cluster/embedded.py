@@ -155,7 +155,9 @@ class EmbeddedCluster:
         keys = keep_keys(keys_file(state_dir))
         launcher = await self._launch(stack, keys=keys, adopts=former is not None)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        rewards, proxy, rewarding = self._start_rewards(stack, tasks)
+        rewards, proxy, rewarding = self._start_rewards(
+            stack, tasks, adopts=former is not None
+        )
         rollout, managing = await self._start_managers(
             stack, tasks, keys=keys, adopts=former is not None
         )
@@ -293,17 +295,27 @@ class EmbeddedCluster:
             raise
 
     def _keep_running(
-        self, stack: AsyncExitStack, tasks: asyncio.TaskGroup, process: ServiceProcess
+        self,
+        stack: AsyncExitStack,
+        tasks: asyncio.TaskGroup,
+        process: ServiceProcess,
+        *,
+        is_needed: bool,
     ) -> asyncio.Task[str]:
-        """Start a process, and successors of it; return what ends when it serves first."""
+        """Start a process, and successors of it; return what ends when it serves first.
+
+        One that is needed and does not start ends the service: its configuration may be why. That
+        of a service that adopts has served before, and the jobs go on without the process.
+        """
         stack.push_async_callback(process.stop)
-        started = tasks.create_task(process.start())
+        start = process.start if is_needed else process.start_or_be_replaced
+        started = tasks.create_task(start())
         stack.callback(started.cancel)
         _run_beside(stack, tasks.create_task(process.replace(self._clock)))
         return started
 
     def _start_rewards(
-        self, stack: AsyncExitStack, tasks: asyncio.TaskGroup
+        self, stack: AsyncExitStack, tasks: asyncio.TaskGroup, *, adopts: bool
     ) -> tuple[str, ServiceProcess, list[asyncio.Task[str]]]:
         """Start planner and proxy of rewards, keep them running; return proxy and address."""
         place = self._config.state_dir / "rewards"
@@ -321,7 +333,10 @@ class EmbeddedCluster:
             ServiceProcess(name, module, config, directory=directory, logs=place)
             for name, module in _REWARD_PROCESSES
         )
-        starting = [self._keep_running(stack, tasks, process) for process in (planner, proxy)]
+        starting = [
+            self._keep_running(stack, tasks, process, is_needed=not adopts)
+            for process in (planner, proxy)
+        ]
         return config.listen, proxy, starting
 
     async def _start_managers(
@@ -348,7 +363,8 @@ class EmbeddedCluster:
             process = ServiceProcess(
                 name, "plexsvc.rollout.main", config, directory=directory, logs=place
             )
-            starting.append(self._keep_running(stack, tasks, process))
+            is_needed = not adopts or bool(given.address)
+            starting.append(self._keep_running(stack, tasks, process, is_needed=is_needed))
             address = config.listen
             if given.address:  # it takes a free port
                 address = await starting[-1]

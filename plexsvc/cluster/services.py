@@ -55,6 +55,14 @@ class ServiceProcess:
             self._is_starting = False
         return str(said["address"])
 
+    async def start_or_be_replaced(self) -> str:
+        """Start the process as `start` does; return nothing if `replace` has to start another."""
+        try:
+            return await self.start()
+        except PlexError as error:
+            log.error("no process", process=self._name, error=error)
+            return ""
+
     async def replace(self, clock: Clock) -> None:
         """Start a successor whenever the process dies, until cancelled."""
         while True:

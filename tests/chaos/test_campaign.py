@@ -684,7 +684,7 @@ def test_two_jobs_end_as_if_nothing_had_happened(
         } | ENDS
         if database == "sqlite" and cluster.disk is None:
             left_out |= {"disk full"}
-        if not FAULTS:  # a proxy that hangs while a service takes over ends that
+        if not FAULTS:  # that a proxy hangs while it starts is found after a minute
             left_out |= {"rewards stopped"}
         kinds = [kind for kind in KINDS if kind not in left_out and kind.startswith(ONLY)]
         storm.due = drawn(dice, FAULTS or 3 * FEW, kinds=kinds)
