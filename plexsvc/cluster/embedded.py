@@ -155,9 +155,7 @@ class EmbeddedCluster:
         keys = keep_keys(keys_file(state_dir))
         launcher = await self._launch(stack, keys=keys, adopts=former is not None)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        rewards, proxy, rewarding = self._start_rewards(
-            stack, tasks, adopts=former is not None
-        )
+        rewards, proxy, rewarding = self._start_rewards(stack, tasks, adopts=former is not None)
         rollout, managing = await self._start_managers(
             stack, tasks, keys=keys, adopts=former is not None
         )
