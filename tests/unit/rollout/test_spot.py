@@ -192,19 +192,26 @@ async def test_what_costs_more_than_its_deployment_pays_goes_whenever_its_manage
         await until(b, serving=1)
 
 
-@pytest.mark.parametrize("fault", ["none", "before", "twice"])
-async def test_a_deployment_has_no_more_instances_than_it_asked_for_whenever_its_manager_dies(
-    fault: str,
-) -> None:
+@asynccontextmanager
+async def drained_of_two(fault: str) -> AsyncIterator[tuple[Bench, FakeHosts, str]]:
+    """Yield a bench whose one instance of at most one, on two devices, has just been drained."""
     hosts = FakeHosts(["n:0", "n:1"], held=False)
     cap = service_pb2.InstanceRange(kind="spot", most=1)
     async with spot_bench(hosts, spot_range=cap) as b:
         await b.pull(7)
         await until(b, serving=1, free=1)
         if fault == "before":
-            await b.serving.aclose()
+            await b.serving.aclose()  # the order meets nobody
         (first,) = of(b).addresses
         b.managers.drain(first)
+        yield b, hosts, first
+
+
+@pytest.mark.parametrize("fault", ["none", "before", "twice"])
+async def test_a_deployment_has_no_more_instances_than_it_asked_for_whenever_its_manager_dies(
+    fault: str,
+) -> None:
+    async with drained_of_two(fault) as (b, hosts, first):
         for _ in range({"none": 0, "twice": 2}.get(fault, 1)):
             await b.kill_manager()
         await until(b, serving=1, closed=1)  # the other takes its place, once it is gone
@@ -257,15 +264,7 @@ async def test_a_successor_of_the_service_buys_nothing_at_a_price_that_its_order
 async def test_a_successor_of_the_service_starts_no_more_instances_than_were_asked_for(
     fault: str,
 ) -> None:
-    hosts = FakeHosts(["n:0", "n:1"], held=False)
-    cap = service_pb2.InstanceRange(kind="spot", most=1)
-    async with spot_bench(hosts, spot_range=cap) as b:
-        await b.pull(7)
-        await until(b, serving=1, free=1)
-        if fault == "before":
-            await b.serving.aclose()
-        (first,) = of(b).addresses
-        b.managers.drain(first)
+    async with drained_of_two(fault) as (b, hosts, first):
         await asyncio.sleep(0)
         for _ in range(2 if fault == "twice" else 1):
             await replace_service(b, hosts, price=0.0)
