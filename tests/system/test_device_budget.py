@@ -15,7 +15,12 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_two_jobs_are_never_resident_together(cluster: LiveCluster, tiny_model: Path) -> None:
-    with cluster.connect() as connection, connection.job("a") as a, connection.job("b") as b:
+    # Names that no other test has: of these jobs nothing is on record.
+    with (
+        cluster.connect() as connection,
+        connection.job("budget-a") as a,
+        connection.job("budget-b") as b,
+    ):
         first = a.deploy("actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW())
         fill_other_devices(a, 2, model=tiny_model)
         second = b.deploy(

@@ -78,7 +78,10 @@ def test_the_table_in_the_docs_is_what_the_command_says() -> None:
         assert [cell.strip() for cell in told.split("|")] == wanted
 
 
-def test_a_model_is_planned_from_its_directory(tmp_path: Path) -> None:
+def test_a_model_is_planned_from_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "config.json").write_text(json.dumps(MODELS["Qwen3-8B"]))
     done = CliRunner().invoke(app, ["plan", str(tmp_path), "--jobs", "4", "--json"])
     assert done.exit_code == 0, done.output
