@@ -447,7 +447,7 @@ class Storm:
         (other,) = (each for each in self.loops.values() if each is not loop)
         pid = 0
         if other.actor is not None:
-            with suppress(KeyError):
+            with suppress(KeyError, ProcessLookupError):
                 pid = rank_processes(self.cluster.service.live, [other.actor.deployment_id])[0]
                 os.kill(pid, signal.SIGSTOP)
         try:

@@ -87,7 +87,8 @@ def kill_all_forked(live: LiveCluster) -> None:
     """Kill every rank and the zygotes that they are forked from, whose command line they have."""
     for pid in running("plexsvc.node.zygote", below=live.pid):
         if "plexsvc.worker.preload" in command_of(pid):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # ranks die with their zygote
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_rank_killed_between_operations_is_replaced(

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def kill_node(cluster: InnerCluster, node_id: str) -> None:
     """Kill -9 an agent, its state manager and all ranks at once."""
     (agent,) = cluster.agents(node_id)
     for pid in [agent, *descendants(agent)]:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # they die with the agent, too
+            os.kill(pid, signal.SIGKILL)
 
 
 def durable(cluster: InnerCluster) -> Durable:
