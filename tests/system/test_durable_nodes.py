@@ -104,7 +104,7 @@ def trained(
         return [future.result().metrics for future in futures], actor.digest()
 
 
-@pytest.mark.parametrize("killed_at", [4, 5, 6], ids=["staged", "step", "next"])
+@pytest.mark.parametrize("killed_at", [0, 4, 5, 6], ids=["small", "staged", "step", "next"])
 def test_a_killed_node_costs_a_pause(
     cluster: InnerCluster, tiny_model: Path, undisturbed: Outcome, killed_at: int
 ) -> None:
