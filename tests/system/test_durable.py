@@ -16,7 +16,6 @@ import pytest
 import plexclient as plex
 from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
 from tests.rigs.processes import command_of, running
-from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program, fill_other_devices, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -143,9 +142,10 @@ def test_a_rank_killed_while_it_starts_is_replaced(
     with live.connect() as connection, connection.job("killed") as job:
         with ThreadPoolExecutor(1) as pool:
             deploying = pool.submit(deploy, job, tiny_model)
-            wait_until(lambda: started() or deploying.done(), what="a rank is started")
-            (rank,) = started()
-            os.kill(rank, signal.SIGKILL)
+            ranks: list[int] = []
+            while not ranks and not deploying.done():
+                ranks = started()
+            os.kill(ranks[0], signal.SIGKILL)
             actor = deploying.result()
         assert finished(actor, [call() for call in two_steps(actor)]) == undisturbed(ONE)
         assert "was rebuilt from its state after seq 0" in live.explain(job.job_id)
