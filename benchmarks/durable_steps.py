@@ -22,8 +22,10 @@ import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import plexclient as plex
 from benchmarks.service import report
@@ -52,6 +54,43 @@ def step_s(actor: plex.Actor, *, seed: int) -> float:
     passes(actor, seed=seed)
     actor.step(lr=1e-4)
     return time.monotonic() - since_s
+
+
+@contextmanager
+def two_actors(
+    options: dict[str, dict[str, Any]],
+) -> Iterator[tuple[LiveCluster, dict[str, plex.Job], dict[str, plex.Actor]]]:
+    """Yield a service with two jobs, by name, and their actors, deployed with these options."""
+    with tempfile.TemporaryDirectory(prefix="pxd") as scratch, ExitStack() as stack:
+        home = Path(scratch)
+        (home / "run").mkdir()
+        report(parameters=make_model(home / "model", seed=0, shape=MODEL))
+        nodes = {"node": [DEVICE, DEVICE]}
+        live = stack.enter_context(start_cluster(home / "run", nodes=nodes))
+        cluster = stack.enter_context(live.connect())
+        jobs = {name: stack.enter_context(cluster.job(name)) for name in options}
+        actors = {
+            name: job.deploy(
+                "actor",
+                model=str(home / "model"),
+                backend="megatron",
+                optimizer=plex.AdamW(lr=1e-4),
+                **options[name],
+            )
+            for name, job in jobs.items()
+        }
+        yield live, jobs, actors
+
+
+def steps_of(actors: dict[str, plex.Actor], *, count: int) -> dict[str, list[float]]:
+    """Return how long each step of each actor took, in turn, but for the first of each."""
+    took: dict[str, list[float]] = {name: [] for name in actors}
+    for seed in range(count + 1):
+        for name, actor in actors.items():
+            duration_s = step_s(actor, seed=seed)
+            if seed:  # the first step makes the moments
+                took[name].append(duration_s)
+    return took
 
 
 def killed(live: LiveCluster, job: plex.Job, actor: plex.Actor, *, does_kill: bool) -> Figures:
@@ -88,43 +127,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--kills", type=int, default=4)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pxd") as scratch:
-        home = Path(scratch)
-        (home / "run").mkdir()
-        parameters = make_model(home / "model", seed=0, shape=MODEL)
-        with (
-            start_cluster(home / "run", nodes={"node": [DEVICE, DEVICE]}) as live,
-            live.connect() as cluster,
-            cluster.job("plain") as plain,
-            cluster.job("durable") as durable,
-        ):
-            actors = {
-                durability: job.deploy(
-                    "actor",
-                    model=str(home / "model"),
-                    backend="megatron",
-                    optimizer=plex.AdamW(lr=1e-4),
-                    durability=durability,
-                )
-                for durability, job in (("none", plain), ("step", durable))
-            }
-            took: dict[str, list[float]] = {name: [] for name in actors}
-            for seed in range(options.steps + 1):
-                for name, actor in actors.items():
-                    duration_s = step_s(actor, seed=seed)
-                    if seed:  # the first step makes the moments
-                        took[name].append(duration_s)
-            medians = {name: statistics.median(found) for name, found in took.items()}
-            report(
-                parameters=parameters,
-                step_s={name: round(found, 3) for name, found in medians.items()},
-                cost=round(medians["step"] / medians["none"] - 1, 3),
+    with two_actors({"none": {"durability": "none"}, "step": {"durability": "step"}}) as (
+        live,
+        jobs,
+        actors,
+    ):
+        took = steps_of(actors, count=options.steps)
+        medians = {name: statistics.median(found) for name, found in took.items()}
+        report(
+            step_s={name: round(found, 3) for name, found in medians.items()},
+            cost=round(medians["step"] / medians["none"] - 1, 3),
+        )
+        for name, has_passes in (("after a step", False), ("after two passes", True)):
+            found = pauses(
+                live, jobs["step"], actors["step"], kills=options.kills, has_passes=has_passes
             )
-            for name, has_passes in (("after a step", False), ("after two passes", True)):
-                found = pauses(
-                    live, durable, actors["step"], kills=options.kills, has_passes=has_passes
-                )
-                report(killed=name, pause_s=found.pop("whole"), parts_s=found)
+            report(killed=name, pause_s=found.pop("whole"), parts_s=found)
 
 
 if __name__ == "__main__":

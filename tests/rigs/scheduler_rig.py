@@ -67,7 +67,7 @@ class Rig:
             is_durable=durable or checkpoint_every > 0,
             checkpoint_every=checkpoint_every,
             checkpoints_kept=2 * min(1, checkpoint_every),
-            checkpoint_root="/root",
+            checkpoint_root="/lab",
         )
         spec.parallel.tp = tp
         return await self.scheduler.call(

@@ -1,4 +1,4 @@
-"""What every launcher of node agents promises, and how it tells of their hosts."""
+"""Launchers of node agents: the protocol of all, and what they tell of a host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the core awaits: outcomes of its orders, and timers that still mean something.
+"""Outcomes of orders, and timers that still mean something: what the core awaits.
 
 A service that takes over repeats the orders. They follow from the records alone. Times of timers do
 not, so whoever replays a journal notes them.

@@ -47,6 +47,21 @@ async def test_a_controller_is_the_user_that_its_order_names(
     assert await process.wait() == 0
 
 
+async def outcome_of(order: JobOrder, place: Path) -> str:
+    """Return how the controller of a job that runs ends, supervised."""
+    card = read_card(place)
+    assert card is not None
+    async with open_router(card.address, ca="") as channel:
+        supervisor = Supervisor(
+            order,
+            place=place,
+            stub=service_pb2_grpc.RouterStub(channel),
+            token=card.token,
+            clock=SystemClock(),
+        )
+        return (await supervisor.run()).outcome
+
+
 async def test_a_controller_that_never_stops_talking_fills_no_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_router: FakeJobsRouter
 ) -> None:
@@ -57,17 +72,7 @@ async def test_a_controller_that_never_stops_talking_fills_no_disk(
     log.touch()
     talk = f"while [ ! -s {log}.1 ]; do echo talk; sleep 0.001; done >> {log}"
     order = JobOrder(job_id="job-1", name="n", argv=("/bin/sh", "-c", talk), cwd="/", env={})
-    card = read_card(tmp_path)
-    assert card is not None
-    async with open_router(card.address, ca="") as channel:
-        supervisor = Supervisor(
-            order,
-            place=tmp_path,
-            stub=service_pb2_grpc.RouterStub(channel),
-            token=card.token,
-            clock=SystemClock(),
-        )
-        assert (await supervisor.run()).outcome == "completed"
+    assert await outcome_of(order, tmp_path) == "completed"
     assert log.with_name(f"{LOG}.1").stat().st_size > 1000
 
 
@@ -83,15 +88,5 @@ async def test_a_controller_that_died_is_started_again_so_often_at_most(
     order = JobOrder(
         job_id="job-1", name="n", argv=("/bin/sh", "-c", script), cwd="/", env={}, restarts=restarts
     )
-    card = read_card(tmp_path)
-    assert card is not None
-    async with open_router(card.address, ca="") as channel:
-        supervisor = Supervisor(
-            order,
-            place=tmp_path,
-            stub=service_pb2_grpc.RouterStub(channel),
-            token=card.token,
-            clock=SystemClock(),
-        )
-        assert (await supervisor.run()).outcome == outcome
+    assert await outcome_of(order, tmp_path) == outcome
     assert (tmp_path / "runs").read_text() == runs

@@ -79,10 +79,10 @@ async def test_every_second_step_is_written_with_what_it_is(
     for number in range(1, 5):
         await step(rig, position=json.dumps({"batch": number}))
     await until(lambda: "step 4 (7 bytes)" in durable.checkpoint)
-    assert disk.written == ["/root/job-1/actor@2", "/root/job-1/actor@4"]
+    assert disk.written == ["/lab/job-1/actor@2", "/lab/job-1/actor@4"]
     asked = disk.asked[1]
     assert (asked.copies.deployment_id, asked.copies.version) == (COPIES, 4)
-    assert (asked.optimizer, asked.kept, asked.root, asked.tenant) == (True, 2, "/root", TENANT)
+    assert (asked.optimizer, asked.kept, asked.root, asked.tenant) == (True, 2, "/lab", TENANT)
     about = json.loads(asked.about_json)
     assert (about["job"], about["step"]) == ("job-1", 4)
     assert about["position"] == {"batch": 4}
@@ -97,13 +97,13 @@ async def test_the_job_trains_on_while_a_checkpoint_is_written(
     for _ in range(4):
         await step(rig)
     await until(lambda: (COPIES, 3) in rig.behaviour.released)
-    assert disk.written == ["/root/job-1/actor@2"]
+    assert disk.written == ["/lab/job-1/actor@2"]
     assert (COPIES, 2) not in rig.behaviour.released
     assert durable.held() == {"node-0": 15}
     disk.is_open.set()
     await until(lambda: (COPIES, 2) in rig.behaviour.released)
     await until(lambda: "step 4 (7 bytes)" in durable.checkpoint)  # it came meanwhile
-    assert disk.written[1:] == ["/root/job-1/actor@4"]
+    assert disk.written[1:] == ["/lab/job-1/actor@4"]
     assert (COPIES, 4) not in rig.behaviour.released
     assert durable.held() == {"node-0": 10}
 
