@@ -111,7 +111,9 @@ class InnerCluster:
 
     def agents(self, node_id: str) -> list[int]:
         """Return the agent of a node."""
-        return [pid for pid in descendants(os.getpid()) if _is_agent(pid, node_id)]
+        found = [pid for pid in descendants(os.getpid()) if _is_agent(pid, node_id)]
+        forked = {child for pid in found for child in descendants(pid)}  # and not executed yet
+        return [pid for pid in found if pid not in forked]
 
     def cancel(self, deployment: plex.Deployment) -> None:
         """Cancel a deployment's job; on the driver's loop."""
