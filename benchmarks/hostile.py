@@ -33,7 +33,8 @@ import grpc
 import plexclient as plex
 import plexclient.link
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.rpc.keys import TLS_NAME, make_keys
+from plexsvc.rpc.certificates import TLS_NAME
+from plexsvc.rpc.keys import make_keys
 from tests.rigs import hostile_files
 from tests.rigs.live_cluster import ROOT, SHARES_ALL, TRAIN, start_cluster
 

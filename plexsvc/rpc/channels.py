@@ -1,7 +1,7 @@
 """gRPC channels and servers: one set of options, and the credentials of every call.
 
-An address is `unix:PATH`, a socket in a directory of this user alone, or `HOST:PORT`, where both
-ends show the cluster's certificate (TLS). Either way a call carries the cluster's secret.
+An address is `unix:PATH`, a socket in a directory of this user alone, where a call carries the
+host's secret, or `HOST:PORT`, where both ends show a certificate of the cluster (TLS).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import grpc
 from plexclient.wire.channels import CHANNEL_OPTIONS, LIMITS, Options
 from plexsvc.errors import PlexError, bad_request
 from plexsvc.rpc.addresses import socket_path
+from plexsvc.rpc.certificates import TLS_NAME
 from plexsvc.rpc.doors import Door, Doorkeeper
-from plexsvc.rpc.keys import TLS_NAME, ClusterKeys
+from plexsvc.rpc.keys import ClusterKeys
 
 SERVER_OPTIONS: Final[Options] = (
     *LIMITS,
@@ -50,26 +51,21 @@ _KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 def open_channel(target: str, keys: ClusterKeys | None) -> grpc.aio.Channel:
     """Return an aio channel to `host:port` or `unix:path`; every call on it needs a deadline.
 
-    Calls carry the cluster's secret; without keys, whoever calls adds a token of its own.
+    Without keys, whoever calls adds a token of its own.
     """
     options = list(CHANNEL_OPTIONS)
-    if keys is None:
-        return grpc.aio.insecure_channel(target, options=options)
-    if socket_path(target) is not None:
-        channel = grpc.aio.insecure_channel(target, options=options)
-    else:
-        channel = grpc.aio.secure_channel(target, _client_tls(keys), options=[*options, _TLS_NAME])
-    return cast("grpc.aio.Channel", _Keyed(channel, keys))
+    if keys is not None and socket_path(target) is None:
+        return grpc.aio.secure_channel(target, _client_tls(keys), options=[*options, _TLS_NAME])
+    channel = grpc.aio.insecure_channel(target, options=options)
+    return channel if keys is None else cast("grpc.aio.Channel", _Keyed(channel, keys))
 
 
 def open_blocking_channel(target: str, keys: ClusterKeys) -> grpc.Channel:
     """Return a channel like `open_channel`'s whose calls block."""
     options = list(CHANNEL_OPTIONS)
-    if socket_path(target) is not None:
-        channel = grpc.insecure_channel(target, options=options)
-    else:
-        channel = grpc.secure_channel(target, _client_tls(keys), options=[*options, _TLS_NAME])
-    return cast("grpc.Channel", _Keyed(channel, keys))
+    if socket_path(target) is None:
+        return grpc.secure_channel(target, _client_tls(keys), options=[*options, _TLS_NAME])
+    return cast("grpc.Channel", _Keyed(grpc.insecure_channel(target, options=options), keys))
 
 
 def new_server(
@@ -105,7 +101,7 @@ def listen(server: grpc.aio.Server, address: str, keys: ClusterKeys, *, key: str
     if path is None:
         credentials = grpc.ssl_server_credentials(
             [(keys.private_key.encode(), keys.certificate.encode())],
-            root_certificates=keys.certificate.encode(),
+            root_certificates=keys.root.encode(),
             require_client_auth=True,
         )
         return bind(server, address, credentials, key=key)
@@ -162,7 +158,7 @@ def check_private(directory: Path) -> None:
 
 
 class _Keyed:
-    """A channel, aio or blocking, whose calls carry the cluster's secret.
+    """A channel, aio or blocking, whose calls carry the host's secret.
 
     An interceptor would do the same and cost a task for each call.
     """
@@ -211,8 +207,9 @@ _TLS_NAME: Final = ("grpc.ssl_target_name_override", TLS_NAME)
 
 
 def _client_tls(keys: ClusterKeys) -> grpc.ChannelCredentials:
-    certificate = keys.certificate.encode()
-    return grpc.ssl_channel_credentials(certificate, keys.private_key.encode(), certificate)
+    return grpc.ssl_channel_credentials(
+        keys.root.encode(), keys.private_key.encode(), keys.certificate.encode()
+    )
 
 
 def _not_bound(address: str, error: RuntimeError, *, key: str) -> PlexError:

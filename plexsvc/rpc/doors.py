@@ -1,12 +1,15 @@
 """Door of a server: who is let in, before a byte of a request is read.
 
 A `Door` looks at a call's metadata alone. A caller that it refuses gets `unauthenticated`, and its
-messages are neither read nor decoded. A caller that was let in, but sends what is no message of the
-method, gets `bad_request`. Either costs a line of the log, at a bounded rate.
+messages are neither read nor decoded. Members on other hosts carry nothing there: they are let in
+by the certificate that their connection showed, which is looked at before a message is decoded. A
+caller that was let in, but sends what is no message of the method, gets `bad_request`. Each costs a
+line of the log, at a bounded rate.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, Final, Protocol
@@ -17,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from plexsvc.errors import PlexError, bad_request
 from plexsvc.log import Log, Quota
+from plexsvc.rpc.keys import SECRET_KEY, ClusterKeys
 from plexsvc.rpc.status import abort_with
 
 MethodHandler = Any  # grpc.RpcMethodHandler, whose stubs lack its fields
@@ -37,7 +41,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
     def __init__(self, door: Door) -> None:
         self._door = door
         self._lines = Quota(lines=10, window_s=10.0)
-        self._guarded: dict[str, MethodHandler] = {}
+        self._guarded: dict[tuple[str, bool], MethodHandler] = {}
 
     async def intercept_service(
         self,
@@ -46,8 +50,14 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
     ) -> MethodHandler:
         """Return the handler of a call, or one that refuses it unread."""
         method = str(handler_call_details.method)
-        refusal = self._door.refusal(handler_call_details.invocation_metadata or ())
-        if refusal is not None:
+        metadata = handler_call_details.invocation_metadata or ()
+        refusal = self._door.refusal(metadata)
+        by_certificate = (
+            refusal is not None
+            and isinstance(self._door, ClusterKeys)
+            and all(key != SECRET_KEY for key, _ in metadata)
+        )
+        if refusal is not None and not by_certificate:
             self._say("call refused", method=method, error=refusal)
 
             async def refuse(_: object, context: Any) -> None:
@@ -55,12 +65,42 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
 
             # A stream each way is called before any message is read, whatever the method's kind.
             return grpc.stream_stream_rpc_method_handler(refuse)
-        if method not in self._guarded:
+        found = (method, by_certificate)
+        if found not in self._guarded:
             handler = await continuation(handler_call_details)
             if handler is None:
                 return None
-            self._guarded[method] = self._guard(handler, method)
-        return self._guarded[method]
+            guarded = self._guard(handler, method)
+            self._guarded[found] = self._ask(guarded, method) if by_certificate else guarded
+        return self._guarded[found]
+
+    def _ask(self, handler: MethodHandler, method: str) -> MethodHandler:
+        """Return a handler that first looks at the certificate of whoever calls."""
+        keys = self._door
+        assert isinstance(keys, ClusterKeys), method
+        kind = "stream_" if handler.request_streaming else "unary_"
+        kind += "stream" if handler.response_streaming else "unary"
+        call = getattr(handler, kind)
+
+        async def look(context: Any) -> None:
+            refusal = keys.refusal_of_peer(context.auth_context())
+            if refusal is not None:
+                self._say("call refused", method=method, error=refusal)
+                await abort_with(context, refusal)
+
+        async def answer(request: Any, context: Any) -> Any:
+            await look(context)
+            return await call(request, context)
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            await look(context)
+            async with aclosing(call(request, context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        made = getattr(grpc, f"{kind}_rpc_method_handler")
+        asked = stream if inspect.isasyncgenfunction(call) else answer
+        return made(asked, handler.request_deserializer, handler.response_serializer)
 
     def _guard(self, handler: MethodHandler, method: str) -> MethodHandler:
         """Return a handler that decodes by itself: gRPC logs a traceback for each failure."""

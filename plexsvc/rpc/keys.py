@@ -1,8 +1,9 @@
-"""Keys of a cluster: the secret and the certificate by which its processes know each other.
+"""Keys of a member of a cluster: the secret of its host, and the certificate that it shows others.
 
-One file, readable by its owner alone, holds both. Whoever has it is a member of the cluster: each
-call between members carries the secret, and between hosts both ends also show the certificate,
-which is self-signed and the only one that they trust.
+One file, readable by its owner alone, holds both. On one host calls carry the secret. Between hosts
+both ends show a certificate (TLS). That of the service is self-signed, and it signs those of the
+nodes that join: each trusts what it signed, but for those whose serials are in the file of the
+nodes that were shut out. That file lies beside the keys.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError, bad_request
+from plexsvc.rpc import certificates
+from plexsvc.rpc.certificates import TLS_NAME
 
 SECRET_KEY: Final = "plexsvc-secret"
 """The metadata of a call that holds the cluster's secret."""
 
-TLS_NAME: Final = "plexsvc"
-"""The name in every cluster's certificate: hosts are told apart by nothing but their keys."""
+SHUT_OUT: Final = "shut-out.json"
+"""Name of that file."""
 
 _VALID_DAYS: Final = 3650
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -36,15 +40,25 @@ class ClusterKeys:
     """What a member of a cluster has and nobody else."""
 
     secret: str = field(repr=False)
+    """Of this host; a node that joined has its own."""
     certificate: str
     """PEM."""
     private_key: str = field(repr=False)
     """PEM, of the certificate."""
+    authority: str = ""
+    """PEM of the service's certificate, on a node that joined; empty: it is `certificate`."""
+    shut_out: Path | None = None
+    """The file with the serials of nodes that were shut out; None: there is none."""
+
+    @property
+    def root(self) -> str:
+        """The certificate that signed those of all members, its own too, PEM."""
+        return self.authority or self.certificate
 
     @property
     def fingerprint(self) -> str:
         """A name for the cluster, which tells nothing about its keys."""
-        return hashlib.sha256(self.certificate.encode()).hexdigest()[:12]
+        return hashlib.sha256(self.root.encode()).hexdigest()[:12]
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -62,6 +76,52 @@ class ClusterKeys:
             f"the call carries {what}; only processes with this cluster's keys may call "
             f"(metadata {SECRET_KEY})",
         )
+
+    def refusal_of_peer(self, shown: Mapping[str, Iterable[bytes]]) -> PlexError | None:
+        """Return why who shows this in TLS is refused, None for a member that is let in."""
+        found = next(iter(shown.get("x509_pem_cert", ())), None)
+        return self.refusal(()) if found is None else self.refusal_of_certificate(found.decode())
+
+    def refusal_of_certificate(self, certificate: str) -> PlexError | None:
+        """Return why a certificate that the cluster signed is refused, None while it is not."""
+        if certificate == self.root:
+            return None
+        facts = certificates.read(certificate)
+        if facts.serial in _shut_out(self.shut_out):
+            what = "was shut out"
+        elif facts.expires_us <= _CLOCK.wall_us():
+            what = "has expired"
+        else:
+            return None
+        return PlexError(
+            ErrorCode.UNAUTHENTICATED,
+            f"certificate {facts.serial} of node {facts.node_id!r} {what}; the node may join again "
+            "with a new token (`plexctl node token create`)",
+            node=facts.node_id,
+        )
+
+
+_read: dict[Path, tuple[tuple[int, int], frozenset[str]]] = {}
+_CLOCK: Final = SystemClock()
+
+
+def _shut_out(path: Path | None) -> frozenset[str]:
+    """Return the serials in a file, which is read again when it is another one."""
+    if path is None:
+        return frozenset()
+    try:
+        found = path.stat()
+        mark = (found.st_ino, found.st_mtime_ns)
+        if path not in _read or _read[path][0] != mark:
+            _read[path] = (mark, frozenset(json.loads(path.read_text())))
+    except FileNotFoundError:
+        return frozenset()
+    return _read[path][1]
+
+
+def write_shut_out(path: Path, serials: Iterable[str]) -> None:
+    """Have every process that reads its keys beside `path` refuse nodes with these serials."""
+    write_private(path, json.dumps(sorted(serials)))
 
 
 def make_keys() -> ClusterKeys:
@@ -106,11 +166,11 @@ def read_keys(path: Path) -> ClusterKeys:
     try:
         with path.open() as file:
             _check_private(path, os.fstat(file.fileno()))
-            return ClusterKeys(**json.load(file))
+            return ClusterKeys(**json.load(file), shut_out=path.with_name(SHUT_OUT))
     except (OSError, ValueError, TypeError) as error:
         raise bad_request(
-            f"keys_file {path} cannot be read ({type(error).__name__}: {error}); copy it from the "
-            "state directory of the cluster's `plexctl up`"
+            f"keys_file {path} cannot be read ({type(error).__name__}: {error}); `plexctl up` "
+            "makes it, and on other hosts `plexctl node join`"
         ) from error
 
 
@@ -127,11 +187,17 @@ def keep_keys(path: Path) -> ClusterKeys:
 
 def write_keys(path: Path, keys: ClusterKeys) -> None:
     """Write keys in one step, readable by this user alone."""
+    kept = {name: value for name, value in asdict(keys).items() if name != "shut_out"}
+    write_private(path, json.dumps(kept))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file in one step, readable by this user alone."""
     unfinished = path.with_name(f".{path.name}")
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(keys), file)
+        file.write(text)
     unfinished.replace(path)
 
 

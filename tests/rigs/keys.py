@@ -1,13 +1,35 @@
-"""Keys of the tests' cluster, and of one that is not theirs."""
+"""Keys of the tests' cluster and of its nodes, and of a cluster that is not theirs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from plexsvc.rpc.keys import make_keys, write_keys
+from plexsvc.clock import SystemClock
+from plexsvc.rpc import certificates
+from plexsvc.rpc.keys import ClusterKeys, make_keys, write_keys
 
 KEYS = make_keys()
 FOREIGN = make_keys()
+
+
+def member(
+    node_id: str, *, of: ClusterKeys = KEYS, valid_us: int = certificates.VALID_US
+) -> ClusterKeys:
+    """Return the keys of a node that joined a cluster."""
+    private_key = certificates.new_key()
+    certificate = certificates.sign(
+        certificates.request_for(private_key, node_id=node_id),
+        authority=of.certificate,
+        private_key=of.private_key,
+        now_us=SystemClock().wall_us(),
+        valid_us=valid_us,
+    )
+    return ClusterKeys(
+        secret=f"of {node_id}",
+        certificate=certificate,
+        private_key=private_key,
+        authority=of.certificate,
+    )
 
 
 def keys_file(directory: Path) -> Path:

@@ -1,0 +1,162 @@
+"""Certificates of the nodes that join a cluster: asked for, signed and read.
+
+A node makes its own key pair and sends a request with the public key. Whoever has the cluster's
+keys signs a certificate for it. Each has a serial of its own, so that one node can be shut out.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from plexsvc.errors import bad_request
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+TLS_NAME: Final = "plexsvc"
+"""The name in every certificate of a cluster: hosts are told apart by nothing but their keys."""
+
+VALID_US: Final = 365 * 86_400_000_000
+"""How long a node's certificate is valid; the node joins again before its end."""
+MAX_REQUEST_BYTES: Final = 4096
+_EARLY: Final = dt.timedelta(hours=1)
+"""How far the clock of a node may be behind the service's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a certificate says."""
+
+    serial: str
+    """Hexadecimal."""
+    node_id: str
+    expires_us: int
+
+
+def new_key() -> str:
+    """Return a new private key, PEM."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return (
+        ec.generate_private_key(ec.SECP256R1())
+        .private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        .decode()
+    )
+
+
+def request_for(private_key: str, *, node_id: str) -> str:
+    """Return the request, PEM, for a certificate of a node; it holds nothing secret."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    key = serialization.load_pem_private_key(private_key.encode(), password=None)
+    return (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(_name(node_id))
+        .sign(key, hashes.SHA256())  # type: ignore[arg-type]
+        .public_bytes(serialization.Encoding.PEM)
+        .decode()
+    )
+
+
+def requested(request: str) -> tuple[str, bytes]:
+    """Return which node a request is for, and its public key, DER.
+
+    Raises:
+        PlexError: `bad_request` for what is no request, or not signed with its own key.
+    """
+    from cryptography.hazmat.primitives import serialization
+
+    made = _loaded(request)
+    key = made.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return _node_of(made.subject), key
+
+
+def sign(
+    request: str, *, authority: str, private_key: str, now_us: int, valid_us: int = VALID_US
+) -> str:
+    """Return the certificate, PEM, that a request asks for, signed with an authority's key.
+
+    Raises:
+        PlexError: as `requested`.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    made = _loaded(request)
+    issuer = x509.load_pem_x509_certificate(authority.encode()).subject
+    signer = serialization.load_pem_private_key(private_key.encode(), password=None)
+    now = dt.datetime.fromtimestamp(now_us / 1e6, dt.UTC)
+    until = now + dt.timedelta(microseconds=valid_us)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(made.subject)
+        .issuer_name(issuer)
+        .public_key(made.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, until) - _EARLY)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(signer, hashes.SHA256())  # type: ignore[arg-type]
+        .public_bytes(serialization.Encoding.PEM)
+        .decode()
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def read(certificate: str) -> Facts:
+    """Return what a certificate, PEM, says."""
+    from cryptography import x509
+
+    found = x509.load_pem_x509_certificate(certificate.encode())
+    return Facts(
+        serial=f"{found.serial_number:x}",
+        node_id=_node_of(found.subject),
+        expires_us=round(found.not_valid_after_utc.timestamp() * 1e6),
+    )
+
+
+def _loaded(request: str) -> x509.CertificateSigningRequest:
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        made = x509.load_pem_x509_csr(request.encode())
+        is_good = made.is_signature_valid and isinstance(
+            made.public_key(), ec.EllipticCurvePublicKey
+        )
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise bad_request(f"the request for a certificate cannot be read: {error}") from error
+    if not is_good:
+        raise bad_request(
+            "the request for a certificate is not signed with its own elliptic-curve key"
+        )
+    return made
+
+
+def _name(node_id: str) -> x509.Name:
+    from cryptography import x509
+
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"{_PREFIX}{node_id}")])
+
+
+def _node_of(subject: x509.Name) -> str:
+    from cryptography import x509
+
+    names = subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    return str(names[0].value).removeprefix(_PREFIX) if names else ""
+
+
+_PREFIX: Final = "node "
