@@ -24,6 +24,7 @@ from plexclient.payloads import Arrays, Inputs, inputs, stage_requests, transfer
 from plexclient.results import check
 from plexclient.retry import Retry, persist
 from plexclient.session import FATAL, Session
+from plexclient.tracing import traceparent
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.v1 import operations_pb2, service_pb2
 
@@ -97,6 +98,7 @@ class Lane:
         operation.deployment_id = self.deployment_id
         operation.seq = self._last_seq + 1
         operation.controller = self.session.controller
+        operation.traceparent = traceparent()
         operation.after.extend(after)
         if given is not None:
             operation.payload.CopyFrom(given.payload(operation.operation_id))

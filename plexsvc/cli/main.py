@@ -23,6 +23,7 @@ from plexsvc.cli.commands.simulate import simulate
 from plexsvc.cli.commands.status import explain, status, top
 from plexsvc.cli.commands.submit import logs, submit
 from plexsvc.cli.commands.token import token_app
+from plexsvc.cli.commands.traces import traces
 from plexsvc.cli.commands.usage import cost, report, tenant
 
 if TYPE_CHECKING:
@@ -142,6 +143,9 @@ command(app, example="plexctl status --watch")(status)
 app.command(epilog="Example: plexctl logs job-1f0c9a3b7d52 --follow")(logs)
 app.command(epilog="Example: plexctl simulate --preset cluster-256 --policy plex --json")(simulate)
 app.command(epilog="Example: plexctl replay ~/.local/state/plexsvc/plexsvc.db --json")(replay)
+app.command(
+    epilog="Example: plexctl traces ~/.local/state/plexsvc/plexsvc.db --to http://collector:4318"
+)(traces)
 command(app, example="plexctl explain job-1f0c9a3b7d52")(explain)
 command(app, example="plexctl pack --window 120 --png pack.png")(pack)
 app.command(epilog="Example: plexctl plan models/qwen3-8b --gpus 8x80 --tokens 32768 --jobs 4")(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,16 +34,20 @@ class EpochRows:
         """Yield all rows there are."""
         return self.after(0)
 
-    def after(self, idx: int) -> Iterator[JournalRow]:
-        """Yield the rows behind row `idx`.
+    def after(self, idx: int, *, more: Callable[[], bool] = lambda: False) -> Iterator[JournalRow]:
+        """Yield the rows behind row `idx`; at the end ask `more` whether to look again.
 
         Raises:
             PlexError: `unavailable`.
         """
         with _reading(self.source) as engine:
-            while found := _rows(engine, epoch=self.epoch, after=idx, limit=ROWS_AT_ONCE):
+            while True:
+                found = _rows(engine, epoch=self.epoch, after=idx, limit=ROWS_AT_ONCE)
                 yield from found
-                idx = found[-1].idx
+                if found:
+                    idx = found[-1].idx
+                elif not more():
+                    return
 
 
 def read_journal(source: str, *, epoch: int | None = None) -> EpochRows:

@@ -73,6 +73,7 @@ class FakeWorld:
     version_bytes: int = 0
     """Reserved for the versions of each rank that trains, unless a deployment says it."""
     now_us: int = 0
+    epoch: int = 1
     core: Scheduler = field(init=False)
     orders: list[Order] = field(default_factory=list)
     timers: dict[str, int] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class FakeWorld:
     """Copies of carried state that nobody has dropped."""
 
     def __post_init__(self) -> None:
-        self.core = Scheduler(limits=self.limits, epoch=1)
+        self.core = Scheduler(limits=self.limits, epoch=self.epoch)
 
     def tell(self, event: Event) -> list[Action]:
         """Hand one event to the core, check every invariant, note what it ordered."""

@@ -21,7 +21,7 @@ class WrittenJournal:
     def __init__(self, url: str) -> None:
         self.url = url
         self.store = open_store(url, now_us=1)
-        self.world = FakeWorld()
+        self.world = FakeWorld(epoch=self.store.epoch)
         made = encoding.configured(self.world.limits, epoch=self.store.epoch)
         self.journal = Journal(made, keeps_actions=False)
         self._written = 0

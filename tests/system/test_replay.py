@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google.protobuf import json_format
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
+from opentelemetry.sdk.trace import TracerProvider
 from typer.testing import CliRunner
 
 from plexsvc.cli.main import app
@@ -29,13 +32,18 @@ JOBS = [
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Path]:
+def live(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[LiveCluster]:
     """Five jobs on three node groups, each of which holds one at a time; the service still runs."""
     nodes = {f"node-{name}": [TRAIN] for name in "abc"}
     with start_cluster(tmp_path_factory.mktemp("replayed"), nodes=nodes) as live:
         assert run_together(live, JOBS, model=tiny_model) == [job.cycles for job in JOBS]
         assert _switches(live) > 0, "the jobs did not share"
-        yield live.state_dir / "plexsvc.db"
+        yield live
+
+
+@pytest.fixture(scope="module")
+def database(live: LiveCluster) -> Path:
+    return live.state_dir / "plexsvc.db"
 
 
 def _switches(live: LiveCluster) -> int:
@@ -66,3 +74,48 @@ def test_the_command_tells_both_of_a_running_service(database: Path, tmp_path: P
     assert told["is_identical"]
     lines = (tmp_path / "jobs.jsonl").read_text().splitlines()
     assert {json.loads(line)["job_id"] for line in lines} == set(told["predicted"]["jobs"])
+
+
+def _value(span: Span, key: str) -> str:
+    return next((a.value.string_value for a in span.attributes if a.key == key), "")
+
+
+def test_each_operation_has_a_span_in_the_trace_of_its_caller(
+    live: LiveCluster, database: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    tracer = TracerProvider().get_tracer("the user's")
+    with live.connect() as cluster, cluster.job("traced") as job:
+        actor = job.deploy("actor", model=str(tiny_model), backend="megatron")
+        with tracer.start_as_current_span("epoch") as span:
+            actor.noop()
+        caller = span.get_span_context()
+        actor.noop()
+    out = tmp_path / "spans.jsonl"
+    arguments = ["traces", str(database), "--out", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    requests = [json_format.Parse(line, TracesData()) for line in out.read_text().splitlines()]
+    spans = [
+        span
+        for request in requests
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    noops = [span for span in spans if _value(span, "plex.job") == "traced" and span.name == "noop"]
+    assert sorted(int.from_bytes(span.parent_span_id) for span in noops) == [0, caller.span_id]
+    assert caller.trace_id in {int.from_bytes(span.trace_id) for span in noops}
+    parts = {span.name for span in spans if span.parent_span_id == noops[0].span_id}
+    assert {"execute"} <= parts <= {"queue", "execute"}
+    for (
+        paced
+    ) in JOBS:  # a part lies inside its operation, and steps are there as often as they were
+        roots = [span for span in spans if _value(span, "plex.job") == paced.name]
+        assert sum(span.name == "step" for span in roots) == paced.cycles
+    whole = {span.span_id: span for span in spans if not span.parent_span_id}
+    for part in spans:
+        if part.parent_span_id in whole:
+            root = whole[part.parent_span_id]
+            assert root.start_time_unix_nano <= part.start_time_unix_nano
+            assert part.end_time_unix_nano <= root.end_time_unix_nano
+    assert any(span.name == "switch" for span in spans)

@@ -249,6 +249,7 @@ class Operations:
             after=tuple(map(OperationId, operation.after)),
             is_staged=operation.payload.WhichOneof("form") != "staged" and not is_refused,
             num_tokens=num_tokens(operation.payload),
+            traceparent=operation.traceparent,
         )
         self._scheduler.recorder.hold(operation, kind)
         return submitted

@@ -201,6 +201,8 @@ class OperationSubmitted(Fact):
     after: tuple[OperationId, ...]
     is_staged: bool
     num_tokens: int
+    traceparent: str = ""
+    """The caller's span (W3C Trace Context), under which `plexctl traces` puts its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

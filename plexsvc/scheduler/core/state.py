@@ -100,6 +100,7 @@ class Operation:
     after: tuple[OperationId, ...]
     submitted_us: int
     num_tokens: int = 0
+    traceparent: str = ""
     is_inline: bool = True
     payload_us: int = 0
     """When some of its payload was last known to come; at first, when it was submitted."""

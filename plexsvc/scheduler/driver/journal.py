@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -115,12 +115,15 @@ def read(rows: Iterable[JournalRow]) -> Recording:
     return encoding.read(map(_line, rows))
 
 
-def follow(rows: EpochRows, *, last: int | None = None) -> Tail:
+def follow(
+    rows: EpochRows, *, last: int | None = None, more: Callable[[], bool] = lambda: False
+) -> Tail:
     """Return what a journal tells from a snapshot on: the first there is, else its beginning.
 
     Args:
         rows: the journal.
         last: how many snapshots to look at, of the newest; None: all.
+        more: asked where the rows end, whether more may come.
 
     Raises:
         PlexError: as `read`.
@@ -129,7 +132,7 @@ def follow(rows: EpochRows, *, last: int | None = None) -> Tail:
     for row in kept:
         _check_version(row)
     snapshots = tuple(encoding.decompress(row.body, idx=row.idx) for row in kept)
-    lines = map(_line, rows.after(snapshots[0].idx if snapshots else 0))
+    lines = map(_line, rows.after(snapshots[0].idx if snapshots else 0, more=more))
     return encoding.follow(lines, snapshots)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import xxhash
 
-from plexsvc.scheduler.core.actions import SetTimer
+from plexsvc.scheduler.core.actions import Action, SetTimer
 from plexsvc.scheduler.core.events import TimerFired
 from plexsvc.scheduler.driver import encoding
 from plexsvc.scheduler.driver.encoding import JournalEntry, Recording, Snapshot, Tail
@@ -24,11 +26,13 @@ class Replay:
         self.at_us = 0 if snapshot is None else snapshot.at_us
         self.chain = "" if snapshot is None else snapshot.chain
         """32 hex digits of all digests so far, those before a snapshot included."""
+        self.actions: Sequence[Action] = ()
+        """What followed from the event that it took last."""
         self._timers = {} if snapshot is None else snapshot.timers
 
     def take(self, entry: JournalEntry) -> tuple[int, bytes, str]:
         """Tell the core an event; return how many actions follow, their JSON, and the digest."""
-        actions = self.core.handle(entry.event)
+        self.actions = actions = self.core.handle(entry.event)
         if isinstance(entry.event, TimerFired):
             self._timers.pop(entry.event.key, None)
         for action in actions:

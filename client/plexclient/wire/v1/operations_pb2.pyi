@@ -45,7 +45,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
 
 class Operation(_message.Message):
-    __slots__ = ("operation_id", "tenant", "job_id", "deployment_id", "seq", "after", "payload", "plan", "refusal", "digest", "controller", "position", "initialize", "forward", "forward_backward", "backward", "step", "zero_grad", "publish", "pull", "generate", "save", "load", "export", "state_digest", "noop", "seed")
+    __slots__ = ("operation_id", "tenant", "job_id", "deployment_id", "seq", "after", "payload", "plan", "refusal", "digest", "controller", "traceparent", "position", "initialize", "forward", "forward_backward", "backward", "step", "zero_grad", "publish", "pull", "generate", "save", "load", "export", "state_digest", "noop", "seed")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class Operation(_message.Message):
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     CONTROLLER_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +85,7 @@ class Operation(_message.Message):
     refusal: _common_pb2.Error
     digest: bytes
     controller: int
+    traceparent: str
     position: str
     initialize: Initialize
     forward: Forward
@@ -100,7 +102,7 @@ class Operation(_message.Message):
     state_digest: StateDigest
     noop: Noop
     seed: Seed
-    def __init__(self, operation_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., job_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., seq: _Optional[int] = ..., after: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Union[_common_pb2.Payload, _Mapping]] = ..., plan: _Optional[_Union[DispatchPlan, _Mapping]] = ..., refusal: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., digest: _Optional[bytes] = ..., controller: _Optional[int] = ..., position: _Optional[str] = ..., initialize: _Optional[_Union[Initialize, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., forward_backward: _Optional[_Union[ForwardBackward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., zero_grad: _Optional[_Union[ZeroGrad, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., state_digest: _Optional[_Union[StateDigest, _Mapping]] = ..., noop: _Optional[_Union[Noop, _Mapping]] = ..., seed: _Optional[_Union[Seed, _Mapping]] = ...) -> None: ...
+    def __init__(self, operation_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., job_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., seq: _Optional[int] = ..., after: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Union[_common_pb2.Payload, _Mapping]] = ..., plan: _Optional[_Union[DispatchPlan, _Mapping]] = ..., refusal: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., digest: _Optional[bytes] = ..., controller: _Optional[int] = ..., traceparent: _Optional[str] = ..., position: _Optional[str] = ..., initialize: _Optional[_Union[Initialize, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., forward_backward: _Optional[_Union[ForwardBackward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., zero_grad: _Optional[_Union[ZeroGrad, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., state_digest: _Optional[_Union[StateDigest, _Mapping]] = ..., noop: _Optional[_Union[Noop, _Mapping]] = ..., seed: _Optional[_Union[Seed, _Mapping]] = ...) -> None: ...
 
 class Initialize(_message.Message):
     __slots__ = ()

@@ -53,6 +53,7 @@ def submit(queues: Queues, event: OperationSubmitted) -> None:
         after=event.after,
         submitted_us=event.at_us,
         num_tokens=event.num_tokens,
+        traceparent=event.traceparent,
         is_inline=event.is_staged,
         payload_us=event.at_us,
     )
