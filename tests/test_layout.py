@@ -105,9 +105,10 @@ AGAIN = {
     ROOT / "plexsvc" / "scheduler" / "core" / "awaited.py",
     ROOT / "plexsvc" / "scheduler" / "driver" / "replaying.py",
     ROOT / "plexsvc" / "sim" / "books.py",
+    ROOT / "plexsvc" / "traces" / "spans.py",
 }
 """Of a takeover: what orders everything that is awaited once more, and what notes timers; and
-the records of a simulated run, which nothing follows from."""
+the records of a simulated run and the spans of a journal, which nothing follows from."""
 MAX_FILES = 3
 """Files that name an action: the room that orders it, who performs it, and one more."""
 
