@@ -126,6 +126,8 @@ class LedDeployment:
     """The pull of the version that is served."""
     versions: set[VersionId] = field(default_factory=set)
     """What instances may serve or load."""
+    led_by: int = -1
+    """The incarnation of its manager that has it as it is."""
     generates: int = 0
     """How many run."""
 
@@ -168,10 +170,16 @@ class LedDeployment:
     async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         """Return the answer to an order, given again while its manager is away or not told yet.
 
+        What moves it to other instances waits until its manager has those that it had.
+
         Raises:
             PlexError: `not_found` once the deployment is gone.
         """
+        moves = request.operation.WhichOneof("body") == "initialize" and self.initialized
         while True:
+            if moves and self.led_by != self.link.incarnation and not self.is_gone:
+                await self.clock.sleep(RETRY_US)
+                continue
             try:
                 reply = await self.link.worker.Execute(request)
             except grpc.aio.AioRpcError as error:

@@ -140,7 +140,7 @@ class Managers(Pools):
         if reply.result.HasField("error"):
             return reply
         if body == "initialize":
-            deployment.initialized = request
+            deployment.initialized, deployment.led_by = request, deployment.link.incarnation
             deployment.addresses = list(request.instance_addresses)
             await self._keep(deployment)
             self._want(deployment)
@@ -199,10 +199,18 @@ class Managers(Pools):
         if wanted.most:
             self.spot.post(replace(wanted, most=max(1, min(wanted.most, worth))))
 
-    def adopt(self, deployment_id: str, *, fence: common_pb2.Fence) -> bool:
+    def adopt(
+        self,
+        deployment_id: str,
+        *,
+        fence: common_pb2.Fence,
+        wpg_id: str,
+        addresses: Sequence[str],
+    ) -> bool:
         """Lead a deployment of an earlier service, if that wrote down how it is initialised.
 
-        The managers died with that service. Theirs are told of it as a successor is.
+        The managers died with that service. Theirs are told of it as a successor is. Its instances
+        are those at `addresses`: the ones written down may be of a move that is not over.
         """
         path = kept_at(self._directory, deployment_id)
         if not path.exists():
@@ -211,7 +219,7 @@ class Managers(Pools):
         link = self._links[kept.link % len(self._links)]
         deployment = LedDeployment(deployment_id, kept.job_id, link, self._clock, fence=fence)
         deployment.initialized = worker_pb2.ExecuteRequest.FromString(kept.initialized)
-        deployment.addresses = kept.addresses
+        deployment.initialized.wpg_id, deployment.addresses = wpg_id, list(addresses)
         if kept.pulled is not None:
             deployment.pulled = worker_pb2.ExecuteRequest.FromString(kept.pulled)
             deployment.versions = {VersionId.of(deployment.pulled.published)}
@@ -417,6 +425,7 @@ class Managers(Pools):
                         for address, kind in list(deployment.others.items()):
                             group.create_task(self._restore_other(deployment, address, kind=kind))
                     deployment.told.clear()
+                    deployment.led_by = incarnation
                     await deployment.tell_again()
                     return
                 because = from_wire(reply.result.error)

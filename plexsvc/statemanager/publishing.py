@@ -85,6 +85,10 @@ class Publisher:
             is_open = found is not None and not self._shelf.is_released(key)
         return found.manifest if found is not None and is_open else None
 
+    def known(self) -> list[VersionId]:
+        """Return the versions that are not released; the caller holds the lock."""
+        return [key for key in self._versions if not self._shelf.is_released(key)]
+
     @contextmanager
     def making(self, key: VersionId) -> Iterator[None]:
         """Keep what the block drafts of a version only if it enters; one block at a time a key."""

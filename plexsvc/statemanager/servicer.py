@@ -205,6 +205,7 @@ class StateManagerServicer:
                 staging_bytes_total=total,
                 max_scheduler_epoch=ledger.max_epoch,
                 data_socket=self._data_socket,
+                versions=[pb.VersionId(**key._asdict()) for key in self._node.publisher.known()],
             )
 
     async def stage(self, messages: AsyncIterator[bytes]) -> service_pb2.StageReply:

@@ -614,8 +614,6 @@ def check_what_is_left(storm: Storm, *, failed: int = 0) -> None:
             stub = statemanager_pb2_grpc.StateManagerStub(channel)
             kept = stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=10)
         device_bytes = [device.bytes_used for device in kept.devices]
-        if any(fault.moment == "mid-takeover" or "service" in fault.kind for fault in storm.hits):
-            return device_bytes  # copies of saves under way stay then (`docs/recovery.md`)
         return [kept.host_bytes_used, kept.staging_bytes_used, *device_bytes]
 
     wait_until(lambda: not any(held()), what="no memory is held")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,7 +144,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     def __init__(self, behaviour: Behaviour, *, node_id: str) -> None:
         self._behaviour = behaviour
         self._node_id = node_id
-        self._versions: set[tuple[str, int]] = set()
+        self._versions: set[VersionId] = set()
 
     async def Move(
         self, request: statemanager_pb2.MoveRequest, context: Any
@@ -164,7 +164,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         error = self._behaviour.publish_errors.pop(0) if self._behaviour.publish_errors else None
         if error is not None:
             return statemanager_pb2.PublishReply(error=to_wire(error))
-        self._versions.add((request.deployment_id, request.version))
+        self._versions.add(VersionId.of(request))
         if request.HasField("copy_of"):
             holders = [holder.node_id for holder in request.copy_of.holders]
             self._behaviour.copied.append((self._node_id, holders, request.version))
@@ -174,7 +174,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     async def GetManifest(
         self, request: statemanager_pb2.GetManifestRequest, context: Any
     ) -> statemanager_pb2.VersionManifest:
-        if (request.deployment_id, request.version) not in self._versions:
+        if VersionId.of(request) not in self._versions:
             await context.abort(grpc.StatusCode.NOT_FOUND, "it is not on this node")
         return statemanager_pb2.VersionManifest()
 
@@ -182,7 +182,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         self, request: statemanager_pb2.ReleaseVersionRequest, context: Any
     ) -> statemanager_pb2.ReleaseVersionReply:
         self._behaviour.released.append((request.deployment_id, request.version))
-        self._versions.discard((request.deployment_id, request.version))
+        self._versions.discard(VersionId.of(request))
         return statemanager_pb2.ReleaseVersionReply()
 
     async def Digest(
@@ -214,8 +214,9 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
             statemanager_pb2.WpgState(wpg_id=wpg_id, worked_bytes=nbytes)
             for wpg_id, nbytes in self._behaviour.worked.items()
         ]
+        versions = [statemanager_pb2.VersionId(**one._asdict()) for one in self._versions]
         return statemanager_pb2.InventoryReply(
-            host_bytes_used=11, staging_bytes_total=1 << 20, wpgs=wpgs
+            host_bytes_used=11, staging_bytes_total=1 << 20, wpgs=wpgs, versions=versions
         )
 
     async def Stage(
@@ -414,8 +415,15 @@ class FakeRolloutManager:
         self.loaded: dict[bytes, int] = {}
         """What the last pull loaded."""
 
-    def adopt(self, deployment_id: str, *, fence: common_pb2.Fence) -> bool:
-        del deployment_id, fence
+    def adopt(
+        self,
+        deployment_id: str,
+        *,
+        fence: common_pb2.Fence,
+        wpg_id: str,
+        addresses: Sequence[str],
+    ) -> bool:
+        del deployment_id, fence, wpg_id, addresses
         return True
 
     def pulled(self, deployment_id: str, operation_id: bytes) -> int | None:

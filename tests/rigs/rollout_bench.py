@@ -202,7 +202,10 @@ class Bench:
         self.managers, self.leading = lead([self.config], self.killed, self.group)
         self.fence.scheduler_epoch += 1
         await self.kill_manager()
-        assert self.managers.adopt("rollout", fence=self.fence)
+        addresses = [instance.address for instance in self.instances]
+        assert self.managers.adopt(
+            "rollout", fence=self.fence, wpg_id=self.wpg_id, addresses=addresses
+        )
 
     async def told_of_leaving(self) -> None:
         """Return when the manager knows of every instance that is to go."""

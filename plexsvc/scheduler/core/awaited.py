@@ -14,6 +14,7 @@ from plexsvc.residency import Residency
 from plexsvc.scheduler.core import timers
 from plexsvc.scheduler.core.actions import (
     Action,
+    CarryState,
     ComputePlan,
     ForgetWpg,
     MoveState,
@@ -34,17 +35,22 @@ def orders(cluster: Cluster) -> Iterator[Action]:
     for wpg in cluster.wpgs.values():
         yield from _of_life(cluster, wpg)
         yield from _of_state(wpg)
-    for deployment_id in cluster.relocating:
-        deployment = cluster.deployments[deployment_id]
-        relocation, old = deployment.relocation, cluster.wpg_of(deployment)
-        if relocation is None or relocation.stage is not RelocationStage.CARRYING:
-            continue
-        if relocation.move_id is not None and old is not None:
-            yield carry_order(deployment, relocation, old=old, move_id=relocation.move_id)
+    yield from carries(cluster, RelocationStage.CARRYING)
     planners = cluster.placement.planning.planners
     for (kind, goal), attempt in cluster.placement.plans.items():
         base = planners[kind].board.version
         yield ComputePlan(device_kind=kind, goal=goal, base=base, attempt=attempt)
+
+
+def carries(cluster: Cluster, stage: RelocationStage) -> Iterator[CarryState]:
+    """Yield the order for the copy of each relocation that has come so far."""
+    for deployment_id in cluster.relocating:
+        deployment = cluster.deployments[deployment_id]
+        relocation, old = deployment.relocation, cluster.wpg_of(deployment)
+        if relocation is None or relocation.stage is not stage:
+            continue
+        if relocation.move_id is not None and old is not None:
+            yield carry_order(deployment, relocation, old=old, move_id=relocation.move_id)
 
 
 def _of_life(cluster: Cluster, wpg: Wpg) -> Iterator[Action]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core import awaited, story
@@ -59,6 +60,8 @@ class ClusterView:
         self.timeline = devices.timeline
         self.waits: Mapping[tuple[JobId, JobId], int] = devices.waits
         self.prefetches: Prefetches = devices.prefetches
+        self.carries = partial(awaited.carries, cluster)
+        """Yields the order for the copy of each relocation that has come to a stage."""
 
     def used(self, *, now_us: int) -> dict[JobId, dict[str, Usage]]:
         """Return what jobs have used by kind of work, what runs now until now. `O(jobs + WPGs)`."""

@@ -8,11 +8,13 @@ and ranks answer what they have done from their records. An operation runs, or i
 client has sent it again (`run`).
 
 Rollout managers die with their service. New ones are told of each deployment as the successor of
-one is, and go on from its token records. An instance that is missing is spawned again, as one that
-is lost under a running service: `life/instances.py`.
+one is, with the instances that the core counts on, and go on from its token records. Instances say
+themselves which of them sleep. One that is missing is spawned again, as one that is lost under a
+running service: `life/instances.py`.
 
-What nobody can adopt ends, alone and with its cause: relocations, and jobs of which an instance
-slept while a generate went on without it.
+A relocation goes on where it was. The copy that its new ranks read is made again, or found. What
+else state managers have copied, and no record of the store names, is released: the copies of
+saves, exports and digests that were cut short, and of relocations that were over.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from typing import Final
 
 import grpc.aio
 
+from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId, WpgId
+from plexsvc.ids import JobId, VersionId, WpgId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import Action, KeepState
 from plexsvc.scheduler.core.events import Event, JobEndRequested, NodeLost, ProcExited, SpawnFailed
@@ -35,10 +38,13 @@ from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
     JobState,
+    RelocationStage,
     WpgState,
 )
+from plexsvc.scheduler.faults import fault_of_call
 from plexsvc.scheduler.handler import Handlers
-from plexsvc.scheduler.orders import spawn
+from plexsvc.scheduler.ledger.held import Published
+from plexsvc.scheduler.orders import carry, managed, spawn
 from plexsvc.scheduler.orders.nodes import SIGKILL, Nodes
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach
@@ -53,7 +59,8 @@ NOWHERE: Final = "unix:/dev/null"
 
 NOT_JOINED: Final = "it did not join the service that took over"
 NOT_ADOPTED: Final = (
-    "the service was started again, and nobody knows which instances of the job's rollout sleep"
+    "the service was started again, and what its managers had written down of the job's rollout is "
+    "not on this host"
 )
 
 
@@ -81,6 +88,7 @@ async def adopt(
     `tell` returns when the core has decided what follows from a fact.
     Every node that is to be adopted has joined.
     """
+    await _release_others(reach, view)
     orders = view.unfinished()
     away = [node_id for node_id in view.nodes if not reach.nodes.is_up(node_id)]
     reach.nodes.remembered.up.clear()  # whoever joins from now on joins anew
@@ -88,7 +96,7 @@ async def adopt(
     lost = [tell(NodeLost(node_id=node_id, reason=NOT_JOINED)) for node_id in away]
     for told in lost:
         await told
-    facts: list[Event] = [*_relocations(view)]
+    facts: list[Event] = []
     left: dict[JobId, None] = {}
     for wpg_id in tuple(view.wpgs):  # the core goes on while ranks are asked: some may end
         wpg = view.wpgs.get(wpg_id)
@@ -98,8 +106,9 @@ async def adopt(
         if wpg_id not in view.wpgs:
             continue
         facts += gone
-        if wpg.is_rollout and not _leads(reach, view, wpg):
+        if wpg.is_rollout and view.is_current(wpg) and not _leads(reach, view, wpg):
             left[wpg.job_id] = None
+    facts += await _carried(reach, view)
     facts += [
         JobEndRequested(job_id=job_id, outcome=JobState.FAILED, reason=NOT_ADOPTED)
         for job_id in left
@@ -149,7 +158,10 @@ def _leads(reach: Reach, view: ClusterView, wpg: Wpg) -> bool:
     if deployment.state is DeploymentState.STARTING:
         return True  # its `Initialize` is on its way
     fence = reach.fence(lease_no=wpg.lease_no, incarnation=wpg.incarnation)
-    return not wpg.left and reach.rollout.adopt(wpg.deployment_id, fence=fence)
+    addresses = [rank.address for rank in reach.ranks.of(wpg.wpg_id)]
+    return reach.rollout.adopt(
+        wpg.deployment_id, fence=fence, wpg_id=wpg.wpg_id, addresses=addresses
+    )
 
 
 def _failure(
@@ -162,12 +174,39 @@ def _failure(
     return handlers[type(order)].failed(order, RESTARTED)
 
 
-def _relocations(view: ClusterView) -> Iterator[Event]:
-    """Yield the ends of relocations: their deployments stay where they are and go on."""
-    for deployment_id in view.relocating:
-        relocation = view.deployments[deployment_id].relocation
-        if relocation is not None:
-            yield SpawnFailed(wpg_id=relocation.wpg_id, fault=RESTARTED)
+async def _release_others(reach: Reach, view: ClusterView) -> None:
+    """Release what lies with state managers and nobody knows of."""
+    moving = (RelocationStage.CARRYING, RelocationStage.RESTORING)
+    known = reach.versions.known()
+    known.update(
+        VersionId.of(carry.request_of(reach, order))
+        for stage in moving
+        for order in view.carries(stage)
+    )
+    request = statemanager_pb2.InventoryRequest()
+    for link in [link for link in reach.nodes.links if link.is_up]:
+        try:
+            found = await reach.ask_state(
+                link.node_id, lambda state: state.Inventory(request, timeout=reach.rpc_s)
+            )
+        except (grpc.aio.AioRpcError, PlexError) as error:
+            log.warning("no inventory of state", node=link.node_id, error=error)
+            continue
+        for version in map(VersionId.of, found.versions):
+            if version not in known:
+                log.warning("released what nobody knows", node=link.node_id, version=str(version))
+                await managed.release(reach, Published(version=version, nodes=(link.node_id,)))
+
+
+async def _carried(reach: Reach, view: ClusterView) -> list[Event]:
+    """Have the copies that new ranks of relocations read; return the ends of those without one."""
+    ended: list[Event] = []
+    for order in list(view.carries(RelocationStage.RESTORING)):
+        try:
+            await carry.carry(reach, order)
+        except (grpc.aio.AioRpcError, PlexError) as error:
+            ended.append(SpawnFailed(wpg_id=order.to_wpg_id, fault=fault_of_call(error)))
+    return ended
 
 
 async def _attach(reach: Reach, wpg: Wpg) -> list[Event]:

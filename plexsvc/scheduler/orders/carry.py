@@ -57,17 +57,22 @@ async def carry(reach: Reach, action: CarryState) -> Event:
     record = reach.registry.by_wpg[action.from_wpg_id]
     if record.is_rollout:  # its manager brings the new instances to the version in use
         return _carried(reach, action, record=record)
-    request = statemanager_pb2.PublishRequest(
-        fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
+    published, replies = await managed.publish(reach, record, request_of(reach, action))
+    nbytes = sum(reply.nbytes for reply in replies)
+    return _carried(reach, action, record=record, published=published, nbytes=nbytes)
+
+
+def request_of(reach: Reach, action: CarryState) -> statemanager_pb2.PublishRequest:
+    """Return what state managers are asked for a copy; asked again, they have it."""
+    incarnation = reach.registry.by_wpg[action.from_wpg_id].incarnation
+    return statemanager_pb2.PublishRequest(
+        fence=reach.fence(lease_no=action.lease_no, incarnation=incarnation),
         wpg_id=action.from_wpg_id,
         deployment_id=f"{action.deployment_id}~carried",
-        incarnation=record.incarnation,
+        incarnation=incarnation,
         version=int(action.move_id.rpartition(".")[2]),
         complete=True,
     )
-    published, replies = await managed.publish(reach, record, request)
-    nbytes = sum(reply.nbytes for reply in replies)
-    return _carried(reach, action, record=record, published=published, nbytes=nbytes)
 
 
 async def drop(reach: Reach, action: DropCarried) -> None:

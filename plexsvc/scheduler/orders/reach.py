@@ -63,7 +63,14 @@ class RolloutPort(Protocol):
     async def cancel(self, request: worker_pb2.CancelRequest) -> None:
         """End a generate early."""
 
-    def adopt(self, deployment_id: str, *, fence: common_pb2.Fence) -> bool:
+    def adopt(
+        self,
+        deployment_id: str,
+        *,
+        fence: common_pb2.Fence,
+        wpg_id: str,
+        addresses: Sequence[str],
+    ) -> bool:
         """Lead a deployment of an earlier service; return whether it is known there."""
 
     def pulled(self, deployment_id: str, operation_id: bytes) -> int | None:

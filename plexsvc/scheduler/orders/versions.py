@@ -138,6 +138,14 @@ class Versions:
                 unknown_to=found.unknown_to,
             )
 
+    def known(self) -> set[VersionId]:
+        """Return all versions and copies that are counted on."""
+        found: set[VersionId] = set()
+        for shelf in self._shelves.values():
+            kept = (*shelf.published.values(), shelf.copy, shelf.second)
+            found |= {one.version for one in kept if one is not None}
+        return found
+
     def copied(self, deployment_id: DeploymentId, durable: Durable) -> None:
         """Note where the copies of a durable deployment's last steps are."""
         shelf = self._shelf(deployment_id)

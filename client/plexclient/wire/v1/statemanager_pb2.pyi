@@ -285,7 +285,7 @@ class InventoryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InventoryReply(_message.Message):
-    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket")
+    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket", "versions")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     WPGS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +295,7 @@ class InventoryReply(_message.Message):
     STAGING_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     MAX_SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     DATA_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     wpgs: _containers.RepeatedCompositeFieldContainer[WpgState]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceMemory]
@@ -304,7 +305,8 @@ class InventoryReply(_message.Message):
     staging_bytes_total: int
     max_scheduler_epoch: int
     data_socket: str
-    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ...) -> None: ...
+    versions: _containers.RepeatedCompositeFieldContainer[VersionId]
+    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionId, _Mapping]]] = ...) -> None: ...
 
 class WpgState(_message.Message):
     __slots__ = ("wpg_id", "incarnation", "residency", "device_bytes", "host_bytes", "switch_bytes", "lease_no", "applied_seq", "worked_bytes")

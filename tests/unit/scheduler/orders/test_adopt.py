@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId
+from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.events import Event, JobEndRequested
+from plexsvc.scheduler.core.events import Event, JobEndRequested, RelocationRequested
 from plexsvc.scheduler.core.state import Wpg
 from plexsvc.scheduler.core.view import ClusterView
-from plexsvc.scheduler.core.vocabulary import JobState
+from plexsvc.scheduler.core.vocabulary import JobState, Place
 from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.ledger.durable import Durable
 from plexsvc.scheduler.live import LiveScheduler
@@ -204,6 +204,70 @@ async def test_the_answer_of_a_pull_is_recalled(tmp_path: Path) -> None:
         async with second(rig, tmp_path) as after:
             again = await after.scheduler.submit(pull)
             assert (again.state, again.weight_version) == (ANSWERED, publish.seq), again
+
+
+async def test_copies_that_nobody_knows_of_are_released_and_versions_stay(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job", durable=True)
+        await rig.run("job", "step")
+        await until(lambda: durable_of(rig).seq == 1)
+        await rig.run("job", "publish")
+        writes, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def write(
+            request: statemanager_pb2.MaterializeRequest,
+        ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+            writes.set()
+            await goes_on.wait()
+            yield statemanager_pb2.MaterializeReply(nbytes=7, files=[request.path])
+
+        rig.behaviour.on_materialize = write
+        async with asyncio.TaskGroup() as group:
+            saving = group.create_task(rig.run("job", "save"))
+            await writes.wait()
+            before = len(rig.behaviour.released)
+            async with second(rig, tmp_path) as after:
+                freed = [name for name, _ in after.behaviour.released[before:]]
+                assert set(freed) == {"job/actor~copied"}
+                goes_on.set()
+            saving.cancel()
+
+
+@pytest.mark.parametrize("stage", ["spawning", "waiting", "carrying", "restoring"])
+async def test_a_relocation_goes_on_with_the_next_service(tmp_path: Path, stage: str) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}, {"train": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job")
+        deployment = rig.driver.cluster.deployments[DeploymentId("job/actor")]
+        await rig.run("job", "forward_backward" if stage == "waiting" else "step")
+        begun, go = held_open(rig, "initialize")
+        if stage == "spawning":
+            rig.behaviour.spawn_failures = 1 << 30
+        elif stage == "carrying":
+            rig.behaviour.hangs.add("Publish")
+        place = Place(node_id=NodeId("node-1"), device=0)
+        asked = RelocationRequested(
+            deployment_id=deployment.deployment_id, places=(place,), reason="asked"
+        )
+        rig.driver.post(asked)
+        await until(lambda: getattr(deployment.relocation, "stage", "") == stage)
+        if stage == "restoring":
+            await begun.wait()
+        rig.running.cancel()
+        await asyncio.wait({rig.running})
+        rig.behaviour.spawn_failures = 0
+        rig.behaviour.hangs.clear()
+        go.set()
+        async with second(rig, tmp_path) as after:
+            if stage == "waiting":
+                await after.run("job", "step")
+            record = after.driver.registry.deployments[DeploymentId("job/actor")]
+            await until(lambda: record.nodes == ["node-1"])
+            assert (await after.run("job", "step")).state == ANSWERED
+            assert len(after.behaviour.versions) == 1 + (stage == "restoring"), "it read a copy"
+            await until(lambda: len(after.driver.cluster.wpgs) == 1)
+            assert {name for name, _ in after.behaviour.released} == {"job/actor~carried"}
 
 
 async def test_an_operation_whose_client_stays_away_fails_and_holds_nobody(tmp_path: Path) -> None:
