@@ -12,9 +12,10 @@ SEED ?= 22
 
 setup: $(VENV)/.installed-$(ENGINES)
 
-$(VENV)/ray/.installed: requirements/ray.txt | setup
-	$(PYTHON) -m venv $(VENV)/ray
-	$(VENV)/ray/bin/pip install -qq --no-deps -r requirements/ray.txt
+# What tests start as others run it, each in an environment of its own: ray, tinker.
+$(VENV)/%/.installed: requirements/%.txt | setup
+	$(PYTHON) -m venv $(VENV)/$*
+	$(VENV)/$*/bin/pip install -qq --no-deps -r requirements/$*.txt
 	touch $@
 
 $(VENV)/.installed-cpu: $(LOCKS) pyproject.toml client/pyproject.toml
@@ -34,7 +35,7 @@ demo: setup
 	$(BIN)/plexctl demo $(DEMO)
 
 # Two processes share the files out, because most tests wait. What failed leaves its logs in the directory.
-test: setup $(VENV)/ray/.installed
+test: setup $(VENV)/ray/.installed $(VENV)/tinker/.installed
 	logs=$$(mktemp -d /tmp/plexXXXX) && \
 		$(BIN)/python -m pytest --run-slow -n 2 --dist loadfile --basetemp $$logs $(PYTEST) && rm -rf $$logs
 

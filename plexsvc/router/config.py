@@ -7,8 +7,35 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from plexclient.specs import Parallel
 from plexsvc.errors import bad_request
 from plexsvc.fixed import Fixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerModel:
+    """How clients of the Tinker SDK train and sample a base model: all of its parameters."""
+
+    model: str
+    """Its Hugging Face directory, as a deployment names it."""
+
+    backend: str = "megatron"
+    """What trains it."""
+
+    parallel: Parallel = Parallel()  # noqa: RUF009 - frozen
+    """How it is spread over devices while it trains."""
+
+    dtype: str = ""
+    """What it computes in; empty: the device's default."""
+
+    micro_batch_tokens: int = 0
+    """Tokens of a micro-batch; 0: the router's default."""
+
+    max_model_len: int = 0
+    """Longest prompt and answer of its engine; 0: what the model was made for."""
+
+    kv_cache_bytes: int = 0
+    """Of its engine; 0: the cluster's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +76,10 @@ class RouterConfig:
     operators: tuple[str, ...] = ()
     """Tenants that may administer the cluster (nodes, packing) and see every tenant's names; others
     are refused `forbidden`. Empty: nobody; under `plexctl up`: the tenant of its card's token."""
+
+    tinker: dict[str, TinkerModel] = field(default_factory=dict)
+    """Base models of Tinker clients by the name that these give, trained whole at any LoRA rank.
+    Other names are model directories, and rank 0 trains them whole."""
 
     max_payload_bytes: int = 4 << 30
     """Bytes of one batch; a larger one is refused with `payload_too_large`."""

@@ -8,7 +8,7 @@ is submitted with its refusal and takes its number there: a gap would hold its s
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -34,6 +34,8 @@ from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
 from plexsvc.router.http import metrics, openai, sandbox_fusion
 from plexsvc.router.http.server import serving
+from plexsvc.router.http.tinker import lanes
+from plexsvc.router.http.tinker import routes as tinker
 from plexsvc.router.looks import Looks
 from plexsvc.router.relay import Uploads
 from plexsvc.router.rewards import Rewards
@@ -99,20 +101,39 @@ class RouterServicer:
             max_operations=config.max_operations_per_stream, key="router.max_operations_per_stream"
         )
 
-    def http(self) -> AbstractAsyncContextManager[str]:
-        """Return a server of what is offered over HTTP; entered, it serves, and is its address."""
+    @asynccontextmanager
+    async def http(self) -> AsyncGenerator[str]:
+        """Serve what is offered over HTTP; yield where."""
         backend = openai.Backend(
             samples=self.downloads,
             status=self._status,
             hold=self.calls.hold,
             clock=self._clock,
         )
+        wire = lanes.Wire(
+            submit=self.submit_operation,
+            uploads=self.uploads,
+            downloads=self.downloads,
+            clock=self._clock,
+        )
+        front = tinker.Front(
+            self._scheduler,
+            wire,
+            config=self._config,
+            control=self.control.forward,
+            keep_alive=self.keep_alive,
+            deploy=self.create_deployment,
+            hold=self.calls.hold,
+        )
         routes = [
+            *front.routes(),
             *sandbox_fusion.routes(self.rewards),
             *openai.routes(backend),
             *metrics.routes(self.meter, self.tenants, self._ask),
         ]
-        return serving(routes, tenants=self.tenants, config=self._config)
+        served = serving(routes, tenants=self.tenants, config=self._config)
+        async with front.running(), served as address:
+            yield address
 
     async def _ask(self, name: str, request: Message, tenant: TenantId) -> Message:
         """Ask the scheduler or the reward service for what an operator is shown."""

@@ -43,7 +43,16 @@ from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.scheduler.orders.watch import Watch
-from plexsvc.store.rows import JobUsage, JournalRow, NodeRow, QuotaRow, TokenRow, UsageRow
+from plexsvc.store.rows import (
+    JobUsage,
+    JournalRow,
+    NodeRow,
+    QuotaRow,
+    RecordGone,
+    RecordRow,
+    TokenRow,
+    UsageRow,
+)
 from plexsvc.store.store import Store
 
 log = Log(__name__)
@@ -243,10 +252,15 @@ class LiveScheduler:
         """Return the tokens that operators made, oldest first, from the store."""
         return self._store.tokens()
 
-    async def remember(self, row: NodeRow | TokenRow | QuotaRow) -> None:
-        """Have whoever leads next know of what an operator did; durable on return."""
-        assert self._storing is not None, row
-        await self._storing.write([row])
+    async def remember(self, *rows: NodeRow | TokenRow | QuotaRow | RecordRow | RecordGone) -> None:
+        """Have whoever leads next know of what an operator or a router did; durable on return."""
+        assert self._storing is not None, rows
+        await self._storing.write(rows)
+
+    async def records(self, *, tenant: str, prefix: str) -> list[RecordRow]:
+        """Return what routers remember for a tenant under keys that begin so."""
+        assert self._storing is not None, prefix
+        return await self._storing.run(partial(self._store.records, tenant=tenant, prefix=prefix))
 
     def _given_up(self, wpg_id: str, address: str, because: str) -> None:
         """Tell the core that an instance does not come back by itself."""

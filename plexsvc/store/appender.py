@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, bindparam, literal_column
 
-from plexsvc.store.rows import JournalRow, OperationGone, Row
+from plexsvc.store.rows import JournalRow, OperationGone, RecordGone, Row
 
 _COLUMNS: Final = "scheduler_epoch, idx, at_us, kind, version, body"
 _ROW: Final = "(?, ?, ?, ?, ?, ?)"
 _DELETE: Final = "delete from operations where operation_id = ?"
+_FORGET: Final = "delete from records where tenant = ? and key = ?"
 _FENCE: Final = "(select max(scheduler_epoch) from scheduler_epochs) = ?"
 
 
@@ -72,6 +73,9 @@ class SqliteAppender:
             gone = [(row.operation_id,) for row in rows if isinstance(row, OperationGone)]
             if leads and gone:
                 self._connection.executemany(_DELETE, gone)
+            lost = [(row.tenant, row.key) for row in rows if isinstance(row, RecordGone)]
+            if leads and lost:
+                self._connection.executemany(_FORGET, lost)
             run("commit")
         except sqlite3.Error:
             if self._connection.in_transaction:

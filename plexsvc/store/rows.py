@@ -179,6 +179,23 @@ class UsageRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRow:
+    """What a router remembers for a client, under a key of its own."""
+
+    tenant: str
+    key: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordGone:
+    """What a router remembers no longer."""
+
+    tenant: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobUsage:
     """What a job used by a kind of work, with whose it is."""
 
@@ -198,4 +215,6 @@ Row = (
     | TokenRow
     | QuotaRow
     | UsageRow
+    | RecordRow
+    | RecordGone
 )

@@ -35,6 +35,8 @@ from plexsvc.store.rows import (
     OperationRow,
     ProfileRow,
     QuotaRow,
+    RecordGone,
+    RecordRow,
     Row,
     SnapshotRow,
     TokenRow,
@@ -51,6 +53,7 @@ from plexsvc.store.tables import (
     OPERATIONS,
     PROFILES,
     QUOTAS,
+    RECORDS,
     SNAPSHOTS,
     TOKENS,
     USAGE,
@@ -68,6 +71,7 @@ TABLES: Final[dict[type, sa.Table]] = {
     TokenRow: TOKENS,
     QuotaRow: QUOTAS,
     UsageRow: USAGE,
+    RecordRow: RECORDS,
 }
 
 READINGS: Final = ("hour_us", "count", "device_us", "switch_us", "tokens", "nbytes", "host_mib_s")
@@ -149,10 +153,11 @@ class Store:
     def write_now(self, rows: Sequence[Row]) -> bool:
         """Write changed rows if nobody need be waited for; return whether they are written.
 
-        Rows of operations alone are not synced: the journal, which is, tells of them too. When
-        nothing was written, `append` says why.
+        Rows of operations alone are not synced: the journal, which is, tells of them too. Records
+        are not, either: they survive this process. When nothing was written, `append` says why.
         """
-        is_synced = any(not isinstance(row, OperationRow | OperationGone) for row in rows)
+        unsynced = OperationRow | OperationGone | RecordRow | RecordGone
+        is_synced = any(not isinstance(row, unsynced) for row in rows)
         return self._appender is not None and self._appender.write(rows, is_synced=is_synced)
 
     def profiles(self, *, limit: int) -> list[ProfileRow]:
@@ -198,6 +203,13 @@ class Store:
         query = sa.select(QUOTAS).where(QUOTAS.c.most > 0)
         query = query.order_by(QUOTAS.c.tenant, QUOTAS.c.what)
         return [QuotaRow(**fields) for fields in self._read(query, QuotaRow)]
+
+    def records(self, *, tenant: str, prefix: str) -> list[RecordRow]:
+        """Return what routers remember for a tenant under keys that begin so, by key."""
+        last = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        mine = (RECORDS.c.tenant == tenant, RECORDS.c.key >= prefix, RECORDS.c.key < last)
+        query = sa.select(RECORDS).where(*mine).order_by(RECORDS.c.key)
+        return [RecordRow(**fields) for fields in self._read(query, RecordRow)]
 
     def usage(
         self, *, tenant: str = "", job_id: str = "", before_us: int | None = None
@@ -345,6 +357,10 @@ class Store:
         if gone:
             one = sa.delete(OPERATIONS).where(OPERATIONS.c.operation_id == sa.bindparam("gone"))
             self._connection.execute(one, gone)
+        for row in rows:
+            if isinstance(row, RecordGone):
+                mine = (RECORDS.c.tenant == row.tenant, RECORDS.c.key == row.key)
+                self._connection.execute(sa.delete(RECORDS).where(*mine))
 
     def _read(self, query: Any, kind: type) -> list[dict[str, Any]]:
         names = [field.name for field in dataclasses.fields(kind)]

@@ -184,6 +184,16 @@ USAGE: Final = sa.Table(
 """What a job had used by a kind of work when it was read last in an hour: as on a meter, so that
 to write it again counts nothing twice."""
 
+RECORDS: Final = sa.Table(
+    "records",
+    METADATA,
+    sa.Column("tenant", sa.String(128), primary_key=True),
+    sa.Column("key", sa.String(512), primary_key=True),
+    sa.Column("scheduler_epoch", sa.BigInteger, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+"""What routers remember for clients that keep no state themselves."""
+
 LEADER: Final = sa.Table(
     "leader",
     METADATA,

@@ -44,6 +44,8 @@ _STATUS: Final = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TENANT: Final = web.RequestKey("tenant", TenantId)
 CALLER: Final = web.RequestKey("caller", Caller)
+API_KEY: Final = "X-API-Key"
+KEY_PREFIX: Final = "tml-"
 READING: Final = ("GET", "HEAD")
 
 log = Log(__name__)
@@ -112,20 +114,33 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     Raises:
         PlexError: `bad_request`, `payload_too_large`, `operation_timeout`.
     """
+    await read_body(request)
+    try:
+        found = await request.json(loads=_load_json)
+    except (ValueError, LookupError, RecursionError) as error:
+        raise bad_request(f"the body is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise bad_request("the body must be a JSON object")
+    return found
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        PlexError: `bad_request`, `payload_too_large`, `operation_timeout`.
+    """
     try:
         async with asyncio.timeout(SILENT_S):
-            found = await request.json(loads=_load_json)
+            return await request.read()
     except TimeoutError:
         raise PlexError(
             ErrorCode.OPERATION_TIMEOUT, f"the body did not come within {SILENT_S:g} s"
         ) from None
     except web.HTTPRequestEntityTooLarge:
         raise payload_too_large(f"a body has {MAX_MESSAGE_BYTES} bytes at most") from None
-    except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
-        raise bad_request(f"the body is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise bad_request("the body must be a JSON object")
-    return found
+    except web.RequestPayloadError as error:
+        raise bad_request(f"the body cannot be read: {error}") from error
 
 
 def _load_json(body: str) -> object:
@@ -166,9 +181,7 @@ class _Guard:
         """Return the answer to a request."""
         self.silent.discard(request.protocol)
         try:
-            caller = self._tenants.caller_of(
-                (name.lower(), value) for name, value in request.headers.items()
-            )
+            caller = self._tenants.caller_of(_credentials(request, self._tenants))
             if request.method not in READING:
                 caller.check_may_change(f"{request.method} {request.path}")
             self._tenants.rates.take(caller.tenant)
@@ -185,6 +198,21 @@ class _Guard:
             log.error("call failed", path=request.path)
             text = f"the router failed in {request.path}: {error!r}; its log says where"
             return _answer(internal(text))
+
+
+def _credentials(request: web.Request, tenants: Tenants) -> list[tuple[str, str]]:
+    """Return who calls, as tokens are presented elsewhere.
+
+    The Tinker SDK has its token in a header of its own, and takes none that does not begin with
+    `tml-`: one that does not may be given with that before it.
+    """
+    key = request.headers.get(API_KEY)
+    if key is None or "authorization" in request.headers:
+        return [(name.lower(), value) for name, value in request.headers.items()]
+    given = [("authorization", f"Bearer {key}")]
+    if key.startswith(KEY_PREFIX) and tenants.refusal(given) is not None:
+        given = [("authorization", f"Bearer {key.removeprefix(KEY_PREFIX)}")]
+    return given
 
 
 class _Connections:

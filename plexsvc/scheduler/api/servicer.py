@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from plexclient.wire.v1 import service_pb2
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Methods, add_service
-from plexsvc.scheduler.api import deployments, operators, sessions
+from plexsvc.scheduler.api import deployments, operators, records, sessions
 from plexsvc.scheduler.api.operations import Operations
 from plexsvc.scheduler.api.pace import Pace
 from plexsvc.scheduler.api.quotas import Quotas
@@ -30,6 +30,7 @@ CHANGES: Final[tuple[Methods, ...]] = (
     sessions.METHODS,
     deployments.METHODS,
     operators.METHODS,
+    records.METHODS,
     instances.CHANGES,
 )
 QUESTIONS: Final[tuple[Methods, ...]] = (

@@ -28,12 +28,14 @@ from plexsvc.store.rows import (
     OperationRow,
     ProfileRow,
     QuotaRow,
+    RecordGone,
+    RecordRow,
     SnapshotRow,
     TokenRow,
     UsageRow,
 )
 from plexsvc.store.store import _take_epoch, database_file, open_store, reopen_store
-from plexsvc.store.tables import EPOCHS, KEPT_OPERATIONS, METADATA
+from plexsvc.store.tables import EPOCHS, KEPT_OPERATIONS, METADATA, RECORDS
 from tests.rigs import stored
 from tests.rigs.store_rows import entry, job
 
@@ -249,6 +251,22 @@ def test_quotas_bind_under_the_next_until_they_are_lifted(url: str) -> None:
     after.close()
 
 
+def test_records_are_found_by_how_their_keys_begin_until_they_are_gone(url: str) -> None:
+    def record(key: str, *, tenant: str = "mine") -> RecordRow:
+        return RecordRow(tenant=tenant, key=key, body=key.encode())
+
+    store = open_store(url, now_us=1)
+    kept = [record(key) for key in ("a/2", "a/1", "ab/1", "b/1")]
+    store.append((), [*kept, record("a/1", tenant="other")])
+    store.append((), [RecordGone(tenant="mine", key="a/2")])
+    store.close()
+    after = open_store(url, now_us=2)
+    assert after.records(tenant="mine", prefix="a/") == [record("a/1")]
+    if after.write_now([record("a/3"), RecordGone(tenant="mine", key="a/1")]):  # on SQLite
+        assert after.records(tenant="mine", prefix="a/") == [record("a/3")]
+    after.close()
+
+
 def test_a_database_has_the_tables_and_keeps_them_when_it_is_opened_again(url: str) -> None:
     for now_us in (1, 2):
         open_store(url, now_us=now_us).close()
@@ -263,7 +281,8 @@ def test_an_older_database_gets_the_tables_that_came_since(url: str) -> None:
     open_store(url, now_us=1).close()
     engine = create_engine(url)
     with engine.begin() as connection:
-        KEPT_OPERATIONS.drop(connection)
+        for table in (KEPT_OPERATIONS, RECORDS):
+            table.drop(connection)
         connection.exec_driver_sql("update alembic_version set version_num = '0011'")
     open_store(url, now_us=2).close()
     with engine.connect() as connection:

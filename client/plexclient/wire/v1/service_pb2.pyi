@@ -45,6 +45,42 @@ reads: _descriptor.FieldDescriptor
 MEMBERS_ONLY_FIELD_NUMBER: _ClassVar[int]
 members_only: _descriptor.FieldDescriptor
 
+class Record(_message.Message):
+    __slots__ = ("key", "body")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    body: bytes
+    def __init__(self, key: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class KeepRecordsRequest(_message.Message):
+    __slots__ = ("tenant", "records", "gone")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    records: _containers.RepeatedCompositeFieldContainer[Record]
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tenant: _Optional[str] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeepRecordsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetRecordsRequest(_message.Message):
+    __slots__ = ("tenant", "prefix")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    prefix: str
+    def __init__(self, tenant: _Optional[str] = ..., prefix: _Optional[str] = ...) -> None: ...
+
+class GetRecordsReply(_message.Message):
+    __slots__ = ("records",)
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[Record]
+    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+
 class CreateJobRequest(_message.Message):
     __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels", "priority", "max_slowdown", "expected_steps", "resume_id", "is_seen_dead")
     class LabelsEntry(_message.Message):

@@ -2061,6 +2061,16 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.WatchTokensRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.WatchTokensReply.FromString,
                 _registered_method=True)
+        self.KeepRecords = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/KeepRecords',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.KeepRecordsRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.KeepRecordsReply.FromString,
+                _registered_method=True)
+        self.GetRecords = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/GetRecords',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.GetRecordsRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.GetRecordsReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -2273,6 +2283,19 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepRecords(self, request, context):
+        """durable when it returns
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRecords(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -2445,6 +2468,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.WatchTokens,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.WatchTokensRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.WatchTokensReply.SerializeToString,
+            ),
+            'KeepRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepRecords,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.KeepRecordsRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.KeepRecordsReply.SerializeToString,
+            ),
+            'GetRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRecords,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.GetRecordsRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.GetRecordsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -3366,6 +3399,60 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/WatchTokens',
             plexsvc_dot_v1_dot_service__pb2.WatchTokensRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.WatchTokensReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/KeepRecords',
+            plexsvc_dot_v1_dot_service__pb2.KeepRecordsRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.KeepRecordsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/GetRecords',
+            plexsvc_dot_v1_dot_service__pb2.GetRecordsRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.GetRecordsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -478,6 +478,9 @@ class SchedulerStub:
     SetQuota: _grpc.UnaryUnaryMultiCallable[_service_pb2.SetQuotaRequest, _service_pb2.ListQuotasReply]
     ListQuotas: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListQuotasRequest, _service_pb2.ListQuotasReply]
     WatchTokens: _grpc.UnaryUnaryMultiCallable[_service_pb2.WatchTokensRequest, _service_pb2.WatchTokensReply]
+    KeepRecords: _grpc.UnaryUnaryMultiCallable[_service_pb2.KeepRecordsRequest, _service_pb2.KeepRecordsReply]
+    """durable when it returns"""
+    GetRecords: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetRecordsRequest, _service_pb2.GetRecordsReply]
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -520,6 +523,9 @@ class SchedulerAsyncStub(SchedulerStub):
     SetQuota: _aio.UnaryUnaryMultiCallable[_service_pb2.SetQuotaRequest, _service_pb2.ListQuotasReply]  # type: ignore[assignment]
     ListQuotas: _aio.UnaryUnaryMultiCallable[_service_pb2.ListQuotasRequest, _service_pb2.ListQuotasReply]  # type: ignore[assignment]
     WatchTokens: _aio.UnaryUnaryMultiCallable[_service_pb2.WatchTokensRequest, _service_pb2.WatchTokensReply]  # type: ignore[assignment]
+    KeepRecords: _aio.UnaryUnaryMultiCallable[_service_pb2.KeepRecordsRequest, _service_pb2.KeepRecordsReply]  # type: ignore[assignment]
+    """durable when it returns"""
+    GetRecords: _aio.UnaryUnaryMultiCallable[_service_pb2.GetRecordsRequest, _service_pb2.GetRecordsReply]  # type: ignore[assignment]
 
 class SchedulerServicer:
     """Called by routers only. `tenant` fields are filled by the router."""
@@ -729,5 +735,18 @@ class SchedulerServicer:
         request: _service_pb2.WatchTokensRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.WatchTokensReply, _abc.Awaitable[_service_pb2.WatchTokensReply]]: ...
+
+    def KeepRecords(
+        self,
+        request: _service_pb2.KeepRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.KeepRecordsReply, _abc.Awaitable[_service_pb2.KeepRecordsReply]]:
+        """durable when it returns"""
+
+    def GetRecords(
+        self,
+        request: _service_pb2.GetRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.GetRecordsReply, _abc.Awaitable[_service_pb2.GetRecordsReply]]: ...
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

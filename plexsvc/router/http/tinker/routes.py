@@ -1,0 +1,276 @@
+"""Routes of the Tinker SDK, below `/api/v1`.
+
+What is refused is refused by name in a JSON body, with a status that the SDK does not try again
+unless it may pass. A future is waited for by one request after another: each holds for a while,
+and then says 408.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+from google.protobuf.message import Message
+
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode, PlexError, bad_request
+from plexsvc.ids import TenantId
+from plexsvc.router.api import SchedulerApi
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.http.server import TENANT, error_of, read_body, read_json
+from plexsvc.router.http.tinker import wire
+from plexsvc.router.http.tinker.lanes import Wire
+from plexsvc.router.http.tinker.sessions import Future, Runner, Sessions
+from plexsvc.router.http.tinker.training import Training, text, whole
+
+ROOT: Final = "/api/v1"
+HOLD_S: Final = 25.0
+"""How long a request waits for a future; the SDK gives up at 45 s."""
+CHUNK_BYTES: Final = 2 << 20
+"""Bytes of one forward_backward, by which the SDK cuts a batch: a record holds one."""
+OUTCOMES: Final[Mapping[str, Any]] = {
+    "success": pb.JOB_STATE_COMPLETED,
+    "errored": pb.JOB_STATE_FAILED,
+    "interrupted": pb.JOB_STATE_CANCELLED,
+}
+USER: Final = frozenset(
+    {
+        ErrorCode.BAD_REQUEST,
+        ErrorCode.BAD_BATCH,
+        ErrorCode.UNKNOWN_LOSS,
+        ErrorCode.UNKNOWN_MODEL,
+        ErrorCode.NOT_FOUND,
+        ErrorCode.FORBIDDEN,
+        ErrorCode.PAYLOAD_TOO_LARGE,
+        ErrorCode.LOGPROB_MISMATCH,
+        ErrorCode.CHECKPOINT_DAMAGED,
+        ErrorCode.OVER_BUDGET,
+        ErrorCode.NO_PLACEMENT,
+    }
+)
+"""Failures that the client's request is the cause of."""
+
+Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Front:
+    """The Tinker SDK's service, as a client of this router."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerApi,
+        wire_: Wire,
+        *,
+        config: RouterConfig,
+        control: Callable[..., Awaitable[Message]],
+        keep_alive: Callable[..., Awaitable[pb.KeepAliveReply]],
+        deploy: Callable[..., Awaitable[pb.Deployment]],
+        hold: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._config = config
+        self._hold = hold
+        runners: dict[str, Runner] = {}
+        self._sessions = Sessions(
+            scheduler, wire_, control=control, keep_alive=keep_alive, runners=runners
+        )
+        self._training = Training(self._sessions, deploy=deploy, models=config.tinker)
+        runners |= self._training.runners
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run what clients ask for, until left; what is under way then goes on with the next."""
+        async with asyncio.TaskGroup() as group:
+            self._sessions.group = group
+            try:
+                yield
+            finally:
+                self._sessions.cancel()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        posts: dict[str, Handle] = {
+            "client/config": self._client_config,
+            "client/dynamic_config": self._dynamic_config,
+            "telemetry": self._telemetry,
+            "create_session": self._create_session,
+            "session_heartbeat": self._heartbeat,
+            "sessions/{session_id}/finish": self._finish,
+            "create_model": self._create_model,
+            "get_info": self._get_info,
+            "forward": self._forward,
+            "forward_backward": self._forward_backward,
+            "optim_step": self._optim_step,
+            "retrieve_future": self._retrieve,
+        }
+        gets: dict[str, Handle] = {
+            "healthz": self._health,
+            "get_server_capabilities": self._capabilities,
+        }
+        return [
+            *(web.post(f"{ROOT}/{path}", named(handle)) for path, handle in posts.items()),
+            *(web.get(f"{ROOT}/{path}", named(handle)) for path, handle in gets.items()),
+        ]
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _telemetry(self, request: web.Request) -> web.Response:
+        await request.read()
+        return web.json_response({"status": "accepted"})
+
+    async def _client_config(self, _: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "fwdbwd_max_chunk_bytes_count": CHUNK_BYTES,
+                "use_pyqwest_transport": False,
+            }
+        )
+
+    async def _dynamic_config(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _capabilities(self, _: web.Request) -> web.Response:
+        names = [*self._config.tinker, *sorted(_models(self._config.model_roots))]
+        models = [{"model_name": name, "trainable": True, "sampleable": True} for name in names]
+        return web.json_response({"supported_models": models})
+
+    async def _create_session(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        session = await self._sessions.open(asked, tenant=request[TENANT])
+        return web.json_response({"type": "create_session", "session_id": session.session_id})
+
+    async def _heartbeat(self, request: web.Request) -> web.Response:
+        session_id = text(await read_json(request), "session_id")
+        session = await self._sessions.get(session_id, tenant=request[TENANT])
+        await self._sessions.beat(session)
+        return web.json_response({"type": "session_heartbeat"})
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        asked, session_id = await read_json(request), request.match_info["session_id"]
+        session = await self._sessions.get(session_id, tenant=request[TENANT])
+        kind, detail = str((asked.get("reason") or {}).get("type")), asked.get("detail") or ""
+        if kind not in OUTCOMES:
+            raise bad_request(f"reason.type is {kind!r}; give one of {', '.join(OUTCOMES)}")
+        await self._sessions.end(session, outcome=OUTCOMES[kind], reason=str(detail)[:1024])
+        return web.json_response(None)
+
+    async def _create_model(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        return _begun(await self._training.create(asked, tenant=request[TENANT]))
+
+    async def _get_info(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        return web.json_response(await self._training.info(asked, tenant=request[TENANT]))
+
+    async def _forward(self, request: web.Request) -> web.Response:
+        asked = wire.request_of_json(await read_json(request), is_forward=True)
+        return await self._pass(request, asked)
+
+    async def _forward_backward(self, request: web.Request) -> web.Response:
+        if request.content_type == wire.PROTOBUF:
+            asked = wire.request_of(await read_body(request))
+        else:
+            asked = wire.request_of_json(await read_json(request), is_forward=False)
+        return await self._pass(request, asked)
+
+    async def _pass(self, request: web.Request, asked: Any) -> web.Response:
+        body = asked.SerializeToString(deterministic=True)
+        future = await self._training.submit(
+            "forward_backward", asked.model_id, asked.seq_id, body, tenant=request[TENANT]
+        )
+        return _begun(future)
+
+    async def _optim_step(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        if "optimizer_params" in asked:
+            raise bad_request("optimizer_params: only adam_params are offered")
+        return _begun(
+            await self._numbered("optim_step", asked, request, adam=asked.get("adam_params"))
+        )
+
+    async def _numbered(
+        self, kind: str, asked: Mapping[str, Any], request: web.Request, **facts: Any
+    ) -> Future:
+        """Take a request that came as JSON and is one operation of a model."""
+        return await self._training.submit(
+            kind,
+            text(asked, "model_id"),
+            whole(asked, "seq_id"),
+            json.dumps(asked, sort_keys=True).encode(),
+            tenant=request[TENANT],
+            **facts,
+        )
+
+    async def _retrieve(self, request: web.Request) -> web.Response:
+        asked, tenant = await read_json(request), request[TENANT]
+        future = await self._future(text(asked, "request_id"), tenant=tenant)
+        with self._hold(tenant):
+            await asyncio.wait({future.work}, timeout=HOLD_S)
+        if not future.work.done():
+            waits = {"type": "try_again", "request_id": future.request_id, "queue_state": "active"}
+            return web.json_response(waits, status=408)
+        future.is_told = True
+        found = future.work.result()
+        if isinstance(found, PlexError):
+            category = "user" if found.code in USER else "server"
+            return web.json_response({"error": str(found), "category": category})
+        if found.message is not None and wire.PROTOBUF in request.headers.get("Accept", ""):
+            body = found.message.SerializeToString()
+            return web.Response(body=body, content_type=wire.PROTOBUF)
+        told = found.told() if callable(found.told) else found.told
+        return web.json_response(told)
+
+    async def _future(self, request_id: str, *, tenant: TenantId) -> Future:
+        session = await self._sessions.get(request_id, tenant=tenant)
+        if request_id not in session.futures:
+            raise PlexError(
+                ErrorCode.RESULT_GONE,
+                f"there is no future {request_id!r}: its answer was read, or it never began",
+            )
+        return session.futures[request_id]
+
+
+def named(handle: Handle) -> Handle:
+    """Return a handler whose refusals have a status that says whether to try again."""
+
+    async def handled(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handle(request)
+        except PlexError as error:
+            if error.retryable or error.code in _AS_THEY_ARE:
+                raise
+            is_gone = error.code in {ErrorCode.RESULT_GONE, ErrorCode.JOB_ENDED}
+            return web.json_response(error_of(error), status=410 if is_gone else 400)
+
+    return handled
+
+
+_AS_THEY_ARE: Final = frozenset(
+    {
+        ErrorCode.UNAUTHENTICATED,
+        ErrorCode.FORBIDDEN,
+        ErrorCode.NOT_FOUND,
+        ErrorCode.PAYLOAD_TOO_LARGE,
+    }
+)
+"""Codes whose status the server knows."""
+
+
+def _begun(future: Future) -> web.Response:
+    told = {"request_id": future.request_id, "model_id": future.facts.get("model_id")}
+    return web.json_response({name: value for name, value in told.items() if value is not None})
+
+
+def _models(roots: tuple[Path, ...]) -> set[str]:
+    """Return the model directories below roots, by the names that requests have for them."""
+    return {
+        str(config.parent.relative_to(root))
+        for root in roots
+        for pattern in ("*/config.json", "*/*/config.json")
+        for config in root.glob(pattern)
+    }

@@ -1,0 +1,319 @@
+"""Sessions of Tinker clients: a job each, with its models, samplers and futures.
+
+Theory of operation. Everything that a client was told of is a record in the store before it is
+told: the session, each model, each sampler, and each future with the request that made it. A router
+that finds a session in the store alone loads it, and starts every future again. Operation ids and
+numbers follow from the requests, so what had run is answered from the service's record. A future
+leaves memory and store by the second heartbeat after its answer was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import xxhash
+from google.protobuf.message import Message
+
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, not_found
+from plexsvc.ids import TenantId
+from plexsvc.log import Log
+from plexsvc.router.api import SchedulerApi
+from plexsvc.router.http.tinker.lanes import Lane, Wire
+
+TTL_US: Final = 180_000_000
+"""How long a session lives without a heartbeat; the SDK sends one in 10 s."""
+MAX_FUTURES: Final = 65_536
+"""Futures of a session whose answers are not acknowledged."""
+ENDED: Final = frozenset({ErrorCode.JOB_ENDED, ErrorCode.NOT_FOUND})
+
+log = Log(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a future became: an object, and the message that newer SDKs read in its place."""
+
+    told: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+    message: Message | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Future:
+    """A request that was acknowledged, and its answer to come."""
+
+    request_id: str
+    kind: str
+    facts: dict[str, Any]
+    body: bytes
+    task: asyncio.Task[Outcome | PlexError] | None = None
+    is_told: bool = False
+    is_old: bool = False
+    """Told before the last heartbeat."""
+
+    @property
+    def work(self) -> asyncio.Task[Outcome | PlexError]:
+        """What makes its answer, or finds out why there is none."""
+        assert self.task is not None, self.request_id
+        return self.task
+
+    def to_record(self) -> bytes:
+        """Return it as the store has it."""
+        head = {"request_id": self.request_id, "kind": self.kind, "facts": self.facts}
+        return json.dumps(head).encode() + b"\n" + self.body
+
+    @classmethod
+    def of_record(cls, record: bytes) -> Future:
+        """Return it as it was."""
+        head, _, body = record.partition(b"\n")
+        return cls(body=body, **json.loads(head))
+
+
+Runner = Callable[["Session", Future], Awaitable[Outcome]]
+"""Makes the answer of a kind of future; run again, it makes the same."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Session:
+    """A client's session, as it is here. Its id is its job's."""
+
+    tenant: TenantId
+    session_id: str
+    facts: dict[str, Any]
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    samplers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    futures: dict[str, Future] = field(default_factory=dict)
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    engines: dict[str, Any] = field(default_factory=dict)
+    """Its rollout deployments, by base model."""
+
+    def model(self, model_id: str) -> dict[str, Any]:
+        """Return what is known of a model.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        if model_id not in self.models:
+            raise not_found(f"session {self.session_id!r} has no model {model_id!r}")
+        return self.models[model_id]
+
+
+class Sessions:
+    """The sessions of all tenants."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerApi,
+        wire: Wire,
+        *,
+        control: Callable[..., Awaitable[Message]],
+        keep_alive: Callable[..., Awaitable[pb.KeepAliveReply]],
+        runners: Mapping[str, Runner],
+    ) -> None:
+        self._scheduler = scheduler
+        self._wire = wire
+        self._control = control
+        self._keep_alive = keep_alive
+        self._runners = runners
+        self._sessions: dict[tuple[TenantId, str], Session] = {}
+        self._loading = asyncio.Lock()
+        self.clock = wire.clock
+        self.group: asyncio.TaskGroup | None = None
+        """What runs the requests, while the front serves."""
+
+    async def open(self, asked: Mapping[str, Any], *, tenant: TenantId) -> Session:
+        """Open a session: a job of its own."""
+        session_id = f"tinker-{secrets.token_hex(8)}"
+        facts = {
+            name: asked.get(name)
+            for name in ("tags", "user_metadata", "display_name", "project_id")
+        } | {"created_us": self._wire.clock.wall_us()}
+        session = Session(tenant=tenant, session_id=session_id, facts=facts)
+        await self.keep(session, {"session": facts})
+        request = pb.CreateJobRequest(job_id=session_id, name="tinker", session_ttl_us=TTL_US)
+        await self._control("CreateJob", request, tenant=tenant)
+        self._sessions[tenant, session_id] = session
+        return session
+
+    async def get(self, name: str, *, tenant: TenantId) -> Session:
+        """Return the session that an id names or begins with.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        session_id = name.partition(":")[0]
+        key = tenant, session_id
+        if key not in self._sessions:
+            async with self._loading:
+                if key not in self._sessions:
+                    self._sessions[key] = await self._load(session_id, tenant=tenant)
+        return self._sessions[key]
+
+    async def beat(self, session: Session) -> None:
+        """Extend a session; drop the futures whose answers were read long ago.
+
+        Raises:
+            PlexError: `job_ended`.
+        """
+        old = [one for one in session.futures.values() if one.is_old]
+        for one in old:
+            if "seq" in one.facts:
+                lane = self.lane(session, one.facts["deployment_id"])
+                lane.answered.add(one.facts["seq"])
+        acks = {name: lane.answered.upto for name, lane in session.lanes.items()}
+        request = pb.KeepAliveRequest(job_id=session.session_id, acks=acks, period_us=10_000_000)
+        reply = await self._keep_alive(request, tenant=session.tenant)
+        if reply.state not in {pb.JOB_STATE_QUEUED, pb.JOB_STATE_RUNNING}:
+            await self.drop(session)
+            raise PlexError(
+                ErrorCode.JOB_ENDED, f"session {session.session_id} has ended: {reply.reason}"
+            )
+        for one in old:
+            session.futures.pop(one.request_id, None)
+        for one in session.futures.values():
+            one.is_old = one.is_told
+        if old:
+            gone = [f"future/{one.request_id}" for one in old]
+            await self.keep(session, {}, gone=gone)
+
+    async def end(self, session: Session, *, outcome: int, reason: str) -> None:
+        """End a session and its job."""
+        request = pb.EndJobRequest(job_id=session.session_id, outcome=outcome, reason=reason)  # type: ignore[arg-type]  # an int of that enum
+        await self._control("EndJob", request, tenant=session.tenant)
+        await self.drop(session)
+
+    async def drop(self, session: Session) -> None:
+        """Remember a session no longer."""
+        self._sessions.pop((session.tenant, session.session_id), None)
+        for one in session.futures.values():
+            one.work.cancel()
+        request = pb.GetRecordsRequest(tenant=session.tenant, prefix=f"{session.session_id}/")
+        found = await self._scheduler.call("GetRecords", request, pb.GetRecordsReply)
+        gone = [one.key for one in found.records]
+        kept = pb.KeepRecordsRequest(tenant=session.tenant, gone=gone)
+        await self._scheduler.call("KeepRecords", kept, pb.KeepRecordsReply)
+
+    async def start(
+        self,
+        session: Session,
+        future: Future,
+        *,
+        records: Mapping[str, Any] = {},
+    ) -> Future:
+        """Remember a request and begin it, once; the same again returns what is there.
+
+        Raises:
+            PlexError: `bad_request` for another request under its number; `queue_full`.
+        """
+        future.facts["digest"] = xxhash.xxh3_128_hexdigest(future.body)
+        known = session.futures.get(future.request_id)
+        if known is not None:
+            if known.facts["digest"] != future.facts["digest"]:
+                raise bad_request(
+                    f"{future.request_id} came with another body before; number requests anew"
+                )
+            return known
+        if len(session.futures) >= MAX_FUTURES:
+            raise PlexError(
+                ErrorCode.QUEUE_FULL,
+                f"session {session.session_id} has {MAX_FUTURES} futures whose answers were not "
+                "read; read some",
+            )
+        session.futures[future.request_id] = future
+        self._begin(session, future)
+        try:
+            key = f"future/{future.request_id}"
+            await self.keep(session, {**records, key: future.to_record()})
+        except PlexError:
+            session.futures.pop(future.request_id, None)
+            raise
+        return future
+
+    def cancel(self) -> None:
+        """End what runs here; it goes on where its session is loaded next."""
+        for session in self._sessions.values():
+            for one in session.futures.values():
+                one.work.cancel()
+
+    async def keep(
+        self, session: Session, records: Mapping[str, Any], *, gone: list[str] | None = None
+    ) -> None:
+        """Write records of a session, as bytes or JSON; durable on return."""
+        request = pb.KeepRecordsRequest(tenant=session.tenant)
+        for key, value in records.items():
+            body = value if isinstance(value, bytes) else json.dumps(value).encode()
+            request.records.add(key=f"{session.session_id}/{key}", body=body)
+        request.gone.extend(f"{session.session_id}/{key}" for key in gone or ())
+        await self._scheduler.call("KeepRecords", request, pb.KeepRecordsReply)
+
+    def lane(self, session: Session, deployment_id: str) -> Lane:
+        """Return the lane of a deployment of a session."""
+        if deployment_id not in session.lanes:
+            session.lanes[deployment_id] = Lane(
+                self._wire,
+                tenant=session.tenant,
+                job_id=session.session_id,
+                deployment_id=deployment_id,
+            )
+        return session.lanes[deployment_id]
+
+    def _begin(self, session: Session, future: Future) -> None:
+        assert self.group is not None, future
+        future.task = self.group.create_task(self._run(session, future))
+
+    async def _run(self, session: Session, future: Future) -> Outcome | PlexError:
+        try:
+            return await self._runners[future.kind](session, future)
+        except PlexError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - a bug of ours is told to its caller alone
+            log.error("request failed", request_id=future.request_id)
+            return internal(f"the router failed: {error!r}; its log says where")
+
+    async def _load(self, session_id: str, *, tenant: TenantId) -> Session:
+        request = pb.GetRecordsRequest(tenant=tenant, prefix=f"{session_id}/")
+        found = await self._scheduler.call("GetRecords", request, pb.GetRecordsReply)
+        records = {one.key.partition("/")[2]: one.body for one in found.records}
+        if "session" not in records:
+            raise not_found(f"there is no session {session_id!r}, or it has ended")
+        facts = json.loads(records.pop("session"))
+        session = Session(tenant=tenant, session_id=session_id, facts=facts)
+        for key, body in records.items():
+            kind, _, name = key.partition("/")
+            match kind:
+                case "model":
+                    session.models[name] = json.loads(body)
+                case "sampler":
+                    session.samplers[name] = json.loads(body)
+                case _:
+                    future = Future.of_record(body)
+                    session.futures[future.request_id] = future
+        await self._resume(session)
+        return session
+
+    async def _resume(self, session: Session) -> None:
+        """Go on where the router before was: what it had acknowledged, and every future."""
+        for model in session.models.values():
+            deployment_id = model["deployment_id"]
+            open_seqs = [
+                one.facts["seq"]
+                for one in session.futures.values()
+                if one.facts.get("deployment_id") == deployment_id and "seq" in one.facts
+            ]
+            upto = min(open_seqs, default=0) - 1
+            if not open_seqs:
+                request = pb.GetDeploymentRequest(
+                    deployment_id=deployment_id,
+                    job_id=session.session_id,
+                    tenant=session.tenant,
+                )
+                found = await self._scheduler.call("GetDeployment", request, pb.Deployment)
+                upto = found.next_seq - 1
+            self.lane(session, deployment_id).answered.upto = max(0, upto)
+        for future in session.futures.values():
+            self._begin(session, future)

@@ -1,0 +1,279 @@
+"""Training clients: a model is a deployment of its session's job, a request one operation on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from plexclient.ids import JobId, new_deployment_id
+from plexclient.specs import AdamW
+from plexclient.wire.v1 import operations_pb2 as ops
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import PlexError, bad_request
+from plexsvc.ids import TenantId
+from plexsvc.router.config import TinkerModel
+from plexsvc.router.http.tinker import wire
+from plexsvc.router.http.tinker.lanes import Lane, persist
+from plexsvc.router.http.tinker.sessions import Future, Outcome, Runner, Session, Sessions
+
+ADAM: Final = AdamW(lr=1e-4, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, clip_grad_norm=0.0)
+"""What the SDK's `AdamParams` are unless given."""
+STEP: Final[Mapping[str, str]] = {
+    "learning_rate": "lr",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "eps": "eps",
+    "weight_decay": "weight_decay",
+    "grad_clip_norm": "clip_grad_norm",
+}
+"""Fields of `AdamParams`, by the names that a step has for them."""
+OPENING: Final = 1
+"""Number of the operation that a model begins with; the client's first request has the next."""
+
+Asked = Mapping[str, Any]
+
+
+class Training:
+    """Models and their requests."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        *,
+        deploy: Callable[..., Awaitable[pb.Deployment]],
+        models: Mapping[str, TinkerModel],
+    ) -> None:
+        self._sessions = sessions
+        self._deploy = deploy
+        self._models = models
+        self.runners: dict[str, Runner] = {
+            "create_model": self._created,
+            "forward_backward": self._passed,
+            "optim_step": self._stepped,
+        }
+
+    def known(self, base_model: str) -> TinkerModel:
+        """Return how a base model is trained."""
+        return self._models.get(base_model) or TinkerModel(model=base_model)
+
+    async def create(self, asked: Asked, *, tenant: TenantId) -> Future:
+        """Begin to create a model that trains all its parameters.
+
+        Raises:
+            PlexError: `bad_request` for an adapter, or another optimizer than AdamW.
+        """
+        session = await self._sessions.get(text(asked, "session_id"), tenant=tenant)
+        base_model, lora = text(asked, "base_model"), asked.get("lora_config")
+        number = whole(asked, "model_seq_id")
+        self._check_full(base_model, lora)
+        kind = (asked.get("optimizer_config") or {}).get("type", "adamw")
+        if kind != "adamw":
+            raise bad_request(f"optimizer_config.type={kind!r} is not offered; offered is adamw")
+        seed = (lora or {}).get("seed") or 0
+        return await self.begin(
+            session,
+            number,
+            base_model=base_model,
+            facts={"seed": seed, "user_metadata": asked.get("user_metadata")},
+        )
+
+    async def begin(
+        self, session: Session, number: int, *, base_model: str, facts: dict[str, Any]
+    ) -> Future:
+        """Begin to create a model; with `path` in its facts it goes on from what lies there."""
+        model_id = f"{session.session_id}:train:{number}"
+        model = {
+            "model_id": model_id,
+            "base_model": base_model,
+            "deployment_id": new_deployment_id(JobId(session.session_id), f"train-{number}"),
+            **facts,
+        }
+        session.models.setdefault(model_id, model)
+        future = Future(
+            request_id=f"{session.session_id}:create:{number}",
+            kind="create_model",
+            facts={"model_id": model_id, "deployment_id": model["deployment_id"], "seq": OPENING},
+            body=b"",
+        )
+        return await self._sessions.start(session, future, records={f"model/{model_id}": model})
+
+    async def submit(
+        self, kind: str, model_id: str, seq: int, body: bytes, *, tenant: TenantId, **facts: Any
+    ) -> Future:
+        """Take a request of a model, once for all that come with its number.
+
+        Raises:
+            PlexError: `not_found`; `bad_request`.
+        """
+        session = await self._sessions.get(model_id, tenant=tenant)
+        model = session.model(model_id)
+        if not 0 < seq < 2**31:
+            raise bad_request(f"seq_id is {seq}; it counts from 1", field="seq_id")
+        facts |= {
+            "model_id": model_id,
+            "deployment_id": model["deployment_id"],
+            "seq": seq + OPENING,
+        }
+        future = Future(request_id=f"{model_id}:{seq}", kind=kind, facts=facts, body=body)
+        return await self._sessions.start(session, future)
+
+    async def info(self, asked: Asked, *, tenant: TenantId) -> dict[str, Any]:
+        """Return what a model is."""
+        model_id = text(asked, "model_id")
+        model = (await self._sessions.get(model_id, tenant=tenant)).model(model_id)
+        name = model["base_model"]
+        is_on_hub = name.count("/") == 1 and not name.startswith("/")
+        return {
+            "type": "get_info",
+            "model_data": {
+                "arch": "full",
+                "model_name": name,
+                "tokenizer_id": None if is_on_hub else self.known(name).model,
+            },
+            "model_id": model_id,
+            "is_lora": False,
+            "model_name": name,
+        }
+
+    def _check_full(self, base_model: str, lora: Any) -> None:
+        """Refuse an adapter, unless the base model is one that is always trained whole."""
+        if lora is None or base_model in self._models:
+            return
+        if not isinstance(lora, dict) or lora.get("rank") != 0:
+            raise bad_request(
+                f"lora_config.rank={(lora or {}).get('rank')!r}: adapters are not offered yet; "
+                "rank 0 trains all parameters, and so does a base model of router.tinker "
+                f"({', '.join(self._models) or 'none'}) at any rank",
+                field="lora_config",
+            )
+        for name in ("train_attn", "train_mlp", "train_unembed"):
+            if lora.get(name) is False:
+                raise bad_request(f"lora_config.{name}=false: rank 0 trains all parameters")
+
+    async def _created(self, session: Session, future: Future) -> Outcome:
+        model = session.model(future.facts["model_id"])
+        known = self.known(model["base_model"])
+        spec = pb.DeploymentSpec(
+            role="actor",
+            model=known.model,
+            backend=known.backend,
+            parallel=known.parallel.to_wire(),
+            optimizer=ADAM.to_wire(),
+            dtype=known.dtype,
+            seed=model.get("seed") or 0,
+            micro_batch_tokens=known.micro_batch_tokens,
+        )
+        await self.deployed(session, model["deployment_id"], spec)
+        lane = self.lane(session, future)
+        await lane.run(ops.Operation(noop=ops.Noop()), seq=OPENING)
+        return Outcome(told={"type": "create_model", "model_id": model["model_id"]})
+
+    async def deployed(
+        self, session: Session, deployment_id: str, spec: pb.DeploymentSpec
+    ) -> pb.Deployment:
+        """Return a deployment once it is ready."""
+        request = pb.CreateDeploymentRequest(
+            deployment_id=deployment_id,
+            job_id=session.session_id,
+            name=deployment_id.partition("/")[2],
+            spec=spec,
+        )
+
+        async def ask() -> pb.Deployment:
+            sent = pb.CreateDeploymentRequest()
+            sent.CopyFrom(request)
+            return await self._deploy(sent, tenant=session.tenant)
+
+        return await persist(ask, clock=self._sessions.clock, what=deployment_id)
+
+    def lane(self, session: Session, future: Future) -> Lane:
+        """Return the lane of a future's deployment."""
+        return self._sessions.lane(session, future.facts["deployment_id"])
+
+    async def run(
+        self, session: Session, future: Future, make: Callable[[], ops.Operation]
+    ) -> ops.OperationResult:
+        """Return the answer of the operation that a future makes; a refusal takes its number."""
+        lane, seq = self.lane(session, future), future.facts["seq"]
+        try:
+            operation = make()
+        except PlexError:
+            await lane.fill(seq)
+            raise
+        return await lane.run(operation, seq=seq)
+
+    async def _passed(self, session: Session, future: Future) -> Outcome:
+        lane, seq = self.lane(session, future), future.facts["seq"]
+        try:
+            asked = wire.pass_of(wire.request_of(future.body))
+        except PlexError:
+            await lane.fill(seq)
+            raise
+        if asked.is_forward:
+            operation = ops.Operation(forward=ops.Forward(temperature=1.0))
+            arrays = {
+                name: asked.arrays[name] for name in ("cu_seqlens", "tokens", "target_tokens")
+            }
+        else:
+            body = ops.ForwardBackward(
+                loss=asked.loss, loss_args=asked.arguments, return_logprobs=True, temperature=1.0
+            )
+            operation, arrays = ops.Operation(forward_backward=body), dict(asked.arrays)
+        result = await lane.run(operation, seq=seq, arrays=arrays)
+        logprobs = await lane.logprobs(result, bounds=asked.bounds)
+        output = wire.output_of(asked, logprobs, dict(result.metrics))
+        return Outcome(told=partial(wire.output_as_json, output), message=output)
+
+    async def _stepped(self, session: Session, future: Future) -> Outcome:
+        given = future.facts["adam"]
+        result = await self.run(session, future, lambda: ops.Operation(step=step_of(given)))
+        metrics = {f"{name}:mean": value for name, value in result.metrics.items()}
+        return Outcome(told={"type": "optim_step", "metrics": metrics})
+
+
+def step_of(given: Any) -> ops.Step:
+    """Return a step by the SDK's `AdamParams`.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    if not isinstance(given, dict) or given.keys() - STEP.keys():
+        odd = ", ".join(sorted(set(given or {}) - STEP.keys()))
+        raise bad_request(f"adam_params: {odd or given!r}: it has {', '.join(STEP)}")
+    step = ops.Step(decay_vectors=True)
+    for name, native in STEP.items():
+        value = given.get(name, getattr(ADAM, native))
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise bad_request(f"adam_params.{name} is {value!r}, no number", field=name)
+        setattr(step, native, float(value))
+    return step
+
+
+def text(asked: Asked, name: str) -> str:
+    """Return a text of a request.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    found = asked.get(name)
+    if not isinstance(found, str) or not found:
+        raise bad_request(f"{name} is {found!r:.80}; give a text", field=name)
+    return found
+
+
+def whole(asked: Asked, name: str, *, default: int | None = None, most: int = 2**31 - 1) -> int:
+    """Return a whole number from 0 of a request.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    found = default if asked.get(name) is None else asked[name]
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
+        raise bad_request(f"{name} is {found!r:.80}; give a whole number", field=name)
+    return found
