@@ -274,6 +274,7 @@ def _layout(spec: service_pb2.DeploymentSpec) -> str:
     p = Parallel.from_wire(spec.parallel)
     ranks = f"tp{p.tp} pp{p.pp} dp{p.dp} cp{p.cp} ep{p.ep}"
     rest = f"{spec.dtype} {spec.micro_batch_tokens} {spec.recompute}".rstrip()
+    rest += f" lora{spec.lora.rank}" * spec.HasField("lora")
     return f"{spec.backend} {spec.role} {ranks} {rest}{' zero1' * p.distributed_optimizer}"
 
 

@@ -240,6 +240,16 @@ class Optimizer(_message.Message):
     decay_vectors: bool
     def __init__(self, kind: _Optional[str] = ..., lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., decay_vectors: _Optional[bool] = ...) -> None: ...
 
+class LoRA(_message.Message):
+    __slots__ = ("rank", "alpha", "targets")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    alpha: float
+    targets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., targets: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class InstanceRange(_message.Message):
     __slots__ = ("kind", "least", "most", "price")
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -253,7 +263,7 @@ class InstanceRange(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., least: _Optional[int] = ..., most: _Optional[int] = ..., price: _Optional[float] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "instances", "shares_devices", "where_it_trains", "seeds", "is_durable", "model_root", "recompute", "checkpoint_every", "checkpoints_kept", "checkpoint_root")
+    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "instances", "shares_devices", "where_it_trains", "seeds", "is_durable", "model_root", "recompute", "checkpoint_every", "checkpoints_kept", "checkpoint_root", "lora")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +287,7 @@ class DeploymentSpec(_message.Message):
     CHECKPOINT_EVERY_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_KEPT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_ROOT_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
     role: str
     model: str
     backend: str
@@ -300,7 +311,8 @@ class DeploymentSpec(_message.Message):
     checkpoint_every: int
     checkpoints_kept: int
     checkpoint_root: str
-    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., instances: _Optional[_Iterable[_Union[InstanceRange, _Mapping]]] = ..., shares_devices: _Optional[bool] = ..., where_it_trains: _Optional[bool] = ..., seeds: _Optional[str] = ..., is_durable: _Optional[bool] = ..., model_root: _Optional[str] = ..., recompute: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., checkpoints_kept: _Optional[int] = ..., checkpoint_root: _Optional[str] = ...) -> None: ...
+    lora: LoRA
+    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., instances: _Optional[_Iterable[_Union[InstanceRange, _Mapping]]] = ..., shares_devices: _Optional[bool] = ..., where_it_trains: _Optional[bool] = ..., seeds: _Optional[str] = ..., is_durable: _Optional[bool] = ..., model_root: _Optional[str] = ..., recompute: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., checkpoints_kept: _Optional[int] = ..., checkpoint_root: _Optional[str] = ..., lora: _Optional[_Union[LoRA, _Mapping]] = ...) -> None: ...
 
 class CreateDeploymentRequest(_message.Message):
     __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec")
