@@ -176,6 +176,18 @@ class RouterServicer:
             await self.learn_tokens()
         return reply
 
+    async def join_node(self, request: pb.JoinNodeRequest, context: Context) -> pb.JoinNodeReply:
+        """Let in a node that shows a token for one, and tell it what directories it must have.
+
+        Raises:
+            PlexError: as `Tenants.joining`, and what the scheduler refuses.
+        """
+        request.token_id = self.tenants.joining(context)
+        reply = await self.control.forward("JoinNode", request, tenant=TenantId(""))
+        assert isinstance(reply, pb.JoinNodeReply), reply
+        reply.roots.extend(map(str, self._config.model_roots))
+        return reply
+
     def stop(self) -> None:
         """Let streams that would stay open end; call it before the server is stopped."""
         self.operations.stop()
@@ -393,7 +405,7 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
     add_service(
         server,
         SERVICE,
-        calls=calls | {"Operate": operate},
+        calls=calls | {"Operate": operate, "JoinNode": router.join_node},
         streams={name: streaming(name, method) for name, method in streams.items()},
     )
 

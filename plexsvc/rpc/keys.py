@@ -84,10 +84,10 @@ class ClusterKeys:
 
     def refusal_of_certificate(self, certificate: str) -> PlexError | None:
         """Return why a certificate that the cluster signed is refused, None while it is not."""
-        if certificate == self.root:
+        if certificate.strip() == self.root.strip():
             return None
         facts = certificates.read(certificate)
-        if facts.serial in _shut_out(self.shut_out):
+        if facts.serial in read_shut_out(self.shut_out):
             what = "was shut out"
         elif facts.expires_us <= _CLOCK.wall_us():
             what = "has expired"
@@ -105,7 +105,7 @@ _read: dict[Path, tuple[tuple[int, int], frozenset[str]]] = {}
 _CLOCK: Final = SystemClock()
 
 
-def _shut_out(path: Path | None) -> frozenset[str]:
+def read_shut_out(path: Path | None) -> frozenset[str]:
     """Return the serials in a file, which is read again when it is another one."""
     if path is None:
         return frozenset()

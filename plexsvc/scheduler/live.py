@@ -27,6 +27,7 @@ from plexsvc.scheduler.ledger import rows
 from plexsvc.scheduler.ledger.bill import HOUR_US, Bill, since
 from plexsvc.scheduler.ledger.caps import Caps
 from plexsvc.scheduler.ledger.jobs import Registry
+from plexsvc.scheduler.ledger.members import Members
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.ledger.restoring import restore
 from plexsvc.scheduler.ledger.results import ResultBook
@@ -46,6 +47,7 @@ from plexsvc.scheduler.orders.watch import Watch
 from plexsvc.store.rows import (
     JobUsage,
     JournalRow,
+    MemberRow,
     NodeRow,
     QuotaRow,
     RecordGone,
@@ -83,9 +85,8 @@ class LiveScheduler:
 
         `added` are the nodes that operators added while earlier ones led.
         """
-        self.config = config
         self.clock = clock = ServiceClock(clock, on_gap=_say_gap)
-        self.epoch = store.epoch
+        self.config, self.epoch = config, store.epoch
         inbox = Inbox(clock, max_waiting=config.max_inbox, max_batch=config.max_batch)
         self.post = inbox.post
         self.registry = Registry(config, quotas=store.quotas())
@@ -93,6 +94,7 @@ class LiveScheduler:
         self.recorder = Recorder(self.registry, results=self.results, clock=clock)
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=inbox.post)
         ranks = Ranks(self.registry)
+        self.members = Members(store.members(), keys=keys, clock=clock, remember=self.remember)
         self.nodes = Nodes(
             node_agents,
             config=config,
@@ -252,7 +254,9 @@ class LiveScheduler:
         """Return the tokens that operators made, oldest first, from the store."""
         return self._store.tokens()
 
-    async def remember(self, *rows: NodeRow | TokenRow | QuotaRow | RecordRow | RecordGone) -> None:
+    async def remember(
+        self, *rows: NodeRow | TokenRow | MemberRow | QuotaRow | RecordRow | RecordGone
+    ) -> None:
         """Have whoever leads next know of what an operator or a router did; durable on return."""
         assert self._storing is not None, rows
         await self._storing.write(rows)

@@ -126,12 +126,14 @@ class StateManagerRestarted(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("scheduler_epoch", "ttl_us")
+    __slots__ = ("scheduler_epoch", "ttl_us", "shut_out")
     SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TTL_US_FIELD_NUMBER: _ClassVar[int]
+    SHUT_OUT_FIELD_NUMBER: _ClassVar[int]
     scheduler_epoch: int
     ttl_us: int
-    def __init__(self, scheduler_epoch: _Optional[int] = ..., ttl_us: _Optional[int] = ...) -> None: ...
+    shut_out: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., ttl_us: _Optional[int] = ..., shut_out: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenewReply(_message.Message):
     __slots__ = ("error", "max_scheduler_epoch")

@@ -1379,7 +1379,7 @@ class LendInstanceRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., price: _Optional[float] = ..., owner: _Optional[str] = ..., lend_to: _Optional[_Iterable[str]] = ..., lease_us: _Optional[int] = ...) -> None: ...
 
 class TokenView(_message.Message):
-    __slots__ = ("token_id", "owner", "scope", "name", "created_us", "expires_us", "revoked_us", "hash")
+    __slots__ = ("token_id", "owner", "scope", "name", "created_us", "expires_us", "revoked_us", "hash", "used_by")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -1388,6 +1388,7 @@ class TokenView(_message.Message):
     EXPIRES_US_FIELD_NUMBER: _ClassVar[int]
     REVOKED_US_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
+    USED_BY_FIELD_NUMBER: _ClassVar[int]
     token_id: str
     owner: str
     scope: str
@@ -1396,7 +1397,8 @@ class TokenView(_message.Message):
     expires_us: int
     revoked_us: int
     hash: bytes
-    def __init__(self, token_id: _Optional[str] = ..., owner: _Optional[str] = ..., scope: _Optional[str] = ..., name: _Optional[str] = ..., created_us: _Optional[int] = ..., expires_us: _Optional[int] = ..., revoked_us: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
+    used_by: str
+    def __init__(self, token_id: _Optional[str] = ..., owner: _Optional[str] = ..., scope: _Optional[str] = ..., name: _Optional[str] = ..., created_us: _Optional[int] = ..., expires_us: _Optional[int] = ..., revoked_us: _Optional[int] = ..., hash: _Optional[bytes] = ..., used_by: _Optional[str] = ...) -> None: ...
 
 class CreateTokenRequest(_message.Message):
     __slots__ = ("tenant", "is_operator", "owner", "scope", "name", "lifetime_us")
@@ -1461,6 +1463,48 @@ class WatchTokensReply(_message.Message):
     tokens: _containers.RepeatedCompositeFieldContainer[TokenView]
     quotas: _containers.RepeatedCompositeFieldContainer[QuotaView]
     def __init__(self, revision: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenView, _Mapping]]] = ..., quotas: _Optional[_Iterable[_Union[QuotaView, _Mapping]]] = ...) -> None: ...
+
+class JoinNodeRequest(_message.Message):
+    __slots__ = ("tenant", "token_id", "request", "agent")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    token_id: str
+    request: str
+    agent: str
+    def __init__(self, tenant: _Optional[str] = ..., token_id: _Optional[str] = ..., request: _Optional[str] = ..., agent: _Optional[str] = ...) -> None: ...
+
+class JoinNodeReply(_message.Message):
+    __slots__ = ("certificate", "authority", "version", "roots")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    certificate: str
+    authority: str
+    version: str
+    roots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, certificate: _Optional[str] = ..., authority: _Optional[str] = ..., version: _Optional[str] = ..., roots: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ShutOutNodeRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "node_id")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    node_id: str
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class ShutOutNodeReply(_message.Message):
+    __slots__ = ("node_id", "serials")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SERIALS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    serials: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., serials: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class QuotaView(_message.Message):
     __slots__ = ("owner", "what", "most", "used")
