@@ -32,7 +32,7 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.control import METHODS, SERVICE, Control, shown
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
-from plexsvc.router.http import metrics, openai, sandbox_fusion
+from plexsvc.router.http import metrics, openai, page, sandbox_fusion
 from plexsvc.router.http.server import serving
 from plexsvc.router.http.tinker import lanes
 from plexsvc.router.http.tinker import routes as tinker
@@ -130,15 +130,19 @@ class RouterServicer:
             *sandbox_fusion.routes(self.rewards),
             *openai.routes(backend),
             *metrics.routes(self.meter, self.tenants, self._ask),
+            *page.routes(self._ask, self._clock),
         ]
-        served = serving(routes, tenants=self.tenants, config=self._config)
+        files = page.files()
+        served = serving(routes, tenants=self.tenants, config=self._config, files=files)
         async with front.running(), served as address:
             yield address
 
-    async def _ask(self, name: str, request: Message, tenant: TenantId) -> Message:
-        """Ask the scheduler or the reward service for what an operator is shown."""
+    async def _ask(self, name: str, request: Message, caller: Caller) -> Message:
+        """Ask the scheduler or the reward service for what a caller is shown."""
         part = self.rewards if name in rewards.METHODS else self.control
-        return await part.forward(name, request, tenant=tenant, is_operator=True)
+        return await part.forward(
+            name, request, tenant=caller.tenant, is_operator=caller.is_operator
+        )
 
     async def learn_tokens(self, *, known: int = 0) -> None:
         """Learn which tokens operators made, once the table is not of the revision that is known.
