@@ -134,6 +134,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
                 for index, device in enumerate(self._config.devices)
             ],
             host_bytes=self._config.host_bytes,
+            disk_bytes=self._config.disk_bytes,
             state_manager=where.address,
             data_socket=where.data_socket,
             hostname=self._config.host,

@@ -187,6 +187,7 @@ class NodeLink:
                 NodeJoined(
                     node_id=self.node_id,
                     host_bytes=self.description.host_bytes,
+                    disk_bytes=self.description.disk_bytes,
                     devices=tuple(
                         DeviceFacts(index=d.index, kind=d.kind, bytes_total=d.bytes_total)
                         for d in self.description.devices
