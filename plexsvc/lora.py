@@ -8,12 +8,12 @@ that whoever reads a version can merge it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from plexclient.wire.v1 import service_pb2
+from plexclient.wire.v1 import service_pb2, statemanager_pb2
 from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError, bad_request
 
@@ -94,6 +94,11 @@ def linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         return {"qkv_proj": (query + 2 * key, hidden), "gate_up_proj": (2 * inner, hidden)} | ends
     single = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": inner, "up_proj": inner}
     return {name: (out, hidden) for name, out in single.items()} | ends
+
+
+def is_adapter(index: Iterable[statemanager_pb2.CanonicalPiece]) -> bool:
+    """Whether pieces are those of adapters."""
+    return any(piece.kind == SCALE_KIND for piece in index)
 
 
 def names_of(weight: str) -> tuple[str, str]:

@@ -365,6 +365,7 @@ class StateManagerServicer:
                 state,
                 path,
                 model=model,
+                base=request.model,
                 optimizer=request.optimizer,
                 caller=caller,
                 tenant=request.tenant,
