@@ -15,7 +15,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 MAX_NAME_CHARS: Final = 64
 
-QUOTAS: Final = ("jobs", "devices", "requests", "spend")
+QUOTAS: Final = ("jobs", "devices", "host_bytes", "requests", "spend")
 """What a tenant's quota may be for."""
 
 SCOPES: Final = ("read", "submit", "admin")
