@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from plexclient.wire.v1 import service_pb2
 from plexsvc.clock import Clock, ServiceClock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import WpgId
+from plexsvc.ids import JobId, TenantId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
@@ -145,7 +146,7 @@ class LiveScheduler:
             question=core.view.question, decide=lambda fact: inbox.post(fact).decision
         )
         self.handlers = table(self.reach, self._timers, self.beside)
-        self.bill = Bill(core.view, clock=clock)
+        self.bill = Bill(core.view, clock=clock, pooled=self._pooled)
         self.caps = Caps(self.registry, self.bill, view=core.view, post=inbox.post)
         self._driver = Driver(core, inbox=inbox, journal=self._journal, handlers=self.handlers)
         self._inbox, self._store = inbox, store
@@ -234,6 +235,15 @@ class LiveScheduler:
             self._timers.set_all(self._former.timers)
             await adopt.adopt(self.reach, self.cluster, self.handlers, tell=self._tell, tasks=tasks)
         self._adopted.set()
+
+    def _pooled(self) -> Iterator[tuple[JobId, TenantId, int]]:
+        """Yield for how long jobs have had spot devices and lent engines, under this service."""
+        for job in self.registry.jobs.values():
+            use = service_pb2.JobUse()
+            for deployment_id in job.deployment_ids:
+                self.rollout.bill(deployment_id, use)
+            if use.pooled_us:
+                yield job.job_id, job.tenant, use.pooled_us
 
     def _tell(self, fact: Event) -> Decision:
         return self.post(fact).decision

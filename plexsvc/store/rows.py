@@ -180,7 +180,7 @@ class QuotaRow:
 class UsageRow:
     """What a job had used by a kind of work, since its beginning, as of an hour of the wall clock.
 
-    The kinds are those of operations, and `switch_in`, `switch_out`, `turns`, `memory`.
+    The kinds are those of operations, and `switch_in`, `switch_out`, `turns`, `memory`, `pooled`.
     """
 
     job_id: str
