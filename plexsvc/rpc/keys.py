@@ -56,9 +56,14 @@ class ClusterKeys:
         return self.authority or self.certificate
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of the service's certificate: no other cluster has it."""
+        return hashlib.sha256(self.root.encode()).hexdigest()
+
+    @property
     def fingerprint(self) -> str:
         """A name for the cluster, which tells nothing about its keys."""
-        return hashlib.sha256(self.root.encode()).hexdigest()[:12]
+        return self.digest[:12]
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -70,7 +70,7 @@ class Tokens:
             token_id = f"tok-{secrets.token_hex(6)}"
             secret = f"{token_id}.{secrets.token_urlsafe(SECRET_BYTES)}"
             if request.scope == JOIN:  # so that the node knows whom it asks
-                secret += f".{self._scheduler.members.keys.fingerprint}"
+                secret += f".{self._scheduler.members.keys.digest}"
             row = TokenRow(
                 token_id=token_id,
                 tenant=request.owner,

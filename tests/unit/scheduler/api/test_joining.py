@@ -41,7 +41,7 @@ def request_of(node_id: str) -> str:
 
 async def test_a_node_gets_its_certificate_and_is_taken_in_once_it_serves(rig: Rig) -> None:
     made, request = await token(rig), request_of("node-9")
-    assert made.secret.endswith(f".{KEYS.fingerprint}")
+    assert made.secret.endswith(f".{KEYS.digest}")
     reply = await join(rig, made.token.token_id, request)
     assert certificates.read(reply.certificate).node_id == "node-9"
     assert reply.authority == KEYS.certificate
