@@ -69,6 +69,7 @@ class Tab:
             "Runtime.evaluate",
             expression=f"(found => found instanceof Node || found)({expression})",
             returnByValue=True,
+            awaitPromise=True,
         )
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")

@@ -1,4 +1,5 @@
-// A live Gantt chart of devices on a canvas. Only bars that can be seen are drawn.
+// A live Gantt chart of devices on a canvas. Only bars that can be seen are drawn, and those as pixels: a canvas
+// takes 15 ms and more for 20,000 rectangles.
 
 const GUTTER = 148; // names of devices
 const AXIS = 22; // times
@@ -61,6 +62,7 @@ export class Gantt {
     this.lanes = new Map();
     this.count = 0;
     this.read = 0; // number of the last bar that came
+    this.shown = { count: 0, at: 0 }; // how many bars there were at a draw, and when that was first
     this.plans = []; // [{device, job, period, busy: [[start, end]]}]
     this.running = new Map(); // device -> {deployment, since}
     this.now = 0; // of the service
@@ -76,6 +78,8 @@ export class Gantt {
     this.room = document.createElement("div"); // as high as all lanes: the box scrolls it
     box.append(this.canvas, this.room, this.tip);
     this.context = this.canvas.getContext("2d", { alpha: false });
+    this.scratch = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    this.looks = new Map(); // what bars of one deployment and kind share
     this.#listen();
     new ResizeObserver(() => this.draw()).observe(box);
   }
@@ -83,7 +87,9 @@ export class Gantt {
   /** Takes rows of the timeline: device, kind, deployment, start, end, bytes, operation. */
   add(rows) {
     for (const [device, kind, deployment, start, end, nbytes, operation] of rows) {
-      this.lane(device).add({ device, kind, deployment, start, end, nbytes, operation });
+      const key = `${deployment} ${kind}`;
+      if (!this.looks.has(key)) this.looks.set(key, { deployment, kind, pixel: 0 });
+      this.lane(device).add({ device, kind, deployment, start, end, nbytes, operation, look: this.looks.get(key) });
     }
     this.count += rows.length;
     if (this.count > LIMIT * 1.1) this.#forget();
@@ -145,27 +151,62 @@ export class Gantt {
     this.room.style.height = `${Math.max(0, names.length * tall + AXIS - height)}px`;
     const style = getComputedStyle(this.box), theme = (name) => style.getPropertyValue(name).trim();
     const c = this.context;
-    this.dark = theme("--is-dark") === "1";
+    const dark = theme("--is-dark") === "1";
+    if (dark !== this.dark) for (const look of this.looks.values()) look.pixel = 0;
+    this.dark = dark;
     this.colour = { text: theme("--text"), dim: theme("--dim"), line: theme("--line"), panel: theme("--panel"), accent: theme("--accent"), move: theme("--move") };
-    c.setTransform(ratio, 0, 0, ratio, 0, 0);
-    c.fillStyle = this.colour.panel;
-    c.fillRect(0, 0, width, height);
     this.scale = (width - GUTTER) / this.span;
-    this.drawn = 0;
-    const top = this.box.scrollTop;
+    const top = this.box.scrollTop, seen = [];
+    names.forEach((name, at) => {
+      const lane = this.lanes.get(name);
+      lane.y = AXIS + at * tall - top;
+      if (lane.y + tall > AXIS && lane.y < height) seen.push([name, lane]);
+    });
+    const labels = this.#paint(seen.map(([, lane]) => lane), tall, ratio);
+    c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.save();
     c.beginPath();
     c.rect(GUTTER, AXIS, width - GUTTER, height - AXIS);
     c.clip();
-    this.#grid(width, height);
-    names.forEach((name, at) => {
-      const lane = this.lanes.get(name);
-      lane.y = AXIS + at * tall - top;
-      if (lane.y + tall > AXIS && lane.y < height) this.#bars(name, lane, tall, width);
-    });
+    for (const [name, lane] of seen) this.#beside(name, lane, tall);
+    for (const [bar, lane, left, wide] of labels) this.#label(bar, left, lane.y, wide, tall);
     c.restore();
     this.#axis(width, height);
-    this.#names(names, tall, height);
+    this.#names(seen, names.length, tall, height);
+    if (this.shown.count !== this.count) this.shown = { count: this.count, at: performance.now() };
+  }
+
+  /** Paints all bars as pixels: a line of them for each lane, copied for its height. Returns the bars with room for text. */
+  #paint(lanes, tall, ratio) {
+    const c = this.context, wide = this.canvas.width, high = this.canvas.height, gutter = Math.round(GUTTER * ratio);
+    const image = c.createImageData(wide, high), pixels = new Uint32Array(image.data.buffer);
+    const blank = new Uint32Array(wide).fill(this.#packed(this.colour.panel)), labels = [];
+    const rule = this.#packed(this.colour.line);
+    for (const at of this.#ticks().ticks) blank[Math.round(this.x(at) * ratio)] = rule;
+    for (let row = 0; row < high; row++) pixels.set(blank, row * wide);
+    this.drawn = 0;
+    const scale = this.scale * ratio, start = this.start;
+    for (const lane of lanes) {
+      const line = blank.slice();
+      lane.between(start, this.end, (bar) => {
+        const left = gutter + (bar.start - start) * scale, right = gutter + (bar.end - start) * scale;
+        const from = Math.max(gutter, Math.round(left));
+        line.fill((bar.look.pixel ||= this.#packed(this.fill(bar.deployment, bar.kind))), from, Math.max(from + 1, Math.round(right) - (right - left > 4 ? 1 : 0)));
+        this.drawn++;
+        if (bar === this.selected || (right - left > 56 * ratio && tall > 14)) labels.push([bar, lane, from / ratio, (Math.min(right, wide) - from) / ratio]);
+      });
+      const bottom = Math.min(high, Math.round((lane.y + tall - 2) * ratio));
+      for (let row = Math.max(0, Math.round((lane.y + 2) * ratio)); row < bottom; row++) pixels.set(line, row * wide);
+    }
+    c.putImageData(image, 0, 0);
+    return labels;
+  }
+
+  /** Returns a CSS colour as a pixel has it. */
+  #packed(colour) {
+    this.scratch.fillStyle = colour;
+    this.scratch.fillRect(0, 0, 1, 1);
+    return new Uint32Array(this.scratch.getImageData(0, 0, 1, 1).data.buffer)[0];
   }
 
   x(time) { return GUTTER + (time - this.start) * this.scale; }
@@ -177,23 +218,9 @@ export class Gantt {
     return `hsl(${this.hues.of(jobOf(deployment))} ${this.dark ? 52 : 62}% ${(this.dark ? 50 : 55) + strength}%)`;
   }
 
-  #bars(name, lane, tall, width) {
-    const c = this.context, y = lane.y + 2, high = tall - 4, end = this.end;
-    let edge = -1, fill = "";
-    lane.between(this.start, end, (bar) => {
-      const left = this.x(bar.start), right = Math.max(left + 1, this.x(bar.end));
-      if (right <= edge) return; // another bar has these pixels
-      const next = this.fill(bar.deployment, bar.kind);
-      if (next !== fill) c.fillStyle = fill = next;
-      const from = Math.max(left, GUTTER - 2), wide = Math.min(right, width + 2) - from;
-      c.fillRect(from, y, wide > 4 ? wide - 0.7 : wide, high);
-      this.drawn++;
-      if (wide < 3) edge = Math.ceil(right);
-      if (wide > 52 && high > 9) this.#label(bar.kind, from + 5, y + high / 2, wide - 8);
-      if (bar === this.selected) { c.strokeStyle = this.colour.text; c.lineWidth = 1.5; c.strokeRect(from, y, wide, high); }
-      if (wide > 52) fill = "";
-    });
-    const runs = this.running.get(name);
+  /** Draws what runs on a device now, and what is planned for it. */
+  #beside(name, lane, tall) {
+    const c = this.context, y = lane.y + 2, high = tall - 4, runs = this.running.get(name);
     if (runs) {
       const last = lane.bars.length ? lane.bars[lane.bars.length - 1].end : 0;
       const from = this.x(Math.max(last, runs.since)), wide = this.x(this.now) - from;
@@ -222,24 +249,22 @@ export class Gantt {
     c.globalAlpha = 1;
   }
 
-  #label(text, x, y, room) {
+  #label(bar, left, y, wide, tall) {
     const c = this.context;
     c.font = "11px system-ui, sans-serif";
     c.textBaseline = "middle";
     c.fillStyle = this.dark ? "#0d1017" : "#ffffff";
-    if (c.measureText(text).width <= room) c.fillText(text, x, y);
+    if (tall > 14 && c.measureText(bar.kind).width <= wide - 8) c.fillText(bar.kind, left + 5, y + tall / 2);
+    if (bar !== this.selected) return;
+    c.strokeStyle = this.colour.text;
+    c.lineWidth = 1.5;
+    c.strokeRect(left, y + 2, wide, tall - 4);
   }
 
   #ticks() {
     const step = (STEPS_S.find((one) => one * 1e6 * this.scale > 90) || 14400) * 1e6, ticks = [];
     for (let at = Math.ceil(this.start / step) * step; at < this.end; at += step) ticks.push(at);
     return { ticks, step };
-  }
-
-  #grid(width, height) {
-    const c = this.context;
-    c.fillStyle = this.colour.line;
-    for (const at of this.#ticks().ticks) c.fillRect(Math.round(this.x(at)), 0, 1, height);
   }
 
   #axis(width, height) {
@@ -259,24 +284,20 @@ export class Gantt {
     }
   }
 
-  #names(names, tall, height) {
+  #names(seen, many, tall, height) {
     const c = this.context;
     c.fillStyle = this.colour.panel;
     c.fillRect(0, AXIS, GUTTER - 1, height);
     c.fillStyle = this.colour.line;
     c.fillRect(GUTTER - 1, 0, 1, height);
-    c.font = "12px system-ui, sans-serif";
-    c.textBaseline = "middle";
-    for (const name of names) {
-      const { y } = this.lanes.get(name);
-      if (y + tall <= AXIS || y > height) continue;
-      c.fillStyle = this.colour.text;
-      c.fillText(short(c, name, GUTTER - 24), 10, y + tall / 2);
-    }
+    c.font = `${Math.min(12, tall - 1)}px system-ui, sans-serif`;
+    c.fillStyle = this.colour.text;
+    for (const [name, { y }] of seen) c.fillText(name, 10, y + tall / 2, GUTTER - 20);
     c.fillStyle = this.colour.panel;
     c.fillRect(0, 0, GUTTER - 1, AXIS - 1);
+    c.font = "11px system-ui, sans-serif";
     c.fillStyle = this.colour.dim;
-    c.fillText(`${names.length} devices`, 10, AXIS / 2);
+    c.fillText(`${many} devices`, 10, AXIS / 2);
   }
 
   /** Returns the bar at a place of the canvas. */
@@ -348,13 +369,6 @@ export class Gantt {
 }
 
 function byDevice(a, b) { return a.localeCompare(b, "en", { numeric: true }); }
-
-function short(context, text, room) {
-  if (context.measureText(text).width <= room) return text;
-  let kept = text.length;
-  while (kept > 1 && context.measureText(`${text.slice(0, kept)}…`).width > room) kept--;
-  return `${text.slice(0, kept)}…`;
-}
 
 function clock(us, step) {
   const at = new Date(us / 1e3), two = (n) => String(n).padStart(2, "0");

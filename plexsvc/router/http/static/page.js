@@ -107,6 +107,7 @@ function heard(name, data) {
 function status(data) {
   const now = num(data.now_us), owners = new Map(data.deployments.map((one) => [one.wpg_id, one.deployment_id]));
   seen.clock = { now, at: performance.now() };
+  gantt.now = now;
   if (seen.epoch && seen.epoch !== data.scheduler_epoch) return location.reload(); // its timeline has other numbers
   seen.epoch = data.scheduler_epoch;
   said(`epoch ${data.scheduler_epoch} · live`, false);
