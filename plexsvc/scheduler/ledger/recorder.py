@@ -317,6 +317,7 @@ class Recorder:
         known = dict.fromkeys((*record.former_nodes, *record.nodes))
         record.wpg = wpg
         record.former_nodes = tuple(n for n in known if n not in record.nodes)
+        self.deployment_kept(record)
 
     def relocation_changed(self, action: actions.RelocationChanged) -> None:
         """Tell how far a relocation is, or why it ended."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.errors import internal
-from plexsvc.ids import DeploymentId, JobId, OperationId, TenantId
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId
 from plexsvc.scheduler.core.actions import DeploymentLost
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.view import ClusterView
@@ -135,6 +135,7 @@ def _deployment(row: DeploymentRow, found: Deployment) -> DeploymentRecord:
         fault=found.fault,
         applied_seq=row.applied_seq,
         position=kept.position,
+        former_nodes=tuple(NodeId(one.node_id) for one in kept.former_nodes),
         # Until it is read what ran since the last copy.
         durable=Durable(unknown_to=found.next_seq - 1) if found.is_durable else None,
         versions=row.versions,

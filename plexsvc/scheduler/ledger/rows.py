@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from plexclient.wire.v1 import operations_pb2
+from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.ids import NodeId
 from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, OperationKind
 from plexsvc.scheduler.ledger import messages
@@ -58,7 +58,8 @@ def job(record: JobRecord) -> JobRow:
 
 def deployment(record: DeploymentRecord) -> DeploymentRow:
     """Return the row of a deployment."""
-    wpg = record.wpg
+    wpg, kept = record.wpg, messages.deployment(record)
+    kept.former_nodes.extend(service_pb2.NodeAddress(node_id=one) for one in record.former_nodes)
     return DeploymentRow(
         deployment_id=record.deployment_id,
         tenant=record.tenant,
@@ -72,7 +73,7 @@ def deployment(record: DeploymentRecord) -> DeploymentRow:
         wpg_id="" if wpg is None else wpg.wpg_id,
         state=record.state,
         error="" if record.fault is None else record.fault.message,
-        record=messages.deployment(record).SerializeToString(),
+        record=kept.SerializeToString(),
         versions=record.versions,
     )
 

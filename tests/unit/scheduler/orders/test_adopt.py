@@ -268,6 +268,9 @@ async def test_a_relocation_goes_on_with_the_next_service(tmp_path: Path, stage:
             assert len(after.behaviour.versions) == 1 + (stage == "restoring"), "it read a copy"
             await until(lambda: len(after.driver.cluster.wpgs) == 1)
             assert {name for name, _ in after.behaviour.released} == {"job/actor~carried"}
+            async with second(after, tmp_path) as last:
+                record = last.driver.registry.deployments[DeploymentId("job/actor")]
+                assert record.former_nodes == ("node-0",), "results may still lie there"
 
 
 async def test_an_operation_whose_client_stays_away_fails_and_holds_nobody(tmp_path: Path) -> None:
