@@ -23,7 +23,7 @@ class Limit:
     what: str
     """What they are, in the plural."""
     key: str
-    """Name of the bound: the key of the configuration that sets `total`, or a fixed value's."""
+    """The key of the configuration that sets `total`."""
     code: ErrorCode = ErrorCode.QUEUE_FULL
 
     @property

@@ -6,8 +6,11 @@ address and the key are in `TINKER_BASE_URL` and `TINKER_API_KEY`, as the SDK ha
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import tinker
@@ -90,10 +93,169 @@ def refused(model: str) -> dict[str, Any]:
     }
     passed = client.forward_backward(data, "cross_entropy").result()
     stepped = client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+    service.close("success").result()
     return {"refusals": found, "loss": passed.metrics["loss:sum"], "step": stepped.metrics}
 
 
-PROGRAMS = {one.__name__: one for one in (supervised, refused)}
+def sampled(model: str) -> dict[str, Any]:
+    """Train, sample what was learned by several samplers, and score with each."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(base_model=model, rank=0, seed=7).result()
+    learn(client, steps=8)
+    tokens, prompt = list(CORPUS[0]), types.ModelInput.from_ints(CORPUS[0][:2])
+    greedy = types.SamplingParams(max_tokens=3, temperature=0.0)
+    early = client.save_weights_and_get_sampling_client()
+    drawn = early.sample(prompt, num_samples=2, sampling_params=greedy).result()
+    named = client.save_weights_for_sampler("eight").result()
+    scored = client.forward([datum(tokens, weights=[1.0] * 4)], "cross_entropy").result()
+    learn(client, steps=4)
+    late = client.save_weights_and_get_sampling_client()
+    again = service.create_sampling_client(model_path=named.path)
+    base = service.create_sampling_client(base_model=model)
+    whole = types.ModelInput.from_ints(tokens)
+    clients = {"early": early, "late": late, "named": again, "base": base, "early again": early}
+    scores = {name: one.compute_logprobs(whole).result() for name, one in clients.items()}
+    params = types.SamplingParams(max_tokens=6, seed=5, stop=[CORPUS[0][3]])
+    seeded = [
+        late.sample(
+            prompt,
+            num_samples=1,
+            sampling_params=params,
+            include_prompt_logprobs=True,
+            topk_prompt_logprobs=2,
+            topk_sample_logprobs=3,
+        ).result()
+        for _ in range(2)
+    ]
+    many = [late.sample(prompt, 1, types.SamplingParams(max_tokens=4)) for _ in range(40)]
+    found = {
+        "drawn": [list(one.tokens) for one in drawn.sequences],
+        "reasons": [one.stop_reason for one in drawn.sequences],
+        "logprobs": list(drawn.sequences[0].logprobs),
+        "ids": [one.sequence_id for one in drawn.sequences],
+        "trained": logprobs(scored)[0],
+        "scores": scores,
+        "seeded": [list(one.sequences[0].tokens) for one in seeded],
+        "stopped": seeded[0].sequences[0].stop_reason,
+        "top of prompt": seeded[0].topk_prompt_logprobs,
+        "top": [len(one) for one in seeded[0].sequences[0].topk_logprobs],
+        "many": len([one.result() for one in many]),
+        "base model": again.get_base_model(),
+        "unoffered": refusal(
+            lambda: late.sample(prompt, 1, greedy, prompt_alt_tokens_k=2).result()
+        ),
+    }
+    service.close("success").result()
+    return found
+
+
+def learn(client: Any, *, steps: int) -> None:
+    """Take steps by cross entropy."""
+    for _ in range(steps):
+        passed = client.forward_backward(corpus(), "cross_entropy")
+        stepped = client.optim_step(types.AdamParams(learning_rate=1e-2))
+        passed.result()
+        stepped.result()
+
+
+def reinforced(model: str) -> dict[str, Any]:
+    """Pass by every policy loss, forward alone and backward too, with `await`."""
+
+    async def run() -> dict[str, Any]:
+        service = tinker.ServiceClient()
+        client = await service.create_lora_training_client(base_model=model, rank=0)
+        before = await client.forward(corpus(), "cross_entropy")
+        data = [
+            datum(tokens, logprobs=[one - 0.3 for one in old], advantages=[1.0, -1.0] + [0.5] * 2)
+            if len(old) == 4
+            else datum(tokens, logprobs=old, advantages=[1.0] * len(old))
+            for tokens, old in zip(CORPUS, logprobs(before), strict=True)
+        ]
+        found = {}
+        for loss in ("importance_sampling", "ppo", "cispo", "dro"):
+            ahead, back = client.forward(data, loss), client.forward_backward(data, loss)
+            found[loss] = [(await ahead).metrics, (await back).metrics]
+        config = {"clip_low_threshold": 0.99, "clip_high_threshold": 1.01}
+        clipped = await client.forward_backward(data, "ppo", config)
+        await service.close("success")
+        return {"losses": found, "clipped": clipped.metrics}
+
+    return asyncio.run(run())
+
+
+def saved(model: str) -> dict[str, Any]:
+    """Save a state, go on from it in a new client, and look at what is there."""
+    service, rest = tinker.ServiceClient(), tinker.RestClient()
+    client = service.create_lora_training_client(base_model=model, rank=0).result()
+    learn(client, steps=2)
+    state = client.save_state("two", user_metadata={"epoch": "1"}).result()
+    learn(client, steps=2)
+    straight = client.forward(corpus(), "cross_entropy").result().metrics["loss:sum"]
+    create = service.create_training_client_from_state_with_optimizer
+    resumed = create(state.path).result()
+    learn(resumed, steps=2)
+    short = client.save_state("short", ttl_seconds=1).result()
+    listed = rest.list_checkpoints(client.model_id).result().checkpoints[-1]
+    until = time.monotonic() + 30
+    while short.path in names(rest) and time.monotonic() < until:
+        continue
+    found = {
+        "straight": straight,
+        "resumed": resumed.forward(corpus(), "cross_entropy").result().metrics["loss:sum"],
+        "twice": refusal(lambda: client.save_state("two").result()),
+        "over": refusal(lambda: create(short.path).result()),
+        "nowhere": refusal(lambda: create("tinker://x:train:0/weights/y").result()),
+        "metadata": listed.user_metadata,
+        "runs": [one.training_run_id for one in rest.list_training_runs().result().training_runs],
+        "model": client.model_id,
+        "names": names(rest),
+        "base": rest.get_weights_info_by_tinker_path(state.path).result().base_model,
+        "publish": refusal(lambda: rest.publish_checkpoint_from_tinker_path(state.path).result()),
+        "path": state.path,
+    }
+    rest.set_checkpoint_ttl_from_tinker_path(state.path, 1000).result()
+    service.close("success").result()
+    return found
+
+
+def names(rest: Any) -> list[str]:
+    """Return what is saved."""
+    return [one.tinker_path for one in rest.list_user_checkpoints().result().checkpoints]
+
+
+def stolen(model: str, path: str) -> dict[str, Any]:
+    """Ask for another tenant's weights, and remove what one has not."""
+    service, rest = tinker.ServiceClient(), tinker.RestClient()
+    create = service.create_training_client_from_state
+    return {
+        "load": refusal(lambda: create(path, base_model=model).result()),
+        "sample": refusal(lambda: service.create_sampling_client(model_path=path).result()),
+        "delete": refusal(lambda: rest.delete_checkpoint_from_tinker_path(path).result()),
+        "names": len(rest.list_user_checkpoints().result().checkpoints),
+    }
+
+
+def watched(model: str, steps: int, progress: str) -> dict[str, Any]:
+    """Train, and tell a file how far; keep a few requests under way; sample in the end."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(base_model=model, rank=0, seed=7).result()
+    losses, waiting = [], []
+    for step in range(steps):
+        waiting.append(client.forward_backward(corpus(), "cross_entropy"))
+        stepped = client.optim_step(types.AdamParams(learning_rate=1e-2))
+        if step % 2:
+            stepped.result()
+        Path(progress).write_text(str(step))
+    losses = [one.result().metrics["loss:sum"] for one in waiting]
+    sampler = client.save_weights_and_get_sampling_client()
+    scores = sampler.compute_logprobs(types.ModelInput.from_ints(CORPUS[0])).result()
+    service.close("success").result()
+    return {"losses": losses, "scores": scores}
+
+
+PROGRAMS = {
+    one.__name__: one for one in (supervised, refused, sampled, reinforced, saved, stolen, watched)
+}
 
 if __name__ == "__main__":
     sys.stdout.write(json.dumps(PROGRAMS[sys.argv[1]](**json.loads(sys.argv[2]))) + "\n")

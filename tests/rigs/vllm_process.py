@@ -86,10 +86,7 @@ def publish_arrays(
     source: str = "actor",
     shards: int = 1,
 ) -> statemanager_pb2.VersionManifest:
-    """Write a version as `shards` ranks would publish it: rows split, vectors copied by each.
-
-    Names are `kind/name`, those of parameters plain.
-    """
+    """Write a version as `shards` ranks would publish it: rows split, vectors copied by each."""
     manifest = statemanager_pb2.VersionManifest(deployment_id=source, version=version)
     data = bytearray()
     for rank in range(shards):
@@ -98,8 +95,8 @@ def publish_arrays(
             start = sum(len(part) for part in parts[:rank]) if array.ndim > 1 else 0
             part = np.ascontiguousarray(parts[rank])
             manifest.pieces.add(
-                kind=name.rpartition("/")[0] or "param",
-                name=name.rpartition("/")[2],
+                kind="param",
+                name=name,
                 global_shape=array.shape,
                 start=[start, *[0] * (array.ndim - 1)],
                 size=part.shape,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.rigs import tinker_sdk
-from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
+from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, Service, start_cluster
 from tests.rigs.tiny_models import make_qwen3
+from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -55,6 +58,54 @@ def test_a_training_client_learns_and_is_told_losses_as_sums(served: Served) -> 
     assert [-one for one in flat] == [one for datum in told["elementwise"] for one in datum]
 
 
+def test_samplers_have_the_weights_that_they_were_made_of(served: Served) -> None:
+    told = served.run("sampled")
+    assert told["drawn"] == [[5, 6, 7], [5, 6, 7]]
+    assert told["reasons"] == ["length", "length"]
+    assert len(set(told["ids"])) == 2
+    scores = told["scores"]
+    assert scores["early"] == scores["early again"] == scores["named"]
+    assert scores["early"][0] is None
+    assert scores["early"][1:] == pytest.approx(told["trained"], abs=1e-4)
+    assert told["logprobs"] == pytest.approx(scores["early"][2:], abs=1e-4)
+    assert sum(scores["base"][1:]) < sum(scores["early"][1:]) < sum(scores["late"][1:])
+    first, second = told["seeded"]
+    assert first == second
+    assert first[-1] == 6  # the stop token is kept
+    assert told["stopped"] == "stop"
+    assert told["top of prompt"][0] is None
+    assert [len(one) for one in told["top of prompt"][1:]] == [2]
+    assert told["top"] == [3] * len(first)
+    assert told["many"] == 40
+    assert told["base model"] == served.model
+    assert "prompt_alt_tokens_k" in told["unoffered"]["text"]
+
+
+def test_policy_losses_are_what_a_forward_alone_says_they_are(served: Served) -> None:
+    told = served.run("reinforced")
+    for loss, (ahead, back) in told["losses"].items():
+        assert math.isclose(ahead["loss:sum"], back["loss:sum"], rel_tol=1e-4), loss
+    assert told["clipped"]["clipfrac:mean"] > 0
+
+
+def test_a_state_that_was_saved_is_gone_on_from_and_named_until_its_time_is_over(
+    served: Served,
+) -> None:
+    told = served.run("saved")
+    assert told["resumed"] == told["straight"]
+    assert "overwrite=True" in told["twice"]["text"]
+    assert told["over"]["type"] == told["nowhere"]["type"] == "NotFoundError"
+    assert told["metadata"] == {"epoch": "1"}
+    assert told["model"] in told["runs"]
+    assert told["path"] in told["names"]
+    assert not [one for one in told["names"] if one.endswith("/short")]
+    assert told["base"] == served.model
+    assert "not offered" in told["publish"]["text"]
+    other = served.run("stolen", key=THEIRS, path=told["path"])
+    kinds = {other[name]["type"] for name in ("load", "sample", "delete")}
+    assert (kinds, other["names"]) == ({"NotFoundError"}, 0)
+
+
 def test_two_tenants_that_share_a_device_get_what_they_get_alone(served: Served) -> None:
     alone = served.run("supervised", steps=4)
     started = [
@@ -78,3 +129,27 @@ def test_what_is_not_offered_is_refused_by_name_and_training_goes_on(served: Ser
     assert "nan" in found["not finite"]
     assert told["loss"] > 0
     assert told["step"]["steps:mean"] == 1
+
+
+def test_a_service_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
+    model = make_qwen3(tmp_path / "tiny", seed=1)
+    with socket.create_server(("127.0.0.1", 0)) as free:  # the SDK comes back to the same address
+        port = free.getsockname()[1]
+    extra = OPEN.replace("MODEL", str(model)).replace("127.0.0.1:0", f"127.0.0.1:{port}")
+    progress = tmp_path / "progress"
+    told = []
+    with Service(tmp_path, nodes={"only": [TRAIN, ROLLOUT]}, extra=extra) as service:
+        for kills in ([], [3, 9]):
+            progress.write_text("0")
+            given = {"model": str(model), "steps": 14, "progress": str(progress)}
+            started = tinker_sdk.start(service.live, "watched", key=MINE, **given)
+            for step in kills:
+                wait_until(partial(_has_reached, progress, step), what=f"step {step}", timeout_s=60)
+                service.kill()
+                service.start()
+            told.append(tinker_sdk.answer(started))
+    assert told[0] == told[1]
+
+
+def _has_reached(progress: Path, step: int) -> bool:
+    return int(progress.read_text() or 0) >= step

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from google.protobuf.message import Message
 
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, not_found, payload_too_large
@@ -43,8 +42,6 @@ _STATUS: Final = {
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Ask = Callable[[str, Message, Caller], Awaitable[Any]]
-"""Asks, as that caller, the method of the Router of that name."""
 TENANT: Final = web.RequestKey("tenant", TenantId)
 CALLER: Final = web.RequestKey("caller", Caller)
 API_KEY: Final = "X-API-Key"
@@ -56,15 +53,9 @@ log = Log(__name__)
 
 @asynccontextmanager
 async def serving(
-    routes: Iterable[web.RouteDef],
-    *,
-    tenants: Tenants,
-    config: RouterConfig,
-    files: Iterable[web.RouteDef] = (),
+    routes: Iterable[web.RouteDef], *, tenants: Tenants, config: RouterConfig
 ) -> AsyncIterator[str]:
     """Serve routes, over TLS where the router has a certificate; yield where, or "" for nowhere.
-
-    Routes of `files` need no token.
 
     Raises:
         PlexError: `bad_request` for an address that cannot be listened on.
@@ -72,10 +63,9 @@ async def serving(
     if not config.http_listen:
         yield ""
         return
-    files = list(files)
-    guard = _Guard(tenants, is_open={file.path for file in files}.__contains__)
+    guard = _Guard(tenants)
     app = web.Application(middlewares=[guard.serve], client_max_size=MAX_MESSAGE_BYTES)
-    app.add_routes([*files, *routes])
+    app.add_routes(list(routes))
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     runner = web.AppRunner(
         app,
@@ -181,9 +171,8 @@ def _refuse_constant(name: str) -> object:
 class _Guard:
     """Knows who calls before a byte of a body is read, and turns errors into answers."""
 
-    def __init__(self, tenants: Tenants, *, is_open: Callable[[str], bool]) -> None:
+    def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
-        self._is_open = is_open
         self.silent: set[asyncio.BaseProtocol] = set()
         """New connections on which no request came."""
 
@@ -192,8 +181,6 @@ class _Guard:
         """Return the answer to a request."""
         self.silent.discard(request.protocol)
         try:
-            if request.method in READING and self._is_open(request.path):
-                return await handler(request)
             caller = self._tenants.caller_of(_credentials(request, self._tenants))
             if request.method not in READING:
                 caller.check_may_change(f"{request.method} {request.path}")

@@ -25,6 +25,10 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.http.server import TENANT, error_of, read_body, read_json
 from plexsvc.router.http.tinker import wire
 from plexsvc.router.http.tinker.lanes import Wire
+from plexsvc.router.http.tinker.listing import Listing
+from plexsvc.router.http.tinker.names import Names
+from plexsvc.router.http.tinker.sampling import Sampling
+from plexsvc.router.http.tinker.saving import Saving
 from plexsvc.router.http.tinker.sessions import Future, Runner, Sessions
 from plexsvc.router.http.tinker.training import Training, text, whole
 
@@ -65,6 +69,7 @@ class Front:
         self,
         scheduler: SchedulerApi,
         wire_: Wire,
+        names: Names,
         *,
         config: RouterConfig,
         control: Callable[..., Awaitable[Message]],
@@ -79,7 +84,10 @@ class Front:
             scheduler, wire_, control=control, keep_alive=keep_alive, runners=runners
         )
         self._training = Training(self._sessions, deploy=deploy, models=config.tinker)
-        runners |= self._training.runners
+        self._saving = Saving(self._sessions, self._training, names)
+        self._sampling = Sampling(self._sessions, self._training, names, wire_.downloads)
+        self._listing = Listing(self._sessions, names)
+        runners |= self._training.runners | self._saving.runners | self._sampling.runners
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -105,15 +113,36 @@ class Front:
             "forward": self._forward,
             "forward_backward": self._forward_backward,
             "optim_step": self._optim_step,
+            "save_weights": self._save,
+            "save_weights_for_sampler": self._save_for_sampler,
+            "load_weights": self._load,
+            "create_sampling_session": self._create_sampler,
+            "asample": self._sample,
             "retrieve_future": self._retrieve,
+            "retrieve_futures": self._retrieve_many,
         }
         gets: dict[str, Handle] = {
             "healthz": self._health,
             "get_server_capabilities": self._capabilities,
+            "samplers/{sampler_id}": self._sampler,
         }
+        listing = self._listing
+        one = "training_runs/{model_id}/checkpoints/{kind}/{name}"
+        gets |= {
+            "training_runs": listing.runs,
+            "training_runs/{model_id}": listing.run,
+            "training_runs/{model_id}/checkpoints": listing.checkpoints,
+            "checkpoints": listing.checkpoints,
+            "sessions": listing.sessions,
+            "sessions/{session_id}": listing.session,
+        }
+        posts["weights_info"] = listing.weights_info
         return [
+            web.delete(f"{ROOT}/{one}", named(listing.delete)),
+            web.put(f"{ROOT}/{one}/ttl", named(listing.extend)),
             *(web.post(f"{ROOT}/{path}", named(handle)) for path, handle in posts.items()),
             *(web.get(f"{ROOT}/{path}", named(handle)) for path, handle in gets.items()),
+            web.route("*", ROOT + "/{rest:.*}", named(listing.refuse)),
         ]
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -127,6 +156,7 @@ class Front:
         return web.json_response(
             {
                 "fwdbwd_max_chunk_bytes_count": CHUNK_BYTES,
+                "sample_use_retrieve_futures": True,
                 "use_pyqwest_transport": False,
             }
         )
@@ -187,11 +217,32 @@ class Front:
 
     async def _optim_step(self, request: web.Request) -> web.Response:
         asked = await read_json(request)
-        if "optimizer_params" in asked:
-            raise bad_request("optimizer_params: only adam_params are offered")
-        return _begun(
-            await self._numbered("optim_step", asked, request, adam=asked.get("adam_params"))
-        )
+        return _begun(await self._numbered("optim_step", asked, request))
+
+    async def _save(self, request: web.Request) -> web.Response:
+        return _begun(await self._numbered("save_weights", await read_json(request), request))
+
+    async def _save_for_sampler(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        return _begun(await self._numbered("save_weights_for_sampler", asked, request))
+
+    async def _load(self, request: web.Request) -> web.Response:
+        return _begun(await self._saving.load(await read_json(request), tenant=request[TENANT]))
+
+    async def _create_sampler(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        sampler_id = await self._sampling.create(asked, tenant=request[TENANT])
+        told = {"type": "create_sampling_session", "sampling_session_id": sampler_id}
+        return web.json_response(told)
+
+    async def _sampler(self, request: web.Request) -> web.Response:
+        sampler_id = request.match_info["sampler_id"]
+        return web.json_response(await self._sampling.find(sampler_id, tenant=request[TENANT]))
+
+    async def _sample(self, request: web.Request) -> web.Response:
+        future = await self._sampling.submit(await read_json(request), tenant=request[TENANT])
+        told = {"request_id": future.request_id, "sample_sequence_ids": future.facts["samples"]}
+        return web.json_response(told)
 
     async def _numbered(
         self, kind: str, asked: Mapping[str, Any], request: web.Request, **facts: Any
@@ -224,6 +275,13 @@ class Front:
             return web.Response(body=body, content_type=wire.PROTOBUF)
         told = found.told() if callable(found.told) else found.told
         return web.json_response(told)
+
+    async def _retrieve_many(self, request: web.Request) -> web.Response:
+        asked, tenant = await read_json(request), request[TENANT]
+        with self._hold(tenant):
+            return web.json_response(
+                await self._sampling.ended(asked, tenant=tenant, hold_s=HOLD_S)
+            )
 
     async def _future(self, request_id: str, *, tenant: TenantId) -> Future:
         session = await self._sessions.get(request_id, tenant=tenant)

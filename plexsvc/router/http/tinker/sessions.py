@@ -13,6 +13,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from plexsvc.router.http.tinker.lanes import Lane, Wire
 
 TTL_US: Final = 180_000_000
 """How long a session lives without a heartbeat; the SDK sends one in 10 s."""
+PREFIX: Final = "tinker-"
+"""What a session's id begins with."""
 MAX_FUTURES: Final = 65_536
 """Futures of a session whose answers are not acknowledged."""
 ENDED: Final = frozenset({ErrorCode.JOB_ENDED, ErrorCode.NOT_FOUND})
@@ -91,6 +94,10 @@ class Session:
     lanes: dict[str, Lane] = field(default_factory=dict)
     engines: dict[str, Any] = field(default_factory=dict)
     """Its rollout deployments, by base model."""
+    ended: dict[tuple[str, int], Any] = field(default_factory=dict)
+    """What ended, by sampler and client of it."""
+    lines: dict[str, bytes] = field(default_factory=dict)
+    """The last operation of each deployment that this router numbers the operations of."""
 
     def model(self, model_id: str) -> dict[str, Any]:
         """Return what is known of a model.
@@ -128,17 +135,25 @@ class Sessions:
 
     async def open(self, asked: Mapping[str, Any], *, tenant: TenantId) -> Session:
         """Open a session: a job of its own."""
-        session_id = f"tinker-{secrets.token_hex(8)}"
+        session_id = f"{PREFIX}{secrets.token_hex(8)}"
         facts = {
             name: asked.get(name)
             for name in ("tags", "user_metadata", "display_name", "project_id")
         } | {"created_us": self._wire.clock.wall_us()}
         session = Session(tenant=tenant, session_id=session_id, facts=facts)
-        await self.keep(session, {"session": facts})
+        record = pb.Record(key=f"session/{session_id}", body=json.dumps(facts).encode())
+        kept = pb.KeepRecordsRequest(tenant=tenant, records=[record])
+        await self._scheduler.call("KeepRecords", kept, pb.KeepRecordsReply)
         request = pb.CreateJobRequest(job_id=session_id, name="tinker", session_ttl_us=TTL_US)
         await self._control("CreateJob", request, tenant=tenant)
         self._sessions[tenant, session_id] = session
+        assert self.group is not None, session_id
+        self.group.create_task(self._forget(tenant))
         return session
+
+    async def _forget(self, tenant: TenantId) -> None:
+        with suppress(PlexError):
+            await self.all(tenant)
 
     async def get(self, name: str, *, tenant: TenantId) -> Session:
         """Return the session that an id names or begins with.
@@ -153,6 +168,20 @@ class Sessions:
                 if key not in self._sessions:
                     self._sessions[key] = await self._load(session_id, tenant=tenant)
         return self._sessions[key]
+
+    async def all(self, tenant: TenantId) -> list[Session]:
+        """Return a tenant's sessions that live, oldest first; forget those whose clients left."""
+        jobs = await self._control("ListJobs", pb.ListJobsRequest(), tenant=tenant)
+        assert isinstance(jobs, pb.ListJobsReply), jobs
+        live = {job.job_id for job in jobs.jobs}
+        sessions = []
+        for session_id, body in (await self._records("session/", tenant=tenant)).items():
+            session = Session(tenant=tenant, session_id=session_id, facts=json.loads(body))
+            if session_id in live:
+                sessions.append(await self.get(session_id, tenant=tenant))
+            elif session.facts["created_us"] < self.clock.wall_us() - TTL_US:
+                await self.drop(session)
+        return sorted(sessions, key=lambda one: int(one.facts["created_us"]))
 
     async def beat(self, session: Session) -> None:
         """Extend a session; drop the futures whose answers were read long ago.
@@ -192,11 +221,11 @@ class Sessions:
         self._sessions.pop((session.tenant, session.session_id), None)
         for one in session.futures.values():
             one.work.cancel()
-        request = pb.GetRecordsRequest(tenant=session.tenant, prefix=f"{session.session_id}/")
-        found = await self._scheduler.call("GetRecords", request, pb.GetRecordsReply)
-        gone = [one.key for one in found.records]
-        kept = pb.KeepRecordsRequest(tenant=session.tenant, gone=gone)
-        await self._scheduler.call("KeepRecords", kept, pb.KeepRecordsReply)
+        prefix = f"{session.session_id}/"
+        found = await self._records(prefix, tenant=session.tenant)
+        gone = [f"session/{session.session_id}", *(prefix + name for name in found)]
+        request = pb.KeepRecordsRequest(tenant=session.tenant, gone=gone)
+        await self._scheduler.call("KeepRecords", request, pb.KeepRecordsReply)
 
     async def start(
         self,
@@ -276,25 +305,30 @@ class Sessions:
             return internal(f"the router failed: {error!r}; its log says where")
 
     async def _load(self, session_id: str, *, tenant: TenantId) -> Session:
-        request = pb.GetRecordsRequest(tenant=tenant, prefix=f"{session_id}/")
-        found = await self._scheduler.call("GetRecords", request, pb.GetRecordsReply)
-        records = {one.key.partition("/")[2]: one.body for one in found.records}
-        if "session" not in records:
-            raise not_found(f"there is no session {session_id!r}, or it has ended")
-        facts = json.loads(records.pop("session"))
-        session = Session(tenant=tenant, session_id=session_id, facts=facts)
-        for key, body in records.items():
+        known = await self._records(f"session/{session_id}", tenant=tenant)
+        if "" not in known:
+            raise not_found(f"there is no session {session_id!r:.100}, or it has ended")
+        session = Session(tenant=tenant, session_id=session_id, facts=json.loads(known[""]))
+        for key, body in (await self._records(f"{session_id}/", tenant=tenant)).items():
             kind, _, name = key.partition("/")
             match kind:
                 case "model":
                     session.models[name] = json.loads(body)
                 case "sampler":
                     session.samplers[name] = json.loads(body)
+                case "line":
+                    session.lines[name] = body
                 case _:
                     future = Future.of_record(body)
                     session.futures[future.request_id] = future
         await self._resume(session)
         return session
+
+    async def _records(self, prefix: str, *, tenant: TenantId) -> dict[str, bytes]:
+        """Return records by what comes after the prefix of their keys."""
+        request = pb.GetRecordsRequest(tenant=tenant, prefix=prefix)
+        found = await self._scheduler.call("GetRecords", request, pb.GetRecordsReply)
+        return {one.key.removeprefix(prefix): one.body for one in found.records}
 
     async def _resume(self, session: Session) -> None:
         """Go on where the router before was: what it had acknowledged, and every future."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from plexclient.ids import JobId, new_deployment_id
 from plexclient.specs import AdamW
@@ -33,6 +34,7 @@ OPENING: Final = 1
 """Number of the operation that a model begins with; the client's first request has the next."""
 
 Asked = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class Training:
@@ -167,8 +169,13 @@ class Training:
         )
         await self.deployed(session, model["deployment_id"], spec)
         lane = self.lane(session, future)
-        await lane.run(ops.Operation(noop=ops.Noop()), seq=OPENING)
-        return Outcome(told={"type": "create_model", "model_id": model["model_id"]})
+        if "path" not in model:
+            await lane.run(ops.Operation(noop=ops.Noop()), seq=OPENING)
+            return Outcome(told={"type": "create_model", "model_id": model["model_id"]})
+        load = ops.Load(path=model["path"], optimizer=model["optimizer"])
+        await lane.run(ops.Operation(load=load), seq=OPENING)
+        told = {"path": model["tinker_path"], "model_id": model["model_id"]}
+        return Outcome(told={"type": "load_weights", **told})
 
     async def deployed(
         self, session: Session, deployment_id: str, spec: pb.DeploymentSpec
@@ -193,24 +200,26 @@ class Training:
         return self._sessions.lane(session, future.facts["deployment_id"])
 
     async def run(
-        self, session: Session, future: Future, make: Callable[[], ops.Operation]
+        self, session: Session, future: Future, operation: ops.Operation
     ) -> ops.OperationResult:
-        """Return the answer of the operation that a future makes; a refusal takes its number."""
-        lane, seq = self.lane(session, future), future.facts["seq"]
+        """Return the answer of the operation that a future is."""
+        return await self.lane(session, future).run(operation, seq=future.facts["seq"])
+
+    async def checked(self, session: Session, future: Future, made: Awaitable[T]) -> T:
+        """Return what a future's operation is made of; a refusal takes its number all the same."""
         try:
-            operation = make()
-        except PlexError:
-            await lane.fill(seq)
+            return await made
+        except PlexError as error:
+            if not error.retryable:
+                await self.lane(session, future).fill(future.facts["seq"])
             raise
-        return await lane.run(operation, seq=seq)
 
     async def _passed(self, session: Session, future: Future) -> Outcome:
+        async def read() -> wire.Pass:
+            return wire.pass_of(wire.request_of(future.body))
+
+        asked = await self.checked(session, future, read())
         lane, seq = self.lane(session, future), future.facts["seq"]
-        try:
-            asked = wire.pass_of(wire.request_of(future.body))
-        except PlexError:
-            await lane.fill(seq)
-            raise
         if asked.is_forward:
             operation = ops.Operation(forward=ops.Forward(temperature=1.0))
             arrays = {
@@ -227,8 +236,14 @@ class Training:
         return Outcome(told=partial(wire.output_as_json, output), message=output)
 
     async def _stepped(self, session: Session, future: Future) -> Outcome:
-        given = future.facts["adam"]
-        result = await self.run(session, future, lambda: ops.Operation(step=step_of(given)))
+        async def read() -> ops.Step:
+            asked = json.loads(future.body)
+            if "optimizer_params" in asked:
+                raise bad_request("optimizer_params are not offered; adam_params are")
+            return step_of(asked.get("adam_params"))
+
+        step = await self.checked(session, future, read())
+        result = await self.run(session, future, ops.Operation(step=step))
         metrics = {f"{name}:mean": value for name, value in result.metrics.items()}
         return Outcome(told={"type": "optim_step", "metrics": metrics})
 
