@@ -8,7 +8,7 @@ DEMO ?= arithmetic
 FAULTS ?= 300
 SEED ?= 22
 
-.PHONY: demo test search chaos check docs proto setup clean
+.PHONY: demo test search chaos check docs proto setup clean browser
 
 setup: $(VENV)/.installed-$(ENGINES)
 
@@ -31,11 +31,15 @@ $(VENV)/.installed-gpu: $(LOCKS) requirements/gpu.txt pyproject.toml client/pypr
 	$(BIN)/pip install -qq --no-deps --no-build-isolation -e client -e .
 	touch $@
 
+# Chromium, in which the page is tested. Where it can't be installed those tests fail and say so.
+browser:
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } || true
+
 demo: setup
 	$(BIN)/plexctl demo $(DEMO)
 
 # Two processes share the files out, because most tests wait. What failed leaves its logs in the directory.
-test: setup $(VENV)/ray/.installed $(VENV)/tinker/.installed
+test: setup $(VENV)/ray/.installed $(VENV)/tinker/.installed browser
 	logs=$$(mktemp -d /tmp/plexXXXX) && \
 		$(BIN)/python -m pytest --run-slow -n 2 --dist loadfile --basetemp $$logs $(PYTEST) && rm -rf $$logs
 

@@ -156,7 +156,9 @@ def calls() -> str:
                 is_clients, fields = service.name == "Router", method.input_type.fields_by_name
                 is_operators = method.GetOptions().Extensions[service_pb2.operators_only]
                 who = ("operators" if is_operators else "tenants") if is_clients else "members"
-                shown = "token" if is_clients else "secret"
+                if is_clients and method.name == "JoinNode":
+                    who = "nodes that join"
+                shown = "token" if is_clients else "secret or certificate"
                 shown += ", fence" if "fence" in fields else ""
                 shown += ", epoch" if "scheduler_epoch" in fields else ""
                 rows.setdefault((service.name, who, shown), []).append(method.name)

@@ -23,7 +23,7 @@ class Limit:
     what: str
     """What they are, in the plural."""
     key: str
-    """The key of the configuration that sets `total`."""
+    """Name of the bound: the key of the configuration that sets `total`, or a fixed value's."""
     code: ErrorCode = ErrorCode.QUEUE_FULL
 
     @property

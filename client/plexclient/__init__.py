@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plexclient.samples import Delta, Sample, Samples
     from plexclient.sampling import SamplingOptions
     from plexclient.scores import Score, Scores
-    from plexclient.specs import AdamW, Elastic, Parallel
+    from plexclient.specs import AdamW, Elastic, LoRA, Parallel
     from plexclient.tokenizer import Tokenizer
     from plexclient.training import Actor, Critic, Reference
     from plexclient.turns import TurnSession
@@ -47,6 +47,7 @@ __all__ = [
     "ErrorCode",
     "ForwardResult",
     "Job",
+    "LoRA",
     "LossResult",
     "Parallel",
     "PlexError",
@@ -80,7 +81,7 @@ _MODULES = {
     "samples": ("Delta", "Sample", "Samples"),
     "sampling": ("SamplingOptions",),
     "scores": ("Score", "Scores"),
-    "specs": ("AdamW", "Elastic", "Parallel"),
+    "specs": ("AdamW", "Elastic", "LoRA", "Parallel"),
     "tokenizer": ("Tokenizer",),
     "training": ("Actor", "Critic", "Reference"),
     "turns": ("TurnSession",),

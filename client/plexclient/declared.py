@@ -10,7 +10,15 @@ from plexclient.checks import of_type, real, whole
 from plexclient.deployment import Deployment
 from plexclient.errors import bad_request
 from plexclient.ids import JobId, new_deployment_id
-from plexclient.specs import ROLES, AdamW, Elastic, Parallel, default_role, instances_to_wire
+from plexclient.specs import (
+    ROLES,
+    AdamW,
+    Elastic,
+    LoRA,
+    Parallel,
+    default_role,
+    instances_to_wire,
+)
 from plexclient.wire.v1 import service_pb2
 
 SEEDING: Final = "-reserved"
@@ -41,6 +49,7 @@ class Declared:
     role: str | None = None
     parallel: Parallel = Parallel()  # noqa: RUF009 - frozen
     optimizer: AdamW | None = None
+    lora: LoRA | None = None
     dtype: str = "float32"
     seed: int = 0
     micro_batch_tokens: int = 0
@@ -87,6 +96,8 @@ class Declared:
         of_type("parallel", self.parallel, Parallel)
         if self.optimizer is not None:
             of_type("optimizer", self.optimizer, AdamW)
+        if self.lora is not None:
+            of_type("lora", self.lora, LoRA)
         role = self.role or default_role(self.name, backend=self.backend)
         if role not in ROLES:
             raise bad_request(f"role={role!r}: roles are {', '.join(ROLES)}")
@@ -113,6 +124,7 @@ class Declared:
             backend=self.backend,
             parallel=self.parallel.to_wire(),
             optimizer=self.optimizer.to_wire() if self.optimizer is not None else None,
+            lora=self.lora.to_wire() if self.lora is not None else None,
             dtype=self.dtype,
             seed=whole("seed", self.seed, most=2**64 - 1),
             micro_batch_tokens=whole("micro_batch_tokens", self.micro_batch_tokens),

@@ -24,7 +24,7 @@ from plexclient.retry import persist
 from plexclient.rollouts import Rollout
 from plexclient.score_call import Scoring
 from plexclient.session import ENDED, Session, ended_error
-from plexclient.specs import AdamW, Elastic, Parallel
+from plexclient.specs import AdamW, Elastic, LoRA, Parallel
 from plexclient.training import Actor, Critic, Reference, Trained
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import service_pb2
@@ -150,6 +150,7 @@ class Job:
         role: str | None = None,
         parallel: Parallel = Parallel(),  # noqa: B008 - frozen
         optimizer: AdamW | None = None,
+        lora: LoRA | None = None,
         dtype: str = "float32",
         seed: int = 0,
         micro_batch_tokens: int = 0,
@@ -190,6 +191,10 @@ class Job:
         rest again: less memory, one more forward pass, the same gradients.
         `"selective"` computes only each layer's MLP again.
 
+        `lora=plex.LoRA(rank=16, alpha=32)` of an actor on fsdp trains adapters in place of the
+        model. `save` keeps them and their moments, `export` writes a directory for `peft`, and a
+        rollout of the same model that syncs merges them into its weights.
+
         Raises:
             PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,
                 `deployment_failed`, `operation_timeout`.
@@ -201,6 +206,7 @@ class Job:
             role=role,
             parallel=parallel,
             optimizer=optimizer,
+            lora=lora,
             dtype=dtype,
             seed=seed,
             micro_batch_tokens=micro_batch_tokens,

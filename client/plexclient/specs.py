@@ -12,6 +12,8 @@ from plexclient.wire.v1 import common_pb2, service_pb2
 
 ROLES: Final = ("actor", "critic", "reference", "rollout")
 MAX_INSTANCES: Final = 1024
+MAX_LORA_RANK: Final = 1 << 16
+ALL_LINEAR: Final = "all-linear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,37 @@ class AdamW:
         """Return the numbers in `wire`; those that are not there take their defaults."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: getattr(wire, name) for name in names if wire.HasField(name)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoRA:
+    """Adapters that are trained while the model stays as it is.
+
+    Each linear layer W that is a target gets A (`rank` rows, drawn from the deployment's seed) and
+    B (zeros), both float32, and computes `W x + alpha / rank * B A x`. `targets` are names as
+    `q_proj`, or `"all-linear"` for those of every layer.
+
+    Raises:
+        PlexError: `bad_request` for a number or name that no adapter can have.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: str | tuple[str, ...] | list[str] = ALL_LINEAR
+
+    def __post_init__(self) -> None:
+        whole("LoRA: rank", self.rank, least=1, most=MAX_LORA_RANK)
+        if real("LoRA: alpha", self.alpha) <= 0:
+            raise bad_request(f"LoRA: alpha={self.alpha!r}: it must be above 0")
+        if self.targets != ALL_LINEAR and (isinstance(self.targets, str) or not self.targets):
+            raise bad_request(
+                f"LoRA: targets={self.targets!r}: give {ALL_LINEAR!r}, or a list of names as q_proj"
+            )
+
+    def to_wire(self) -> service_pb2.LoRA:
+        """Return the wire form."""
+        named = () if self.targets == ALL_LINEAR else sorted(set(self.targets))
+        return service_pb2.LoRA(rank=self.rank, alpha=self.alpha, targets=named)
 
 
 def default_role(name: str, *, backend: str) -> str:

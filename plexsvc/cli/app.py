@@ -86,6 +86,8 @@ class At:
     def show(self, reply: Message, view: RenderableType) -> None:
         """Print a reply: as one line of JSON, every field present, or as people read it."""
         if self.json:
+            from plexsvc.rpc.services import to_dict
+
             print_json(to_dict(reply))
         elif isinstance(view, str):
             typer.echo(view)
@@ -178,15 +180,6 @@ def state_dir_of(given: Path | None) -> Path:
 def print_json(value: object) -> None:
     """Print a value as one line of JSON."""
     typer.echo(jsonlib.dumps(value))
-
-
-def to_dict(message: Message) -> dict[str, Any]:
-    """Return a reply as JSON has it, every field present."""
-    from google.protobuf.json_format import MessageToDict
-
-    return MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
 
 
 def console() -> Console:

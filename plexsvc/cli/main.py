@@ -128,10 +128,16 @@ def doctor(state_dir: StateDir = None, json: Json = False) -> None:
 
 
 def _print_card(card: Card, *, state_dir: Path, json: bool) -> None:
+    page = card.http and f"{'https' if card.ca else 'http'}://{card.http}/"
     if json:
-        print_json({"address": card.address, "state_dir": str(state_dir), "pid": card.pid})
+        facts = {"address": card.address, "page": page}
+        print_json(facts | {"state_dir": str(state_dir), "pid": card.pid})
     else:
         typer.echo(f"plexsvc serves at {card.address}, state in {state_dir}, pid {card.pid}")
+        if page:
+            typer.echo(
+                f"page to look at it: {page}, with the token in {state_dir / 'cluster.json'}"
+            )
 
 
 command(

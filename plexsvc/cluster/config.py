@@ -35,6 +35,10 @@ class NodeConfig:
     further hosts; empty: the node's processes listen on Unix sockets alone."""
     host_bytes: int = 4 << 30
     """Host memory for parked state and published weight versions."""
+    disk_bytes: int = 0
+    """Bytes of `disk_dir` for parked state that finds no room in host memory; 0: none."""
+    disk_dir: Path = Path()
+    """Directory on a local disk that takes direct I/O, ext4 or xfs."""
     staging_bytes: int = 1 << 30
     """Memory in which payloads wait on the node; a quarter of it is kept for answers, and a tenant
     has as much as is left free."""
@@ -51,6 +55,8 @@ class NodeConfig:
             self.devices,
             host_bytes=self.host_bytes,
             staging_bytes=self.staging_bytes,
+            disk_bytes=self.disk_bytes,
+            disk_dir=self.disk_dir,
         )
 
 

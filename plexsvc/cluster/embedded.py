@@ -378,6 +378,8 @@ class EmbeddedCluster:
             runtime_dir=self._kept_dir(place, stack),
             log_dir=place / "logs",
             host_bytes=node.host_bytes,
+            disk_bytes=node.disk_bytes,
+            disk_dir=node.disk_dir,
             staging_bytes=node.staging_bytes,
             keep_pages=node.keep_pages,
             ready_timeout_us=node.ready_timeout_us,

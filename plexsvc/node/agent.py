@@ -34,7 +34,7 @@ from plexsvc.node.table import RankTable
 from plexsvc.node.warm import WarmImage
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.errors import first_failure
-from plexsvc.rpc.keys import read_keys
+from plexsvc.rpc.keys import ClusterKeys, read_keys
 from plexsvc.statelink.dataplane import allow_many_files
 from plexsvc.tether import adopt_orphans, die_with_parent, set_process_name
 
@@ -44,7 +44,9 @@ log = Log(__name__)
 class Agent:
     """A node's processes, from the first zygote to the last rank."""
 
-    def __init__(self, config: AgentConfig, *, clock: Clock, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, config: AgentConfig, *, clock: Clock, keys: ClusterKeys, tasks: asyncio.TaskGroup
+    ) -> None:
         self._config = config
         self._clock = clock
         self._tasks = tasks
@@ -79,6 +81,7 @@ class Agent:
             lease=self._lease,
             events=self._events,
             sidecar=self._sidecar,
+            shut_out=keys.shut_out if keys.authority else None,  # else the service's own host
         )
 
     async def start(self) -> None:
@@ -136,7 +139,7 @@ async def serve(config: AgentConfig, *, clock: Clock) -> None:
     keys = read_keys(config.keys_file)
     server = new_server(keys)
     async with asyncio.TaskGroup() as tasks:
-        agent = Agent(config, clock=clock, tasks=tasks)
+        agent = Agent(config, clock=clock, keys=keys, tasks=tasks)
         add_servicer(agent.servicer, server)
         try:
             await agent.start()

@@ -92,6 +92,10 @@ class AgentConfig:
     """An earlier agent of this node died: the first event says that its state manager is new."""
     host_bytes: int = 8 << 30
     """Host memory the state manager may use for parked state and published versions."""
+    disk_bytes: int = 0
+    """Bytes of `disk_dir` for parked state that finds no room in host memory; 0: none."""
+    disk_dir: Path = Path()
+    """Directory on a local disk that takes direct I/O, ext4 or xfs."""
     staging_bytes: int = 1 << 30
     """Memory in which payloads wait on this node; a quarter of it is kept for answers, and a tenant
     has as much as is left free."""
@@ -156,6 +160,8 @@ class AgentConfig:
             self.devices,
             host_bytes=self.host_bytes,
             staging_bytes=self.staging_bytes,
+            disk_bytes=self.disk_bytes,
+            disk_dir=self.disk_dir,
         )
         if self.listen.startswith(_WILDCARDS):
             raise bad_request(
@@ -174,7 +180,13 @@ class AgentConfig:
 
 
 def check_node(
-    node_id: str, devices: Sequence[DeviceConfig], *, host_bytes: int, staging_bytes: int
+    node_id: str,
+    devices: Sequence[DeviceConfig],
+    *,
+    host_bytes: int,
+    staging_bytes: int,
+    disk_bytes: int = 0,
+    disk_dir: Path = Path(),
 ) -> None:
     """Refuse a node that could not be: its name is part of paths, its memory is real.
 
@@ -189,6 +201,11 @@ def check_node(
     for key, nbytes in (("host_bytes", host_bytes), ("staging_bytes", staging_bytes)):
         if nbytes <= 0:
             raise bad_request(f"{key} of node {node_id} is {nbytes}; it must be above 0")
+    if disk_bytes < 0 or (disk_bytes and not disk_dir.is_absolute()):
+        raise bad_request(
+            f"node {node_id} has disk_bytes = {disk_bytes} and disk_dir = {str(disk_dir)!r}; give "
+            "the bytes, 0 or more, and a directory's whole path"
+        )
 
 
 def _check_gpus(node_id: str, devices: Sequence[DeviceConfig]) -> None:

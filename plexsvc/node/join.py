@@ -33,6 +33,10 @@ class PoolConfig:
     """Kind of those GPUs; empty: the first half trains and the other generates."""
     host_bytes: int = 0
     """Host memory for parked state and published weight versions; 0: half of what is there."""
+    disk_bytes: int = 0
+    """Bytes of `disk_dir` for parked state that finds no room in host memory; 0: none."""
+    disk_dir: Path = Path()
+    """Directory on a local disk that takes direct I/O, ext4 or xfs."""
     staging_bytes: int = 1 << 30
     """Memory in which payloads wait on the node."""
     orphan_us: int = 60_000_000
@@ -92,6 +96,8 @@ def agent_config(config: JoinConfig, found: Sequence[Gpu]) -> AgentConfig:
         log_dir=directory / "logs",
         is_replacement=config.is_replacement,
         host_bytes=pool.host_bytes or half_of_memory(),
+        disk_bytes=pool.disk_bytes,
+        disk_dir=pool.disk_dir,
         staging_bytes=pool.staging_bytes,
         listen=config.listen,
         keys_file=config.keys_file,

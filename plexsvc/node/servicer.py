@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TypeAlias
 
 import grpc
@@ -16,6 +17,7 @@ from plexsvc.node.event_log import EventLog
 from plexsvc.node.lease import NodeLease
 from plexsvc.node.sidecar import Sidecar
 from plexsvc.node.table import RankTable
+from plexsvc.rpc.keys import write_shut_out
 from plexsvc.rpc.status import abort_with
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
@@ -33,13 +35,17 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         lease: NodeLease,
         events: EventLog,
         sidecar: Sidecar,
+        shut_out: Path | None,
     ) -> None:
+        """Serve a node; the file `shut_out` is kept as renewals say, where it is this node's."""
         self._config = config
         self._clock = clock
         self._table = table
         self._lease = lease
         self._events = events
         self._sidecar = sidecar
+        self._shut_out = shut_out
+        self._told: list[str] | None = None
 
     async def Spawn(
         self, request: node_pb2.SpawnRequest, context: Context | None
@@ -103,6 +109,9 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             return node_pb2.RenewReply(
                 error=to_wire(error), max_scheduler_epoch=self._lease.max_epoch
             )
+        if self._shut_out is not None and self._told != request.shut_out:
+            self._told = list(request.shut_out)
+            write_shut_out(self._shut_out, self._told)
         return node_pb2.RenewReply(max_scheduler_epoch=self._lease.max_epoch)
 
     async def Describe(
@@ -125,6 +134,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
                 for index, device in enumerate(self._config.devices)
             ],
             host_bytes=self._config.host_bytes,
+            disk_bytes=self._config.disk_bytes,
             state_manager=where.address,
             data_socket=where.data_socket,
             hostname=self._config.host,

@@ -54,6 +54,8 @@ class _SidecarConfig:
     node_id: str
     devices: tuple[DeviceConfig, ...]
     host_bytes: int
+    disk_bytes: int
+    disk_dir: Path
     staging_bytes: int
     runtime_dir: Path
     max_versions_per_deployment: int
@@ -225,6 +227,8 @@ class Sidecar:
                 if device.kind != "reward"
             ),
             host_bytes=self._config.host_bytes,
+            disk_bytes=self._config.disk_bytes,
+            disk_dir=self._config.disk_dir,
             staging_bytes=self._config.staging_bytes,
             runtime_dir=self._config.runtime_dir,
             max_versions_per_deployment=self._config.max_versions_per_deployment,

@@ -104,6 +104,9 @@ class Caller:
         self.tenant: Final = tenant
         self.is_operator: Final = is_operator
         self._stored = stored
+        is_for_nodes = stored is not None and stored.view.scope == names.JOIN
+        self.joins_by: Final = stored.view.token_id if stored is not None and is_for_nodes else ""
+        """The id of a token that lets in a node; empty: it lets in a caller."""
 
     def check_may_change(self, what: str) -> None:
         """Refuse a token that may only read.
@@ -216,7 +219,30 @@ class Tenants:
         found = self._find(metadata)
         if isinstance(found, PlexError):
             raise found
+        if found.joins_by:
+            raise PlexError(
+                ErrorCode.UNAUTHENTICATED,
+                f"token {found.joins_by} lets in a node (`plexctl node join`), and no caller",
+                token=found.joins_by,
+            )
         return found
+
+    def joining(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+        """Return the id of the token, for a node that joins, that the call carries.
+
+        Raises:
+            PlexError: `unauthenticated`; `forbidden` for a token of another scope.
+        """
+        found = self._find(context.invocation_metadata() or ())
+        if isinstance(found, PlexError):
+            raise found
+        if not found.joins_by:
+            raise PlexError(
+                ErrorCode.FORBIDDEN,
+                f"the call's token of tenant {found.tenant!r} lets in no node; ask an operator for "
+                "one that does (`plexctl node token create`)",
+            )
+        return found.joins_by
 
     def may_see_all(self, caller: Caller) -> bool:
         """Return whether it may look at what every tenant does: an operator's, of any scope."""

@@ -46,8 +46,8 @@ class RouterConfig:
     """Where clients connect, when the router is a process of its own; port 0 picks a free one."""
 
     http_listen: str = ""
-    """Where clients that speak HTTP connect (`/run_code`, `/submit`): HOST:PORT, port 0 picks a
-    free one. Empty: nowhere."""
+    """Where browsers and clients that speak HTTP connect: HOST:PORT, port 0 picks a free one.
+    Empty: nowhere; `plexctl up` without a file takes a free port of 127.0.0.1."""
 
     scheduler: str = ""
     """gRPC target of the scheduler, when the router is a process of its own."""

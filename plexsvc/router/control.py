@@ -37,6 +37,7 @@ METHODS: Final[Mapping[str, MethodDescriptor]] = {
 """The methods that both services have."""
 
 MAX_PORT: Final = 65_535
+MAX_REQUEST_CHARS: Final = 4096
 
 MAX_SEGMENTS: Final = 512
 """Segments of one cycle that `what_if` takes."""
@@ -126,7 +127,7 @@ def _check_change(request: pb.ChangeNodeRequest, _: RouterConfig) -> None:
         raise bad_request("change_node needs a node_id and one of CORDON, DRAIN, UNCORDON")
 
 
-def _check_agent(request: pb.AddNodeRequest, _: RouterConfig) -> None:
+def _check_agent(request: pb.AddNodeRequest | pb.JoinNodeRequest, _: RouterConfig) -> None:
     path = socket_path(request.agent)
     host, _colon, port = request.agent.rpartition(":")
     is_port = host and port.isdecimal() and 0 < int(port) <= MAX_PORT
@@ -135,6 +136,13 @@ def _check_agent(request: pb.AddNodeRequest, _: RouterConfig) -> None:
             f"{request.agent!r} is not where a node agent listens: give HOST:PORT, with a port up "
             f"to {MAX_PORT}, or unix:/PATH for one on this host"
         )
+
+
+def _check_joining(request: pb.JoinNodeRequest, _: RouterConfig) -> None:
+    if len(request.request) > MAX_REQUEST_CHARS:
+        raise bad_request(f"a request for a certificate has at most {MAX_REQUEST_CHARS} characters")
+    if request.agent:
+        _check_agent(request, _)
 
 
 def _check_job(request: pb.MoveJobRequest | pb.PinJobRequest, _: RouterConfig) -> None:
@@ -169,6 +177,7 @@ CHECKS: Final[Mapping[str, Callable[[Any, RouterConfig], None]]] = {
     "ExplainOperation": _check_explained,
     "ChangeNode": _check_change,
     "AddNode": _check_agent,
+    "JoinNode": _check_joining,
     "CreateToken": names.check_token,
     "SetQuota": names.check_quota,
     "WhatIf": _check_shape,
@@ -180,6 +189,7 @@ CHECKS: Final[Mapping[str, Callable[[Any, RouterConfig], None]]] = {
 ASKED: Final[Mapping[str, Callable[[Any], str]]] = {
     "ChangeNode": lambda request: f"{CHANGES[request.change]} node {request.node_id}",
     "AddNode": lambda request: f"add node agent {request.agent}",
+    "ShutOutNode": lambda request: f"shut out node {request.node_id}",
     "CreateToken": lambda request: f"create a token for tenant {request.owner!r}",
     "RevokeToken": lambda request: f"revoke token {request.token_id!r}",
     "SetQuota": lambda request: f"set the quota of tenant {request.owner!r}",

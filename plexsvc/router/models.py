@@ -12,6 +12,7 @@ from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc import families, paths
 from plexsvc.errors import bad_request
 from plexsvc.families import unknown_model
+from plexsvc.lora import Lora
 from plexsvc.paths import Place
 from plexsvc.router.validation import check_hyper
 from plexsvc.weights import headers
@@ -84,6 +85,7 @@ def check_spec(spec: service_pb2.DeploymentSpec) -> None:
             field="DeploymentSpec.is_durable",
         )
     _check_checkpoints(spec)
+    _check_lora(spec)
     _check_instances(spec)
     _check_optimizer(spec)
     _check_degrees(spec)
@@ -118,6 +120,8 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.C
         families.check(table, backend=spec.backend, directory=directory)
     if spec.backend == "megatron":
         _check_layout(spec.parallel, table)
+    if spec.HasField("lora"):
+        Lora.from_wire(spec.lora).check(table)
     return table
 
 
@@ -149,6 +153,23 @@ def _check_checkpoints(spec: service_pb2.DeploymentSpec) -> None:
             f"checkpoint_every={spec.checkpoint_every} with keep={spec.checkpoints_kept}; keep 1 "
             "or more of the checkpoints that are made",
             field="DeploymentSpec.checkpoints_kept",
+        )
+
+
+def _check_lora(spec: service_pb2.DeploymentSpec) -> None:
+    if not spec.HasField("lora"):
+        return
+    what = f"{spec.backend!r} {'with' if spec.HasField('optimizer') else 'without'} an optimizer"
+    if spec.backend != "fsdp" or spec.role != "actor" or not spec.HasField("optimizer"):
+        raise bad_request(
+            f"lora of role {spec.role!r} on backend {what}; adapters are trained by an actor on "
+            "backend 'fsdp' with an optimizer",
+            field="DeploymentSpec.lora",
+        )
+    if spec.lora.rank < 1 or not 0 < spec.lora.alpha < math.inf:
+        raise bad_request(
+            f"lora with rank {spec.lora.rank} and alpha {spec.lora.alpha}; both are above 0",
+            field="LoRA.rank",
         )
 
 

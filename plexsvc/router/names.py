@@ -15,11 +15,13 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 MAX_NAME_CHARS: Final = 64
 
-QUOTAS: Final = ("jobs", "devices", "requests", "spend")
+QUOTAS: Final = ("jobs", "devices", "host_bytes", "requests", "spend")
 """What a tenant's quota may be for."""
 
 SCOPES: Final = ("read", "submit", "admin")
 """What a token may do; each may do what those before it may."""
+JOIN: Final = "join"
+"""Scope of a token that lets in a node, not a caller; its name is the node's."""
 
 
 def check_job(request: service_pb2.CreateJobRequest, config: RouterConfig) -> None:
@@ -82,6 +84,12 @@ def check_token(request: service_pb2.CreateTokenRequest, config: RouterConfig) -
     Raises:
         PlexError: `bad_request`.
     """
+    if request.scope == JOIN:
+        if request.owner or not request.lifetime_us:
+            raise bad_request("a token for a node is no tenant's, and expires; give a lifetime")
+        if request.name:
+            check_name("a node's name", request.name)
+        return
     check_name("a tenant's name", request.owner)
     _check_text("a token's name", request.name, most=config.max_name_chars, may_be_empty=True)
     if request.scope not in SCOPES:

@@ -32,7 +32,7 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.control import METHODS, SERVICE, Control, shown
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
-from plexsvc.router.http import metrics, openai, sandbox_fusion
+from plexsvc.router.http import metrics, openai, page, sandbox_fusion
 from plexsvc.router.http.server import serving
 from plexsvc.router.http.tinker import lanes
 from plexsvc.router.http.tinker import routes as tinker
@@ -133,15 +133,19 @@ class RouterServicer:
             *sandbox_fusion.routes(self.rewards),
             *openai.routes(backend),
             *metrics.routes(self.meter, self.tenants, self._ask),
+            *page.routes(self._ask, self._clock),
         ]
-        served = serving(routes, tenants=self.tenants, config=self._config)
+        files = page.files()
+        served = serving(routes, tenants=self.tenants, config=self._config, files=files)
         async with front.running(), served as address:
             yield address
 
-    async def _ask(self, name: str, request: Message, tenant: TenantId) -> Message:
-        """Ask the scheduler or the reward service for what an operator is shown."""
+    async def _ask(self, name: str, request: Message, caller: Caller) -> Message:
+        """Ask the scheduler or the reward service for what a caller is shown."""
         part = self.rewards if name in rewards.METHODS else self.control
-        return await part.forward(name, request, tenant=tenant, is_operator=True)
+        return await part.forward(
+            name, request, tenant=caller.tenant, is_operator=caller.is_operator
+        )
 
     async def learn_tokens(self, *, known: int = 0) -> None:
         """Learn which tokens operators made, once the table is not of the revision that is known.
@@ -177,6 +181,18 @@ class RouterServicer:
         reply = await self.control.forward(name, request, tenant=tenant, is_operator=is_operator)
         with suppress(PlexError):  # it is done, and will be learned
             await self.learn_tokens()
+        return reply
+
+    async def join_node(self, request: pb.JoinNodeRequest, context: Context) -> pb.JoinNodeReply:
+        """Let in a node that shows a token for one, and tell it what directories it must have.
+
+        Raises:
+            PlexError: as `Tenants.joining`, and what the scheduler refuses.
+        """
+        request.token_id = self.tenants.joining(context)
+        reply = await self.control.forward("JoinNode", request, tenant=TenantId(""))
+        assert isinstance(reply, pb.JoinNodeReply), reply
+        reply.roots.extend(map(str, self._config.model_roots))
         return reply
 
     def stop(self) -> None:
@@ -396,7 +412,7 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
     add_service(
         server,
         SERVICE,
-        calls=calls | {"Operate": operate},
+        calls=calls | {"Operate": operate, "JoinNode": router.join_node},
         streams={name: streaming(name, method) for name, method in streams.items()},
     )
 

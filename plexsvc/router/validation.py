@@ -219,6 +219,7 @@ class OperationRules:
                 f"a batch of {cu_seqlens.shape[0] - 1} sequences",
                 key="router.max_batch_sequences",
                 limit=self._config.max_batch_sequences,
+                remedy="split it",
             )
 
     def _check_prompts(self, generate: operations_pb2.Generate) -> None:

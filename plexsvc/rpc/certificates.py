@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,6 @@ TLS_NAME: Final = "plexsvc"
 
 VALID_US: Final = 365 * 86_400_000_000
 """How long a node's certificate is valid; the node joins again before its end."""
-MAX_REQUEST_BYTES: Final = 4096
 _EARLY: Final = dt.timedelta(hours=1)
 """How far the clock of a node may be behind the service's."""
 
@@ -53,10 +53,15 @@ def new_key() -> str:
 
 
 def request_for(private_key: str, *, node_id: str) -> str:
-    """Return the request, PEM, for a certificate of a node; it holds nothing secret."""
+    """Return the request, PEM, for a certificate of a node; it holds nothing secret.
+
+    Raises:
+        PlexError: `bad_request` for a name that a node cannot have.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
+    _check_name(node_id)
     key = serialization.load_pem_private_key(private_key.encode(), password=None)
     return (
         x509.CertificateSigningRequestBuilder()
@@ -76,10 +81,12 @@ def requested(request: str) -> tuple[str, bytes]:
     from cryptography.hazmat.primitives import serialization
 
     made = _loaded(request)
+    node_id = _node_of(made.subject)
+    _check_name(node_id)
     key = made.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    return _node_of(made.subject), key
+    return node_id, key
 
 
 def sign(
@@ -146,6 +153,14 @@ def _loaded(request: str) -> x509.CertificateSigningRequest:
     return made
 
 
+def _check_name(node_id: str) -> None:
+    if not _NAME.fullmatch(node_id):
+        raise bad_request(
+            f"a node's name is {node_id[:80]!r}; it is 1 to 59 of a-z A-Z 0-9 . _ -, and begins "
+            "with a letter or digit"
+        )
+
+
 def _name(node_id: str) -> x509.Name:
     from cryptography import x509
 
@@ -160,3 +175,4 @@ def _node_of(subject: x509.Name) -> str:
 
 
 _PREFIX: Final = "node "
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,58}")

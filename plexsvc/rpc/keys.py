@@ -56,9 +56,14 @@ class ClusterKeys:
         return self.authority or self.certificate
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of the service's certificate: no other cluster has it."""
+        return hashlib.sha256(self.root.encode()).hexdigest()
+
+    @property
     def fingerprint(self) -> str:
         """A name for the cluster, which tells nothing about its keys."""
-        return hashlib.sha256(self.root.encode()).hexdigest()[:12]
+        return self.digest[:12]
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -84,10 +89,10 @@ class ClusterKeys:
 
     def refusal_of_certificate(self, certificate: str) -> PlexError | None:
         """Return why a certificate that the cluster signed is refused, None while it is not."""
-        if certificate == self.root:
+        if certificate.strip() == self.root.strip():
             return None
         facts = certificates.read(certificate)
-        if facts.serial in _shut_out(self.shut_out):
+        if facts.serial in read_shut_out(self.shut_out):
             what = "was shut out"
         elif facts.expires_us <= _CLOCK.wall_us():
             what = "has expired"
@@ -105,7 +110,7 @@ _read: dict[Path, tuple[tuple[int, int], frozenset[str]]] = {}
 _CLOCK: Final = SystemClock()
 
 
-def _shut_out(path: Path | None) -> frozenset[str]:
+def read_shut_out(path: Path | None) -> frozenset[str]:
     """Return the serials in a file, which is read again when it is another one."""
     if path is None:
         return frozenset()

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -147,3 +148,10 @@ async def _abort(
 
 def _serialised(message: Message | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def to_dict(message: Message) -> dict[str, Any]:
+    """Return a reply as JSON has it, every field present."""
+    return MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from plexclient.wire.v1 import service_pb2
 from plexsvc.clock import Clock, ServiceClock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import WpgId
+from plexsvc.ids import JobId, TenantId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
@@ -27,6 +28,7 @@ from plexsvc.scheduler.ledger import rows
 from plexsvc.scheduler.ledger.bill import HOUR_US, Bill, since
 from plexsvc.scheduler.ledger.caps import Caps
 from plexsvc.scheduler.ledger.jobs import Registry
+from plexsvc.scheduler.ledger.members import Members
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.ledger.restoring import restore
 from plexsvc.scheduler.ledger.results import ResultBook
@@ -46,6 +48,7 @@ from plexsvc.scheduler.orders.watch import Watch
 from plexsvc.store.rows import (
     JobUsage,
     JournalRow,
+    MemberRow,
     NodeRow,
     QuotaRow,
     RecordGone,
@@ -83,9 +86,8 @@ class LiveScheduler:
 
         `added` are the nodes that operators added while earlier ones led.
         """
-        self.config = config
         self.clock = clock = ServiceClock(clock, on_gap=_say_gap)
-        self.epoch = store.epoch
+        self.config, self.epoch = config, store.epoch
         inbox = Inbox(clock, max_waiting=config.max_inbox, max_batch=config.max_batch)
         self.post = inbox.post
         self.registry = Registry(config, quotas=store.quotas())
@@ -93,6 +95,7 @@ class LiveScheduler:
         self.recorder = Recorder(self.registry, results=self.results, clock=clock)
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=inbox.post)
         ranks = Ranks(self.registry)
+        self.members = Members(store.members(), keys=keys, clock=clock, remember=self.remember)
         self.nodes = Nodes(
             node_agents,
             config=config,
@@ -143,7 +146,7 @@ class LiveScheduler:
             question=core.view.question, decide=lambda fact: inbox.post(fact).decision
         )
         self.handlers = table(self.reach, self._timers, self.beside)
-        self.bill = Bill(core.view, clock=clock)
+        self.bill = Bill(core.view, clock=clock, pooled=self._pooled)
         self.caps = Caps(self.registry, self.bill, view=core.view, post=inbox.post)
         self._driver = Driver(core, inbox=inbox, journal=self._journal, handlers=self.handlers)
         self._inbox, self._store = inbox, store
@@ -233,6 +236,15 @@ class LiveScheduler:
             await adopt.adopt(self.reach, self.cluster, self.handlers, tell=self._tell, tasks=tasks)
         self._adopted.set()
 
+    def _pooled(self) -> Iterator[tuple[JobId, TenantId, int]]:
+        """Yield for how long jobs have had spot devices and lent engines, under this service."""
+        for job in self.registry.jobs.values():
+            use = service_pb2.JobUse()
+            for deployment_id in job.deployment_ids:
+                self.rollout.bill(deployment_id, use)
+            if use.pooled_us:
+                yield job.job_id, job.tenant, use.pooled_us
+
     def _tell(self, fact: Event) -> Decision:
         return self.post(fact).decision
 
@@ -252,7 +264,9 @@ class LiveScheduler:
         """Return the tokens that operators made, oldest first, from the store."""
         return self._store.tokens()
 
-    async def remember(self, *rows: NodeRow | TokenRow | QuotaRow | RecordRow | RecordGone) -> None:
+    async def remember(
+        self, *rows: NodeRow | TokenRow | MemberRow | QuotaRow | RecordRow | RecordGone
+    ) -> None:
         """Have whoever leads next know of what an operator or a router did; durable on return."""
         assert self._storing is not None, rows
         await self._storing.write(rows)

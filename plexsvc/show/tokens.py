@@ -22,6 +22,15 @@ def tokens_view(tokens: Iterable[service_pb2.TokenView]) -> RenderableType:
     return table
 
 
+def node_tokens_view(tokens: Iterable[service_pb2.TokenView]) -> RenderableType:
+    """Return the table of `plexctl node token list`."""
+    table = table_of("token", "for node", "used by", "expires", "revoked")
+    for one in tokens:
+        ends = [time_of(at_us) if at_us else "-" for at_us in (one.expires_us, one.revoked_us)]
+        table.add_row(one.token_id, one.name or "any", one.used_by or "-", *ends)
+    return table
+
+
 def quotas_view(quotas: Iterable[service_pb2.QuotaView]) -> RenderableType:
     """Return the table of `plexctl quota list`."""
     table = table_of("tenant", "quota", "at most", "used")

@@ -7,6 +7,7 @@ maps when it resumes, and is told what it should.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,17 +16,21 @@ from plexsvc import paths
 from plexsvc.errors import PlexError, internal
 from plexsvc.log import Log
 from plexsvc.residency import Residency
-from plexsvc.statelink import dataplane
+from plexsvc.statelink import dataplane, mapping
+from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import checkpoints, records
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
+from plexsvc.statemanager.core import RegionState
+from plexsvc.statemanager.disk import SUM_BYTES
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import NUMBERS, Node
 from plexsvc.statemanager.records import WpgRecord
-from plexsvc.statemanager.tiers import ArenaFile
+from plexsvc.statemanager.tiers import ArenaFile, Tail
+from plexsvc.weights.checksums import BLOCK_BYTES
 
 log = Log(__name__)
 
@@ -99,6 +104,17 @@ def _take(left: dict[Key, Entry], kind: str) -> Iterable[Entry]:
 
 def _adopt_wpg(node: Node, record: WpgRecord, left: dict[Key, Entry]) -> None:
     state = record.state
+    parked = {
+        (rank, name): _needed(left, records.host_key(state.wpg_id, rank, name))
+        for rank, known in state.ranks.items()
+        for name in known.regions
+    }
+    if state.residency is Residency.HOST:
+        # What moved between memory and disk since is in the records of the regions alone.
+        for (rank, name), entry in parked.items():
+            region = state.ranks[rank].regions[name]
+            if region.has_host_copy:
+                region.disk_bytes = region.nbytes - entry.facts.get("split", region.nbytes)
     node.ledger.adopt(state)
     for rank, known in record.ranks.items():
         link = RankLink(
@@ -107,16 +123,36 @@ def _adopt_wpg(node: Node, record: WpgRecord, left: dict[Key, Entry]) -> None:
             wpg_id=state.wpg_id,
             rank=rank,
             job_id=state.job_id,
-            memory=RankMemory(node.tiers[state.ranks[rank].device_index]),
+            memory=RankMemory(node.tiers[state.ranks[rank].device_index], node.disk),
         )
         link.last_export = known.export
         for name, region in state.ranks[rank].regions.items():
-            entry = _needed(left, records.host_key(state.wpg_id, rank, name))
-            link.memory.adopt(region, host_fd=entry.fds[0], extents=known.extents.get(name))
+            entry = parked[rank, name]
+            link.memory.adopt(
+                region,
+                host_fd=entry.fds[0],
+                tail=_tail(entry, region, is_there=state.residency is Residency.HOST),
+                extents=known.extents.get(name),
+            )
         index = left.pop(records.index_key(state.wpg_id, rank), None)
         if index is not None:
             link.pieces = tuple(statemanager_pb2.VersionManifest.FromString(index.body).pieces)
         node.links[state.wpg_id, rank] = link
+
+
+def _tail(entry: Entry, region: RegionState, *, is_there: bool) -> Tail | None:
+    """Return what of a region is on disk; what is there of one that is loaded is let go."""
+    if len(entry.fds) == 1:
+        return None
+    fd = entry.fds[1]
+    if not (is_there and region.has_host_copy and region.disk_bytes):
+        os.close(fd)
+        return None
+    if region.split:
+        mapping.punch(fd, Extent(offset=0, nbytes=region.split))
+    body, at = entry.body, range(region.split, region.nbytes, BLOCK_BYTES)
+    sums = (body[low : low + SUM_BYTES] for low in range(0, len(body), SUM_BYTES))
+    return Tail(fd=fd, checksums=dict(zip(at, sums, strict=True)))
 
 
 def _needed(left: dict[Key, Entry], key: Key) -> Entry:

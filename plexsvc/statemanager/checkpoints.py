@@ -14,7 +14,8 @@ next save beside it, or the restarted state manager, brings it back if nothing c
 Files: `model.safetensors`; with
 the optimizer `optimizer.safetensors`, whose keys are `<kind>/<tensor>` (exp_avg, exp_avg_sq,
 master), and `plex_state.json` with the scalars; and the model directory's configuration and
-tokenizer files.
+tokenizer files. Of adapters it is a PEFT directory: `adapter_model.safetensors` and
+`adapter_config.json`, which names the model, in place of the model's files.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from plexsvc import lora
 from plexsvc.errors import PlexError, bad_request
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.snapshot import Snapshot
@@ -107,11 +109,12 @@ class Written:
     nbytes: int
 
 
-def materialize(
+def materialize(  # noqa: PLR0913 - what a checkpoint consists of
     snapshot: Snapshot,
     path: Path,
     *,
     model: Path | None,
+    base: str = "",
     optimizer: bool,
     caller: Caller,
     tenant: str,
@@ -121,7 +124,7 @@ def materialize(
     """Write `snapshot` as the checkpoint directory `path`, replacing an older one of `tenant`.
 
     What it is `about` goes into its state file. Of directories beside it whose names differ in what
-    follows `@` alone, as many newest as are to be `kept` stay; 0: all.
+    follows `@` alone, as many newest as are to be `kept` stay; 0: all. Adapters name `base`.
     Nothing appears under `path` if the caller leaves before all of it is written.
 
     Raises:
@@ -136,7 +139,9 @@ def materialize(
             sealed = _write_state(
                 snapshot, scratch, optimizer=optimizer, about=about or {}, caller=caller
             )
-            if model is not None:
+            if lora.is_adapter(snapshot.index):
+                _write_json(scratch / lora.CONFIG_FILE, _adapter_config(snapshot, base=base))
+            elif model is not None:
                 _copy_model_files(model, scratch)
             written = _finish(scratch, sealed, tenant=tenant)
             caller.check()
@@ -290,8 +295,9 @@ def _write_state(
     found = pieces.tensors(snapshot.index)
     parameters = [(t.name, t) for t in found if t.kind == PARAMETERS]
     _check_whole(t for _, t in parameters)
-    sealed[MODEL_FILE] = write_safetensors(
-        target / MODEL_FILE, parameters, region=snapshot.region, caller=caller
+    weights = lora.WEIGHTS_FILE if lora.is_adapter(snapshot.index) else MODEL_FILE
+    sealed[weights] = write_safetensors(
+        target / weights, parameters, region=snapshot.region, caller=caller
     )
     if not optimizer:
         return sealed
@@ -302,6 +308,14 @@ def _write_state(
     )
     _write_json(target / STATE_FILE, {**_scalars_table(snapshot), **about})
     return sealed
+
+
+def _adapter_config(snapshot: Snapshot, *, base: str) -> dict[str, Any]:
+    found = pieces.tensors(snapshot.index)
+    shapes = {tensor.name: tensor.shape for tensor in found if tensor.kind == PARAMETERS}
+    (scale,) = [tensor for tensor in found if tensor.kind == lora.SCALE_KIND]
+    (value,) = pieces.whole(scale, snapshot.region).view(np.float32)
+    return lora.peft_config(shapes, scale=float(value), base=base)
 
 
 def _remove_older(path: Path, *, tenant: str, kept: int) -> None:

@@ -76,7 +76,7 @@ class Clients:
                 wpg_id=wpg_id,
                 rank=rank,
                 job_id=job_id,
-                memory=RankMemory(self._node.tiers[device_index]),
+                memory=RankMemory(self._node.tiers[device_index], self._node.disk),
             )
             self._node.links[wpg_id, rank] = link
             self._node.write_down(wpg_id)
@@ -140,6 +140,8 @@ class Clients:
                 self._node.ledger.forget(wpg_id)
             self._node.book.drop(wpg_key(wpg_id))
         self._node.worked.forget(wpg_id)
+        self._node.parked.pop(wpg_id, None)
+        self._node.changed.set()
         log.info("WPG forgotten", wpg_id=wpg_id, freed_bytes=freed)
         return freed
 

@@ -47,6 +47,12 @@ class StateManagerConfig:
     host_bytes: int = 4 << 30
     """Host memory for parked state and published versions together."""
 
+    disk_bytes: int = 0
+    """Bytes of `disk_dir` for parked state that finds no room in host memory; 0: none."""
+
+    disk_dir: Path = Path()
+    """Directory on a local disk that takes direct I/O; nothing with a name is written there."""
+
     staging_bytes: int = 1 << 30
     """Memory for payloads and results that wait, a quarter of it for results alone; more is refused
     with `staging_full`. A tenant has as much of either part as is left free."""

@@ -1,7 +1,8 @@
 """The ledger: who holds which bytes on this node, on which tier, under which fencing numbers.
 
-Theory of operation. A WPG's ranks register, allocate regions (which reserves device and host
-bytes at once, so that an offload can never fail for room), and are moved together. The WPG's
+Theory of operation. A WPG's ranks register, allocate regions (which reserves device bytes and a
+place to be parked at once, so that an offload can never fail for room), and are moved together. A
+region is parked in host memory, and its end on disk where host memory is full. The WPG's
 residency follows `NODE_TRANSITIONS`; a load reserves the device bytes when it is ordered, an
 offload gives them back when it is done, a failed move returns to where it came from. Budgets are
 never exceeded: whatever does not fit is refused with `no_room(need, free)`. Commands with an older
@@ -10,13 +11,14 @@ epoch, lease or incarnation than the ledger has seen are refused with `stale_fen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
 from plexsvc.fencing import Fence, refuse_older
 from plexsvc.ids import JobId, WpgId
 from plexsvc.residency import NODE_TRANSITIONS, ON_DEVICE, Residency, ResidencyTrigger
+from plexsvc.weights.checksums import BLOCK_BYTES
 
 
 @dataclass(slots=True)
@@ -79,6 +81,13 @@ class RegionState:
     nbytes: int
     is_droppable: bool
     has_host_copy: bool = False
+    disk_bytes: int = 0
+    """The end of it that is parked on disk, or will be: whole blocks."""
+
+    @property
+    def split(self) -> int:
+        """Where that end begins; what lies below is parked in host memory."""
+        return self.nbytes - self.disk_bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +124,11 @@ class WpgState:
         return sum(rank.nbytes for rank in self.ranks.values())
 
     @property
+    def disk_bytes(self) -> int:
+        """Bytes of them that are parked on disk, or will be."""
+        return sum(r.disk_bytes for rank in self.ranks.values() for r in rank.regions.values())
+
+    @property
     def is_on_device(self) -> bool:
         """Whether device bytes are reserved for it."""
         return self.residency in ON_DEVICE
@@ -128,9 +142,12 @@ class WpgState:
 class Ledger:
     """All WPGs and budgets of a node. Plain state: the caller serialises access."""
 
-    def __init__(self, *, devices: Mapping[int, int], host_bytes: int, max_wpgs: int) -> None:
+    def __init__(
+        self, *, devices: Mapping[int, int], host_bytes: int, disk_bytes: int = 0, max_wpgs: int
+    ) -> None:
         self.devices = {i: Budget(f"device {i}", total=n) for i, n in sorted(devices.items())}
         self.host = Budget("host", total=host_bytes)
+        self.disk = Budget("disk", total=disk_bytes)
         self.wpgs: dict[WpgId, WpgState] = {}
         self.max_epoch = 0
         self._max_wpgs = max_wpgs
@@ -166,7 +183,8 @@ class Ledger:
             PlexError: `no_room` when it does not fit, so was never here.
         """
         assert wpg.residency in (Residency.NONE, Residency.DEVICE, Residency.HOST), wpg
-        self.host.take(wpg.nbytes)
+        self.host.take(wpg.nbytes - wpg.disk_bytes)
+        self.disk.take(wpg.disk_bytes)
         if wpg.is_on_device:
             self._take_devices(wpg)
         self.wpgs[wpg.wpg_id] = wpg
@@ -219,7 +237,7 @@ class Ledger:
         wpg.ranks[rank] = RankState(rank=rank, device_index=device_index)
 
     def allocate(self, wpg_id: WpgId, rank: int, regions: Sequence[RegionState]) -> None:
-        """Reserve device and host bytes for all of `regions`, or for none.
+        """Reserve device bytes and a place to be parked for all of `regions`, or for none.
 
         Raises:
             PlexError: `no_room`; `bad_request` for a repeated name or a parked WPG.
@@ -237,7 +255,7 @@ class Ledger:
         device = self.devices[owner.device_index]
         device.take(nbytes)
         try:
-            self.host.take(nbytes)
+            self._take_room(regions)
         except PlexError:
             device.give(nbytes)
             raise
@@ -247,15 +265,15 @@ class Ledger:
     def deallocate(self, wpg_id: WpgId, rank: int, names: Sequence[str]) -> None:
         """Take back an allocation that the machine could not serve."""
         owner = self.wpgs[wpg_id].ranks[rank]
-        nbytes = sum(owner.regions.pop(name).nbytes for name in names)
-        self.devices[owner.device_index].give(nbytes)
-        self.host.give(nbytes)
+        regions = [owner.regions.pop(name) for name in names]
+        self.devices[owner.device_index].give(sum(region.nbytes for region in regions))
+        self._give_room(regions)
 
     def free_rank(self, wpg_id: WpgId, rank: int) -> int:
         """Free a rank that left and return its bytes; a WPG that lost state stays, as a warning."""
         wpg = self.wpgs[wpg_id]
         gone = wpg.ranks.pop(rank)
-        self.host.give(gone.nbytes)
+        self._give_room(gone.regions.values())
         if wpg.is_on_device:
             self.devices[gone.device_index].give(gone.nbytes)
         if gone.regions:
@@ -314,6 +332,35 @@ class Ledger:
     def note_applied(self, wpg_id: WpgId, applied_seq: int) -> None:
         """Record the last operation that all ranks of this node had applied when asked."""
         self.wpgs[wpg_id].applied_seq = applied_seq
+
+    def _take_room(self, regions: Sequence[RegionState]) -> None:
+        """Book where each region is parked: host memory as far as that goes, then the disk."""
+        if not self.disk.total:
+            self.host.take(sum(region.nbytes for region in regions))
+            return
+        both = Budget(
+            "host and disk",
+            total=self.host.total + self.disk.total,
+            used=self.host.used + self.disk.used,
+        )
+        both.take(sum(region.nbytes for region in regions))
+        taken: list[RegionState] = []
+        try:
+            for region in regions:
+                here = min(region.nbytes, self.host.free)
+                here -= here % BLOCK_BYTES if here < region.nbytes else 0
+                self.disk.take(region.nbytes - here)
+                self.host.take(here)
+                region.disk_bytes = region.nbytes - here
+                taken.append(region)
+        except PlexError:
+            self._give_room(taken)
+            raise
+
+    def _give_room(self, regions: Iterable[RegionState]) -> None:
+        for region in regions:
+            self.host.give(region.split)
+            self.disk.give(region.disk_bytes)
 
     def _new_wpg(self, wpg_id: WpgId, *, incarnation: int, job_id: JobId) -> WpgState:
         if wpg_id not in self.wpgs and len(self.wpgs) >= self._max_wpgs:

@@ -75,21 +75,23 @@ class CudaDevice:
         del is_final
         self._free(span.fd)
 
-    def to_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
-        """Copy to pinned memory at the bus's speed."""
-        for low, nbytes in parts(span.nbytes):
-            self._driver.to_host(host.address + low, self._mapped[span.fd][0] + low, nbytes)
+    def to_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
+        """Copy to memory, at the bus's speed where that is pinned."""
+        for low, nbytes in parts(part.nbytes):
+            at = part.offset + low
+            self._driver.to_host(host.address + at, self._mapped[span.fd][0] + at, nbytes)
             tell(nbytes)
 
-    def from_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
-        """Copy from pinned memory at the bus's speed."""
-        for low, nbytes in parts(span.nbytes):
-            self._driver.from_host(self._mapped[span.fd][0] + low, host.address + low, nbytes)
+    def from_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
+        """Copy from memory, at the bus's speed where that is pinned."""
+        for low, nbytes in parts(part.nbytes):
+            at = part.offset + low
+            self._driver.from_host(self._mapped[span.fd][0] + at, host.address + at, nbytes)
             tell(nbytes)
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
         """Return the bytes by way of the host copy, which a later offload overwrites."""
-        self.to_host(span, host)
+        self.to_host(span, host, Extent(offset=0, nbytes=span.nbytes))
         return host.view()
 
     def close(self) -> None:

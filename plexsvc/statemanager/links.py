@@ -158,6 +158,21 @@ class KeyedLocks:
         self._locks: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextmanager
+    def try_hold(self, key: str) -> Iterator[bool]:
+        """Hold the lock of `key` if nobody does or waits for it; say whether."""
+        lock = threading.Lock()
+        with self._guard:
+            is_free = self._locks.setdefault(key, (lock, 1))[0] is lock
+            if is_free:
+                lock.acquire()
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                lock.release()
+                self._leave(key)
+
+    @contextmanager
     def hold(self, key: str) -> Iterator[None]:
         """Hold the lock of `key`."""
         with self._guard:
@@ -167,10 +182,13 @@ class KeyedLocks:
             with lock:
                 yield
         finally:
-            with self._guard:
-                lock, users = self._locks.pop(key)
-                if users > 1:
-                    self._locks[key] = (lock, users - 1)
+            self._leave(key)
+
+    def _leave(self, key: str) -> None:
+        with self._guard:
+            lock, users = self._locks.pop(key)
+            if users > 1:
+                self._locks[key] = (lock, users - 1)
 
 
 def _shut(sock: socket.socket) -> None:

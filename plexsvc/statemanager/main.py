@@ -36,6 +36,7 @@ from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.parking import Parking
 from plexsvc.statemanager.servicer import StateManagerServicer, add_to_server
 from plexsvc.tether import die_with_parent
 
@@ -60,7 +61,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
     config.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     node, entries = adoption.open_node(config, book)
     keys = read_keys(config.keys_file)
-    clients, mover = Clients(node), Mover(node, clock=SystemClock())
+    clients, mover, parking = Clients(node), Mover(node, clock=SystemClock()), Parking(node)
     adoption.adopt(node, clients, mover, entries)
     give_up = threading.Timer(config.resume_timeout_us / 1e6, clients.drop_pending)
     give_up.daemon = True
@@ -70,6 +71,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         node,
         clients=clients,
         mover=mover,
+        parking=parking,
         clock=SystemClock(),
         data_socket=str(data.path),
         keys=keys,
@@ -79,6 +81,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
     where = config.listen or f"{UNIX}{config.runtime_dir}/state.sock"
     address = listen(server, where, keys, key="listen")
     await server.start()
+    parking.start()
     print(  # noqa: T201 - the parent reads it
         json.dumps({"address": address, "data_socket": str(data.path)}), flush=True
     )
@@ -92,6 +95,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         await server.stop(_GRACE_S)
         data.close()
         await loop.run_in_executor(None, servicer.close)
+        await loop.run_in_executor(None, parking.close)
         book.close()
         await loop.run_in_executor(None, clients.close)
         await loop.run_in_executor(None, node.close)

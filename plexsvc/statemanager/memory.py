@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from plexsvc.errors import PlexError
 from plexsvc.statelink.dataplane import Message
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.core import RegionState
-from plexsvc.statemanager.tiers import DeviceTier, HostCopy, Span
+from plexsvc.statemanager.disk import Disk
+from plexsvc.statemanager.tiers import DeviceTier, HostCopy, Span, Tail
 from plexsvc.weights.pieces import Bytes
 
 
 class RankMemory:
     """What a rank has: `spans` of its device while it is there, and a host copy per region."""
 
-    def __init__(self, tier: DeviceTier) -> None:
+    def __init__(self, tier: DeviceTier, disk: Disk | None = None) -> None:
         self.tier = tier
+        self._disk = disk
         self.spans: dict[str, Span] = {}
         self.hosts: dict[str, HostCopy] = {}
 
@@ -33,12 +36,13 @@ class RankMemory:
             PlexError: `no_room` when the machine itself lacks the memory.
             OSError: what `tell` raises.
         """
-        new = RankMemory(self.tier)
+        new = RankMemory(self.tier, self._disk)
         try:
             for region in regions:
                 new.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=True, tell=tell)
-                new.hosts[region.name] = host = HostCopy(region.nbytes)
-                self.tier.prepare(host, tell)
+                host = HostCopy(region.nbytes, disk=self._disk, split=region.split)
+                new.hosts[region.name] = host
+                self.prepare(host, tell)
         except (PlexError, OSError):
             new.free()
             raise
@@ -46,14 +50,21 @@ class RankMemory:
         self.hosts |= new.hosts
 
     def adopt(
-        self, region: RegionState, *, host_fd: int, extents: tuple[Extent, ...] | None
+        self,
+        region: RegionState,
+        *,
+        host_fd: int,
+        tail: Tail | None,
+        extents: tuple[Extent, ...] | None,
     ) -> None:
         """Take over a region that a predecessor had allocated; `extents` while on the device.
 
         Raises:
             PlexError: `internal` when it cannot have been.
         """
-        self.hosts[region.name] = HostCopy(region.nbytes, fd=host_fd)
+        self.hosts[region.name] = HostCopy(
+            region.nbytes, fd=host_fd, disk=self._disk, split=region.split, tail=tail
+        )
         if extents is not None:
             self.spans[region.name] = self.tier.claim(region.nbytes, extents)
 
@@ -67,20 +78,35 @@ class RankMemory:
             is_zeroed = not region.has_host_copy
             self.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=is_zeroed)
 
-    def copy_out(self, names: Iterable[str], tell: Tell = tell_nobody) -> int:
-        """Copy regions from the device to the host; return the bytes, and tell them on the way."""
+    def copy_out(self, regions: Iterable[RegionState], tell: Tell = tell_nobody) -> int:
+        """Copy regions from the device to where they are parked; return the bytes.
+
+        Raises:
+            PlexError: `no_room` when the machine or its disk lacks the room.
+        """
         nbytes = 0
-        for name in names:
-            self.tier.to_host(self.spans[name], self.hosts[name], tell)
-            nbytes += self.hosts[name].nbytes
+        for region in regions:
+            span, host = self.spans[region.name], self.hosts[region.name]
+            host.empty(region.split)
+            self.prepare(host)
+            self.tier.to_host(span, host, Extent(offset=0, nbytes=host.split), tell)
+            if host.split < host.nbytes:
+                host.to_disk(host.split, fill=partial(self.tier.to_host, span, host), tell=tell)
+            nbytes += host.nbytes
         return nbytes
 
-    def copy_in(self, names: Iterable[str], tell: Tell = tell_nobody) -> int:
-        """Copy regions from the host to the device; return the bytes, and tell them on the way."""
+    def copy_in(self, regions: Iterable[RegionState], tell: Tell = tell_nobody) -> int:
+        """Copy regions from where they are parked to the device; return the bytes.
+
+        Raises:
+            PlexError: `checksum_mismatch` for a damaged block; `no_room` for a disk that fails.
+        """
         nbytes = 0
-        for name in names:
-            self.tier.from_host(self.spans[name], self.hosts[name], tell)
-            nbytes += self.hosts[name].nbytes
+        for region in regions:
+            span, host = self.spans[region.name], self.hosts[region.name]
+            self.tier.from_host(span, host, Extent(offset=0, nbytes=host.split), tell)
+            host.from_disk(host.nbytes, take=partial(self.tier.from_host, span, host), tell=tell)
+            nbytes += host.nbytes
         return nbytes
 
     def leave_device(self, *, is_final: bool = False) -> None:
@@ -104,6 +130,11 @@ class RankMemory:
         if name in self.spans:
             return self.tier.view(self.spans[name], host)
         return host.view()
+
+    def prepare(self, host: HostCopy, tell: Tell = tell_nobody) -> None:
+        """Make a copy ready that lies in memory: what lies on disk passes through other memory."""
+        if host.split == host.nbytes:
+            self.tier.prepare(host, tell)
 
     def grant(self) -> Message:
         """Return what the rank needs to map its spans."""

@@ -118,6 +118,10 @@ class Mover:
                 nbytes = act(links, steps, commit=commit, tell=caller.tell)
             done = steps.outcome(to, nbytes)
             self.remember(wpg_id, move_id, done)
+        self._node.parked.pop(wpg_id, None)
+        if to is Residency.HOST:
+            self._node.parked[wpg_id] = None
+        self._node.changed.set()
         log.info("moved", wpg_id=wpg_id, to=to, nbytes=done.nbytes, total_us=done.total_us)
         return done
 
@@ -149,6 +153,9 @@ class Mover:
                 links, lambda link: link.memory.copy_out(self._copied(link), tell)
             )
             nbytes = sum(copied)
+        for link in links if self._node.disk is not None else ():
+            for region in self._copied(link):
+                self._node.write_host(link, region.name)
         try:
             with steps.time("unmap"):
                 self._on_all(links, lambda link: link.release())
@@ -194,8 +201,8 @@ class Mover:
     def _regions(self, link: RankLink) -> Collection[RegionState]:
         return self._node.state_of(link.wpg_id).ranks[link.rank].regions.values()
 
-    def _copied(self, link: RankLink) -> list[str]:
-        return [region.name for region in self._regions(link) if region.has_host_copy]
+    def _copied(self, link: RankLink) -> list[RegionState]:
+        return [region for region in self._regions(link) if region.has_host_copy]
 
     def _on_all(self, links: Sequence[RankLink], step: Callable[[RankLink], T]) -> list[T]:
         """Run a step on every rank at once and raise the first failure after all ended."""

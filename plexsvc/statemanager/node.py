@@ -19,6 +19,7 @@ from plexsvc.statemanager.caller import Tally
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.core import Ledger, RegionState, WpgState
 from plexsvc.statemanager.devices import check_budgets, open_tier
+from plexsvc.statemanager.disk import Disk, blocks
 from plexsvc.statemanager.links import KeyedLocks, RankLink
 from plexsvc.statemanager.publishing import Publisher
 from plexsvc.statemanager.records import facts_of, host_key, index_key, wpg_key
@@ -59,9 +60,11 @@ class Node:
         self.ledger = Ledger(
             devices={device.index: device.bytes_total for device in config.devices},
             host_bytes=config.host_bytes,
+            disk_bytes=config.disk_bytes,
             max_wpgs=config.max_wpgs,
         )
         check_budgets(config.devices)
+        self.disk = Disk(config.disk_dir) if config.disk_bytes else None
         self.tiers: dict[int, DeviceTier] = {
             device.index: open_tier(device, config, left=arenas.get(device.index))
             for device in config.devices
@@ -78,6 +81,10 @@ class Node:
         self.pending: set[tuple[WpgId, int]] = set()
         self.rank_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rank")
         self.worked = Tally()
+        self.parked: dict[WpgId, None] = {}
+        """WPGs that were offloaded, the longest ago first."""
+        self.changed = threading.Event()
+        """Set when state may be needed elsewhere in the hierarchy (`parking`)."""
         self.settled = threading.Event()
         self.settled.set()
 
@@ -148,9 +155,7 @@ class Node:
                     self.ledger.deallocate(link.wpg_id, link.rank, [r.name for r in regions])
                 raise
             for region in regions:
-                host = link.memory.hosts[region.name]
-                key = host_key(link.wpg_id, link.rank, region.name)
-                self.book.put(key, {}, fds=(host.file.fd,))
+                self.write_host(link, region.name)
             self.write_down(link.wpg_id)
 
     def set_index(self, link: RankLink, index: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
@@ -198,6 +203,16 @@ class Node:
         self.book.put(wpg_key(wpg_id), facts)
         self.book.settle()
 
+    def write_host(self, link: RankLink, name: str) -> None:
+        """Note for a successor what of a parked region is in memory, and what on disk."""
+        host = link.memory.hosts[name]
+        fds, body, tail = [host.file.fd], b"", host.tail
+        if tail is not None:
+            fds.append(tail.fd)
+            body = b"".join(tail.checksums[at] for at, _ in blocks(host.split, host.nbytes))
+        key = host_key(link.wpg_id, link.rank, name)
+        self.book.put(key, {"split": host.split}, body=body, fds=fds)
+
     def beat(self) -> None:
         """Show that the lock can be had.
 
@@ -215,6 +230,8 @@ class Node:
         self.staging.close()
         for tier in self.tiers.values():
             tier.close()
+        if self.disk is not None:
+            self.disk.close()
 
     def write_numbers(self) -> None:
         """Note the fencing numbers for a successor."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from plexclient.wire.tensors import CHUNK_BYTES
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
+from plexsvc import lora
 from plexsvc.errors import PlexError, bad_request, not_found
 from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book, Entry, Key
@@ -33,8 +34,8 @@ Placed = tuple[CanonicalPiece, CanonicalPiece]
 """A piece where it is, and where it goes."""
 
 PUBLISHED_REGION: Final = "published"
-PUBLISHED_KINDS: Final = frozenset({"param"})
-COMPLETE_KINDS: Final = frozenset({"param", "master", "exp_avg", "exp_avg_sq"})
+PUBLISHED_KINDS: Final = frozenset({"param", lora.SCALE_KIND})
+COMPLETE_KINDS: Final = PUBLISHED_KINDS | {"master", "exp_avg", "exp_avg_sq"}
 
 MAKER: Final = -1
 """Holder of a version that is not entered yet: it may be released meanwhile, and is freed then."""

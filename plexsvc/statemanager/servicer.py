@@ -41,6 +41,7 @@ from plexsvc.statemanager.core import WpgState
 from plexsvc.statemanager.links import KeyedLocks
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.parking import Parking
 from plexsvc.statemanager.publishing import (
     COMPLETE_KINDS,
     PUBLISHED_KINDS,
@@ -81,6 +82,7 @@ class StateManagerServicer:
         *,
         clients: Clients,
         mover: Mover,
+        parking: Parking,
         clock: Clock,
         data_socket: str,
         keys: ClusterKeys,
@@ -91,6 +93,7 @@ class StateManagerServicer:
         self._data_socket = data_socket
         self._keys = keys
         self._mover = mover
+        self._parking = parking
         self._versions = KeyedLocks()
         self._threads = ThreadPoolExecutor(MAX_CONTROL_CALLS, thread_name_prefix="control")
         self._writers = ThreadPoolExecutor(MAX_WRITERS, thread_name_prefix="writer")
@@ -201,6 +204,10 @@ class StateManagerServicer:
                 ],
                 host_bytes_used=ledger.host.used,
                 host_bytes_total=ledger.host.total,
+                disk_bytes_used=ledger.disk.used,
+                disk_bytes_total=ledger.disk.total,
+                sunk_bytes=self._parking.sunk_bytes,
+                risen_bytes=self._parking.risen_bytes,
                 staging_bytes_used=used,
                 staging_bytes_total=total,
                 max_scheduler_epoch=ledger.max_epoch,
@@ -268,6 +275,7 @@ class StateManagerServicer:
         if request.to not in TARGETS:
             name = common_pb2.Residency.Name(request.to)
             raise bad_request(f"cannot move {request.wpg_id} to {name}; tiers are DEVICE and HOST")
+        self._parking.expect(request.next)
         return self._mover.move(
             WpgId(request.wpg_id),
             TARGETS[request.to],
@@ -303,6 +311,7 @@ class StateManagerServicer:
     def _draft(self, request: pb.PublishRequest, caller: Caller) -> Draft:
         """Copy parameters, or all the state that is asked for; the caller holds the lock."""
         wpg_id = WpgId(request.wpg_id)
+        self._parking.bring_back(wpg_id)
         taken = snapshot.take(self._node, wpg_id, beside=request.beside)
         kinds = COMPLETE_KINDS if request.complete else PUBLISHED_KINDS
         if request.gradients:
@@ -316,7 +325,8 @@ class StateManagerServicer:
         if is_boundary and snapshot.has_gradients(self._node, wpg_id):
             text = f"{wpg_id} has accumulated gradients, which belong to its ranks"
             raise bad_request(f"{text}; step or zero_grad first")
-        return self._node.publisher.draft(
+        draft = partial(
+            self._node.publisher.draft,
             VersionId.of(request),
             index,
             job_id=self._node.state_of(wpg_id).job_id,
@@ -324,11 +334,13 @@ class StateManagerServicer:
             progress=_progress(taken) if request.complete else None,
             tell=caller.tell,
         )
+        return self._parking.with_room(draft)
 
     def _draft_copy(self, request: pb.PublishRequest, caller: Caller) -> Draft:
         """Copy a complete version of other nodes, as one part."""
         with self._copied(request.copy_of, caller) as taken:
-            return self._node.publisher.draft(
+            draft = partial(
+                self._node.publisher.draft,
                 VersionId.of(request),
                 taken.index,
                 job_id=JobId(request.job_id),
@@ -336,6 +348,7 @@ class StateManagerServicer:
                 progress=_progress(taken),
                 tell=caller.tell,
             )
+            return self._parking.with_room(draft)
 
     def _release(self, request: pb.ReleaseVersionRequest) -> None:
         self._node.admit(request.fence)
@@ -352,6 +365,7 @@ class StateManagerServicer:
                 state,
                 path,
                 model=model,
+                base=request.model,
                 optimizer=request.optimizer,
                 caller=caller,
                 tenant=request.tenant,
@@ -400,7 +414,7 @@ class StateManagerServicer:
             return
         far = Far(holder, lambda: self._keys, caller.advance)
         manifest = far.read_manifest(copies)
-        with self._node.booked(manifest.nbytes):
+        with self._parking.booked(manifest.nbytes):
             streamed = far.read_whole(manifest)
             verify(streamed.manifest, streamed.data)
             yield streamed
@@ -457,6 +471,7 @@ def _wpg_on_wire(wpg: WpgState, *, worked_bytes: int) -> pb.WpgState:
         residency=ON_WIRE[wpg.residency],
         device_bytes=wpg.nbytes if wpg.is_on_device else 0,
         host_bytes=wpg.nbytes,
+        disk_bytes=wpg.disk_bytes,
         switch_bytes=wpg.switch_bytes or wpg.nbytes,
         lease_no=wpg.lease_no,
         applied_seq=wpg.applied_seq,

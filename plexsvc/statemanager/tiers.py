@@ -14,10 +14,11 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from plexsvc.statelink import mapping
 from plexsvc.statelink.mapping import Extent, FixedMapping
 from plexsvc.statemanager import hugefiles
 from plexsvc.statemanager.caller import Tell, tell_nobody
+from plexsvc.statemanager.disk import Disk, blocks
 from plexsvc.statemanager.extents import ExtentPool
 from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.weights.pieces import Bytes
@@ -91,11 +93,11 @@ class DeviceTier(Protocol):
     def release(self, span: Span, *, is_final: bool) -> None:
         """Take a span back; `is_final` returns its pages to the machine."""
 
-    def to_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
-        """Copy the span to host memory; say of each part that it is done."""
+    def to_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
+        """Copy a part of the region to host memory; say of each piece that it is done."""
 
-    def from_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
-        """Fill the span from host memory; say of each part that it is done."""
+    def from_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
+        """Fill a part of the region from host memory; say of each piece that it is done."""
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
         """Return the span's bytes as one readable array, by way of `host` where they must move."""
@@ -114,23 +116,51 @@ def parts(nbytes: int) -> Iterator[tuple[int, int]]:
         yield low, min(PART_BYTES, nbytes - low)
 
 
-class HostCopy:
-    """Host memory of one region: an anonymous memory file, faulted in at its first use and kept."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """What of a region lies on disk: a file, and the checksums of the blocks there by offset."""
 
-    def __init__(self, nbytes: int, *, fd: int | None = None) -> None:
-        """Create the file, or take over the one behind `fd`.
+    fd: int
+    checksums: dict[int, bytes]
+
+
+class HostCopy:
+    """Parked bytes of one region: the head in an anonymous memory file, the tail on disk.
+
+    The file is faulted in at its first use and kept. Bytes below `split` are in memory, all others
+    on disk, in whole blocks; without a disk, or with room enough, `split` is the region's size.
+    """
+
+    def __init__(
+        self,
+        nbytes: int,
+        *,
+        fd: int | None = None,
+        disk: Disk | None = None,
+        split: int | None = None,
+        tail: Tail | None = None,
+    ) -> None:
+        """Create the file, or take over the one behind `fd`, and what a predecessor has on disk.
 
         Raises:
             PlexError: `no_room`.
         """
         self.nbytes = mapping.round_to_pages(nbytes)
-        self.file = MemoryFile("plexsvc-host", self.nbytes, fd=fd)
+        self.file = _host_file(self.nbytes, fd=fd)
+        self.split = self.nbytes if split is None else split
+        self.tail = tail
+        self._disk = disk
+        self._backed = 0
         self._mapping: FixedMapping | None = None
         self._unpins: list[Callable[[], None]] = []
+        self._running: set[Future[Any]] = set()
+        if fd is not None and self.split < self.nbytes:
+            past = Extent(offset=self.split, nbytes=self.nbytes - self.split)
+            mapping.punch(self.file.fd, past)
 
     @property
     def address(self) -> int:
-        """Where it is mapped in this process; allocates it.
+        """Where it is mapped in this process; allocates what is in memory.
 
         Raises:
             PlexError: `no_room` when the machine lacks the memory.
@@ -139,12 +169,125 @@ class HostCopy:
 
     def _mapped(self, tell: Tell = tell_nobody) -> FixedMapping:
         if self._mapping is None:
-            self._mapping = _map_whole(self.file, tell)
+            self._mapping = FixedMapping(self.nbytes)
+            whole = Extent(offset=0, nbytes=self.nbytes)
+            self._mapping.attach(self.file.fd, [whole], is_populated=False)
+        for low, nbytes in parts(self.split - self._backed):
+            _populate(self._mapping.address + self._backed + low, nbytes)
+            tell(nbytes)
+        self._backed = max(self._backed, self.split)
         return self._mapping
 
     def view(self) -> Bytes:
-        """Return its bytes as an array that must not outlive it."""
+        """Return its bytes, all of them in memory, as an array that must not outlive it."""
+        assert self.split == self.nbytes, (self.split, self.nbytes)
         return _array(self.address, self.nbytes)
+
+    def empty(self, split: int) -> None:
+        """Forget what it holds; it will hold bytes below `split` in memory, the others on disk.
+
+        Memory that a stalled disk may still write to is let be, and other memory taken.
+        """
+        self.drop_tail()
+        if self._running:
+            self.unpin()
+            self.file, self._mapping, self._backed = _host_file(self.nbytes), None, 0
+            self._running = set()
+        self.split = split
+        if split < self.nbytes:
+            self.unpin()
+        self._give_back(split, self._backed)
+
+    def to_disk(
+        self, low: int, *, fill: Callable[[Extent], None] | None = None, tell: Tell = tell_nobody
+    ) -> None:
+        """Write the bytes from `low` to `split`; with `fill`, which brings each block, to the end.
+
+        What was in memory stays there until `split` is lowered and `let_go` called.
+
+        Raises:
+            PlexError: `no_room`; nothing has changed then.
+        """
+        assert self._disk is not None, self
+        high = self.nbytes if fill is not None else self.split
+        if low == high:
+            return
+        address, file, disk = self._mapped().address, self.file, self._disk
+        tail = self.tail = self.tail or _open_tail(disk, self.nbytes)
+
+        def write(at: int, nbytes: int) -> bytes:
+            if fill is None:
+                return disk.write(tail.fd, address + at, offset=at, nbytes=nbytes)
+            with _passing(file, address, Extent(offset=at, nbytes=nbytes)) as block:
+                fill(block)
+                return disk.write(tail.fd, address + at, offset=at, nbytes=nbytes)
+
+        disk.allocate(tail.fd, low=low, high=high)
+        tail.checksums.update(disk.each(blocks(low, high), write, running=self._running, tell=tell))
+
+    def from_disk(
+        self,
+        high: int,
+        *,
+        take: Callable[[Extent], None] | None = None,
+        tell: Tell = tell_nobody,
+    ) -> None:
+        """Read the bytes from `split` to `high` and compare their checksums.
+
+        They stay on disk until `split` is raised and `let_go` called. With `take`, each block is
+        handed on and leaves memory.
+
+        Raises:
+            PlexError: `checksum_mismatch`; `no_room` for a disk that cannot be read.
+        """
+        if high == self.split:
+            return
+        assert self._disk is not None, self
+        assert self.tail is not None, self
+        address, file, disk, tail = self._mapped().address, self.file, self._disk, self.tail
+
+        def read(at: int, nbytes: int) -> None:
+            checksum = tail.checksums[at]
+            if take is None:
+                _populate(address + at, nbytes)
+                disk.read(tail.fd, address + at, offset=at, nbytes=nbytes, checksum=checksum)
+                return
+            with _passing(file, address, Extent(offset=at, nbytes=nbytes)) as block:
+                disk.read(tail.fd, address + at, offset=at, nbytes=nbytes, checksum=checksum)
+                take(block)
+
+        try:
+            disk.each(blocks(self.split, high), read, running=self._running, tell=tell)
+        except PlexError:
+            self._give_back(self.split, high)
+            raise
+
+    def let_go(self) -> None:
+        """Give back what is held twice: memory from `split` on, and blocks of the disk below."""
+        if self.split < self.nbytes:
+            self.unpin()
+        self._give_back(self.split, self._backed)
+        self._backed = self.split
+        if self.tail is None:
+            return
+        if self.split == self.nbytes:
+            self.drop_tail()
+            return
+        if self.split:
+            mapping.punch(self.tail.fd, Extent(offset=0, nbytes=self.split))
+        for at in [at for at in self.tail.checksums if at < self.split]:
+            del self.tail.checksums[at]
+
+    def drop_tail(self) -> None:
+        """Free what is on disk."""
+        tail, self.tail = self.tail, None
+        if tail is not None and not self._running:
+            os.close(tail.fd)
+
+    def _give_back(self, low: int, high: int) -> None:
+        if low < high and self._mapping is not None:
+            _punch(self.file, self._mapping.address, Extent(offset=low, nbytes=high - low))
+            self._backed = low
 
     def pin(
         self,
@@ -162,16 +305,23 @@ class HostCopy:
             self._unpins.append(partial(unpin, address + low))
             tell(nbytes)
 
-    def close(self) -> None:
-        """Free it."""
-        mapped, self._mapping = self._mapping, None
+    def unpin(self) -> None:
+        """Undo `pin`."""
         unpins, self._unpins = self._unpins, []
         with ExitStack() as steps:
-            steps.callback(self.file.close)
-            if mapped is not None:
-                steps.callback(mapped.close)
             for unpin in unpins:
                 steps.callback(unpin)
+
+    def close(self) -> None:
+        """Free it. Memory that a stalled disk may still write to stays mapped."""
+        mapped, self._mapping = self._mapping, None
+        with ExitStack() as steps:
+            steps.callback(self.drop_tail)
+            if not self._running:
+                steps.callback(self.file.close)
+                if mapped is not None:
+                    steps.callback(mapped.close)
+            steps.callback(self.unpin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,24 +424,27 @@ class CpuArena:
             for extent in span.extents if is_returned else ():
                 mapping.punch(self._fd, self._pool.widened(extent))
 
-    def to_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
+    def to_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
         """Copy at memcpy speed."""
-        for here, there, nbytes in self._parts(span):
+        for here, there, nbytes in self._parts(span, part):
             mapping.copy(host.address + there, here, nbytes)
             tell(nbytes)
 
-    def from_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
+    def from_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
         """Copy at memcpy speed."""
-        for here, there, nbytes in self._parts(span):
+        for here, there, nbytes in self._parts(span, part):
             mapping.copy(here, host.address + there, nbytes)
             tell(nbytes)
 
-    def _parts(self, span: Span) -> Iterator[tuple[int, int, int]]:
-        """Yield the address, offset in the region, and bytes of each part to copy."""
+    def _parts(self, span: Span, part: Extent) -> Iterator[tuple[int, int, int]]:
+        """Yield the address, offset in the region, and bytes of each piece to copy."""
         start = 0
         for extent in span.extents:
-            for low, nbytes in parts(extent.nbytes):
-                yield self._mapping.address + extent.offset + low, start + low, nbytes
+            first = max(start, part.offset)
+            end = min(start + extent.nbytes, part.offset + part.nbytes)
+            for low, nbytes in parts(end - first):
+                at = first + low
+                yield self._mapping.address + extent.offset + at - start, at, nbytes
             start += extent.nbytes
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
@@ -324,17 +477,29 @@ def _open_arena(nbytes: int, *, huge_pages: bool) -> ArenaFile:
     return ArenaFile(fd=fd, page_bytes=mapping.PAGE_BYTES)
 
 
-def _map_whole(file: MemoryFile, tell: Tell) -> FixedMapping:
-    mapped = FixedMapping(file.nbytes)
-    mapped.attach(file.fd, [Extent(offset=0, nbytes=file.nbytes)], is_populated=False)
+def _host_file(nbytes: int, *, fd: int | None = None) -> MemoryFile:
+    return MemoryFile("plexsvc-host", nbytes, fd=fd)
+
+
+def _open_tail(disk: Disk, nbytes: int) -> Tail:
+    fd = disk.open()
+    os.ftruncate(fd, nbytes)
+    return Tail(fd=fd, checksums={})
+
+
+@contextmanager
+def _passing(file: MemoryFile, address: int, block: Extent) -> Iterator[Extent]:
+    """Have memory for a block that passes through."""
+    _populate(address + block.offset, block.nbytes)
     try:
-        for low, nbytes in parts(file.nbytes):
-            _populate(mapped.address + low, nbytes)
-            tell(nbytes)
-    except (PlexError, OSError):
-        mapped.close()
-        raise
-    return mapped
+        yield block
+    finally:
+        _punch(file, address, block)
+
+
+def _punch(file: MemoryFile, address: int, part: Extent) -> None:
+    mapping.unmap_pages(address + part.offset, part.nbytes)
+    mapping.punch(file.fd, part)
 
 
 def _populate(address: int, nbytes: int) -> None:

@@ -150,6 +150,24 @@ class TokenRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRow:
+    """A certificate that a node was given; times are of the wall clock."""
+
+    serial: str
+    node_id: str
+    token_id: str
+    """The token that it joined with; empty: a launcher asked for it."""
+    key: str
+    """SHA-256 of its public key."""
+    certificate: str
+    """PEM."""
+    issued_us: int
+    expires_us: int
+    shut_out_us: int
+    """0: it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaRow:
     """How much of something a tenant may have; 0: a quota that was lifted."""
 
@@ -162,7 +180,7 @@ class QuotaRow:
 class UsageRow:
     """What a job had used by a kind of work, since its beginning, as of an hour of the wall clock.
 
-    The kinds are those of operations, and `switch_in`, `switch_out`, `turns`, `memory`.
+    The kinds are those of operations, and `switch_in`, `switch_out`, `turns`, `memory`, `pooled`.
     """
 
     job_id: str
@@ -213,6 +231,7 @@ Row = (
     | ProfileRow
     | NodeRow
     | TokenRow
+    | MemberRow
     | QuotaRow
     | UsageRow
     | RecordRow

@@ -30,6 +30,7 @@ from plexsvc.store.rows import (
     JobUsage,
     JournalRow,
     KeptOperationRow,
+    MemberRow,
     NodeRow,
     OperationGone,
     OperationRow,
@@ -48,6 +49,7 @@ from plexsvc.store.tables import (
     JOBS,
     JOURNAL,
     KEPT_OPERATIONS,
+    MEMBERS,
     METADATA,
     NODES,
     OPERATIONS,
@@ -69,6 +71,7 @@ TABLES: Final[dict[type, sa.Table]] = {
     ProfileRow: PROFILES,
     NodeRow: NODES,
     TokenRow: TOKENS,
+    MemberRow: MEMBERS,
     QuotaRow: QUOTAS,
     UsageRow: USAGE,
     RecordRow: RECORDS,
@@ -197,6 +200,11 @@ class Store:
         """Return the tokens that operators made, oldest first."""
         query = sa.select(TOKENS).order_by(TOKENS.c.created_us, TOKENS.c.token_id)
         return [TokenRow(**fields) for fields in self._read(query, TokenRow)]
+
+    def members(self) -> list[MemberRow]:
+        """Return the certificates that nodes were given, oldest first."""
+        query = sa.select(MEMBERS).order_by(MEMBERS.c.issued_us, MEMBERS.c.serial)
+        return [MemberRow(**fields) for fields in self._read(query, MemberRow)]
 
     def quotas(self) -> list[QuotaRow]:
         """Return the quotas that bind, by tenant."""

@@ -157,6 +157,21 @@ TOKENS: Final = sa.Table(
 )
 """One row a token that an operator made; the configured ones have none."""
 
+MEMBERS: Final = sa.Table(
+    "members",
+    METADATA,
+    sa.Column("serial", sa.String(64), primary_key=True),
+    sa.Column("scheduler_epoch", sa.BigInteger, nullable=False),
+    sa.Column("node_id", sa.String(128), nullable=False),
+    sa.Column("token_id", sa.String(64), nullable=False),
+    sa.Column("key", sa.String(64), nullable=False),
+    sa.Column("certificate", sa.Text, nullable=False),
+    sa.Column("issued_us", sa.BigInteger, nullable=False),
+    sa.Column("expires_us", sa.BigInteger, nullable=False),
+    sa.Column("shut_out_us", sa.BigInteger, nullable=False),
+)
+"""One row a certificate that a node was given."""
+
 QUOTAS: Final = sa.Table(
     "quotas",
     METADATA,

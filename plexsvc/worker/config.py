@@ -8,6 +8,7 @@ from typing import Any
 
 from plexclient.specs import AdamW, Parallel
 from plexsvc import config as plex_config
+from plexsvc.lora import Lora
 from plexsvc.statelink.member import Member
 
 
@@ -26,6 +27,10 @@ class WorkerConfig(Member):
     optimizer: AdamW | None = None
     """The deployment's hyper-parameters, each overridden by a step that sets it; None: no optimizer
     state and no gradients."""
+    lora: Lora | None = None
+    """The adapters that are trained in place of the model."""
+    base: str = ""
+    """The model as it was asked for, which checkpoints of adapters name."""
     max_logprob_gap: float = 0.0
     """How far a sampler's logprob may be from the policy's in a policy loss; 0 is no bound."""
     dtype: str = "float32"
@@ -47,6 +52,11 @@ class WorkerConfig(Member):
     def has_optimizer(self) -> bool:
         """Whether this rank keeps gradients and moments."""
         return self.optimizer is not None and self.role != "reference"
+
+    @property
+    def trains_model(self) -> bool:
+        """Whether it keeps them for the model's own parameters."""
+        return self.has_optimizer and self.lora is None
 
 
 def parse(table: Mapping[str, Any]) -> WorkerConfig:

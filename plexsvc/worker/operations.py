@@ -24,7 +24,7 @@ from plexclient.specs import AdamW
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
-from plexsvc import paths
+from plexsvc import lora, paths
 from plexsvc.batches import arrays_of, check_arrays, rules_of
 from plexsvc.errors import ErrorCode, PlexError, bad_batch, bad_request, unavailable
 from plexsvc.ids import VersionId
@@ -271,7 +271,12 @@ class Operations:
         directory = held.enter_context(paths.view(place))
         check_owner(directory, tenant=tenant, what="load:")
         scalars: dict[str, int | float | str] = {}
-        reads = self._backend.params_from(held.enter_context(sources.open_checkpoint(directory)))
+        pattern = sources.MODEL
+        if self._config.lora is not None:
+            pattern = lora.WEIGHTS_FILE
+            lora.check_checkpoint(directory, self._config.lora, base=self._config.base)
+        weights = sources.open_checkpoint(directory, pattern=pattern)
+        reads = self._backend.params_from(held.enter_context(weights))
         if body.optimizer:
             self._check_trains("load with optimizer=True")
             scalars = sources.read_scalars(directory)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 
+MODEL: Final = "model*.safetensors"
+"""Files of a model's weights."""
+
 MAX_STATE_BYTES: Final = 64 << 20
 """Largest file of scalars that is read: those of all ranks of a large job have some MiB."""
 
@@ -164,9 +167,7 @@ class SafetensorsSource:
 
 
 @contextlib.contextmanager
-def open_checkpoint(
-    directory: Path, *, pattern: str = "model*.safetensors"
-) -> Iterator[TensorSource]:
+def open_checkpoint(directory: Path, *, pattern: str = MODEL) -> Iterator[TensorSource]:
     """Open the safetensors files of `directory` that match `pattern`.
 
     Raises:

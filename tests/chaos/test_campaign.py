@@ -4,7 +4,8 @@ Two jobs that share a device train, save, load, publish, generate and score on f
 hits one operation of one of them at a drawn instant; the next one comes when that is answered. So
 each run of the jobs meets many faults, and ends as the undisturbed one did.
 
-`PLEX_CHAOS_FAULTS` says how many faults there are, `PLEX_CHAOS_SEED` which.
+`PLEX_CHAOS_FAULTS` says how many faults there are, `PLEX_CHAOS_SEED` which. Beside that the service
+is killed again and again, at moments that have nothing to do with operations: `PLEX_CHAOS_KILLS`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
 FAULTS: Final = int(os.environ.get("PLEX_CHAOS_FAULTS") or 0)  # noqa: TID251 - of `make chaos`
 SEED: Final = int(os.environ.get("PLEX_CHAOS_SEED") or 22)  # noqa: TID251 - of `make chaos`
+KILLS: Final = int(os.environ.get("PLEX_CHAOS_KILLS", "3"))  # noqa: TID251 - of `make chaos`
+"""How often in a row the service is killed."""
+LIVES_S: Final = 5.0
+"""At most so long it then serves."""
 ONLY: Final = os.environ.get("PLEX_CHAOS_KINDS", "")  # noqa: TID251 - of `make chaos`
 """What the names of the kinds begin with, if not of all."""
 FEW: Final = 6
@@ -75,7 +80,7 @@ MAX_INSTANCES: Final = 2
 pytestmark = [
     pytest.mark.process,
     pytest.mark.slow,
-    pytest.mark.timeout(400 + 60 * FAULTS),
+    pytest.mark.timeout(400 + 60 * (FAULTS + KILLS)),
 ]
 
 SIZES: Final = {"inline": 6, "staged": 220}
@@ -696,6 +701,32 @@ def test_two_jobs_end_as_if_nothing_had_happened(
         if FAULTS and not ONLY:
             lose_the_node(storm, tiny_model)
             assert run(storm, tiny_model, cycles=cycles) == expected
+
+
+def test_a_service_that_is_killed_in_a_row_loses_nothing(tmp_path: Path, tiny_model: Path) -> None:
+    with started(tmp_path, "sqlite") as cluster:
+        dice, service, ends = random.Random(SEED), cluster.service, list[float]()
+        storm = Storm(cluster, dice, [], 0)
+        expected = run(storm, tiny_model, cycles=2)
+
+        def kill_in_a_row() -> None:
+            while len(ends) < KILLS:
+                pause(dice.uniform(0, LIVES_S))
+                began = time.monotonic()
+                service.kill()
+                service.start()
+                ends.append(time.monotonic() - began)
+
+        killing, runs = cluster.hands.submit(kill_in_a_row), 0
+        while not killing.done():
+            assert run(storm, tiny_model, cycles=2) == expected
+            runs += 1
+        killing.result()
+        check_what_is_left(storm)
+        show(
+            f"seed {SEED}: {KILLS} kills during {runs} runs of both jobs; served again after "
+            f"{sum(ends) / KILLS:.1f} s in the mean, {max(ends):.1f} s at most"
+        )
 
 
 def lose_the_node(storm: Storm, model: Path) -> None:

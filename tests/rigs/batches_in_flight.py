@@ -226,9 +226,9 @@ def watched(engine: VllmEngine) -> list[int]:
         queue = engine._core.batch_queue
         under_way.append(sum(batch.total_num_scheduled_tokens for _, batch, _ in queue or ()))
 
-    def fill(*args: Any) -> Iterator[int]:
+    def fill(*args: Any, **more: Any) -> Iterator[int]:
         note()
-        yield from weights.fill(*args)
+        yield from weights.fill(*args, **more)
 
     def give_back(*args: Any) -> int:
         note()

@@ -61,9 +61,8 @@ class KeptDaemon(Daemon):
             devices=(DeviceConfig(kind="train", bytes_total=4 * MIB),) * 2,
             runtime_dir=directory,
             keys_file=keys_file(directory),
-            host_bytes=64 * MIB,
             staging_bytes=1 * MIB,
-            **config,
+            **{"host_bytes": 64 * MIB, **config},
         )
         self.vault = WatchedVault()
         self.lost = 0

@@ -125,7 +125,13 @@ class LiveCluster:
 
     def timeline(self) -> list[service_pb2.Span]:
         """Return what the devices did."""
-        return list(self._call("Timeline", service_pb2.TimelineRequest()).spans)
+        found: list[service_pb2.Span] = []
+        while True:
+            request = service_pb2.TimelineRequest(after_index=found[-1].index if found else 0)
+            reply = self._call("Timeline", request)
+            if not reply.spans:
+                return found
+            found += reply.spans
 
     def _call(self, method: str, request: object) -> Any:
         with grpc.insecure_channel(self.address) as channel:

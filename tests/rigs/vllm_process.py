@@ -86,7 +86,10 @@ def publish_arrays(
     source: str = "actor",
     shards: int = 1,
 ) -> statemanager_pb2.VersionManifest:
-    """Write a version as `shards` ranks would publish it: rows split, vectors copied by each."""
+    """Write a version as `shards` ranks would publish it: rows split, vectors copied by each.
+
+    Names are `kind/name`, those of parameters plain.
+    """
     manifest = statemanager_pb2.VersionManifest(deployment_id=source, version=version)
     data = bytearray()
     for rank in range(shards):
@@ -95,8 +98,8 @@ def publish_arrays(
             start = sum(len(part) for part in parts[:rank]) if array.ndim > 1 else 0
             part = np.ascontiguousarray(parts[rank])
             manifest.pieces.add(
-                kind="param",
-                name=name,
+                kind=name.rpartition("/")[0] or "param",
+                name=name.rpartition("/")[2],
                 global_shape=array.shape,
                 start=[start, *[0] * (array.ndim - 1)],
                 size=part.shape,

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -87,6 +88,24 @@ def test_weights_that_were_not_synced_are_not_sampled_and_then_their_version_is_
     assert more["prompt_token_ids"] == [3, 4, 5]
     assert set(more["weight_versions"]) == set(sample.versions)
     assert len(more["weight_versions"]) == len(more["token_ids"])
+
+
+def test_tokens_that_go_in_and_out_are_those_that_the_actor_would_train_on(served: Served) -> None:
+    served.rollout.sync(served.actor)
+    body = {
+        "model": served.rollout.deployment_id,
+        "token_ids": [3, 4, 5],
+        "sampling_params": {"max_tokens": 12, "logprobs": 1, "skip_special_tokens": False},
+    }
+    with served.client() as api:
+        answer = api.post(
+            f"http://{served.live.http}/inference/v1/generate", body=body, cast_to=httpx.Response
+        )
+    (choice,) = answer.json()["choices"]
+    logprobs = [one["logprob"] for one in choice["logprobs"]["content"]]
+    sequence = [3, 4, 5, *choice["token_ids"]]
+    again = served.actor.forward(plex.Batch.from_sequences([sequence])).logprobs
+    assert list(again[2:]) == pytest.approx(logprobs, abs=1e-3)
 
 
 def test_a_chat_is_the_models_template_whole_and_streamed(served: Served) -> None:

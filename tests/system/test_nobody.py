@@ -25,7 +25,7 @@ from plexclient.wire.v1 import (
     statemanager_pb2_grpc,
 )
 from plexsvc.errors import ErrorCode
-from plexsvc.router.http import metrics, openai, sandbox_fusion
+from plexsvc.router.http import metrics, openai, page, sandbox_fusion
 from plexsvc.rpc.channels import open_blocking_channel, open_channel
 from tests.rigs.keys import FOREIGN, KEYS
 from tests.rigs.live_cluster import (
@@ -143,7 +143,12 @@ async def test_no_rpc_of_any_port_takes_a_caller_without_a_right(ports: Ports) -
 
 
 NONE: Any = None
-HTTP = [*openai.routes(NONE), *sandbox_fusion.routes(NONE), *metrics.routes(NONE, NONE, NONE)]
+HTTP = [
+    *openai.routes(NONE),
+    *sandbox_fusion.routes(NONE),
+    *metrics.routes(NONE, NONE, NONE),
+    *page.routes(NONE, NONE),
+]
 
 
 async def test_no_path_of_http_takes_a_caller_without_a_right(ports: Ports) -> None:
@@ -162,7 +167,7 @@ async def test_no_path_of_http_takes_a_caller_without_a_right(ports: Ports) -> N
                 headers = {} if given is None else {"Authorization": given}
                 async with http.request(route.method, path, headers=headers, json={}) as reply:
                     assert reply.status == 401, (who, path)
-    assert len(HTTP) >= 7
+    assert len(HTTP) >= 9
     assert ports.state() == before
 
 

@@ -37,6 +37,7 @@ def deploy(
     *,
     backend: str = "megatron",
     parallel: plex.Parallel = ONE,
+    lora: plex.LoRA | None = None,
     seed: int,
 ) -> plex.Actor:
     return job.deploy(
@@ -44,6 +45,7 @@ def deploy(
         model=str(model),
         backend=backend,
         parallel=parallel,
+        lora=lora,
         optimizer=plex.AdamW(lr=1e-2),
         seed=seed,
         micro_batch_tokens=64,
@@ -55,31 +57,33 @@ SPREAD = (("right", 1), ("left", 0))
 
 
 @pytest.mark.parametrize(
-    ("backend", "parallel", "hops"),
+    ("backend", "parallel", "lora", "hops"),
     [
-        ("megatron", ONE, [RIGHT[1:]]),
-        ("megatron", plex.Parallel(tp=2), [RIGHT]),
-        ("megatron", plex.Parallel(pp=2), [RIGHT]),
-        ("megatron", plex.Parallel(dp=2), [SPREAD, LEFT]),
-        ("megatron", plex.Parallel(tp=2), [SPREAD, LEFT]),
-        ("fsdp", plex.Parallel(dp=2), [SPREAD, RIGHT]),
+        ("megatron", ONE, None, [RIGHT[1:]]),
+        ("megatron", plex.Parallel(tp=2), None, [RIGHT]),
+        ("megatron", plex.Parallel(pp=2), None, [RIGHT]),
+        ("megatron", plex.Parallel(dp=2), None, [SPREAD, LEFT]),
+        ("megatron", plex.Parallel(tp=2), None, [SPREAD, LEFT]),
+        ("fsdp", plex.Parallel(dp=2), None, [SPREAD, RIGHT]),
+        ("fsdp", plex.Parallel(dp=2), plex.LoRA(rank=4), [SPREAD]),
     ],
-    ids=["one", "tp2", "pp2", "dp2-spread", "tp2-spread", "fsdp2-spread"],
+    ids=["one", "tp2", "pp2", "dp2-spread", "tp2-spread", "fsdp2-spread", "lora-spread"],
 )
 def test_a_moved_deployment_ends_with_the_bits_it_would_have_had(
     inner: InnerCluster,
     tiny_model: Path,
     backend: str,
     parallel: plex.Parallel,
+    lora: plex.LoRA | None,
     hops: list[tuple[tuple[str, int], ...]],
 ) -> None:
     with inner.connect() as connection:
         with connection.job("alone") as job:
-            actor = deploy(job, tiny_model, backend=backend, parallel=parallel, seed=0)
+            actor = deploy(job, tiny_model, backend=backend, parallel=parallel, lora=lora, seed=0)
             run_interleaved([Program(actor, 0)])
             alone = actor.digest()
         with connection.job("moved") as job:
-            actor = deploy(job, tiny_model, backend=backend, parallel=parallel, seed=0)
+            actor = deploy(job, tiny_model, backend=backend, parallel=parallel, lora=lora, seed=0)
             turns = Program(actor, 0).operations()
             for hop in hops:
                 next(turns)

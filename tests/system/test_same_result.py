@@ -23,6 +23,7 @@ class Layout:
     backend: str = "megatron"
     parallel: plex.Parallel
     dtype: str = "float32"
+    lora: plex.LoRA | None = None
 
 
 LAYOUTS = {
@@ -34,6 +35,7 @@ LAYOUTS = {
         parallel=plex.Parallel(dp=2, distributed_optimizer=True), dtype="bfloat16"
     ),
     "fsdp-dp2": Layout(backend="fsdp", parallel=plex.Parallel(dp=2)),
+    "fsdp-lora": Layout(backend="fsdp", parallel=ONE, dtype="bfloat16", lora=plex.LoRA(rank=16)),
 }
 
 
@@ -45,6 +47,7 @@ def deploy(job: plex.Job, model: Path, layout: Layout, *, seed: int) -> plex.Act
         parallel=layout.parallel,
         dtype=layout.dtype,
         optimizer=plex.AdamW(lr=1e-2),
+        lora=layout.lora,
         seed=seed,
         micro_batch_tokens=64,
     )
@@ -81,7 +84,11 @@ def test_two_jobs_switched_between_backward_and_step_equal_each_alone(
     cluster: LiveCluster, tiny_model: Path, wide_model: Path, name: str
 ) -> None:
     layout = LAYOUTS[name]
-    model = wide_model if name in {"megatron-tp2", "megatron-pp2", "fsdp-dp2"} else tiny_model
+    model = (
+        wide_model
+        if name in {"megatron-tp2", "megatron-pp2", "fsdp-dp2", "fsdp-lora"}
+        else tiny_model
+    )
     with cluster.connect() as connection:
         alone = [digest_alone(connection, model, layout, seed=seed) for seed in (0, 1)]
         shared = digests_shared(cluster, connection, [model, model], [layout, layout])

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from plexsvc.cluster.places import Card, keys_file, read_card
+from plexsvc.cluster.places import Card, read_card
 from tests.rigs.live_cluster import MIB, ROLLOUT, ROOT, SHARES_ALL, TRAIN, state_beside
 from tests.rigs.waiting import wait_until
 
@@ -64,6 +65,8 @@ class TwoHosts:
     left: str
     right: str
     card: Card
+    state: Path
+    place: Path
 
     def on_left(self, *arguments: str) -> str:
         """Run a Python on the left host and return what it prints."""
@@ -72,6 +75,42 @@ class TwoHosts:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def plexctl(self, *arguments: str) -> Any:
+        """Run an operator's command on the left host and return what it prints."""
+        state = ("--state-dir", str(self.state))
+        return json.loads(self.on_left("-m", "plexsvc.cli.main", *arguments, *state, "--json"))
+
+    def joining(self, token: str, *, name: str = "right") -> tuple[str, ...]:
+        """Return a command of the right host that joins."""
+        where = ("--listen", f"{RIGHT}:{PORT}", "--directory", str(self.place / "j"))
+        options = ("--name", name, "--pool", str(self.place / "pool.toml"), "--json")
+        given = ("env", f"PLEX_TOKEN={token}", sys.executable, "-m", "plexsvc.cli.main")
+        join = ("node", "join", self.card.address)
+        return ("ip", "netns", "exec", self.right, *given, *join, *where, *options)
+
+    def join(self, stack: ExitStack, token: str, *, log: Path) -> Any:
+        """Have the right host join, until the stack ends; return what it says when it serves."""
+        with log.open("wb") as errors:
+            process = subprocess.Popen(self.joining(token), stdout=subprocess.PIPE, stderr=errors)
+        stack.callback(process.wait, 30)
+        stack.callback(process.terminate)
+        assert process.stdout is not None
+        line = stack.enter_context(process.stdout).readline()
+        assert line, log.read_text()
+        return json.loads(line)
+
+    def refused_join(self, token: str, *, name: str = "other") -> str:
+        """Return why the right host may not join."""
+        done = subprocess.run(
+            self.joining(token, name=name), capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stdout) == (1, ""), done
+        assert not (self.place / "j" / name / "keys.json").exists() or name == "right"
+        return str(json.loads(done.stderr)["error"]["message"])
+
+    def nodes(self) -> dict[str, str]:
+        return {one["node_id"]: one["state"] for one in self.plexctl("node", "list")["nodes"]}
 
 
 def at(host: str) -> tuple[str, ...]:
@@ -108,21 +147,14 @@ def cluster(hosts: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) ->
         )
         card = read_card(state)
         assert card is not None, log.read_text()
-        (place / "keys.json").write_bytes(keys_file(state).read_bytes())  # as an operator copies it
-        (place / "keys.json").chmod(0o600)
-        (place / "right.toml").write_text(
-            f'node_id = "right"\nruntime_dir = "{place}/right"\nlisten = "{RIGHT}:{PORT}"\n'
-            f'keys_file = "{place}/keys.json"\nhost_bytes = {2048 * MIB}\n'
-            f"staging_bytes = {256 * MIB}\ndevices = [{TRAIN}]\n"
+        (place / "pool.toml").write_text(
+            f"host_bytes = {2048 * MIB}\nstaging_bytes = {256 * MIB}\ndevices = [{TRAIN}]\n"
         )
-        (place / "right").mkdir(mode=0o700)
-        config = str(place / "right.toml")
-        log = place / "right.log"
-        start(stack, right, "-m", "plexsvc.node.agent", "--config", config, log=log)
-        wait_until(lambda: "address" in log.read_text(), what="the agent serves", timeout_s=120)
-        found = TwoHosts(left, right, card)
-        arguments = ("--state-dir", str(state), "--json")
-        found.on_left("-m", "plexsvc.cli.main", "node", "add", f"{RIGHT}:{PORT}", *arguments)
+        found = TwoHosts(left, right, card, state, place)
+        made = found.plexctl("node", "token", "create", "--name", "right")
+        (place / "used").write_text(made["secret"])
+        joined = found.join(stack, made["secret"], log=place / "right.log")
+        assert joined == {"node_id": "right", "address": f"{RIGHT}:{PORT}"}
         yield found
 
 
@@ -146,3 +178,94 @@ def test_every_port_of_a_host_is_on_its_own_address(cluster: TwoHosts) -> None:
         found = {one.removeprefix("[::ffff:").removesuffix("]") for one in shown}
         assert found <= {address, "127.0.0.1"}, listening.stdout
         assert address in found
+
+
+def test_every_wrong_token_is_refused_by_name_and_without_effect(cluster: TwoHosts) -> None:
+    before = cluster.nodes()
+    tokens = {one["name"]: one for one in cluster.plexctl("node", "token", "list")["tokens"]}
+    assert tokens["right"]["used_by"] == "right"
+    used = (cluster.place / "used").read_text()
+    gone, brief = (
+        cluster.plexctl("node", "token", "create", *o) for o in ((), ("--expires", "1s"))
+    )
+    cluster.plexctl("node", "token", "revoke", gone["token"]["token_id"])
+    for_other = cluster.plexctl("node", "token", "create", "--name", "third")
+    tenants = cluster.plexctl("token", "create", "lab", "--scope", "admin")
+    wait_until(lambda: "expired" in cluster.refused_join(brief["secret"]), what="it expired")
+    for token, why in (
+        (used, "was used by node 'right'"),
+        (gone["secret"], "was revoked"),
+        (for_other["secret"], "is for node 'third'"),
+        (tenants["secret"], "lets in no node"),
+        ("tok-0.none.none", "does not know"),
+    ):
+        assert why in cluster.refused_join(token), token
+    assert cluster.nodes() == before == {"left": "up", "right": "up"}
+    asked = "-m", "plexsvc.cli.main", "job", "list", "--address", cluster.card.address
+    done = subprocess.run(
+        [*at(cluster.left), *asked, "--token", for_other["secret"]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "lets in a node" in done.stderr) == (1, True), done
+
+
+PORTS = """
+import asyncio, json, sys
+from dataclasses import replace
+from pathlib import Path
+from plexsvc.errors import PlexError
+from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.keys import read_keys
+from tests.rigs.keys import FOREIGN, member
+from tests.rigs.strangers import SERVICES, refusal
+
+async def main(path, service, address):
+    found, mine = {}, read_keys(Path(path))
+    foreign = replace(member("right", of=FOREIGN), authority=mine.root)
+    stale = replace(FOREIGN, authority=mine.root)
+    for who, keys in (("none", None), ("foreign", foreign), ("other", stale), ("mine", mine)):
+        methods = SERVICES[service].methods if who == "mine" else SERVICES[service].methods[:1]
+        async with open_channel(address, keys) as channel:
+            for method in methods:
+                error = await refusal(channel, SERVICES[service], method, ())
+                found[f"{who} {method.name}"] = [str(error.code), error.message]
+    print(json.dumps(found))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_node_that_is_shut_out_reaches_no_port_and_cannot_return(cluster: TwoHosts) -> None:
+    listed = cluster.plexctl("status")["nodes"]
+    left = next(one["address"] for one in listed if one["node_id"] == "left")
+    out = cluster.plexctl("node", "shut-out", "right")
+    assert len(out["serials"]) == 1
+    for service, address in (("Node", left["agent"]), ("StateManager", left["state_manager"])):
+        keys = str(cluster.place / "j" / "right" / "keys.json")
+        done = subprocess.run(
+            [*at(cluster.right), "-c", PORTS, keys, service, address],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        for what, (code, message) in json.loads(done.stdout).items():
+            assert (code, "was shut out" in message) == (
+                ("unauthenticated", True) if what.startswith("mine") else ("unavailable", False)
+            ), (service, what, message)
+    wait_until(lambda: cluster.nodes() == {"left": "up"}, what="it is forgotten", timeout_s=60)
+    assert "was used by" in cluster.refused_join((cluster.place / "used").read_text())
+    fresh = cluster.plexctl("node", "token", "create")["secret"]
+    assert "was shut out" in cluster.refused_join(fresh, name="right")
+    add = ("node", "add", f"{RIGHT}:{PORT}", "--state-dir", str(cluster.state))
+    done = subprocess.run(
+        [*at(cluster.left), "-m", "plexsvc.cli.main", *add],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "was shut out" in done.stderr) == (1, True), done
+    assert cluster.nodes() == {"left": "up"}

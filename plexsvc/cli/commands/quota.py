@@ -21,7 +21,7 @@ Tenant = Annotated[str, typer.Argument(help="The tenant that it binds.")]
 What = Annotated[
     str,
     typer.Argument(
-        help="jobs, devices: at once. requests: a second, through one router. spend: "
+        help="jobs, devices, host_bytes: at once. requests: a second, through one router. spend: "
         "device-seconds in all."
     ),
 ]

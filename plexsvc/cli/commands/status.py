@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from plexsvc.cli.app import At, console, live, print_json, to_dict
+from plexsvc.cli.app import At, console, live, print_json
 from plexsvc.cli.commands.pack import Window
 
 _STATUS_REFRESH_S: Final = 0.5
@@ -48,6 +48,8 @@ def top(at: At, window: Window = 0.0) -> None:
         return at.ask("GetStatus"), at.ask("ListInstances"), pack
 
     if at.json:
+        from plexsvc.rpc.services import to_dict
+
         names = ("status", "instances", "pack")
         print_json({name: to_dict(one) for name, one in zip(names, ask(), strict=True)})
         return

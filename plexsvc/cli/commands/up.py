@@ -32,10 +32,13 @@ from plexsvc.cluster.places import (
 from plexsvc.errors import bad_request, unavailable
 from plexsvc.node import found
 from plexsvc.node.logs import keep_bounded, tail
+from plexsvc.router.config import RouterConfig
 from plexsvc.rpc import loops
 from plexsvc.rpc.errors import first_failure
 from plexsvc.statelink.cuda import gpus
 
+ALONE: Final = ClusterConfig(router=RouterConfig(http_listen="127.0.0.1:0"))
+"""The cluster of who gives no file: small, and with its page."""
 UP_TIMEOUT_S: Final = 180.0
 DOWN_TIMEOUT_S: Final = 60.0
 MAX_LOG_BYTES: Final = 64 << 20
@@ -55,7 +58,7 @@ def read_config(
     Raises:
         PlexError: `bad_request` for a file that does not fit, or a root that is no directory.
     """
-    config = ClusterConfig() if path is None else configuration.load(path, ClusterConfig)
+    config = ALONE if path is None else configuration.load(path, ClusterConfig)
     if config.nodes is DEFAULT_NODES and config.launcher == "local":
         config = replace(config, nodes=plan(gpus()))
     missing = next((root for root in roots if not root.is_dir()), None)

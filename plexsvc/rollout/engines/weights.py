@@ -2,18 +2,21 @@
 
 A `Target` says how one live tensor is filled: by a box of a checkpoint tensor (the fast path), or
 by replaying a chain of view operations on the whole tensor, for loaders that transpose or index.
+
+A version of adapters holds no model. Where a weight has an adapter, it becomes the model's own
+weight with the adapter merged, computed in float32 and rounded once.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from plexsvc import progress
+from plexsvc import lora, progress
 from plexsvc.errors import bad_request
 from plexsvc.weights.boxes import Box, Cover, Overlap
 from plexsvc.weights.dtypes import DTYPES
@@ -49,6 +52,22 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Adapter:
+    """What a version adds to one weight: `scale * b @ a`."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+    def merged(self, values: torch.Tensor, box: Box) -> torch.Tensor:
+        """Return float32 `values`, a box of the weight, with what the adapter adds to them."""
+        (row, column), (rows, columns) = box.start, box.size
+        b = self.b[row : row + rows].to(values.device)
+        a = self.a[:, column : column + columns].to(values.device)
+        return torch.addmm(values.float(), b, a, alpha=self.scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """A target, the box it wants, and the parts of a published tensor that fill the box."""
 
@@ -57,18 +76,34 @@ class _Plan:
     is_direct: bool
     tensor: Tensor
     overlaps: Sequence[Overlap]
+    adapter: _Adapter | None
 
 
-def fill(targets: Iterable[Target], published: Sequence[Published]) -> Iterator[int]:
+def fill(
+    targets: Iterable[Target],
+    published: Sequence[Published],
+    *,
+    model: Callable[[], Sequence[Published]] = tuple,
+    is_on_model: bool = False,
+) -> Iterator[int]:
     """Fill the targets from `published`, one after the other; yield the bytes of each.
 
+    A version of adapters is merged into the weights of `model`; where the live weights are that
+    `model` with adapters of the same deployment, or none, only those with an adapter are filled.
     Coverage of all targets is checked before the first is touched, when the first is asked for.
 
     Raises:
         PlexError: `bad_request` when the version lacks something or has another shape.
     """
     reader = VersionReader(published)
-    plans = [_plan(target, reader) for target in targets]
+    adapters: Mapping[str, _Adapter] = {}
+    if reader.find(lora.SCALE) is not None:
+        targets = list(targets)
+        adapters = _adapters(reader, targets)
+        reader = VersionReader(model())
+        if is_on_model:
+            targets = [target for target in targets if target.name in adapters]
+    plans = [_plan(target, reader, adapters) for target in targets]
     for plan in plans:
         _fill(plan, reader)
         yield plan.target.live.numel() * plan.target.live.element_size()
@@ -77,13 +112,19 @@ def fill(targets: Iterable[Target], published: Sequence[Published]) -> Iterator[
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not followed
 def _fill(plan: _Plan, reader: VersionReader) -> None:
     target, dtype = plan.target, getattr(torch, DTYPES[plan.tensor.dtype].torch)
-    into = target.live if plan.is_direct else torch.empty(target.shape, dtype=dtype)
+    into, is_in_place = target.live, plan.is_direct and plan.adapter is None
+    if not is_in_place:
+        device = target.live.device if plan.adapter is not None else None
+        into = torch.empty(plan.box.size, dtype=dtype, device=device)
     for overlap in plan.overlaps:
         bits = _from_numpy(reader.view(plan.tensor, overlap))
         into[overlap.box.within(plan.box)].copy_(bits.view(dtype))
         progress.advance()
-    if not plan.is_direct:
-        target.live.copy_(replay(into, target.ops).view(target.live.shape))
+    if plan.adapter is not None:
+        into = plan.adapter.merged(into, plan.box)
+    if not is_in_place:
+        ops = () if plan.is_direct else target.ops
+        target.live.copy_(replay(into, ops).view(target.live.shape))
 
 
 def replay(tensor: torch.Tensor, ops: Iterable[Op]) -> torch.Tensor:
@@ -93,7 +134,44 @@ def replay(tensor: torch.Tensor, ops: Iterable[Op]) -> torch.Tensor:
     return tensor
 
 
-def _plan(target: Target, reader: VersionReader) -> _Plan:
+def _adapters(reader: VersionReader, targets: Iterable[Target]) -> Mapping[str, _Adapter]:
+    """Return a version's adapters by the weight that they are merged into.
+
+    Raises:
+        PlexError: `bad_request` for one that no target has, or that does not fit.
+    """
+
+    def read(name: str) -> torch.Tensor:
+        tensor = reader.find(name)
+        if tensor is None:
+            raise bad_request(f"the published version lacks {name!r}; publish it again")
+        return torch.from_numpy(reader.read(tensor, Box.whole(tensor.shape))).view(torch.float32)
+
+    left, found = set(reader.names) - {lora.SCALE}, dict[str, _Adapter]()
+    scale = float(read(lora.SCALE))
+    for target in targets:
+        names = lora.names_of(target.name)
+        if target.name in found or not left.issuperset(names):
+            continue
+        a, b = map(read, names)
+        if (b.size(0), a.size(1)) != target.shape:
+            raise bad_request(
+                f"the adapter of {target.name!r} is {b.size(0)} by {a.size(1)}, and this engine's "
+                f"model has {list(target.shape)}; publish a deployment of the same model",
+                tensor=target.name,
+            )
+        found[target.name] = _Adapter(a=a, b=b, scale=scale)
+        left.difference_update(names)
+    if left:
+        raise bad_request(
+            f"the published version has {len(left)} tensors that no weight of this engine takes, "
+            f"among them {min(left)!r}; publish a deployment of the same model",
+            tensor=min(left),
+        )
+    return found
+
+
+def _plan(target: Target, reader: VersionReader, adapters: Mapping[str, _Adapter]) -> _Plan:
     direct, tensor = target.box(), reader.find(target.name)
     box = direct or Box.whole(target.shape)
     if tensor is not None and tensor.shape != target.shape:
@@ -116,6 +194,7 @@ def _plan(target: Target, reader: VersionReader) -> _Plan:
         is_direct=direct is not None,
         tensor=tensor,
         overlaps=found.overlaps,
+        adapter=adapters.get(target.name),
     )
 
 

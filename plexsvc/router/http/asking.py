@@ -77,6 +77,7 @@ NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
     "function_call": ("none",),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
+    "spaces_between_special_tokens": (True,),
     "length_penalty": (1,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
@@ -112,6 +113,31 @@ def operation_of(asked: Asked, *, is_chat: bool, session: str) -> operations_pb2
     tells_prompt = wants(asked, "echo") or "prompt_logprobs" in asked
     generate.prompt_texts = tells_prompt and generate.sampling.texts
     return _operation(asked, generate)
+
+
+def tokens_of(asked: Asked, *, session: str) -> operations_pb2.Operation:
+    """Return the operation of a request in the form of vLLM's `/inference/v1/generate`.
+
+    Raises:
+        PlexError: `bad_request`, naming the field.
+    """
+    asked = given(asked)
+    neutral = {"priority": (0,), "stream": (False,), "output_mode": ("tokens",)}
+    honoured = {"model", "request_id", "return_token_ids", "sampling_params", "token_ids"}
+    check_fields(asked, honoured, neutral=neutral)
+    sampling = asked.get("sampling_params", {})
+    if not isinstance(sampling, dict):
+        raise _bad("sampling_params", sampling, "an object")
+    tokens = _token_ids("token_ids", asked.get("token_ids"))
+    if not tokens:
+        raise _bad("token_ids", tokens, "at least one token id")
+    if not isinstance(asked.get("request_id", ""), str):
+        raise _bad("request_id", asked["request_id"], "a text")
+    read = {"detokenize": bool(sampling.get("stop")), **given(sampling)}
+    if outside := {"model", "prompt"} & read.keys():
+        raise _bad("sampling_params", outside.pop(), "an object of sampling parameters")
+    asked = {"model": asked.get("model"), "prompt": tokens, **read}
+    return operation_of(asked, is_chat=False, session=session)
 
 
 def encoding_of(asked: Asked) -> operations_pb2.Operation:

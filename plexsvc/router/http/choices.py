@@ -219,6 +219,29 @@ class Choice:
         message = {"role": "assistant", "content": text or None if calls else text, "refusal": None}
         return {"message": message | ({"tool_calls": calls} if calls else {})} | self._about(0)
 
+    def of_tokens(self) -> dict[str, Any]:
+        """Return the choice in the form of vLLM's `/inference/v1/generate`."""
+        likely = self.likely or [operations_pb2.LikelyTokens()] * len(self.tokens)
+        made = zip(self.tokens, self.logprobs, likely, strict=True)
+        content = [
+            _of_id(token, logprob)
+            | {"top_logprobs": list(map(_of_id, others.token_ids, others.logprobs))}
+            for token, logprob, others in made
+        ]
+        spans, start = [], 0
+        for version, run in itertools.groupby(self.versions):
+            end = start + len(list(run))
+            spans.append({"version": str(version), "start": start, "end": end})
+            start = end
+        return {
+            "index": self.index,
+            "token_ids": self.tokens,
+            "weight_versions": spans,
+            "logprobs": {"content": content} if self.form.has_logprobs else None,
+            "finish_reason": self.finish_reason or None,
+            "stop_reason": self.stop_reason or None,
+        }
+
     def news(self) -> dict[str, Any]:
         """Return the choice of a chunk: what no chunk before it had."""
         (text, calls), told = self._read(), self._told_tokens
@@ -338,6 +361,10 @@ def _of_one(text: str, logprob: float, *, rank: int | None) -> dict[str, Any]:
 def _named(likely: operations_pb2.LikelyTokens) -> list[tuple[str, float]]:
     texts = likely.texts or [f"token_id:{token}" for token in likely.token_ids]
     return list(zip(texts, likely.logprobs, strict=True))
+
+
+def _of_id(token: int, logprob: float) -> dict[str, Any]:
+    return {"token": f"token_id:{token}", "token_id": token, "logprob": logprob}
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:

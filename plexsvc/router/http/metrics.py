@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -21,9 +21,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from plexclient.wire.v1 import reward_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import TenantId
-from plexsvc.router.auth import Tenants
-from plexsvc.router.http.server import CALLER
+from plexsvc.router.auth import Caller, Tenants
+from plexsvc.router.http.server import CALLER, Ask
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -118,10 +117,6 @@ class Meter:
             self._failed.labels(kind, code).inc()
 
 
-Ask = Callable[[str, Message, TenantId], Awaitable[Any]]
-"""Asks, as an operator of that tenant, the method of that name."""
-
-
 def routes(meter: Meter, tenants: Tenants, ask: Ask) -> list[web.RouteDef]:
     """Return the route."""
 
@@ -133,7 +128,8 @@ def routes(meter: Meter, tenants: Tenants, ask: Ask) -> list[web.RouteDef]:
                 f"metrics name every tenant, and {caller.tenant!r} is no operator's; use a token "
                 "of a tenant of router.operators, of any scope",
             )
-        asked = (ask(name, make(), caller.tenant) for name, make in ASKED.items())
+        operator = Caller(caller.tenant, is_operator=True)
+        asked = (ask(name, make(), operator) for name, make in ASKED.items())
         found = await asyncio.gather(*asked, return_exceptions=True)
         answers: dict[str, Any] = {}
         for name, answer in zip(ASKED, found, strict=True):

@@ -1,4 +1,4 @@
-"""Routes that OpenAI's clients know, and some of vLLM's server: `/tokenize`, `/health` and others.
+"""Routes that OpenAI's clients know, and some of vLLM's server: token ids in and out, and others.
 
 A model is a rollout deployment of the tenant, by its id: `JOB/NAME`. A request is a sample beside
 the order of its operations, and ends when its client leaves. Requests with the same
@@ -70,6 +70,9 @@ def routes(backend: Backend) -> list[web.RouteDef]:
     async def chat(request: web.Request) -> web.StreamResponse:
         return await _complete(backend, request, is_chat=True)
 
+    async def generate(request: web.Request) -> web.Response:
+        return await _generate(backend, request)
+
     async def tokenize(request: web.Request) -> web.Response:
         asked = await read_json(request)
         prompt = await _encoded(backend, request, operation := asking.encoding_of(asked))
@@ -97,6 +100,7 @@ def routes(backend: Backend) -> list[web.RouteDef]:
     return [
         web.get("/health", health),
         web.get("/version", version),
+        web.post("/inference/v1/generate", generate),
         web.post("/tokenize", tokenize),
         web.post("/detokenize", detokenize),
         web.get("/v1/models", models),
@@ -142,11 +146,7 @@ async def _encoded(
 
 async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
     asked, tenant = await read_json(request), request[TENANT]
-    session = request.headers.get(SESSION, "")
-    if not session.isprintable():  # bytes that are no text are surrogates here
-        problem = f"{SESSION}: it must be text that can be printed, not {session!r:.80}"
-        raise bad_request(problem, field=SESSION)
-    operation = asking.operation_of(asked, is_chat=is_chat, session=session)
+    operation = asking.operation_of(asked, is_chat=is_chat, session=_session_of(request))
     form = Form(
         is_chat=is_chat,
         stops=list(operation.generate.sampling.stop),
@@ -172,6 +172,33 @@ async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) ->
                     answer.add(frame)
                 return web.json_response(answer.whole())
             return await answer.stream(request, first, frames, has_usage=has_usage)
+
+
+async def _generate(backend: Backend, request: web.Request) -> web.Response:
+    asked, caller = await read_json(request), request[CALLER]
+    operation = asking.tokens_of(asked, session=_session_of(request))
+    has_logprobs = (asked.get("sampling_params") or {}).get("logprobs") is not None
+    form = Form(is_chat=False, has_logprobs=has_logprobs)
+    with backend.hold(request[TENANT]):
+        async with aclosing(_frames(backend.samples, operation, caller=caller)) as frames:
+            prompts = list((await anext(frames)).prompts)
+            answer = _Answer(operation, form, prompts, created_s=0)
+            async for frame in frames:
+                answer.add(frame)
+    told = answer.of_tokens()
+    if asked.get("request_id") is not None:
+        told["request_id"] = asked["request_id"]
+    if asking.wants(asked, "return_token_ids"):
+        told["prompt_token_ids"] = list(prompts[0].token_ids)
+    return web.json_response(told)
+
+
+def _session_of(request: web.Request) -> str:
+    session = request.headers.get(SESSION, "")
+    if not session.isprintable():  # bytes that are no text are surrogates here
+        problem = f"{SESSION}: it must be text that can be printed, not {session!r:.80}"
+        raise bad_request(problem, field=SESSION)
+    return session
 
 
 async def _frames(
@@ -232,6 +259,15 @@ class _Answer:
         if self._form.is_chat and self._form.has_prompt_logprobs:  # where vLLM's server has them
             told["prompt_logprobs"] = self._choices[0].of_prompt()
         return self._head | told
+
+    def of_tokens(self) -> dict[str, Any]:
+        """Return the answer in the form of vLLM's `/inference/v1/generate`."""
+        return {
+            "request_id": self._head["id"],
+            "choices": [choice.of_tokens() for choice in self._choices],
+            "prompt_logprobs": None,
+            "usage": self._usage(),
+        }
 
     async def stream(
         self,

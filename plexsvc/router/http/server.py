@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from google.protobuf.message import Message
 
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, not_found, payload_too_large
@@ -42,6 +43,8 @@ _STATUS: Final = {
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Ask = Callable[[str, Message, Caller], Awaitable[Any]]
+"""Asks, as that caller, the method of the Router of that name."""
 TENANT: Final = web.RequestKey("tenant", TenantId)
 CALLER: Final = web.RequestKey("caller", Caller)
 API_KEY: Final = "X-API-Key"
@@ -53,9 +56,15 @@ log = Log(__name__)
 
 @asynccontextmanager
 async def serving(
-    routes: Iterable[web.RouteDef], *, tenants: Tenants, config: RouterConfig
+    routes: Iterable[web.RouteDef],
+    *,
+    tenants: Tenants,
+    config: RouterConfig,
+    files: Iterable[web.RouteDef] = (),
 ) -> AsyncIterator[str]:
     """Serve routes, over TLS where the router has a certificate; yield where, or "" for nowhere.
+
+    Routes of `files` need no token.
 
     Raises:
         PlexError: `bad_request` for an address that cannot be listened on.
@@ -63,9 +72,10 @@ async def serving(
     if not config.http_listen:
         yield ""
         return
-    guard = _Guard(tenants)
+    files = list(files)
+    guard = _Guard(tenants, is_open={file.path for file in files}.__contains__)
     app = web.Application(middlewares=[guard.serve], client_max_size=MAX_MESSAGE_BYTES)
-    app.add_routes(list(routes))
+    app.add_routes([*files, *routes])
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     runner = web.AppRunner(
         app,
@@ -171,8 +181,9 @@ def _refuse_constant(name: str) -> object:
 class _Guard:
     """Knows who calls before a byte of a body is read, and turns errors into answers."""
 
-    def __init__(self, tenants: Tenants) -> None:
+    def __init__(self, tenants: Tenants, *, is_open: Callable[[str], bool]) -> None:
         self._tenants = tenants
+        self._is_open = is_open
         self.silent: set[asyncio.BaseProtocol] = set()
         """New connections on which no request came."""
 
@@ -181,6 +192,8 @@ class _Guard:
         """Return the answer to a request."""
         self.silent.discard(request.protocol)
         try:
+            if request.method in READING and self._is_open(request.path):
+                return await handler(request)
             caller = self._tenants.caller_of(_credentials(request, self._tenants))
             if request.method not in READING:
                 caller.check_may_change(f"{request.method} {request.path}")

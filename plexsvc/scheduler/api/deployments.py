@@ -97,7 +97,10 @@ async def _records(
     }
     found = [records.get(one.deployment_id) or _known(scheduler, one) for one in asked]
     wanted = [_wanted(scheduler, record, facts[name]) for name, record in records.items()]
-    _check_devices(scheduler, job, num_asked=sum(one.num_devices for one in wanted))
+    for record, one in zip(records.values(), wanted, strict=True):
+        record.host_bytes = one.num_devices * (one.state_bytes + one.version_bytes)
+    _check_quota(scheduler, job, "devices", asked=sum(one.num_devices for one in wanted))
+    _check_quota(scheduler, job, "host_bytes", asked=sum(r.host_bytes for r in records.values()))
     fault = scheduler.cluster.never(wanted)
     if fault is not None:
         raise error_of(fault)
@@ -199,14 +202,14 @@ def _new_record(
     )
 
 
-def _check_devices(scheduler: LiveScheduler, job: JobRecord, *, num_asked: int) -> None:
-    """Refuse deployments that ask for more devices than their tenant may have."""
-    quota = scheduler.registry.quotas.get((job.tenant, "devices"))
-    held = scheduler.registry.devices_of(job.tenant)
-    if quota and num_asked and held + num_asked > quota:
+def _check_quota(scheduler: LiveScheduler, job: JobRecord, what: str, *, asked: int) -> None:
+    """Refuse deployments that ask for more than their tenant may have."""
+    quota = scheduler.registry.quotas.get((job.tenant, what))
+    held = scheduler.registry.held_by(job.tenant)[what]
+    if quota and asked and held + asked > quota:
         raise queue_full(
-            f"not deployed: tenant {job.tenant!r} has deployments on {held} devices and asks for "
-            f"{num_asked} more, and its quota is {quota}; end a job, or ask an operator for more "
+            f"not deployed: tenant {job.tenant!r} has deployments on {held} {what} and asks for "
+            f"{asked} more, and its quota is {quota}; end a job, or ask an operator for more "
             "(`plexctl quota`)",
             limit=quota,
         )
@@ -274,6 +277,7 @@ def _layout(spec: service_pb2.DeploymentSpec) -> str:
     p = Parallel.from_wire(spec.parallel)
     ranks = f"tp{p.tp} pp{p.pp} dp{p.dp} cp{p.cp} ep{p.ep}"
     rest = f"{spec.dtype} {spec.micro_batch_tokens} {spec.recompute}".rstrip()
+    rest += f" lora{spec.lora.rank}" * spec.HasField("lora")
     return f"{spec.backend} {spec.role} {ranks} {rest}{' zero1' * p.distributed_optimizer}"
 
 

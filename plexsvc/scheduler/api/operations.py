@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Final
 
@@ -266,15 +267,15 @@ class Operations:
             posted.decision.add_done_callback(lambda decided: self._decided(operation_id, decided))
 
     def _check_source(self, operation: operations_pb2.Operation) -> None:
-        """Have a pull refused that takes the weights of another job's deployment."""
+        """Have a pull refused that takes another job's weights, or adapters of another model."""
         if operation.WhichOneof("body") != OperationKind.PULL or operation.HasField("refusal"):
             return
+        find = partial(
+            self._scheduler.registry.deployment, job_id=operation.job_id, tenant=operation.tenant
+        )
         try:
-            self._scheduler.registry.deployment(
-                operation.pull.source_deployment_id,
-                job_id=operation.job_id,
-                tenant=operation.tenant,
-            )
+            source = find(operation.pull.source_deployment_id)
+            _check_adapters(source.spec, find(operation.deployment_id).spec)
         except PlexError as error:
             operation.refusal.CopyFrom(to_wire(error))
 
@@ -372,6 +373,19 @@ class EarlyPayloads:
             return None
         self._bytes -= early.nbytes
         return early.request
+
+
+def _check_adapters(source: service_pb2.DeploymentSpec, target: service_pb2.DeploymentSpec) -> None:
+    """Refuse adapters to whoever cannot merge them into their model.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    if source.HasField("lora") and (target.role != "rollout" or target.model != source.model):
+        raise bad_request(
+            f"adapters of model {source.model!r} cannot be pulled by role {target.role!r} with "
+            f"model {target.model!r}; a rollout of the same model merges them"
+        )
 
 
 def _not_ours(operation_id: OperationId, job_id: str) -> PlexError:

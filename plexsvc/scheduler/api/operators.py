@@ -28,7 +28,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.vocabulary import RelocationStage
 from plexsvc.scheduler.live import LiveScheduler
-from plexsvc.scheduler.orders.nodes import NodeLink
+from plexsvc.scheduler.orders.nodes import NodeLink, check_shown
 from plexsvc.store.rows import NodeRow
 
 JOIN_TIMEOUT_US: Final = 20_000_000
@@ -178,6 +178,7 @@ def _change(change: int, node_id: NodeId) -> Event:
 
 async def _describe(scheduler: LiveScheduler, target: str) -> node_pb2.NodeDescription:
     """Ask an agent for its name before its lease is taken."""
+    shown = await scheduler.nodes.peers.node_at(target)
     channel = scheduler.nodes.dial(target)
     try:
         stub = node_pb2_grpc.NodeStub(channel)
@@ -187,11 +188,12 @@ async def _describe(scheduler: LiveScheduler, target: str) -> node_pb2.NodeDescr
     except grpc.aio.AioRpcError as failure:
         raise unavailable(
             f"no node agent answers at {target}: {failure.code().name}, {failure.details()}; start "
-            "it with `python -m plexsvc.node.agent --config FILE`, then add it again",
+            "it, on another host with `plexctl node join`, then add it again",
             agent=target,
         ) from failure
     finally:
         await channel.close()
+    check_shown(shown, found, target=target)
     return found
 
 

@@ -44,8 +44,8 @@ class Quotas:
                 match what:
                     case "jobs":
                         used = jobs[tenant]
-                    case "devices":
-                        used = registry.devices_of(tenant)
+                    case "devices" | "host_bytes":
+                        used = registry.held_by(tenant)[what]
                     case "spend":
                         used = self._scheduler.caps.spent_s(tenant)
                     case _:  # routers count requests, each for itself

@@ -16,6 +16,7 @@ from plexclient.wire.v1 import service_pb2
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Methods, add_service
 from plexsvc.scheduler.api import deployments, operators, records, sessions
+from plexsvc.scheduler.api.joining import Joining
 from plexsvc.scheduler.api.operations import Operations
 from plexsvc.scheduler.api.pace import Pace
 from plexsvc.scheduler.api.quotas import Quotas
@@ -68,6 +69,7 @@ class SchedulerServicer:
             "GetResult": operations.get_result,
             "PayloadStaged": operations.payload_staged,
             **self._tokens.methods,
+            **Joining(scheduler, self._tokens).methods,
             **Quotas(scheduler, on_changed=self._tokens.changed).methods,
         }
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.errors import not_found, queue_full, unavailable
+from plexsvc.errors import ErrorCode, PlexError, not_found, queue_full, unavailable
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.rows import TokenRow
@@ -26,6 +26,8 @@ MAX_ENDED: Final = 1024
 WATCH_S: Final = 20.0
 """How long a router is not answered while nothing changes: less than `control_timeout_us`."""
 SECRET_BYTES: Final = 32
+JOIN: Final = "join"
+"""Scope of a token that lets in a node, not a caller."""
 
 
 class Tokens:
@@ -67,6 +69,8 @@ class Tokens:
                 )
             token_id = f"tok-{secrets.token_hex(6)}"
             secret = f"{token_id}.{secrets.token_urlsafe(SECRET_BYTES)}"
+            if request.scope == JOIN:  # so that the node knows whom it asks
+                secret += f".{self._scheduler.members.keys.digest}"
             row = TokenRow(
                 token_id=token_id,
                 tenant=request.owner,
@@ -78,11 +82,11 @@ class Tokens:
                 revoked_us=0,
             )
             await self._keep(row)
-        return pb.CreateTokenReply(token=_view(row), secret=secret)
+        return pb.CreateTokenReply(token=self._view(row), secret=secret)
 
     async def list(self, _: pb.ListTokensRequest) -> pb.ListTokensReply:
         """Return the tokens, oldest first."""
-        return pb.ListTokensReply(tokens=[_view(row) for row in self._rows.values()])
+        return pb.ListTokensReply(tokens=[self._view(row) for row in self._rows.values()])
 
     async def revoke(self, request: pb.RevokeTokenRequest) -> pb.TokenView:
         """Let a token in no more; routers end what is open with it.
@@ -101,7 +105,7 @@ class Tokens:
             if not row.revoked_us:
                 row = replace(row, revoked_us=self._scheduler.clock.wall_us())
                 await self._keep(row)
-        return _view(row)
+        return self._view(row)
 
     async def watch(self, request: pb.WatchTokensRequest) -> pb.WatchTokensReply:
         """Return the table, once it is another than the one of a revision, or after a while.
@@ -117,7 +121,7 @@ class Tokens:
             raise unavailable("the scheduler stops; ask the one after it")
         reply = pb.WatchTokensReply(revision=self._revision)
         for row in self._rows.values():
-            view = _view(row)
+            view = self._view(row)
             view.hash = row.hash
             reply.tokens.append(view)
         for (tenant, what), most in self._scheduler.registry.quotas.items():
@@ -131,6 +135,22 @@ class Tokens:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def joining(self, token_id: str) -> TokenRow:
+        """Return a token that lets in a node.
+
+        Raises:
+            PlexError: `unauthenticated` when it does not, or no more.
+        """
+        row = self._rows.get(token_id)
+        if row is None or row.scope != JOIN or row.ended_us(self._scheduler.clock.wall_us()):
+            raise PlexError(
+                ErrorCode.UNAUTHENTICATED,
+                f"token {token_id!r} lets in no node, or no more; ask an operator for another "
+                "(`plexctl node token create`)",
+                token=token_id,
+            )
+        return row
+
     async def _keep(self, row: TokenRow) -> None:
         await self._scheduler.remember(row)
         self._rows[row.token_id] = row
@@ -143,14 +163,14 @@ class Tokens:
         for _, token_id in [one for one in ended if one[0]][:-MAX_ENDED]:
             del self._rows[token_id]
 
-
-def _view(row: TokenRow) -> pb.TokenView:
-    return pb.TokenView(
-        token_id=row.token_id,
-        owner=row.tenant,
-        scope=row.scope,
-        name=row.name,
-        created_us=row.created_us,
-        expires_us=row.expires_us,
-        revoked_us=row.revoked_us,
-    )
+    def _view(self, row: TokenRow) -> pb.TokenView:
+        return pb.TokenView(
+            token_id=row.token_id,
+            owner=row.tenant,
+            scope=row.scope,
+            name=row.name,
+            created_us=row.created_us,
+            expires_us=row.expires_us,
+            revoked_us=row.revoked_us,
+            used_by=self._scheduler.members.has_token(row.token_id) if row.scope == JOIN else "",
+        )

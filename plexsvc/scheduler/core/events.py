@@ -34,6 +34,9 @@ class NodeJoined(Fact):
     node_id: NodeId
     devices: tuple[DeviceFacts, ...]
     host_bytes: int
+    disk_bytes: int = 0
+    """What state may take on its disk, beside the host memory."""
+
     host: str = ""
     """The machine whose link between devices and memory it shares; empty: no other node does."""
 

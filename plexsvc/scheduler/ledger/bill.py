@@ -3,13 +3,15 @@
 Theory of operation. The core charges each job as it decides, so its journal and its snapshots make
 whoever takes over charge the same. Now and then the core is read, and readings that changed are
 written, one row for each job, kind of work and hour. A reading is a sum since the job's beginning:
-to read or write it twice counts nothing twice, and one that was never written is in the next.
+to read or write it twice counts nothing twice, and one that was never written is in the next. What
+pools lend is no business of the core: their own readings begin with each service, so they are added
+to what the store has.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import Final
@@ -23,14 +25,23 @@ from plexsvc.store.rows import JobUsage, UsageRow
 HOUR_US: Final = 3_600_000_000
 
 FIGURES: Final = ("count", "device_us", "switch_us", "tokens", "nbytes", "host_mib_s")
+POOLED: Final = "pooled"
+"""Kind of work: spot devices and lent engines."""
+
+Pooled = Callable[[], Iterable[tuple[JobId, TenantId, int]]]
+"""Returns for how many microseconds each job has had instances of pools since a service began."""
+
 _figures: Final = attrgetter(*FIGURES)
 
 
 class Bill:
     """The newest readings of the jobs that are known, and what each tenant has spent in all."""
 
-    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+    def __init__(self, view: ClusterView, *, clock: Clock, pooled: Pooled = tuple) -> None:
         self._view = view
+        self._pooled = pooled
+        self._pooled_us: dict[JobId, int] | None = None
+        """What was read of pools; None until it is known what the store has."""
         self._clock = clock
         self._read: dict[JobId, dict[str, UsageRow]] = {}
         self._spent: Counter[TenantId] = Counter()
@@ -40,6 +51,7 @@ class Bill:
 
     def begin(self, stored: Iterable[JobUsage]) -> None:
         """Take what the store has; what was read from the core since is newer."""
+        self._pooled_us = {}
         for one in stored:
             known = self._read.setdefault(JobId(one.used.job_id), {})
             if one.used.kind not in known:
@@ -49,6 +61,7 @@ class Bill:
     def rows(self) -> list[UsageRow]:
         """Read the core; return the readings that the store does not have."""
         self._read_core()
+        self._read_pools()
         return [*self._unwritten.values()]
 
     def written(self, rows: Iterable[UsageRow]) -> None:
@@ -71,6 +84,7 @@ class Bill:
         self._ended &= self._view.ended_usage.keys()
         for job_id in self._read.keys() - keep - self._view.jobs.keys() - self._ended:
             del self._read[job_id]
+            (self._pooled_us or {}).pop(job_id, None)
 
     def _read_core(self) -> None:
         now_us = self._clock.wall_us()
@@ -80,6 +94,18 @@ class Bill:
             if job_id not in self._ended:
                 self._ended.add(job_id)
                 self._note(job_id, usage, tenant=tenant, now_us=now_us)
+
+    def _read_pools(self) -> None:
+        if self._pooled_us is None:
+            return
+        now_us = self._clock.wall_us()
+        for job_id, tenant, held_us in self._pooled():
+            more_us = held_us - self._pooled_us.get(job_id, 0)
+            self._pooled_us[job_id] = held_us
+            if more_us > 0:  # less: what was of its oldest deployment is forgotten
+                before = self.of(job_id).get(POOLED)
+                used = Usage(device_us=more_us + (0 if before is None else before.device_us))
+                self._note(job_id, {POOLED: used}, tenant=tenant, now_us=now_us)
 
     def _note(
         self, job_id: JobId, usage: Mapping[str, Usage], *, tenant: TenantId, now_us: int

@@ -87,6 +87,8 @@ class DeploymentRecord:
     vocab_size: int
     max_sequence_length: int
     model_files: Sequence[str]
+    host_bytes: int = 0
+    """What its state and versions are placed by, on all its devices together."""
     instance_bytes: int = 0
     """Of a rollout that shares devices: what an instance takes of its device; 0: all."""
     state: DeploymentState = DeploymentState.STARTING
@@ -256,14 +258,18 @@ class Registry:
         """Return the jobs that have not ended."""
         return [record for record in self.jobs.values() if not record.has_ended]
 
-    def devices_of(self, tenant: str) -> int:
-        """Return how many devices a tenant's deployments have or wait for, shared ones each."""
+    def held_by(self, tenant: str) -> dict[str, int]:
+        """Return what a tenant's deployments have or wait for, by quota; shared devices each."""
         live = {job.job_id for job in self.live_jobs() if job.tenant == tenant}
-        return sum(
-            num_devices(record.spec)
+        held = [
+            record
             for record in self.deployments.values()
             if record.job_id in live and record.state is not DeploymentState.FAILED
-        )
+        ]
+        return {
+            "devices": sum(num_devices(record.spec) for record in held),
+            "host_bytes": sum(record.host_bytes for record in held),
+        }
 
 
 def is_rollout(spec: service_pb2.DeploymentSpec) -> bool:

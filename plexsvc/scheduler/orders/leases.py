@@ -21,7 +21,7 @@ from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.log import Log
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.errors import error_from
-from plexsvc.rpc.keys import ClusterKeys
+from plexsvc.rpc.keys import ClusterKeys, read_shut_out
 
 log = Log(__name__)
 
@@ -40,6 +40,7 @@ class _Lease:
     ended: asyncio.Future[None]
     call: grpc.Future[node_pb2.RenewReply] | None = None
     failures: int = 0
+    is_let_end: bool = False
     is_over: bool = False
 
     def end(self, because: PlexError) -> None:
@@ -59,7 +60,7 @@ class Leases:
         """Renew each lease of `lease_us`; its agent keeps its ranks for `ttl_us` from each time."""
         self.epoch = epoch
         self._period_s = lease_us / ATTEMPTS / 1e6
-        self.request = node_pb2.RenewRequest(scheduler_epoch=epoch, ttl_us=ttl_us)
+        self._ttl_us = ttl_us
         self._keys = keys
         self._leases: list[_Lease] = []
         self._stopped = threading.Event()
@@ -85,6 +86,20 @@ class Leases:
         finally:
             lease.is_over = True
 
+    @property
+    def request(self) -> node_pb2.RenewRequest:
+        """What renews a lease now; it tells which certificates are refused."""
+        return node_pb2.RenewRequest(
+            scheduler_epoch=self.epoch,
+            ttl_us=self._ttl_us,
+            shut_out=sorted(read_shut_out(self._keys.shut_out)),
+        )
+
+    def let_end(self, target: str) -> None:
+        """Renew an agent's lease no more; it is over as if the agent were silent."""
+        for lease in tuple(self._leases):
+            lease.is_let_end |= lease.target == target
+
     async def close(self) -> None:
         """End the thread and what it has open."""
         self._stopped.set()
@@ -105,6 +120,8 @@ class Leases:
     def _look(self, lease: _Lease) -> None:
         """Judge the last renewal of a lease, and send the next."""
         failure = None if lease.call is None else _failure(lease.call)
+        if lease.is_let_end:
+            failure = unavailable("the node was shut out")
         lease.failures = 0 if failure is None else lease.failures + 1
         if failure is not None:
             log.warning("renewal failed", agent=lease.target, error=failure.message)
@@ -112,7 +129,7 @@ class Leases:
             lease.failures == ATTEMPTS or failure.code is not ErrorCode.UNAVAILABLE
         ):
             lease.end(failure)
-        else:
+        elif not lease.is_let_end:
             lease.call = lease.stub.Renew.future(self.request, timeout=self._period_s)
 
 

@@ -30,9 +30,9 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, WpgId
 from plexsvc.log import Log
-from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from, first_failure
 from plexsvc.rpc.keys import ClusterKeys
+from plexsvc.rpc.peers import Peers
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeForgotten, NodeJoined, NodeLost, Post, ProcExited
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Place
@@ -75,7 +75,7 @@ class NodeLink:
         clock: Clock,
         post: Post,
         ranks_on: RanksOn,
-        dial: Dial,
+        peers: Peers,
         leases: Leases,
         node_id: str = "",
     ) -> None:
@@ -89,8 +89,9 @@ class NodeLink:
         self._post = post
         self._ranks_on = ranks_on
         self._after_index = 0
-        self.dial = dial
-        self._channel = dial(target)
+        self._peers = peers
+        self.dial: Dial = peers.dial
+        self._channel = self.dial(target)
         self._state_channels: list[grpc.aio.Channel] = []
         self.agent = node_pb2_grpc.NodeStub(self._channel)
         self.description = node_pb2.NodeDescription(node_id=node_id)
@@ -161,10 +162,12 @@ class NodeLink:
             await channel.close()
 
     async def _join(self) -> None:
+        shown = await self._peers.node_at(self.target)
         await self._renew()
         self.description = await self.agent.Describe(
             node_pb2.NodeDescribeRequest(), timeout=self._timeout_s
         )
+        check_shown(shown, self.description, target=self.target)
         self.spot_places = tuple(
             Place(node_id=self.node_id, device=device.index)
             for device in self.description.devices
@@ -184,6 +187,7 @@ class NodeLink:
                 NodeJoined(
                     node_id=self.node_id,
                     host_bytes=self.description.host_bytes,
+                    disk_bytes=self.description.disk_bytes,
                     devices=tuple(
                         DeviceFacts(index=d.index, kind=d.kind, bytes_total=d.bytes_total)
                         for d in self.description.devices
@@ -286,6 +290,21 @@ class NodeLink:
         return self._config.rpc_timeout_us / 1e6
 
 
+def check_shown(shown: str, described: node_pb2.NodeDescription, *, target: str) -> None:
+    """Refuse an agent that says it is another node than its certificate does.
+
+    Raises:
+        PlexError: `unauthenticated`.
+    """
+    if shown and shown != described.node_id:
+        raise PlexError(
+            ErrorCode.UNAUTHENTICATED,
+            f"the agent at {target} says that it is node {described.node_id!r}, and shows the "
+            f"certificate of {shown!r}; join again with a token for its name",
+            node=described.node_id,
+        )
+
+
 class Nodes:
     """Links to all nodes."""
 
@@ -302,7 +321,8 @@ class Nodes:
         added: Iterable[NodeRow] = (),
     ) -> None:
         """Lead the agents at `targets`, and those that operators `added`."""
-        self.dial: Dial = partial(open_channel, keys=keys)
+        self.peers = Peers(keys, timeout_s=config.rpc_timeout_us / 1e6)
+        self.dial: Dial = self.peers.dial
         self._leases = Leases(
             lease_us=config.node_lease_us,
             ttl_us=max(config.node_lease_us, config.node_grace_us),
@@ -317,7 +337,7 @@ class Nodes:
             clock=clock,
             post=post,
             ranks_on=ranks_on,
-            dial=self.dial,
+            peers=self.peers,
             leases=self._leases,
         )
         self._post = post
@@ -373,6 +393,13 @@ class Nodes:
                 "then add it again",
             ) from None
         return link
+
+    def shut_out(self, node_id: NodeId) -> None:
+        """Renew a node's lease no more."""
+        for link in self.links:
+            if link.node_id == node_id:
+                link.is_gone = True
+                self._leases.let_end(link.target)
 
     async def close(self) -> None:
         """Close the links."""

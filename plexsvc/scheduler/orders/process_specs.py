@@ -12,6 +12,7 @@ from plexclient.wire.v1 import node_pb2, service_pb2
 from plexsvc import families
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.families import MODEL_FILES
+from plexsvc.lora import Lora
 from plexsvc.paths import Place, view
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
@@ -118,6 +119,8 @@ def _worker_config(deployment: DeploymentRecord) -> dict[str, object]:
         "backend": spec.backend,
         "parallel": asdict(Parallel.from_wire(spec.parallel)),
         "optimizer": asdict(optimizer) if optimizer else None,
+        "lora": asdict(Lora.from_wire(spec.lora)) if spec.HasField("lora") else None,
+        "base": spec.model,
         "max_logprob_gap": spec.max_logprob_gap,
         "recompute": spec.recompute,
     }

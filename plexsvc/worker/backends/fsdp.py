@@ -106,7 +106,7 @@ class FsdpBackend:
         mesh = init_device_mesh(_device().type, (self._config.world_size,))
         half = torch.bfloat16 if config.dtype == "bfloat16" else None
         policy, dtype = MixedPrecisionPolicy(), half or torch.float32
-        if half and config.has_optimizer:
+        if half and config.trains_model:
             policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
             dtype = torch.float32
         with torch.device("meta"):
@@ -118,8 +118,8 @@ class FsdpBackend:
         for module in self._sharded_modules():
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-        self._layout = fsdp_state.plan_layout(self._model)
-        self._regions = self._layout.regions(is_trained=self._config.has_optimizer)
+        self._layout = self._trained = fsdp_state.plan_layout(self._model)
+        self._regions = self._layout.regions(is_trained=config.trains_model)
 
     def regions(self) -> tuple[RegionSpec, ...]:
         """Return the regions this rank needs."""
@@ -127,7 +127,7 @@ class FsdpBackend:
 
     def attach(self, memory: Mapping[str, Tensor], weights: TensorSource | None) -> None:
         """Move the shards into `memory` and read `weights`."""
-        _materialize(self._model, self._hf)
+        materialize(self._model, self._hf)
         self._params, self._grads, self._pieces = [], [], []
         for held in self._layout.held:
             local = fsdp_state.adopt_params(held, memory["params"])
@@ -145,21 +145,26 @@ class FsdpBackend:
     def leave(self) -> None:
         """Let go of the model, whose modules hold the ranks' groups."""
         self._params, self._grads, self._moments = [], [], {}
-        del self._model, self._layout
+        del self._model, self._layout, self._trained
 
     def _attach_training(self, memory: Mapping[str, Tensor]) -> None:
         self._grad_region = memory["grads"]
         self._moments = {kind: [] for kind in fsdp_state.MOMENTS}
-        for held in self._layout.held:
-            grad = fsdp_state.adopt_grad(held, memory["grads"])
+        for held, param in zip(self._trained.held, self._params, strict=True):
+            grad = self._adopt_grad(held, param, memory["grads"])
             self._grads.append(grad)
             self._add_piece("grad", held, grad, memory["grads"], region="grads")
             moments = fsdp_state.moment_views(
-                held, memory["moments"], shard_bytes=self._layout.shard_bytes
+                held, memory["moments"], shard_bytes=self._trained.shard_bytes
             )
             for kind, moment in zip(fsdp_state.MOMENTS, moments, strict=True):
                 self._moments[kind].append(held.slice_of(moment))
                 self._add_piece(kind, held, moment, memory["moments"], region="moments")
+
+    def _adopt_grad(self, held: fsdp_state.Held, param: Tensor, memory: Tensor) -> Tensor:
+        """Have the gradients of a parameter added into `memory`; return where they lie."""
+        del param
+        return fsdp_state.adopt_grad(held, memory)
 
     def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
         """Return where every state tensor lies."""
@@ -214,7 +219,7 @@ class FsdpBackend:
             for grad in self._grads:
                 grad.mul_(scale)
         tensors = []
-        for i, held in enumerate(self._layout.held):
+        for i, held in enumerate(self._trained.held):
             moments = {kind: self._moments[kind][i].view for kind in fsdp_state.MOMENTS}
             decays = hyper.decay_vectors or len(held.global_shape) > VECTOR_DIMS
             tensors.append(
@@ -250,7 +255,7 @@ class FsdpBackend:
     def moments_from(self, moments: TensorSource) -> list[Read]:
         """Return the reads of this rank's shards of both moments, and of masters if there are."""
         found: list[Read] = []
-        shards = zip(self._layout.held, self._params, strict=True)
+        shards = zip(self._trained.held, self._params, strict=True)
         masters = [held.slice_of(param) for held, param in shards] if has_masters(moments) else []
         for kind, slices in {**self._moments, "master": masters}.items():
             held = [item for item in slices if item.view.numel()]
@@ -285,6 +290,7 @@ class FsdpBackend:
         return logprobs_in_parts(logprobs, out.logits[0], micro.arrays["target_tokens"])
 
     def _grad_norm(self) -> Tensor:
+        """Return the norm of all gradients, which are complete from here on."""
         squares = [grad.double().square().sum() for grad in self._grads]
         total = torch.stack(squares).sum()
         dist.all_reduce(total)
@@ -422,7 +428,7 @@ def _build_model(hf: Any, *, is_critic: bool, dtype: torch.dtype) -> Any:
     return ValueModel(model.model, hidden=hf.hidden_size).to(dtype) if is_critic else model
 
 
-def _materialize(model: Any, hf: Any) -> None:
+def materialize(model: Any, hf: Any) -> None:
     """Give the meta model memory; its buffers, in no checkpoint, are computed anew.
 
     Raises:

@@ -22,6 +22,10 @@ def create(config: WorkerConfig) -> Backend:
 
             return MegatronBackend(config)
         case "fsdp":
+            if config.lora is not None:
+                from plexsvc.worker.backends.fsdp_lora import LoraBackend
+
+                return LoraBackend(config)
             from plexsvc.worker.backends.fsdp import FsdpBackend
 
             return FsdpBackend(config)

@@ -204,3 +204,21 @@ def test_a_rubric_of_verifiers_runs_as_a_program(sandbox: Sandbox) -> None:
         done = score(sandbox, judge, files=files, text=text, reference='"4"', settings=settings)
         assert (done.how, done.score) == ("scored", expected), done
         assert "right" in done.detail
+
+
+def test_a_reward_function_of_trl_runs_as_a_program(sandbox: Sandbox) -> None:
+    function = b"""
+def reward(prompts, completions, answer, bonus, **columns):
+    return [None if c == "?" else float(c == a) + b for c, a, b in zip(completions, answer, bonus)]
+"""
+    files = {"trl_score.py": (REWARDS / "trl_score.py").read_bytes(), "reward.py": function}
+    for text, expected in (("4", 1.25), ("5", 0.25), ("?", 0.0)):
+        done = score(
+            sandbox,
+            stage(python="trl_score.py"),
+            files=files,
+            text=text,
+            reference='"4"',
+            settings=json.dumps({"prompt": "2+2", "bonus": 0.25}),
+        )
+        assert (done.how, done.score) == ("scored", expected), done

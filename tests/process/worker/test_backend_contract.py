@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from plexclient.specs import Parallel
 from plexclient.wire import tensors
 from plexclient.wire.v1 import operations_pb2, statemanager_pb2, worker_pb2
-from plexsvc import sizes
+from plexsvc import lora, sizes
 from plexsvc.weights import checkpoints
 from tests.fakes.fake_state_client import assemble
 from tests.rigs.rank_host import Group, StartGroup
@@ -50,8 +50,19 @@ GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "fsdp-one-rank": ({"backend": "fsdp"}, ONE),
     "fsdp-dp2-bf16": ({"backend": "fsdp", "dtype": "bfloat16", "parallel": {"dp": 2}}, TWO),
+    "fsdp-lora-bf16": (
+        {
+            "backend": "fsdp",
+            "dtype": "bfloat16",
+            "parallel": {"dp": 2},
+            "lora": {"rank": 4, "alpha": 8.0},
+        },
+        TWO,
+    ),
 }
 TRAINING = [name for name in GROUPS if name != "noop"]
+WHOLE = [name for name in TRAINING if "lora" not in name]
+"""Those that train all parameters."""
 
 
 def run(
@@ -255,7 +266,13 @@ def test_saved_state_continues_in_another_group_bit_for_bit(
 def save(group: Group, directory: Path) -> None:
     """Write a checkpoint of a group that made one step."""
     held = group.ask("held")
-    save_file(assemble(held, "param"), directory / "model.safetensors")
+    params = assemble(held, "param")
+    scales = assemble(held, lora.SCALE_KIND)
+    if scales:
+        shapes = {name: values.shape for name, values in params.items()}
+        table = lora.peft_config(shapes, scale=scales[lora.SCALE_NAME].item(), base="")
+        (directory / lora.CONFIG_FILE).write_text(json.dumps(table))
+    save_file(params, directory / (lora.WEIGHTS_FILE if scales else "model.safetensors"))
     moments = {
         f"{kind}/{tensor}": values
         for kind in ("exp_avg", "exp_avg_sq", "master")
@@ -289,7 +306,7 @@ def test_masters_travel_through_float32_and_back(
     ]
 
 
-@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("name", WHOLE)
 def test_a_pulled_version_replaces_the_parameters(
     start_group: StartGroup, name: str, tmp_path: Path
 ) -> None:
@@ -348,7 +365,8 @@ def test_gradients_that_are_not_finite_break_the_window_and_change_nothing(
 ) -> None:
     settings, split = GROUPS[name]
     group = start_group(**settings)
-    params = [regions["params"] for regions in state(group)]
+    trained = "adapter" if "lora" in name else "params"
+    params = [regions[trained] for regions in state(group)]
     batch = random_batch(0)
     batch["weights"] = np.full_like(batch["weights"], 3e38)
     group.execute(operation(1, "forward_backward", batch, split=split, loss="cross_entropy"))
@@ -357,11 +375,11 @@ def test_gradients_that_are_not_finite_break_the_window_and_change_nothing(
         operation(3, "forward_backward", random_batch(0), split=split, loss="cross_entropy")
     )
     assert set(errors(refused)) == {"window_broken"}
-    assert [regions["params"] for regions in state(group)] == params
+    assert [regions[trained] for regions in state(group)] == params
     run(group, 4, "zero_grad")
     run(group, 5, "forward_backward", random_batch(0), split, loss="cross_entropy")
     run(group, 6, "step")
-    assert [regions["params"] for regions in state(group)] != params
+    assert [regions[trained] for regions in state(group)] != params
 
 
 @pytest.mark.parametrize(

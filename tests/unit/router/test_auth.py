@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ def test_an_end_that_cannot_be_is_refused_without_a_word_of_the_token(
 
 
 SECRET = "tok-1.secret"
+BEARER = f"Bearer {SECRET}"
 
 
 def table(revision: int = 1, **fields: Any) -> pb.WatchTokensReply:
@@ -108,6 +110,22 @@ def test_a_scope_says_what_a_token_may(scope: str, is_operator: bool, may_change
         with pytest.raises(PlexError, match=r"may only read, and CreateJob.*--scope submit"):
             found.check_may_change("CreateJob")
     assert caller(learned(), "long").is_operator
+
+
+def test_a_token_for_a_node_lets_in_no_caller_and_no_other_lets_in_a_node() -> None:
+    joins = learned(scope="join", owner="", name="n1")
+    context: Any = SimpleNamespace(invocation_metadata=lambda: [("authorization", BEARER)])
+    assert joins.refusal(context.invocation_metadata()) is None
+    assert joins.joining(context) == "tok-1"
+    with pytest.raises(PlexError, match="lets in a node") as refused:
+        joins.caller(context)
+    assert refused.value.code is ErrorCode.UNAUTHENTICATED
+    with pytest.raises(PlexError, match="lets in no node") as refused:
+        learned().joining(context)
+    assert refused.value.code is ErrorCode.FORBIDDEN
+    with pytest.raises(PlexError, match="revoked") as refused:
+        learned(scope="join", owner="", revoked_us=1).joining(context)
+    assert refused.value.code is ErrorCode.UNAUTHENTICATED
 
 
 def test_an_older_table_that_comes_late_changes_nothing() -> None:

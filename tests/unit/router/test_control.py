@@ -34,6 +34,7 @@ CHANGING: list[Message] = [
     pb.CreateTokenRequest(owner="lab", scope="submit"),
     pb.ListTokensRequest(),
     pb.RevokeTokenRequest(token_id="tok-1"),
+    pb.ShutOutNodeRequest(node_id="n"),
     pb.SetQuotaRequest(owner="lab", what="jobs", most=1),
     pb.ListQuotasRequest(),
 ]

@@ -277,3 +277,41 @@ def test_shapes_are_compared_where_they_are_known_to_be_right(model: Path) -> No
         {"model_type": "qwen3", "quantization_config": {}},
     ):
         check_weights(place, {**table, "hidden_size": 8}, backend="vllm")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"backend": "megatron"}, "DeploymentSpec.lora"),
+        ({"backend": "noop"}, "DeploymentSpec.lora"),
+        ({"backend": "vllm", "role": "rollout", "optimizer": None}, "DeploymentSpec.lora"),
+        ({"role": "critic"}, "DeploymentSpec.lora"),
+        ({"optimizer": None}, "DeploymentSpec.lora"),
+        ({"lora": pb.LoRA(rank=0, alpha=1)}, "LoRA.rank"),
+        ({"lora": pb.LoRA(rank=1, alpha=float("nan"))}, "LoRA.rank"),
+    ],
+)
+def test_adapters_are_refused_where_nothing_trains_them(
+    changes: dict[str, Any], field: str
+) -> None:
+    plain = {"backend": "fsdp", "optimizer": pb.Optimizer(), "lora": pb.LoRA(rank=2, alpha=4)}
+    check_spec(spec(**plain))
+    with pytest.raises(PlexError, match="lora") as caught:
+        check_spec(spec(**plain | changes))
+    assert caught.value.code == ErrorCode.BAD_REQUEST
+    assert caught.value.facts["field"] == field
+
+
+def test_adapters_that_a_model_cannot_have_are_refused(model: Path) -> None:
+    table = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**table, "hidden_size": 24, "head_dim": 2}))
+    for adapters in (pb.LoRA(rank=8, alpha=1), pb.LoRA(rank=24, alpha=1, targets=["q_proj"])):
+        assert check_model(spec(backend="fsdp", lora=adapters), model)
+    for adapters, said in (
+        (pb.LoRA(rank=9, alpha=1), "smallest side of its targets has 8"),
+        (pb.LoRA(rank=25, alpha=1, targets=["q_proj"]), "has 24"),
+        (pb.LoRA(rank=1, alpha=1, targets=["q_proj", "lm_head"]), "no linear layers lm_head"),
+    ):
+        with pytest.raises(PlexError, match=said) as caught:
+            check_model(spec(backend="fsdp", lora=adapters), model)
+        assert caught.value.code == ErrorCode.BAD_REQUEST

@@ -99,6 +99,7 @@ def test_options_of_methods_are_read_from_the_descriptor() -> None:
         "ListTokens",
         "RevokeToken",
         "SetQuota",
+        "ShutOutNode",
         "ListQuotas",
     }
     reading = {name for name, m in methods.items() if services.has_option(m, pb.reads)}

@@ -21,12 +21,15 @@ import pytest
 from safetensors.numpy import load_file
 
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
+from plexsvc import lora
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statemanager import checkpoints
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.snapshot import Snapshot
+from plexsvc.weights.boxes import Box
 from plexsvc.weights.checkpoints import SCRATCH, read_seal
-from plexsvc.weights.pieces import Bytes
+from plexsvc.weights.owner import SEAL
+from plexsvc.weights.pieces import Bytes, packed_strides
 
 SIZE = 32
 
@@ -349,3 +352,41 @@ def test_what_another_tenant_has_in_a_series_stays(tmp_path: Path) -> None:
     save(tmp_path / "it@2", kept=1)
     save(tmp_path / "it@3", kept=1)
     assert names(tmp_path) == ["it@1", "it@3"]
+
+
+def test_adapters_are_a_peft_directory_that_names_their_model(tmp_path: Path) -> None:
+    names_ab = lora.names_of("model.layers.0.self_attn.q_proj.weight")
+    values = {
+        ("param", names_ab[0]): np.arange(8, dtype=np.float32).reshape(2, 4),
+        ("param", names_ab[1]): np.ones((6, 2), np.float32),
+        (lora.SCALE_KIND, lora.SCALE_NAME): np.array([4.0], np.float32),
+    }
+    index = [
+        CanonicalPiece(
+            kind=kind,
+            name=name,
+            global_shape=array.shape,
+            start=[0] * array.ndim,
+            size=array.shape,
+            dtype="F32",
+            stride=packed_strides(Box.whole(array.shape)),
+            region=name,
+        )
+        for (kind, name), array in values.items()
+    ]
+    held = {name: array.reshape(-1).view(np.uint8) for (_, name), array in values.items()}
+    state = Snapshot(
+        index=tuple(index), region=lambda _, name: held[name], scalars={}, applied_seq=3
+    )
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    out = tmp_path / "out"
+    checkpoints.materialize(
+        state, out, model=model, base="/models/m", optimizer=False, caller=Caller(), tenant="lab"
+    )
+    assert names(out) == [SEAL, lora.CONFIG_FILE, lora.WEIGHTS_FILE]
+    found = load_file(out / lora.WEIGHTS_FILE)
+    assert sorted(found) == sorted(names_ab)
+    assert all(np.array_equal(found[name], values["param", name]) for name in names_ab)
+    lora.check_checkpoint(out, lora.Lora(rank=2, alpha=8.0), base="/models/m")

@@ -13,6 +13,7 @@ from plexsvc.errors import PlexError
 from plexsvc.ids import JobId, VersionId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.statelink import cuda
+from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import snapshot
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.caller import Caller
@@ -125,7 +126,7 @@ def test_bytes_of_the_last_owner_are_nowhere_in_a_granule_that_is_loaded(fake: F
     source, whole = HostCopy(nbytes), HostCopy(2 * GRANULARITY)
     source.view()[:] = 7
     span = device.reserve(nbytes, is_zeroed=False)
-    device.from_host(span, source)
+    device.from_host(span, source, Extent(offset=0, nbytes=span.nbytes))
     (address,) = (r.mapping.address for r in fake.ranges.values())
     cuda.open_driver(0).to_host(whole.address, address, 2 * GRANULARITY)
     assert (whole.view()[:nbytes] == 7).all()
@@ -143,10 +144,11 @@ def test_a_ledger_counts_what_a_region_takes_on_its_device() -> None:
 
 def test_host_memory_is_locked_when_it_is_allocated_and_not_in_a_move(fake: FakeCuda) -> None:
     memory = RankMemory(CudaDevice(0))
-    memory.allocate([RegionState(name="p", nbytes=GRANULARITY, is_droppable=False)])
+    region = RegionState(name="p", nbytes=GRANULARITY, is_droppable=False)
+    memory.allocate([region])
     assert fake.calls["cuMemHostRegister"] == 1
-    memory.copy_out(["p"])
-    memory.copy_in(["p"])
+    memory.copy_out([region])
+    memory.copy_in([region])
     assert fake.calls["cuMemHostRegister"] == 1
     memory.free()
     assert fake.is_balanced
@@ -157,8 +159,8 @@ def test_copies_run_on_a_stream_for_each_direction_and_end_before_they_are_told_
 ) -> None:
     device = CudaDevice(0)
     span, host = device.reserve(GRANULARITY, is_zeroed=False), HostCopy(GRANULARITY)
-    device.to_host(span, host)
-    device.from_host(span, host)
+    device.to_host(span, host, Extent(offset=0, nbytes=span.nbytes))
+    device.from_host(span, host, Extent(offset=0, nbytes=span.nbytes))
     assert fake.calls["cuStreamCreate"] == 2
     assert not fake.unfinished
     assert fake.calls["cuCtxSynchronize"] == 0, "it would wait for other regions' copies"

@@ -31,6 +31,7 @@ from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.parking import Parking
 from plexsvc.statemanager.servicer import MAX_CONTROL_CALLS, StateManagerServicer
 from plexsvc.weights.checkpoints import SCRATCH
 from tests.rigs.faults import ERRORS, Faults, FaultyProxy
@@ -104,6 +105,7 @@ class Daemon:
             self.node,
             clients=self.clients,
             mover=Mover(self.node, clock=SystemClock()),
+            parking=Parking(self.node),
             clock=SystemClock(),
             data_socket=str(self.data.path),
             keys=KEYS,

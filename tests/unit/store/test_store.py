@@ -35,7 +35,7 @@ from plexsvc.store.rows import (
     UsageRow,
 )
 from plexsvc.store.store import _take_epoch, database_file, open_store, reopen_store
-from plexsvc.store.tables import EPOCHS, KEPT_OPERATIONS, METADATA, RECORDS
+from plexsvc.store.tables import EPOCHS, KEPT_OPERATIONS, MEMBERS, METADATA, RECORDS
 from tests.rigs import stored
 from tests.rigs.store_rows import entry, job
 
@@ -281,7 +281,7 @@ def test_an_older_database_gets_the_tables_that_came_since(url: str) -> None:
     open_store(url, now_us=1).close()
     engine = create_engine(url)
     with engine.begin() as connection:
-        for table in (KEPT_OPERATIONS, RECORDS):
+        for table in (KEPT_OPERATIONS, RECORDS, MEMBERS):
             table.drop(connection)
         connection.exec_driver_sql("update alembic_version set version_num = '0011'")
     open_store(url, now_us=2).close()

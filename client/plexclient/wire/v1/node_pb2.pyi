@@ -126,12 +126,14 @@ class StateManagerRestarted(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("scheduler_epoch", "ttl_us")
+    __slots__ = ("scheduler_epoch", "ttl_us", "shut_out")
     SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TTL_US_FIELD_NUMBER: _ClassVar[int]
+    SHUT_OUT_FIELD_NUMBER: _ClassVar[int]
     scheduler_epoch: int
     ttl_us: int
-    def __init__(self, scheduler_epoch: _Optional[int] = ..., ttl_us: _Optional[int] = ...) -> None: ...
+    shut_out: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., ttl_us: _Optional[int] = ..., shut_out: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenewReply(_message.Message):
     __slots__ = ("error", "max_scheduler_epoch")
@@ -146,7 +148,7 @@ class NodeDescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeDescription(_message.Message):
-    __slots__ = ("node_id", "devices", "host_bytes", "state_manager", "data_socket", "hostname", "procs", "next_event_index", "runtime_dir")
+    __slots__ = ("node_id", "devices", "host_bytes", "state_manager", "data_socket", "hostname", "procs", "next_event_index", "runtime_dir", "disk_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +158,7 @@ class NodeDescription(_message.Message):
     PROCS_FIELD_NUMBER: _ClassVar[int]
     NEXT_EVENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_DIR_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     devices: _containers.RepeatedCompositeFieldContainer[DeviceDescription]
     host_bytes: int
@@ -165,7 +168,8 @@ class NodeDescription(_message.Message):
     procs: _containers.RepeatedCompositeFieldContainer[ProcSummary]
     next_event_index: int
     runtime_dir: str
-    def __init__(self, node_id: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceDescription, _Mapping]]] = ..., host_bytes: _Optional[int] = ..., state_manager: _Optional[str] = ..., data_socket: _Optional[str] = ..., hostname: _Optional[str] = ..., procs: _Optional[_Iterable[_Union[ProcSummary, _Mapping]]] = ..., next_event_index: _Optional[int] = ..., runtime_dir: _Optional[str] = ...) -> None: ...
+    disk_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceDescription, _Mapping]]] = ..., host_bytes: _Optional[int] = ..., state_manager: _Optional[str] = ..., data_socket: _Optional[str] = ..., hostname: _Optional[str] = ..., procs: _Optional[_Iterable[_Union[ProcSummary, _Mapping]]] = ..., next_event_index: _Optional[int] = ..., runtime_dir: _Optional[str] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
 
 class DeviceDescription(_message.Message):
     __slots__ = ("index", "kind", "bytes_total", "model", "cpus", "is_reward_gpu")

@@ -240,6 +240,16 @@ class Optimizer(_message.Message):
     decay_vectors: bool
     def __init__(self, kind: _Optional[str] = ..., lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., decay_vectors: _Optional[bool] = ...) -> None: ...
 
+class LoRA(_message.Message):
+    __slots__ = ("rank", "alpha", "targets")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    alpha: float
+    targets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., targets: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class InstanceRange(_message.Message):
     __slots__ = ("kind", "least", "most", "price")
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -253,7 +263,7 @@ class InstanceRange(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., least: _Optional[int] = ..., most: _Optional[int] = ..., price: _Optional[float] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "instances", "shares_devices", "where_it_trains", "seeds", "is_durable", "model_root", "recompute", "checkpoint_every", "checkpoints_kept", "checkpoint_root")
+    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "instances", "shares_devices", "where_it_trains", "seeds", "is_durable", "model_root", "recompute", "checkpoint_every", "checkpoints_kept", "checkpoint_root", "lora")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +287,7 @@ class DeploymentSpec(_message.Message):
     CHECKPOINT_EVERY_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_KEPT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_ROOT_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
     role: str
     model: str
     backend: str
@@ -300,7 +311,8 @@ class DeploymentSpec(_message.Message):
     checkpoint_every: int
     checkpoints_kept: int
     checkpoint_root: str
-    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., instances: _Optional[_Iterable[_Union[InstanceRange, _Mapping]]] = ..., shares_devices: _Optional[bool] = ..., where_it_trains: _Optional[bool] = ..., seeds: _Optional[str] = ..., is_durable: _Optional[bool] = ..., model_root: _Optional[str] = ..., recompute: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., checkpoints_kept: _Optional[int] = ..., checkpoint_root: _Optional[str] = ...) -> None: ...
+    lora: LoRA
+    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., instances: _Optional[_Iterable[_Union[InstanceRange, _Mapping]]] = ..., shares_devices: _Optional[bool] = ..., where_it_trains: _Optional[bool] = ..., seeds: _Optional[str] = ..., is_durable: _Optional[bool] = ..., model_root: _Optional[str] = ..., recompute: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., checkpoints_kept: _Optional[int] = ..., checkpoint_root: _Optional[str] = ..., lora: _Optional[_Union[LoRA, _Mapping]] = ...) -> None: ...
 
 class CreateDeploymentRequest(_message.Message):
     __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec")
@@ -1367,7 +1379,7 @@ class LendInstanceRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., price: _Optional[float] = ..., owner: _Optional[str] = ..., lend_to: _Optional[_Iterable[str]] = ..., lease_us: _Optional[int] = ...) -> None: ...
 
 class TokenView(_message.Message):
-    __slots__ = ("token_id", "owner", "scope", "name", "created_us", "expires_us", "revoked_us", "hash")
+    __slots__ = ("token_id", "owner", "scope", "name", "created_us", "expires_us", "revoked_us", "hash", "used_by")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -1376,6 +1388,7 @@ class TokenView(_message.Message):
     EXPIRES_US_FIELD_NUMBER: _ClassVar[int]
     REVOKED_US_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
+    USED_BY_FIELD_NUMBER: _ClassVar[int]
     token_id: str
     owner: str
     scope: str
@@ -1384,7 +1397,8 @@ class TokenView(_message.Message):
     expires_us: int
     revoked_us: int
     hash: bytes
-    def __init__(self, token_id: _Optional[str] = ..., owner: _Optional[str] = ..., scope: _Optional[str] = ..., name: _Optional[str] = ..., created_us: _Optional[int] = ..., expires_us: _Optional[int] = ..., revoked_us: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
+    used_by: str
+    def __init__(self, token_id: _Optional[str] = ..., owner: _Optional[str] = ..., scope: _Optional[str] = ..., name: _Optional[str] = ..., created_us: _Optional[int] = ..., expires_us: _Optional[int] = ..., revoked_us: _Optional[int] = ..., hash: _Optional[bytes] = ..., used_by: _Optional[str] = ...) -> None: ...
 
 class CreateTokenRequest(_message.Message):
     __slots__ = ("tenant", "is_operator", "owner", "scope", "name", "lifetime_us")
@@ -1449,6 +1463,48 @@ class WatchTokensReply(_message.Message):
     tokens: _containers.RepeatedCompositeFieldContainer[TokenView]
     quotas: _containers.RepeatedCompositeFieldContainer[QuotaView]
     def __init__(self, revision: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenView, _Mapping]]] = ..., quotas: _Optional[_Iterable[_Union[QuotaView, _Mapping]]] = ...) -> None: ...
+
+class JoinNodeRequest(_message.Message):
+    __slots__ = ("tenant", "token_id", "request", "agent")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    token_id: str
+    request: str
+    agent: str
+    def __init__(self, tenant: _Optional[str] = ..., token_id: _Optional[str] = ..., request: _Optional[str] = ..., agent: _Optional[str] = ...) -> None: ...
+
+class JoinNodeReply(_message.Message):
+    __slots__ = ("certificate", "authority", "version", "roots")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    certificate: str
+    authority: str
+    version: str
+    roots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, certificate: _Optional[str] = ..., authority: _Optional[str] = ..., version: _Optional[str] = ..., roots: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ShutOutNodeRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "node_id")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    node_id: str
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class ShutOutNodeReply(_message.Message):
+    __slots__ = ("node_id", "serials")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SERIALS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    serials: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., serials: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class QuotaView(_message.Message):
     __slots__ = ("owner", "what", "most", "used")

@@ -239,6 +239,16 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.TokenView.FromString,
                 _registered_method=True)
+        self.JoinNode = channel.unary_unary(
+                '/plexsvc.v1.Router/JoinNode',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.JoinNodeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.JoinNodeReply.FromString,
+                _registered_method=True)
+        self.ShutOutNode = channel.unary_unary(
+                '/plexsvc.v1.Router/ShutOutNode',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ShutOutNodeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ShutOutNodeReply.FromString,
+                _registered_method=True)
         self.SetQuota = channel.unary_unary(
                 '/plexsvc.v1.Router/SetQuota',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.SetQuotaRequest.SerializeToString,
@@ -508,6 +518,19 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def JoinNode(self, request, context):
+        """with a token of scope join alone
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShutOutNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetQuota(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -722,6 +745,16 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.TokenView.SerializeToString,
+            ),
+            'JoinNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinNode,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.JoinNodeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.JoinNodeReply.SerializeToString,
+            ),
+            'ShutOutNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShutOutNode,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ShutOutNodeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ShutOutNodeReply.SerializeToString,
             ),
             'SetQuota': grpc.unary_unary_rpc_method_handler(
                     servicer.SetQuota,
@@ -1827,6 +1860,60 @@ class Router:
             _registered_method=True)
 
     @staticmethod
+    def JoinNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/JoinNode',
+            plexsvc_dot_v1_dot_service__pb2.JoinNodeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.JoinNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShutOutNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/ShutOutNode',
+            plexsvc_dot_v1_dot_service__pb2.ShutOutNodeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ShutOutNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def SetQuota(request,
             target,
             options=(),
@@ -2045,6 +2132,16 @@ class SchedulerStub:
                 '/plexsvc.v1.Scheduler/RevokeToken',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.TokenView.FromString,
+                _registered_method=True)
+        self.JoinNode = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/JoinNode',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.JoinNodeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.JoinNodeReply.FromString,
+                _registered_method=True)
+        self.ShutOutNode = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/ShutOutNode',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ShutOutNodeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ShutOutNodeReply.FromString,
                 _registered_method=True)
         self.SetQuota = channel.unary_unary(
                 '/plexsvc.v1.Scheduler/SetQuota',
@@ -2265,6 +2362,18 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def JoinNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShutOutNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetQuota(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -2453,6 +2562,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.TokenView.SerializeToString,
+            ),
+            'JoinNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinNode,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.JoinNodeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.JoinNodeReply.SerializeToString,
+            ),
+            'ShutOutNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShutOutNode,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ShutOutNodeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ShutOutNodeReply.SerializeToString,
             ),
             'SetQuota': grpc.unary_unary_rpc_method_handler(
                     servicer.SetQuota,
@@ -3318,6 +3437,60 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/RevokeToken',
             plexsvc_dot_v1_dot_service__pb2.RevokeTokenRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.TokenView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/JoinNode',
+            plexsvc_dot_v1_dot_service__pb2.JoinNodeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.JoinNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShutOutNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/ShutOutNode',
+            plexsvc_dot_v1_dot_service__pb2.ShutOutNodeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ShutOutNodeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -93,6 +93,9 @@ class RouterStub:
     CreateToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]
     ListTokens: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]
+    JoinNode: _grpc.UnaryUnaryMultiCallable[_service_pb2.JoinNodeRequest, _service_pb2.JoinNodeReply]
+    """with a token of scope join alone"""
+    ShutOutNode: _grpc.UnaryUnaryMultiCallable[_service_pb2.ShutOutNodeRequest, _service_pb2.ShutOutNodeReply]
     SetQuota: _grpc.UnaryUnaryMultiCallable[_service_pb2.SetQuotaRequest, _service_pb2.ListQuotasReply]
     ListQuotas: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListQuotasRequest, _service_pb2.ListQuotasReply]
 
@@ -158,6 +161,9 @@ class RouterAsyncStub(RouterStub):
     CreateToken: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]  # type: ignore[assignment]
     ListTokens: _aio.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]  # type: ignore[assignment]
     RevokeToken: _aio.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]  # type: ignore[assignment]
+    JoinNode: _aio.UnaryUnaryMultiCallable[_service_pb2.JoinNodeRequest, _service_pb2.JoinNodeReply]  # type: ignore[assignment]
+    """with a token of scope join alone"""
+    ShutOutNode: _aio.UnaryUnaryMultiCallable[_service_pb2.ShutOutNodeRequest, _service_pb2.ShutOutNodeReply]  # type: ignore[assignment]
     SetQuota: _aio.UnaryUnaryMultiCallable[_service_pb2.SetQuotaRequest, _service_pb2.ListQuotasReply]  # type: ignore[assignment]
     ListQuotas: _aio.UnaryUnaryMultiCallable[_service_pb2.ListQuotasRequest, _service_pb2.ListQuotasReply]  # type: ignore[assignment]
 
@@ -421,6 +427,19 @@ class RouterServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.TokenView, _abc.Awaitable[_service_pb2.TokenView]]: ...
 
+    def JoinNode(
+        self,
+        request: _service_pb2.JoinNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.JoinNodeReply, _abc.Awaitable[_service_pb2.JoinNodeReply]]:
+        """with a token of scope join alone"""
+
+    def ShutOutNode(
+        self,
+        request: _service_pb2.ShutOutNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ShutOutNodeReply, _abc.Awaitable[_service_pb2.ShutOutNodeReply]]: ...
+
     def SetQuota(
         self,
         request: _service_pb2.SetQuotaRequest,
@@ -475,6 +494,8 @@ class SchedulerStub:
     CreateToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]
     ListTokens: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]
+    JoinNode: _grpc.UnaryUnaryMultiCallable[_service_pb2.JoinNodeRequest, _service_pb2.JoinNodeReply]
+    ShutOutNode: _grpc.UnaryUnaryMultiCallable[_service_pb2.ShutOutNodeRequest, _service_pb2.ShutOutNodeReply]
     SetQuota: _grpc.UnaryUnaryMultiCallable[_service_pb2.SetQuotaRequest, _service_pb2.ListQuotasReply]
     ListQuotas: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListQuotasRequest, _service_pb2.ListQuotasReply]
     WatchTokens: _grpc.UnaryUnaryMultiCallable[_service_pb2.WatchTokensRequest, _service_pb2.WatchTokensReply]
@@ -520,6 +541,8 @@ class SchedulerAsyncStub(SchedulerStub):
     CreateToken: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateTokenRequest, _service_pb2.CreateTokenReply]  # type: ignore[assignment]
     ListTokens: _aio.UnaryUnaryMultiCallable[_service_pb2.ListTokensRequest, _service_pb2.ListTokensReply]  # type: ignore[assignment]
     RevokeToken: _aio.UnaryUnaryMultiCallable[_service_pb2.RevokeTokenRequest, _service_pb2.TokenView]  # type: ignore[assignment]
+    JoinNode: _aio.UnaryUnaryMultiCallable[_service_pb2.JoinNodeRequest, _service_pb2.JoinNodeReply]  # type: ignore[assignment]
+    ShutOutNode: _aio.UnaryUnaryMultiCallable[_service_pb2.ShutOutNodeRequest, _service_pb2.ShutOutNodeReply]  # type: ignore[assignment]
     SetQuota: _aio.UnaryUnaryMultiCallable[_service_pb2.SetQuotaRequest, _service_pb2.ListQuotasReply]  # type: ignore[assignment]
     ListQuotas: _aio.UnaryUnaryMultiCallable[_service_pb2.ListQuotasRequest, _service_pb2.ListQuotasReply]  # type: ignore[assignment]
     WatchTokens: _aio.UnaryUnaryMultiCallable[_service_pb2.WatchTokensRequest, _service_pb2.WatchTokensReply]  # type: ignore[assignment]
@@ -717,6 +740,18 @@ class SchedulerServicer:
         request: _service_pb2.RevokeTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.TokenView, _abc.Awaitable[_service_pb2.TokenView]]: ...
+
+    def JoinNode(
+        self,
+        request: _service_pb2.JoinNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.JoinNodeReply, _abc.Awaitable[_service_pb2.JoinNodeReply]]: ...
+
+    def ShutOutNode(
+        self,
+        request: _service_pb2.ShutOutNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ShutOutNodeReply, _abc.Awaitable[_service_pb2.ShutOutNodeReply]]: ...
 
     def SetQuota(
         self,

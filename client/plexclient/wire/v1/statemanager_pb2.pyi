@@ -9,16 +9,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class MoveRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "move_id", "to")
+    __slots__ = ("fence", "wpg_id", "move_id", "to", "next")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     move_id: bytes
     to: _common_pb2.Residency
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., move_id: _Optional[bytes] = ..., to: _Optional[_Union[_common_pb2.Residency, str]] = ...) -> None: ...
+    next: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., move_id: _Optional[bytes] = ..., to: _Optional[_Union[_common_pb2.Residency, str]] = ..., next: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MoveReply(_message.Message):
     __slots__ = ("error", "nbytes", "copy_us", "total_us", "residency", "step_us")
@@ -285,7 +287,7 @@ class InventoryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InventoryReply(_message.Message):
-    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket", "versions")
+    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket", "versions", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     WPGS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +298,10 @@ class InventoryReply(_message.Message):
     MAX_SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     DATA_SOCKET_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RISEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     wpgs: _containers.RepeatedCompositeFieldContainer[WpgState]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceMemory]
@@ -306,10 +312,14 @@ class InventoryReply(_message.Message):
     max_scheduler_epoch: int
     data_socket: str
     versions: _containers.RepeatedCompositeFieldContainer[VersionId]
-    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionId, _Mapping]]] = ...) -> None: ...
+    disk_bytes_used: int
+    disk_bytes_total: int
+    sunk_bytes: int
+    risen_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionId, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ...) -> None: ...
 
 class WpgState(_message.Message):
-    __slots__ = ("wpg_id", "incarnation", "residency", "device_bytes", "host_bytes", "switch_bytes", "lease_no", "applied_seq", "worked_bytes")
+    __slots__ = ("wpg_id", "incarnation", "residency", "device_bytes", "host_bytes", "switch_bytes", "lease_no", "applied_seq", "disk_bytes", "worked_bytes")
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +328,7 @@ class WpgState(_message.Message):
     SWITCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_NO_FIELD_NUMBER: _ClassVar[int]
     APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     wpg_id: str
     incarnation: int
@@ -327,8 +338,9 @@ class WpgState(_message.Message):
     switch_bytes: int
     lease_no: int
     applied_seq: int
+    disk_bytes: int
     worked_bytes: int
-    def __init__(self, wpg_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., switch_bytes: _Optional[int] = ..., lease_no: _Optional[int] = ..., applied_seq: _Optional[int] = ..., worked_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, wpg_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., switch_bytes: _Optional[int] = ..., lease_no: _Optional[int] = ..., applied_seq: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., worked_bytes: _Optional[int] = ...) -> None: ...
 
 class DeviceMemory(_message.Message):
     __slots__ = ("index", "bytes_used", "bytes_total", "bytes_peak")

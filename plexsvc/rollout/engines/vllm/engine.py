@@ -290,7 +290,16 @@ class VllmEngine:
             await asyncio.to_thread(verify, part.manifest, part.data) for part in published
         ]
         parts = opened(self._model) if version == MODEL else published
-        filling = fill(self._weights.targets(), parts)
+        is_on_model = not self._is_asleep and self._version.deployment_id in {
+            MODEL.deployment_id,
+            version.deployment_id,
+        }
+        filling = fill(
+            self._weights.targets(),
+            parts,
+            model=lambda: opened(self._model),
+            is_on_model=is_on_model,
+        )
         try:
             nbytes = await asyncio.wrap_future(self._swap(filling, version))
         except PlexError:

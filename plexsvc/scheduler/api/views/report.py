@@ -15,6 +15,7 @@ from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.waiting import Waits, lasted_us
 from plexsvc.scheduler.ledger import messages
+from plexsvc.scheduler.ledger.bill import POOLED
 from plexsvc.scheduler.ledger.jobs import JobRecord
 from plexsvc.scheduler.live import LiveScheduler
 
@@ -49,7 +50,8 @@ def _job(
     scheduler: LiveScheduler, record: JobRecord, *, waits: Waits, lens: Lens
 ) -> service_pb2.JobUse:
     job_id = record.job_id
-    used = scheduler.bill.of(job_id)
+    used = dict(scheduler.bill.of(job_id))
+    pooled = used.pop(POOLED, None)
     use = service_pb2.JobUse(
         job_id=job_id,
         name=record.name,
@@ -64,6 +66,7 @@ def _job(
     )
     for deployment_id in record.deployment_ids:
         scheduler.rollout.bill(deployment_id, use)
+    use.pooled_us = 0 if pooled is None else pooled.device_us  # with that of earlier services
     for blocker, blocked_us in sorted(waits.by_blocker(job_id).items(), key=lambda w: -w[1]):
         seen = lens.sees(blocker)
         use.waits.append(

@@ -22,7 +22,7 @@ from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders.nodes import NodeLink
 
-MAX_SPANS: Final = 20_000
+MAX_SPANS: Final = 2_000
 """Spans in one reply; ask again from `next_index` for more."""
 
 INVENTORY_S: Final = 1.0

@@ -43,7 +43,7 @@ def join(devices: Devices, event: NodeJoined) -> None:
             if node_id not in placement.cordoned:
                 planner.open(name)
             continue
-        parked_bytes = event.host_bytes // len(event.devices)
+        parked_bytes = (event.host_bytes + event.disk_bytes) // len(event.devices)
         planner.join(
             UnitRoom(unit_id=name, host=node_id, index=facts.index, parked_bytes=parked_bytes)
         )

@@ -23,3 +23,9 @@ def test_a_root_is_added_to_those_of_the_tenant_on_the_card(tmp_path: Path) -> N
 def test_a_root_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlexError, match=r"--root .* no such directory"):
         read_config(None, state_dir=None, roots=[tmp_path / "nowhere"])
+
+
+def test_who_gives_no_file_gets_a_page(tmp_path: Path) -> None:
+    assert read_config(None, state_dir=tmp_path).router.http_listen == "127.0.0.1:0"
+    (tmp_path / "c.toml").write_text("")
+    assert not read_config(tmp_path / "c.toml", state_dir=tmp_path).router.http_listen

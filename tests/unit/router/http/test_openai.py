@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 import aiohttp
+import httpx
 import openai
 import pytest
 
@@ -259,6 +260,66 @@ async def test_token_ids_go_in_and_out_with_the_version_of_each(samples: FakeSam
         assert more["weight_versions"] == [4, 4, 4, 5, 5]
         assert choice.logprobs is not None
         assert choice.logprobs.token_logprobs == [-at / 8 for at in range(5)]
+
+
+async def generate(url: str, body: Any) -> Any:
+    """Post what no method of OpenAI's client has, as renderers of prompts do."""
+    async with openai.AsyncOpenAI(base_url=url, api_key="secret", max_retries=0) as api:
+        path = url.removesuffix("/v1") + "/inference/v1/generate"
+        response = await api.post(path, body=body, cast_to=httpx.Response)
+        return response.json()
+
+
+async def test_tokens_go_in_and_out_in_the_form_of_vllms_generate(samples: FakeSamples) -> None:
+    sampling = {"max_tokens": 5, "seed": 3, "logprobs": 1, "stop_token_ids": [1], "min_p": None}
+    body = {"model": MODEL, "token_ids": [7, 8, 9], "sampling_params": sampling}
+    async with served(samples) as url:
+        told = await generate(url, {**body, "request_id": "mine"})
+        bare = {"token_ids": [7], "sampling_params": {}, "return_token_ids": True}
+        plain = await generate(url, {"model": MODEL, **bare})
+    asked = samples.asked[0][0].generate
+    assert list(asked.prompts[0].token_ids) == [7, 8, 9]
+    assert (asked.sampling.seed, list(asked.sampling.stop_token_ids)) == (3, [1])
+    assert not asked.sampling.texts
+    (choice,) = told["choices"]
+    assert told["request_id"] == "mine"
+    assert choice["token_ids"] == [100, 101, 102, 103, 104]
+    content = choice["logprobs"]["content"]
+    assert [one["token"] for one in content] == [f"token_id:{100 + at}" for at in range(5)]
+    assert [one["logprob"] for one in content] == [-at / 8 for at in range(5)]
+    assert [one["token_id"] for one in content[0]["top_logprobs"]] == [5, 6]
+    assert choice["weight_versions"] == [
+        {"version": "4", "start": 0, "end": 3},
+        {"version": "5", "start": 3, "end": 5},
+    ]
+    assert choice["finish_reason"] == "length"
+    assert (plain["choices"][0]["logprobs"], plain["prompt_token_ids"]) == (None, [7])
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [-1]}, "token_ids"),
+        ({"features": {"mm_hashes": {}}}, "features"),
+        ({"cache_salt": "x"}, "cache_salt"),
+        ({"stream": True}, "stream"),
+        ({"request_id": 5}, "request_id"),
+        ({"sampling_params": [1]}, "sampling_params"),
+        ({"sampling_params": {"prompt": [1]}}, "sampling_params"),
+        ({"sampling_params": {"model": "other"}}, "sampling_params"),
+        ({"sampling_params": {"temperature": -1}}, "temperature"),
+        ({"sampling_params": {"routed_experts_prompt_start": 3}}, "routed_experts_prompt_start"),
+    ],
+)
+async def test_what_generate_does_not_do_is_refused_by_name(
+    samples: FakeSamples, change: Any, field: str
+) -> None:
+    body = {"model": MODEL, "token_ids": [7], "sampling_params": {}} | change
+    async with served(samples) as url:
+        with pytest.raises(openai.BadRequestError, match=field):
+            await generate(url, body)
+    assert not samples.asked
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

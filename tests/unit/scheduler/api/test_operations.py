@@ -345,6 +345,36 @@ async def test_nobody_pulls_the_weights_of_another_job(tmp_path: Path) -> None:
         assert (await rig.run("job-1")).state == ANSWERED, "the refusal took its number"
 
 
+@pytest.mark.parametrize(("role", "model"), [("reference", "a"), ("rollout", "b")])
+async def test_nobody_pulls_adapters_whose_model_is_another(
+    tmp_path: Path, role: str, model: str
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 2, "rollout": 1}]) as rig:
+        await rig.job("job-1")
+        for name in "ab":
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.json").write_text("{}")
+        root = str(tmp_path)
+        specs = {
+            name: pb.DeploymentSpec(
+                role=kind, backend="noop", model=str(tmp_path / path), model_root=root
+            )
+            for name, kind, path in (("adapters", "actor", "a"), ("other", role, model))
+        }
+        specs["adapters"].lora.rank = 2
+        for name, spec in specs.items():
+            request = pb.CreateDeploymentRequest(
+                deployment_id=f"job-1/{name}", job_id="job-1", tenant=TENANT, name=name, spec=spec
+            )
+            await rig.scheduler.call("CreateDeployment", request, pb.Deployment)
+        pull = rig.operation("job-1", "pull", name="other")
+        pull.pull.source_deployment_id, pull.pull.version = "job-1/adapters", 1
+        found = await rig.scheduler.submit(pull)
+        assert found.error.code == ErrorCode.BAD_REQUEST
+        assert specs["adapters"].model in found.error.message
+        assert specs["other"].model in found.error.message
+
+
 async def test_a_result_is_found_by_its_operations_id_while_it_runs_and_until_it_is_acknowledged(
     rig: Rig,
 ) -> None:

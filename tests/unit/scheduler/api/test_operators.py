@@ -106,7 +106,7 @@ async def test_adding_again_changes_nothing_and_bad_additions_say_why(two: Rig) 
     taken = await refusal(add(two, await twin.start()))
     assert (taken.code, where in taken.message) == (ErrorCode.BAD_REQUEST, True)
     nobody = await refusal(add(two, "127.0.0.1:1"))
-    assert (nobody.code, "node.agent --config" in nobody.message) == (ErrorCode.UNAVAILABLE, True)
+    assert (nobody.code, "plexctl node join" in nobody.message) == (ErrorCode.UNAVAILABLE, True)
     assert len(await nodes(two)) == 3
     await twin.stop()
     await agent.stop()

@@ -107,3 +107,36 @@ async def test_deployments_beyond_a_tenants_devices_are_refused_and_leave_nothin
         await rig.end("job-1")
         await rig.job("job-2")
         await rig.deploy("job-2", tp=2)
+
+
+async def deploy(rig: Rig, name: str, model: Path) -> None:
+    spec = pb.DeploymentSpec(
+        role=name, backend="megatron", model=str(model), model_root=str(model.parent)
+    )
+    spec.optimizer.SetInParent()
+    asked = pb.CreateDeploymentRequest(
+        deployment_id=f"job-1/{name}", job_id="job-1", tenant=TENANT, name=name, spec=spec
+    )
+    await rig.scheduler.call("CreateDeployment", asked, pb.Deployment)
+
+
+async def test_deployments_beyond_a_tenants_host_memory_are_refused_before_they_wait(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 2, "rollout": 1}]) as rig:
+        await rig.job("job-1")
+        await deploy(rig, "actor", tiny_model)
+        asked = pb.SetQuotaRequest(owner=TENANT, what="host_bytes", most=1)
+        (quota,) = (await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)).quotas
+        each = quota.used
+        assert each > 0
+        with pytest.raises(
+            PlexError, match=f"{each} host_bytes and asks for {each} more"
+        ) as caught:
+            await deploy(rig, "critic", tiny_model)
+        assert caught.value.code is ErrorCode.QUEUE_FULL
+        assert len(rig.driver.registry.deployments) == 1
+        asked = pb.SetQuotaRequest(owner=TENANT, what="host_bytes", most=2 * each)
+        await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)
+        await deploy(rig, "critic", tiny_model)
+        await rig.deploy("job-1", "rollout", role="rollout")  # it has no state in host memory

@@ -11,7 +11,7 @@ from plexsvc.scheduler.core.state import Usage
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import NodeBytes
 from plexsvc.scheduler.driver.freezing import freeze, thaw
-from plexsvc.scheduler.ledger.bill import HOUR_US, Bill, since
+from plexsvc.scheduler.ledger.bill import HOUR_US, POOLED, Bill, since
 from plexsvc.store.rows import JobUsage, UsageRow
 from tests.fakes.fake_clock import FakeClock
 from tests.fakes.fake_world import FakeWorld, op_id
@@ -125,6 +125,20 @@ def test_whoever_takes_over_reads_the_same_and_counts_nothing_twice(world: FakeW
         successor.forget({B})
         assert successor.of(JobId("old")) == {}
         assert successor.spent_us(LAB) == bill.spent_us(LAB) + 5
+
+
+def test_time_in_pools_is_added_to_what_earlier_services_had_written(world: FakeWorld) -> None:
+    held = [(A, LAB, 30)]
+    bill = Bill(world.core.view, clock=clock_at(world.now_us), pooled=lambda: held)
+    bill.rows()
+    assert POOLED not in bill.of(A), "it is not known yet what the store has"
+    before = bill.spent_us(LAB)
+    bill.begin([JobUsage(tenant=LAB, name="a", used=row(POOLED, device_us=100))])
+    for held_us, total_us in ((30, 130), (30, 130), (45, 145), (5, 145), (10, 150)):
+        held[0] = (A, LAB, held_us)
+        bill.rows()
+        assert bill.of(A)[POOLED].device_us == total_us
+    assert bill.spent_us(LAB) == before + 150
 
 
 def test_what_was_used_since_a_time_is_the_difference_of_two_readings() -> None:

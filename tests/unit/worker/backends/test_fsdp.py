@@ -80,5 +80,5 @@ def test_a_buffer_that_nobody_computes_is_refused_by_name() -> None:
     model.model.rotary_emb = torch.nn.Identity()  # takes any configuration
     model.model.register_buffer("alibi", torch.ones(2), persistent=False)
     with pytest.raises(PlexError, match=r"buffers model\.alibi,") as caught:
-        fsdp._materialize(model, None)
+        fsdp.materialize(model, None)
     assert caught.value.code == ErrorCode.UNKNOWN_MODEL

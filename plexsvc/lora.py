@@ -1,0 +1,160 @@
+"""LoRA adapters: what they attach to, how PEFT names them, and PEFT's configuration of them.
+
+An adapter of a linear layer W [out, in] is A [rank, in] and B [out, rank]; it adds
+`alpha / rank * B A` to W. `SCALE` is that factor as one element, kept and published beside them, so
+that whoever reads a version can merge it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from plexclient.wire.v1 import service_pb2, statemanager_pb2
+from plexsvc import paths
+from plexsvc.errors import ErrorCode, PlexError, bad_request
+
+PREFIX: Final = "base_model.model."
+"""Begins the name of every tensor of a PEFT checkpoint."""
+SCALE_KIND: Final = "scale"
+SCALE_NAME: Final = "lora"
+SCALE: Final = f"{SCALE_KIND}/{SCALE_NAME}"
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+CONFIG_FILE: Final = "adapter_config.json"
+MAX_CONFIG_BYTES: Final = 1 << 20
+
+_NEEDED: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_OTHERWISE: Final = ("use_rslora", "use_dora", "lora_bias", "rank_pattern", "alpha_pattern")
+"""What makes PEFT compute something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """A deployment's adapters."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = ()
+    """Names of linear layers; empty: all of every layer."""
+
+    @property
+    def scale(self) -> float:
+        """Return what `B A x` is multiplied by."""
+        return self.alpha / self.rank
+
+    @classmethod
+    def from_wire(cls, wire: service_pb2.LoRA) -> Lora:
+        """Return the adapters in `wire`."""
+        return cls(rank=wire.rank, alpha=wire.alpha, targets=tuple(wire.targets))
+
+    def adapts(self, linear: str) -> bool:
+        """Whether the linear layer of this name, such as `layers.0.mlp.up_proj`, is a target."""
+        return not self.targets or linear.rpartition(".")[2] in self.targets
+
+    def elements(self, config: Mapping[str, Any]) -> int:
+        """Return how many numbers the adapters of a model have."""
+        shapes = [shape for name, shape in linears(config).items() if self.adapts(name)]
+        return int(config["num_hidden_layers"]) * self.rank * sum(map(sum, shapes))
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Refuse adapters that the model of this `config.json` cannot have.
+
+        Raises:
+            PlexError: `bad_request` naming the field.
+        """
+        if missing := [key for key in _NEEDED if not config.get(key)]:
+            raise bad_request(f"lora: the model's config.json lacks {', '.join(missing)}")
+        known = linears(config)
+        if unknown := sorted(set(self.targets) - known.keys()):
+            raise bad_request(
+                f"lora.targets: this model has no linear layers {', '.join(unknown)}; it has "
+                f"{', '.join(known)}",
+                field="LoRA.targets",
+            )
+        least = min(min(shape) for name, shape in known.items() if self.adapts(name))
+        if self.rank > least:
+            raise bad_request(
+                f"lora.rank is {self.rank}, and the smallest side of its targets has {least}; "
+                "give a lower rank, or other targets",
+                field="LoRA.rank",
+            )
+
+
+def linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the linear layers of each layer of a model: (out, in) by name."""
+    hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    heads = int(config["num_attention_heads"])
+    size = config.get("head_dim") or hidden // heads
+    query, key = heads * size, (config.get("num_key_value_heads") or heads) * size
+    ends = {"o_proj": (hidden, query), "down_proj": (hidden, inner)}
+    if config.get("model_type") == "phi3":
+        return {"qkv_proj": (query + 2 * key, hidden), "gate_up_proj": (2 * inner, hidden)} | ends
+    single = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": inner, "up_proj": inner}
+    return {name: (out, hidden) for name, out in single.items()} | ends
+
+
+def is_adapter(index: Iterable[statemanager_pb2.CanonicalPiece]) -> bool:
+    """Whether pieces are those of adapters."""
+    return any(piece.kind == SCALE_KIND for piece in index)
+
+
+def names_of(weight: str) -> tuple[str, str]:
+    """Return what A and B of a linear layer's weight are called.
+
+    >>> names_of("model.layers.0.mlp.up_proj.weight")[0]
+    'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'
+    """
+    linear = PREFIX + weight.removesuffix("weight")
+    return f"{linear}lora_A.weight", f"{linear}lora_B.weight"
+
+
+def peft_config(
+    shapes: Mapping[str, tuple[int, ...]], *, scale: float, base: str
+) -> dict[str, Any]:
+    """Return PEFT's configuration of adapters of these tensors on the model `base`."""
+    rank = next(shape[0] for name, shape in shapes.items() if name.endswith("lora_A.weight"))
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.split(".")[-3] for name in shapes}),
+        "inference_mode": True,
+    }
+
+
+def check_checkpoint(directory: Path, lora: Lora, *, base: str) -> None:
+    """Refuse a PEFT directory that is not of these adapters on the model `base`.
+
+    Raises:
+        PlexError: `unknown_model`, naming the key, what it holds and what it must hold.
+    """
+    path = directory / CONFIG_FILE
+    try:
+        found = dict(paths.read_json(path, most_bytes=MAX_CONFIG_BYTES))
+    except (OSError, ValueError, TypeError) as error:
+        text = f"cannot read {path} ({error}); a deployment with lora loads what one of these saved"
+        raise PlexError(ErrorCode.UNKNOWN_MODEL, text, path=path) from error
+    wanted = {"r": lora.rank, "base_model_name_or_path": base}
+    problems = [
+        f"{key} is {found.get(key)!r}, here {value!r}"
+        for key, value in wanted.items()
+        if found.get(key) != value
+    ]
+    problems += [f"{key} is {found[key]!r}" for key in _OTHERWISE if found.get(key)]
+    alpha = found.get("lora_alpha")
+    if not isinstance(alpha, int | float) or not math.isclose(alpha, lora.alpha, rel_tol=1e-6):
+        problems.append(f"lora_alpha is {alpha!r}, here {lora.alpha!r}")
+    if problems:
+        raise PlexError(
+            ErrorCode.UNKNOWN_MODEL,
+            f"the adapters in {directory} are others than this deployment's: "
+            f"{'; '.join(problems)}. Deploy with lora as they have it",
+            path=directory,
+        )

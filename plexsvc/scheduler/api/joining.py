@@ -1,0 +1,55 @@
+"""Handlers for nodes that join with a token, and for shutting one out."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import bad_request
+from plexsvc.ids import NodeId
+from plexsvc.rpc.services import Methods
+from plexsvc.scheduler.api.operators import take_in
+from plexsvc.scheduler.api.tokens import Tokens
+from plexsvc.scheduler.live import LiveScheduler
+
+
+class Joining:
+    """How nodes get the right to be some, and lose it."""
+
+    def __init__(self, scheduler: LiveScheduler, tokens: Tokens) -> None:
+        self._scheduler = scheduler
+        self._tokens = tokens
+        self.methods: Methods = {"JoinNode": self.join, "ShutOutNode": self.shut_out}
+
+    async def join(self, request: pb.JoinNodeRequest) -> pb.JoinNodeReply:
+        """Give a node its certificate; once its agent serves, take it in.
+
+        Raises:
+            PlexError: as `Members.issue` and `take_in`; `bad_request` when another node's agent
+                serves at the address.
+        """
+        self._scheduler.check_open()
+        members = self._scheduler.members
+        row = await members.issue(request.request, token=self._tokens.joining(request.token_id))
+        if request.agent:
+            link = await take_in(self._scheduler, request.agent)
+            if link.node_id != row.node_id:
+                raise bad_request(
+                    f"the agent at {request.agent} is node {link.node_id!r}, not {row.node_id!r}"
+                )
+        return pb.JoinNodeReply(
+            certificate=row.certificate,
+            authority=members.keys.certificate,
+            version=version("plexsvc"),
+        )
+
+    async def shut_out(self, request: pb.ShutOutNodeRequest) -> pb.ShutOutNodeReply:
+        """Refuse a node everywhere from now on; what runs there is lost with its lease.
+
+        Raises:
+            PlexError: as `Members.shut_out`.
+        """
+        self._scheduler.check_open()
+        rows = await self._scheduler.members.shut_out(request.node_id)
+        self._scheduler.nodes.shut_out(NodeId(request.node_id))
+        return pb.ShutOutNodeReply(node_id=request.node_id, serials=[row.serial for row in rows])
