@@ -105,14 +105,14 @@ class Operations:
         self._check(operation)
         if former.operation_id not in self._scheduler.registry.answered_before:
             raise _result_gone(former.operation_id)
-        wpg = self._scheduler.cluster.wpgs.get(former.wpg_id) if former.wpg_id else None
         if former.fault is not None:
             result = refusal(former.operation_id, former.fault, state=former.state)
-        elif wpg is None:
-            raise _result_gone(former.operation_id)
         else:
-            reach = self._scheduler.reach
-            result = await run.recall(reach, operation, lease_no=wpg.lease_no)
+            cluster = self._scheduler.cluster
+            wpg = cluster.wpg_of(cluster.deployments[former.deployment_id])
+            lease_no = 0 if wpg is None else wpg.lease_no
+            reach, ran_on = self._scheduler.reach, former.wpg_id
+            result = await run.recall(reach, operation, lease_no=lease_no, ran_on=ran_on)
         self._scheduler.recorder.recalled(operation, former.kind, result)
         return result
 

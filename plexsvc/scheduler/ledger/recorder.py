@@ -202,10 +202,11 @@ class Recorder:
     def applied(self, held: Held, record: DeploymentRecord, *, result: Result, digest: str) -> None:
         """Note the result of an operation that ran; it is told when the core says so.
 
-        The store has one that no rank has on record before the core hears of its end.
+        The store has one that no rank has on record, or whose ranks may be replaced, before the
+        core hears of its end.
         """
         held.result, held.digest = result, digest
-        if held.kind in COPYING_KINDS:
+        if held.kind in COPYING_KINDS or record.durable is not None:
             self._add_operation(held, result)
             self.is_owed = True
         record.applied_seq = max(record.applied_seq, held.operation.seq)
@@ -412,18 +413,16 @@ class Recorder:
         self._add_operation(held, result)
 
     def _add_operation(self, held: Held, result: Result) -> None:
-        deployment_id = DeploymentId(held.operation.deployment_id)
+        record = self._registry.deployments.get(DeploymentId(held.operation.deployment_id))
+        is_durable = record is not None and record.durable is not None
         self._operations[OperationId(held.operation.operation_id)] = rows.operation(
             held,
             result,
-            incarnation=self._incarnation(deployment_id),
+            incarnation=1 if record is None or record.wpg is None else record.wpg.incarnation,
             answered_us=self._clock.wall_us(),
+            keeps_answer=is_durable or held.kind in COPYING_KINDS,
         )
         self.dirty.set()
-
-    def _incarnation(self, deployment_id: DeploymentId) -> int:
-        record = self._registry.deployments.get(deployment_id)
-        return 1 if record is None or record.wpg is None else record.wpg.incarnation
 
     def _remove(self, operation_id: OperationId) -> None:
         """Have the row of an operation deleted, or not written."""

@@ -6,7 +6,7 @@ import json
 
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.ids import NodeId
-from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, OperationKind
+from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.durable import Done
 from plexsvc.scheduler.ledger.held import Held
@@ -78,7 +78,9 @@ def deployment(record: DeploymentRecord) -> DeploymentRow:
     )
 
 
-def operation(held: Held, result: Result, *, incarnation: int, answered_us: int) -> OperationRow:
+def operation(
+    held: Held, result: Result, *, incarnation: int, answered_us: int, keeps_answer: bool
+) -> OperationRow:
     """Return the row of an operation that was answered."""
     asked = held.operation
     return OperationRow(
@@ -95,5 +97,5 @@ def operation(held: Held, result: Result, *, incarnation: int, answered_us: int)
         error_code=result.error.code,
         submitted_us=held.submitted_us,
         answered_us=answered_us,
-        answer=result.SerializeToString() if held.kind in COPYING_KINDS else b"",
+        answer=result.SerializeToString() if keeps_answer else b"",
     )

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, OperationId, show
+from plexsvc.ids import DeploymentId, OperationId, WpgId, show
 from plexsvc.rpc.retry import Patience
 from plexsvc.scheduler.core.actions import CancelOperation, StartOperation
 from plexsvc.scheduler.core.events import Event, OperationFinished
@@ -126,12 +126,13 @@ async def _came_again(reach: Reach, action: StartOperation, record: WpgRecord) -
 
 
 async def recall(
-    reach: Reach, operation: operations_pb2.Operation, *, lease_no: int
+    reach: Reach, operation: operations_pb2.Operation, *, lease_no: int, ran_on: WpgId | None
 ) -> operations_pb2.OperationResult:
     """Return the answer of an operation that was applied, from whoever applied it.
 
-    Ranks and rollout managers have it in their records. The store knows published versions, and
-    what saves, exports and digests came to.
+    Ranks and rollout managers have it in their records; others than those would run it again. The
+    store knows published versions, what saves, exports and digests came to, and the answers of
+    durable deployments.
 
     Raises:
         PlexError: `result_gone` when nobody has it; `not_found` for a version that was released.
@@ -156,6 +157,7 @@ async def recall(
         kept.state = answered
         return kept
     is_recorded = kind is OperationKind.GENERATE if record.is_rollout else kind not in MANAGED_KINDS
+    is_recorded &= record.is_rollout or (wpg is not None and wpg.wpg_id == ran_on)
     if wpg is not None and is_recorded and reach.ranks.of(wpg.wpg_id):
         held = Held(operation=operation, kind=kind, nbytes=0, submitted_us=reach.clock.wall_us())
         action = StartOperation(operation_id=operation_id, wpg_id=wpg.wpg_id, lease_no=lease_no)

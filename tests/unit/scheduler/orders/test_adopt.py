@@ -153,6 +153,26 @@ async def test_what_ran_since_the_copy_is_replayed_by_the_next_service(
             assert ran[:2] == [("initialize", 0), ("forward_backward", seq + 1)]
 
 
+@pytest.mark.parametrize("kind", ["forward_backward", "step", "publish", "save"])
+async def test_what_was_answered_is_recalled_when_its_ranks_are_gone_too(
+    tmp_path: Path, kind: str
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job", durable=True)
+        operation = rig.operation("job", kind)
+        told = await rig.scheduler.submit(operation)
+        assert told.state == ANSWERED
+        ran = rig.behaviour.executed.count(("wpg-1-1", kind, 1))
+        await rig.agents[0].ranks.pop("wpg-1-1/0").stop(None)
+        async with second(rig, tmp_path) as after:
+            again = await after.scheduler.submit(operation)
+            assert again.state == ANSWERED, again
+            assert (again.texts, again.weight_version) == (told.texts, told.weight_version)
+            assert await until_answered(after) == ""
+            assert after.behaviour.executed.count(("wpg-1-1", kind, 1)) == ran
+
+
 async def test_one_whose_store_knows_nothing_of_its_gradients_ends_naming_its_last_step(
     tmp_path: Path,
 ) -> None:
