@@ -69,9 +69,15 @@ def open_blocking_channel(target: str, keys: ClusterKeys) -> grpc.Channel:
 
 
 def new_server(
-    door: Door, *, max_calls: int = MAX_CALLS, max_connections: int = MAX_CONNECTIONS
+    door: Door,
+    *,
+    max_calls: int = MAX_CALLS,
+    max_connections: int = MAX_CONNECTIONS,
+    takes_nodes: bool = False,
 ) -> grpc.aio.Server:
     """Return an aio server that lets in whom `door` does; the caller adds servicers and ports.
+
+    Of members on other hosts, that is the service; with `takes_nodes`, nodes that joined, too.
 
     A call beyond `max_calls` ends with RESOURCE_EXHAUSTED, a connection beyond `max_connections` is
     closed, before anybody is asked who calls.
@@ -84,7 +90,7 @@ def new_server(
     )
     return grpc.aio.server(
         options=[*SERVER_OPTIONS, *bounds],
-        interceptors=(Doorkeeper(door),),
+        interceptors=(Doorkeeper(door, takes_nodes=takes_nodes),),
         maximum_concurrent_rpcs=max_calls,
     )
 

@@ -38,8 +38,9 @@ class Door(Protocol):
 class Doorkeeper(grpc.aio.ServerInterceptor):
     """Asks the door about each call of a server, whatever its service and method."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, *, takes_nodes: bool) -> None:
         self._door = door
+        self._takes_nodes = takes_nodes
         self._lines = Quota(lines=10, window_s=10.0)
         self._guarded: dict[tuple[str, bool], MethodHandler] = {}
 
@@ -83,7 +84,8 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         call = getattr(handler, kind)
 
         async def look(context: Any) -> None:
-            refusal = keys.refusal_of_peer(context.auth_context())
+            shown = context.auth_context()
+            refusal = keys.refusal_of_peer(shown, takes_nodes=self._takes_nodes)
             if refusal is not None:
                 self._say("call refused", method=method, error=refusal)
                 await abort_with(context, refusal)

@@ -82,10 +82,24 @@ class ClusterKeys:
             f"(metadata {SECRET_KEY})",
         )
 
-    def refusal_of_peer(self, shown: Mapping[str, Iterable[bytes]]) -> PlexError | None:
+    def refusal_of_peer(
+        self, shown: Mapping[str, Iterable[bytes]], *, takes_nodes: bool
+    ) -> PlexError | None:
         """Return why who shows this in TLS is refused, None for a member that is let in."""
         found = next(iter(shown.get("x509_pem_cert", ())), None)
-        return self.refusal(()) if found is None else self.refusal_of_certificate(found.decode())
+        if found is None:
+            return self.refusal(())
+        certificate = found.decode()
+        refusal = self.refusal_of_certificate(certificate)
+        if refusal is not None or takes_nodes or certificate.strip() == self.root.strip():
+            return refusal
+        node_id = certificates.read(certificate).node_id
+        return PlexError(
+            ErrorCode.FORBIDDEN,
+            f"node {node_id!r} may call other nodes' state managers, and nothing else; here the "
+            "service calls",
+            node=node_id,
+        )
 
     def refusal_of_certificate(self, certificate: str) -> PlexError | None:
         """Return why a certificate that the cluster signed is refused, None while it is not."""

@@ -109,6 +109,24 @@ class TwoHosts:
         assert not (self.place / "j" / name / "keys.json").exists() or name == "right"
         return str(json.loads(done.stderr)["error"]["message"])
 
+    @property
+    def left_address(self) -> dict[str, str]:
+        nodes = self.plexctl("status")["nodes"]
+        return next(dict(one["address"]) for one in nodes if one["node_id"] == "left")
+
+    def ask_as_right(self, service: str, address: str) -> dict[str, tuple[str, str]]:
+        """Return what the right host is refused with at a port, with its keys and with others."""
+        keys = str(self.place / "j" / "right" / "keys.json")
+        done = subprocess.run(
+            [*at(self.right), "-c", PORTS, keys, service, address],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
     def nodes(self) -> dict[str, str]:
         return {one["node_id"]: one["state"] for one in self.plexctl("node", "list")["nodes"]}
 
@@ -237,22 +255,19 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+def test_a_node_calls_no_other_node_but_its_state_manager(cluster: TwoHosts) -> None:
+    found = cluster.ask_as_right("Node", cluster.left_address["agent"])
+    mine = {what: said for what, said in found.items() if what.startswith("mine")}
+    assert {code for code, _ in mine.values()} == {"forbidden"}, mine
+    assert {code for what, (code, _) in found.items() if what not in mine} == {"unavailable"}
+
+
 def test_a_node_that_is_shut_out_reaches_no_port_and_cannot_return(cluster: TwoHosts) -> None:
-    listed = cluster.plexctl("status")["nodes"]
-    left = next(one["address"] for one in listed if one["node_id"] == "left")
+    left = cluster.left_address
     out = cluster.plexctl("node", "shut-out", "right")
     assert len(out["serials"]) == 1
     for service, address in (("Node", left["agent"]), ("StateManager", left["state_manager"])):
-        keys = str(cluster.place / "j" / "right" / "keys.json")
-        done = subprocess.run(
-            [*at(cluster.right), "-c", PORTS, keys, service, address],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        for what, (code, message) in json.loads(done.stdout).items():
+        for what, (code, message) in cluster.ask_as_right(service, address).items():
             assert (code, "was shut out" in message) == (
                 ("unauthenticated", True) if what.startswith("mine") else ("unavailable", False)
             ), (service, what, message)

@@ -64,6 +64,20 @@ async def test_between_hosts_a_member_reaches_every_method_without_a_secret(tmp_
     assert set(reached) == {method.full_name for _, method in METHODS}
 
 
+async def test_where_the_service_calls_a_node_reaches_no_method() -> None:
+    reached: list[str] = []
+    server, address = await serving(KEYS, reached, takes_nodes=False)
+    async with open_channel(address, member("n1")) as channel:
+        for service, method in METHODS:
+            error = await refusal(channel, service, method, ())
+            assert error.code is ErrorCode.FORBIDDEN, method.full_name
+            assert "node 'n1' may call" in error.message
+    assert reached == []
+    async with open_channel(address, KEYS) as channel:
+        await ask(channel)
+    await server.stop(0)
+
+
 async def test_who_is_foreign_expired_or_shut_out_reaches_nothing_anywhere(tmp_path: Path) -> None:
     reached: list[str] = []
     out, goes_on = member("out"), member("n1")
@@ -117,8 +131,10 @@ def signed_by(signer: ClusterKeys, node_id: str) -> str:
     )
 
 
-async def serving(keys: ClusterKeys, reached: list[str]) -> tuple[grpc.aio.Server, str]:
-    server = new_server(keys)
+async def serving(
+    keys: ClusterKeys, reached: list[str], *, takes_nodes: bool = True
+) -> tuple[grpc.aio.Server, str]:
+    server = new_server(keys, takes_nodes=takes_nodes)
     for service in SERVICES.values():
         handlers = {method.name: noting(method, reached) for method in service.methods}
         generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
