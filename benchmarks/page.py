@@ -23,7 +23,6 @@ from typing import Any
 from google.protobuf.message import Message
 
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.clock import SystemClock
 from plexsvc.router.auth import Caller, Tenants
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.http import page
@@ -101,7 +100,7 @@ class Cluster:
 async def measure(*, devices: int, bars: int, frames: int) -> dict[str, Any]:
     cluster = Cluster(devices=devices, bars=bars)
     config = RouterConfig(http_listen="127.0.0.1:0")
-    routes, tenants = page.routes(cluster.ask, SystemClock()), Tenants({"secret": "lab"})
+    routes, tenants = page.routes(cluster.ask), Tenants({"secret": "lab"})
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         async with (
             serving(routes, tenants=tenants, config=config, files=page.files()) as address,

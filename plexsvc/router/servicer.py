@@ -133,7 +133,7 @@ class RouterServicer:
             *sandbox_fusion.routes(self.rewards),
             *openai.routes(backend),
             *metrics.routes(self.meter, self.tenants, self._ask),
-            *page.routes(self._ask, self._clock),
+            *page.routes(self._ask),
         ]
         files = page.files()
         served = serving(routes, tenants=self.tenants, config=self._config, files=files)

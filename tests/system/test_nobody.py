@@ -147,7 +147,7 @@ HTTP = [
     *openai.routes(NONE),
     *sandbox_fusion.routes(NONE),
     *metrics.routes(NONE, NONE, NONE),
-    *page.routes(NONE, NONE),
+    *page.routes(NONE),
 ]
 
 

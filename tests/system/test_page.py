@@ -162,6 +162,15 @@ async def row(tab: chromium.Tab, row_id: str) -> dict[str, str]:
     return dict(found)
 
 
+async def deployments(tab: chromium.Tab) -> list[str]:
+    """Return of which deployment each bar is that has a name."""
+    found: list[str] = await tab.ask(
+        "[...plexsvc.gantt.lanes.values()].flatMap(lane => lane.bars)"
+        ".filter(bar => bar.deployment).map(bar => bar.deployment)"
+    )
+    return found
+
+
 async def test_numbers_are_those_that_plexctl_says(watched: Watched, tab: chromium.Tab) -> None:
     status = plexctl(watched.live, "status", token="token-of-lab")
     (job,) = status["jobs"]
@@ -201,10 +210,7 @@ async def test_bars_are_the_timelines_and_a_click_tells_of_one(
     await tab.until(f"plexsvc.gantt.count === {len(spans)}")
     await tab.ask("plexsvc.gantt.fit()")
     assert await tab.until("plexsvc.gantt.drawn") <= len(spans)
-    own = await tab.ask(
-        "[...plexsvc.gantt.lanes.values()].flatMap(lane => lane.bars)"
-        ".filter(bar => bar.deployment).map(bar => bar.deployment)"
-    )
+    own = await deployments(tab)
     assert set(own) == {f"{watched.lab.job_id}/actor"}
     assert 0 < len(own) < len(spans), "another tenant's bars have no name"
     place = await tab.ask(
@@ -246,6 +252,22 @@ async def test_a_page_shows_nobody_what_the_cli_would_not(
     codes = [one for one in tab.complaints if "status of 40" in one]
     tab.complaints = [one for one in tab.complaints if one not in codes]
     assert len(codes) >= 3, "a wrong token, a foreign job, an unknown one"
+
+
+async def test_an_operator_sees_every_tenants_jobs_by_name(
+    watched: Watched, tab: chromium.Tab
+) -> None:
+    await enter(tab, watched, "token-of-ops")
+    await tab.until(f"plexsvc.gantt.count === {len(watched.live.timeline())}")
+    named = {f"{job.job_id}/actor" for job in (watched.lab, watched.rival)}
+    assert set(await deployments(tab)) == named
+    await view(tab, "jobs", "document.querySelector('#view tbody')")
+    for job in (watched.lab, watched.rival):
+        assert (await row(tab, job.job_id))["tenant"] == job.tenant
+    ready = "document.querySelector('[data-fact=\"device time\"]')?.textContent"
+    told = await view(tab, f"job/{watched.rival.job_id}", ready)
+    jobs = {one["job_id"]: one for one in plexctl(watched.live, "report")["jobs"]}
+    assert told == f"{int(jobs[watched.rival.job_id]['device_us']) / 1e6:.1f} s"
 
 
 async def test_what_waits_is_shown_with_its_reason_and_explained(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -20,10 +21,8 @@ from google.protobuf.message import Message
 
 from plexclient.wire.v1 import reward_pb2
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.clock import Clock
 from plexsvc.errors import PlexError, bad_request, not_found
-from plexsvc.router.auth import Caller
-from plexsvc.router.http.server import CALLER, Ask, error_of
+from plexsvc.router.http.server import CALLER, STOPPING, Ask, error_of
 from plexsvc.rpc.services import to_dict
 from plexsvc.slots import Limit, Slots
 
@@ -62,7 +61,7 @@ VIEWS: Final[Mapping[str, tuple[str, type[Message]]]] = {
 }
 """Methods by the names that the page has for them."""
 
-PERIOD_US: Final = 1_000_000
+PERIOD_S: Final = 1.0
 """Between two looks of a page that is open."""
 WRITE_S: Final = 60.0
 """How long a page may take to read an event."""
@@ -94,7 +93,7 @@ def _read(name: str) -> tuple[bytes, str]:
     return body, sha256(body).hexdigest()[:16]
 
 
-def routes(ask: Ask, clock: Clock) -> list[web.RouteDef]:
+def routes(ask: Ask) -> list[web.RouteDef]:
     """Return the routes that do: one reply, and replies for as long as a page is open."""
     pages = Slots(Limit(total=MAX_PAGES, what="open pages", key="of one router"))
 
@@ -114,7 +113,7 @@ def routes(ask: Ask, clock: Clock) -> list[web.RouteDef]:
             await response.prepare(request)
             try:
                 async with request[CALLER].valid():
-                    await _tell(response, views, ask=ask, caller=request[CALLER], clock=clock)
+                    await _tell(request, response, views, ask=ask)
             except PlexError as error:  # the token ended
                 await _write(response, _event("end", error_of(error)))
             except (ConnectionError, TimeoutError):  # it left, or does not read
@@ -140,29 +139,31 @@ def _asked(view: str, fields: Mapping[str, str]) -> tuple[str, Message]:
 
 
 async def _tell(
+    request: web.Request,
     response: web.StreamResponse,
     views: list[tuple[str, Message]],
     *,
     ask: Ask,
-    caller: Caller,
-    clock: Clock,
 ) -> None:
-    """Send what each view shows, again and again; a timeline goes on where it was.
+    """Send what each view shows until the server stops; a timeline goes on where it was.
 
     A part of the service that does not answer is told in its view's place.
     """
-    while True:
+    stopping = request.app[STOPPING]
+    while not stopping.is_set():
         is_behind = False
-        for name, request in views:
+        for name, asked in views:
             try:
-                reply = await ask(VIEWS[name][0], request, caller)
+                reply = await ask(VIEWS[name][0], asked, request[CALLER])
             except PlexError as error:
                 await _write(response, _event(name, error_of(error)))
                 continue
             await _write(response, await asyncio.to_thread(_rendered, name, reply))
-            if isinstance(request, pb.TimelineRequest) and isinstance(reply, pb.TimelineReply):
-                request.after_index, is_behind = reply.next_index, bool(reply.spans)
-        await clock.sleep(0 if is_behind else PERIOD_US)
+            if isinstance(asked, pb.TimelineRequest) and isinstance(reply, pb.TimelineReply):
+                asked.after_index, is_behind = reply.next_index, bool(reply.spans)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0 if is_behind else PERIOD_S):
+                await stopping.wait()
 
 
 def _rendered(name: str, reply: Message) -> bytes:

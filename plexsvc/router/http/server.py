@@ -50,6 +50,8 @@ CALLER: Final = web.RequestKey("caller", Caller)
 API_KEY: Final = "X-API-Key"
 KEY_PREFIX: Final = "tml-"
 READING: Final = ("GET", "HEAD")
+STOPPING: Final = web.AppKey("stopping", asyncio.Event)
+"""Set when the server is to end: streams without an end of their own end then."""
 
 log = Log(__name__)
 
@@ -76,6 +78,12 @@ async def serving(
     guard = _Guard(tenants, is_open={file.path for file in files}.__contains__)
     app = web.Application(middlewares=[guard.serve], client_max_size=MAX_MESSAGE_BYTES)
     app.add_routes([*files, *routes])
+    app[STOPPING] = stopping = asyncio.Event()
+
+    async def stop(_: web.Application) -> None:
+        stopping.set()
+
+    app.on_shutdown.append(stop)
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     runner = web.AppRunner(
         app,

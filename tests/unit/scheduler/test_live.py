@@ -229,6 +229,9 @@ async def test_status_timeline_and_explanations_come_from_the_record(rig: Rig) -
         )
     ).spans
     assert [span.job_id for span in others] == ["", "", ""]
+    operators = service_pb2.TimelineRequest(tenant="x", is_operator=True)
+    named = (await rig.scheduler.call("Timeline", operators, service_pb2.TimelineReply)).spans
+    assert [span.job_id for span in named] == ["job-1", "job-1", "job-1"]
 
 
 async def test_the_journal_replayed_in_a_new_core_gives_the_same_end(rig: Rig) -> None:

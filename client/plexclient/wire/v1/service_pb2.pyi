@@ -717,12 +717,14 @@ class ExplainReply(_message.Message):
     def __init__(self, text: _Optional[str] = ..., facts: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[_operations_pb2.OperationState, str]] = ...) -> None: ...
 
 class TimelineRequest(_message.Message):
-    __slots__ = ("tenant", "after_index")
+    __slots__ = ("tenant", "after_index", "is_operator")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     AFTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     after_index: int
-    def __init__(self, tenant: _Optional[str] = ..., after_index: _Optional[int] = ...) -> None: ...
+    is_operator: bool
+    def __init__(self, tenant: _Optional[str] = ..., after_index: _Optional[int] = ..., is_operator: _Optional[bool] = ...) -> None: ...
 
 class TimelineReply(_message.Message):
     __slots__ = ("spans", "next_index")

@@ -12,7 +12,7 @@ let leaving = null; // aborts the stream
 let charts = {};
 
 const gantt = new Gantt($("gantt"), { hues, picked: (bar) => { seen.picked = bar; show(); }, moved: controls });
-window.plexsvc = { gantt, seen }; // for whoever measures
+window.plexsvc = { gantt }; // for whoever measures
 
 // ---- who looks
 
@@ -101,11 +101,13 @@ function heard(name, data) {
   seen[name] = data;
   if (name === "status" && !data.error) status(data);
   if (name === "pack" && !data.error) gantt.plans = plans(data);
+  for (const job of (name === "report" && data.jobs) || []) if (num(job.measured_ppm)) remember("slowdown", job.job_id, num(data.now_us), num(job.measured_ppm) / 1e6);
   show();
 }
 
 function status(data) {
   const now = num(data.now_us), owners = new Map(data.deployments.map((one) => [one.wpg_id, one.deployment_id]));
+  const planned = new Map((seen.pack?.groups || []).flatMap((group) => group.residents.filter((one) => one.is_running).flatMap((one) => one.devices.map((device) => [device, one.deployment_id]))));
   seen.clock = { now, at: performance.now() };
   gantt.now = now;
   if (seen.epoch && seen.epoch !== data.scheduler_epoch) return location.reload(); // its timeline has other numbers
@@ -115,16 +117,24 @@ function status(data) {
     const name = `${one.node_id}:${one.index}`, before = gantt.running.get(name);
     gantt.lane(name);
     if (!one.running_wpg) gantt.running.delete(name);
-    else if (before?.wpg !== one.running_wpg) gantt.running.set(name, { wpg: one.running_wpg, deployment: owners.get(one.running_wpg) || "", since: now });
+    else if (before?.wpg !== one.running_wpg) gantt.running.set(name, { wpg: one.running_wpg, deployment: owners.get(one.running_wpg) || planned.get(name) || "", since: now });
   }
   for (const job of data.jobs) {
     const { metrics = {}, at_us: at } = data.progress[job.job_id] || {};
-    if (!num(at)) continue;
-    if (!seen.history.has(job.job_id)) seen.history.set(job.job_id, []);
-    const points = seen.history.get(job.job_id);
-    if (points.at(-1)?.at !== num(at)) points.push({ at: num(at), ...metrics });
-    if (points.length > 4000) points.splice(0, 1000);
+    if (metrics.reward !== undefined) remember("reward", job.job_id, num(at), Number(metrics.reward));
   }
+}
+
+/** Keeps a point of a job's series, unless it is the last one. */
+function remember(name, job, at, value) {
+  const key = `${name} ${job}`;
+  if (!seen.history.has(key)) seen.history.set(key, [[], []]);
+  if (seen.history.size > 1000) seen.history.delete(seen.history.keys().next().value);
+  const [times, values] = seen.history.get(key);
+  if (times.at(-1) >= at / 1e6) return;
+  times.push(at / 1e6);
+  values.push(value);
+  if (times.length > 4000) { times.splice(0, 1000); values.splice(0, 1000); }
 }
 
 function plans(pack) {
@@ -178,7 +188,7 @@ function route() {
   $("tabs").replaceChildren(...tabs.map((one) => h("a", { href: `#${one.name}`, class: one === view || one.name === view.under ? "here" : "" }, one.title)));
   if (view.name === "job") explain(subject);
   if (view.asks.includes("cost")) bill();
-  const views = ["status", "pack", ...view.asks.filter((one) => one !== "cost")];
+  const views = ["status", "pack", "report", ...view.asks.filter((one) => one !== "cost")];
   if (views.join() !== asked || leaving?.signal.aborted !== false) follow(views);
   asked = views.join();
   show();
@@ -195,7 +205,7 @@ function show() {
 }
 
 function legend() {
-  const names = new Map((seen.status?.jobs || []).map((job) => [job.job_id, job.name]));
+  const names = new Map([...(seen.pack?.groups || []).flatMap((group) => group.residents.map((one) => [one.job_id, one.job_name])), ...(seen.status?.jobs || []).map((job) => [job.job_id, job.name])]);
   const keys = hues.jobs().filter((job) => names.has(job)).slice(-24).map((job) => {
     const key = h("a", { href: `#job/${job}`, class: "key", "data-hue": hues.of(job) }, h("i", {}), names.get(job) || job);
     key.firstChild.style.background = gantt.fill(`${job}/`, "");
@@ -226,7 +236,11 @@ setInterval(() => {
   if (view.name === "devices" && gantt.follows) { gantt.follow(); gantt.draw(); }
 }, 100);
 setInterval(() => { if (!document.hidden && seen.clock) charts = series(view, { gantt, seen, subject, charts }); }, 1000);
-setInterval(() => { if (!document.hidden && view.asks.includes("cost") && token()) bill(); }, 15000);
+setInterval(() => {
+  if (document.hidden || !token()) return;
+  if (view.asks.includes("cost")) bill();
+  if (view.name === "job") explain(subject);
+}, 5000);
 
 document.addEventListener("click", (event) => {
   const at = event.target.closest("[data-explain],[data-copy],[data-since]");

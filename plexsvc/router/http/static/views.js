@@ -1,8 +1,9 @@
 // What each view shows, as elements. Texts of others are only ever text: nothing is parsed as HTML.
 
-import { lasted } from "./gantt.js";
+import { GUTTER, clock, lasted } from "./gantt.js";
 
 const OTHERS = "another tenant's";
+const MOST = 300; // rows of a table
 
 /** Makes an element. */
 export function h(tag, attributes = {}, ...children) {
@@ -32,7 +33,7 @@ export function patch(old, children) {
   for (const extra of now.slice(next.length)) extra.remove();
 }
 
-/** 64-bit numbers come as text. */
+/** 64-bit numbers come as text, and so does what is no number. */
 export const num = (value) => Number(value || 0);
 const seconds = (us, digits = 1) => (num(us) / 1e6).toFixed(digits);
 const gib = (bytes) => (num(bytes) / 2 ** 30).toFixed(2);
@@ -45,31 +46,33 @@ const mono = (text) => h("code", {}, text);
 const link = (job, text) => (job ? h("a", { href: `#job/${encodeURIComponent(job)}` }, text || job) : h("span", { class: "dim" }, OTHERS));
 const empty = (text) => h("p", { class: "empty" }, text);
 const command = (text) => h("button", { class: "command", "data-copy": text, title: "Copy" }, h("code", {}, text));
-const commands = (...texts) => h("div", { class: "commands" }, h("span", { class: "dim" }, "To act: "), texts.map(command));
+const commands = (...texts) => h("div", { class: "commands" }, h("span", { class: "dim" }, "To act:"), texts.map(command));
 const meter = (share, title) => h("meter", { min: 0, max: 1, value: Math.max(0, Math.min(1, share)).toFixed(3), title: title || percent(share) });
 
 /** A table of columns [name, cell of an item, is a number]; `id` names a row. */
 function table(items, id, columns, none) {
   if (!items.length) return empty(none);
   const head = h("tr", {}, columns.map(([name, , isNumber]) => h("th", { class: isNumber ? "number" : "" }, name)));
-  const rows = items.map((one) => h("tr", { "data-id": id(one) }, columns.map(([name, cell, isNumber]) => {
+  const rows = items.slice(0, MOST).map((one) => h("tr", { "data-id": id(one) }, columns.map(([name, cell, isNumber]) => {
     const value = cell(one);
     return h("td", { "data-c": name, class: isNumber ? "number" : "" }, value === "" || value === null || value === undefined ? h("span", { class: "dim" }, "–") : value);
   })));
-  return h("div", { class: "table" }, h("table", {}, h("thead", {}, head), h("tbody", {}, rows)));
+  return h("div", { class: "table" }, h("table", {}, h("thead", {}, head), h("tbody", {}, rows)), items.length > MOST ? empty(`${items.length - MOST} more are not shown; plexctl lists them.`) : null);
 }
 
 /** Returns what a view shows of a reply, or that there is none yet, or why not. */
 const told = (reply, show) => (!reply ? empty("…") : reply.error ? h("p", { class: "bad", role: "alert" }, reply.error.message) : show(reply));
 const sum = (items, of) => items.reduce((total, one) => total + num(of(one)), 0);
-const metric = (seen, job, name, digits) => { const value = seen.status.progress[job.job_id]?.metrics?.[name]; return value === undefined ? "" : value.toFixed(digits); };
+const metric = (seen, job, name, digits) => { const value = seen.status.progress[job.job_id]?.metrics?.[name]; return value === undefined ? "" : Number(value).toFixed(digits); };
 const use = (seen, job) => seen.report?.jobs?.find((one) => one.job_id === job) || {};
+/** Returns the caller's jobs, and those of others that the report names to operators, newest first. */
+const known = (seen) => [...(seen.report?.jobs || []).filter((one) => one.job_id && !seen.status.jobs.some((own) => own.job_id === one.job_id)), ...seen.status.jobs].reverse();
 const resident = (seen, job) => (seen.pack?.groups || []).flatMap((group) => group.residents).filter((one) => one.job_id === job);
 
 export function tiles(seen) {
   const { status, pack } = seen;
   if (!status || status.error) return [told(status, () => null)];
-  const jobs = status.jobs.map(stateOf), many = (state) => jobs.filter((one) => one === state).length;
+  const jobs = known(seen).map(stateOf), many = (state) => jobs.filter((one) => one === state).length;
   const busy = status.devices.filter((one) => one.running_wpg).length;
   const down = status.nodes.filter((one) => one.state !== "up").length;
   const tile = (name, value, more, bad) => h("div", { class: `tile${bad ? " warn" : ""}` }, h("b", { "data-tile": name }, value), h("span", {}, name), h("small", {}, more || " "));
@@ -119,7 +122,7 @@ function queue(seen) {
 }
 
 function jobs(seen) {
-  return [h("h2", {}, "Jobs"), told(seen.status, (status) => table([...status.jobs].reverse(), (job) => job.job_id, [
+  return [h("h2", {}, "Jobs"), told(seen.status, () => table(known(seen), (job) => job.job_id, [
     ["job", (job) => link(job.job_id)],
     ["name", (job) => job.name],
     ["tenant", (job) => job.tenant],
@@ -136,7 +139,7 @@ function jobs(seen) {
 
 function job(seen, id) {
   return told(seen.status, (status) => {
-    const found = status.jobs.find((one) => one.job_id === id), said = seen.explained.get(id);
+    const found = known(seen).find((one) => one.job_id === id), said = seen.explained.get(id);
     const why = said ? explained(said) : empty("…");
     if (!found) return h("div", {}, h("h2", {}, id), why);
     const used = use(seen, id), slow = num(used.measured_ppm), bound = num(used.bound_ppm);
@@ -150,21 +153,27 @@ function job(seen, id) {
         fact("reward", metric(seen, found, "reward", 3), `step ${metric(seen, found, "step", 0) || "–"}`),
         fact("slowdown", slow ? ratio(slow) : ratio(used.predicted_ppm), `${slow ? "measured" : "predicted"}, bound ${ratio(bound)}`, slow && bound && slow > bound),
         fact("waited", `${seconds(used.wait_us)} s`, `${percent(num(used.wait_ratio_ppm) / 1e6)} of its time`),
-        fact("device time", `${seconds(found.device_us)} s`, `${found.operations_done} operations`),
+        fact("device time", `${seconds(found.device_us)} s`, found.operations_done && `${found.operations_done} operations`),
         fact("switches", String(num(used.switches)), `${seconds(used.switch_us, 2)} s`),
         fact("pool cost", num(used.cost).toFixed(2), `${seconds(used.pooled_us)} s of spot and lent`)),
       h("h3", {}, "Why it waits"), why,
       resident(seen, id).map(cycle),
       h("h3", {}, "Deployments"),
-      table(status.deployments.filter((one) => one.job_id === id), (one) => one.deployment_id, [
-        ["name", (one) => one.name], ["role", (one) => one.spec.role], ["backend", (one) => one.spec.backend],
-        ["state", (one) => pill(one.state)], ["state is on", (one) => one.residency.replace("RESIDENCY_", "").toLowerCase()],
+      table(deployments(seen, id), (one) => one.deployment_id, [
+        ["name", (one) => one.name], ["role", (one) => one.spec?.role], ["backend", (one) => one.spec?.backend],
+        ["state", (one) => one.state && pill(one.state)], ["state is on", (one) => one.residency.replace("RESIDENCY_", "").toLowerCase()],
         ["devices", (one) => resident(seen, id).find((r) => r.deployment_id === one.deployment_id)?.devices.join(", ")],
-        ["state", (one) => size(one.state_bytes), true],
+        ["size", (one) => size(one.state_bytes), true],
       ], "It has no deployment."),
       h("h3", {}, "Cost"), table(costs, (one) => one.kind, COSTS.slice(1), "Nothing is charged to it yet."),
       commands(`plexctl logs ${id} --follow`, `plexctl job cancel ${id}`, `plexctl job move ${id}`, `plexctl job pin ${id}`));
   });
+}
+
+/** Returns a job's deployments; of another tenant's job, those that the plan has. */
+function deployments(seen, id) {
+  const own = seen.status.deployments.filter((one) => one.job_id === id);
+  return own.length ? own : resident(seen, id);
 }
 
 /** The planned cycle of a resident, to scale. */
@@ -174,7 +183,8 @@ function cycle(one) {
   const at = (us) => (100 * num(us)) / period;
   const parts = one.segments.map((part) => svg("rect", { x: at(part.offset_us), width: Math.max(0.3, at(part.duration_us)), y: 0, height: 10, class: `phase ${part.phase}` }, svg("title", {}, `${part.phase}: ${lasted(num(part.duration_us))}`)));
   return h("div", {}, h("h3", {}, `Cycle of ${one.name} `, h("span", { class: "dim" }, `${lasted(period)}, ${percent(num(one.duty_ppm) / 1e6)} on ${one.devices.length} device${one.devices.length > 1 ? "s" : ""}${one.is_cold ? ", not known yet" : ""}`)),
-    svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", class: "cycle" }, parts));
+    svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", class: "cycle" }, parts),
+    h("p", { class: "hint" }, one.segments.map((part) => `${part.phase} ${lasted(num(part.duration_us))}`).join(" · ")));
 }
 
 function svg(tag, attributes, ...children) {
@@ -204,7 +214,7 @@ function instances(seen) {
   return [h("h2", {}, "Rollout instances"), told(seen.instances, (reply) => table(reply.instances, (one) => one.device, [
     ["device", (one) => one.device], ["kind", (one) => one.kind], ["phase", (one) => pill(one.phase)],
     ["deployment", (one) => (one.deployment_id ? link(one.job_id, one.deployment_id) : "")], ["version", (one) => num(one.version), true],
-    ["running", (one) => one.running, true], ["pending", (one) => one.pending, true], ["tokens/s", (one) => one.tokens_per_s.toFixed(0), true],
+    ["running", (one) => one.running, true], ["pending", (one) => one.pending, true], ["tokens/s", (one) => num(one.tokens_per_s).toFixed(0), true],
     ["price", (one) => (one.price ? one.price : ""), true], ["because", (one) => one.because],
     ["to act", (one) => (one.kind === "spot" ? command(`plexctl instance ${one.phase === "closed" ? "open" : "drain"} ${one.device}`) : "")],
   ], "No rollout engine runs."))];
@@ -221,9 +231,9 @@ function rewards(seen) {
     table(reply.batches, (one) => one.batch_id, [
       ["program", (one) => one.program], ["job", (one) => link(one.job_id)], ["size", (one) => one.size, true], ["queued", (one) => one.queued, true],
       ["running", (one) => one.running, true], ["answered", (one) => one.answered, true], ["since", (one) => lasted(num(one.since_us)), true], ["waits for", (one) => one.critical],
+      ["more", (one) => command(`plexctl reward explain ${[...atob(one.batch_id)].map((byte) => byte.charCodeAt(0).toString(16).padStart(2, "0")).join("")}`)],
     ], "No batch is scored now."),
-    h("p", { class: "dim" }, `Untrusted code: ${reply.sandbox}`),
-    commands("plexctl reward list", "plexctl reward top")))];
+    h("p", { class: "dim" }, `Untrusted code: ${reply.sandbox}`)))];
 }
 
 const COSTS = [
@@ -267,24 +277,21 @@ export const VIEWS = [
 /** Draws the series of a view by uPlot; returns its charts by the element that each is in. */
 export function series(view, { gantt, seen, subject, charts }) {
   const wanted = view.name === "devices" ? { busy: ["Share of devices that work and that switch", shares(gantt), ["busy", "switching"], percent] }
-    : view.name === "job" ? Object.fromEntries([["reward", 3], ["step", 0]].map(([name]) => [name === "step" ? "slowdown" : name, [name === "step" ? "Step" : "Reward", points(seen, subject, name), [name], (value) => value.toPrecision(3)]])) : {};
+    : view.name === "job" ? { reward: ["Reward", points(seen, "reward", subject), ["reward"], (value) => value.toPrecision(3)], slowdown: ["Slowdown", points(seen, "slowdown", subject), ["slowdown"], (value) => `${value.toFixed(2)}×`] } : {};
   for (const [id, [title, data, names, show]] of Object.entries(wanted)) {
     const box = document.getElementById(id);
     if (data[0].length < 2 || !box.clientWidth) { if (charts[id]?.subject !== subject) { charts[id]?.destroy(); delete charts[id]; } continue; }
     if (charts[id] && charts[id].subject === subject && charts[id].width === box.clientWidth) charts[id].setData(data);
     else {
       charts[id]?.destroy();
-      charts[id] = plot(box, title, data, names, show);
+      charts[id] = plot(box, title, data, names, show, view.name === "devices" && (() => [gantt.start / 1e6, gantt.end / 1e6]));
       charts[id].subject = subject;
     }
   }
   return charts;
 }
 
-function points(seen, job, name) {
-  const known = (seen.history.get(job) || []).filter((one) => one[name] !== undefined);
-  return [known.map((one) => one.at / 1e6), known.map((one) => one[name])];
-}
+const points = (seen, name, job) => seen.history.get(`${name} ${job}`) || [[], []];
 
 /** Shares of the time of all devices, in bins of the Gantt's window. */
 function shares(gantt) {
@@ -303,14 +310,14 @@ function shares(gantt) {
   return [busy.map((_, bin) => (gantt.start + (bin + 0.5) * wide) / 1e6), busy.map((one) => Math.min(1, one)), moving.map((one) => Math.min(1, one))];
 }
 
-function plot(box, title, data, names, show) {
+function plot(box, title, data, names, show, times) {
   const style = getComputedStyle(box), colour = (name) => style.getPropertyValue(name).trim();
   const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
   const strokes = [colour("--accent"), colour("--move")];
   return new uPlot({
-    title, width: box.clientWidth, height: 170, legend: { live: true }, cursor: { y: false },
-    axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map(show) }],
-    scales: { y: { range: (_, low, high) => (names.length > 1 ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high]) } },
+    title, width: box.clientWidth, height: 160, cursor: { y: false }, padding: [null, 0, null, 0],
+    axes: [{ ...axis, values: (_, ticks) => ticks.map((at) => clock(at * 1e6, (ticks[1] - ticks[0]) * 1e6)) }, { ...axis, size: times ? GUTTER : 56, values: (_, ticks) => ticks.map(show) }],
+    scales: { x: times ? { range: times } : {}, y: { range: (_, low, high) => (names.length > 1 ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high]) } },
     series: [{}, ...names.map((label, at) => ({ label, points: { show: false }, stroke: strokes[at], fill: `${strokes[at]}22`, width: 1.5, value: (_, value) => (value === null ? "–" : show(value)) }))],
   }, data, box);
 }

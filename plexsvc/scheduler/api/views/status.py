@@ -115,7 +115,7 @@ async def status(
 async def timeline(
     scheduler: LiveScheduler, request: service_pb2.TimelineRequest
 ) -> service_pb2.TimelineReply:
-    """Return spans above an index; those of other tenants keep their time and lose their names.
+    """Return spans above an index; those of other tenants lose their names, but to operators.
 
     To read on, pass `next_index` as `after_index`.
     """
@@ -123,7 +123,9 @@ async def timeline(
     reply = service_pb2.TimelineReply(next_index=spans[-1].number if spans else request.after_index)
     for index, place, span in spans:
         record = scheduler.registry.jobs.get(span.job_id)
-        is_own = record is not None and request.tenant in {"", record.tenant}
+        is_own = record is not None and (
+            request.is_operator or request.tenant in {"", record.tenant}
+        )
         reply.spans.append(
             service_pb2.Span(
                 index=index,

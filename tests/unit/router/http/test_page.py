@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -15,11 +16,10 @@ import pytest
 from google.protobuf.message import Message
 
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.router.auth import Caller, Tenants
 from plexsvc.router.config import RouterConfig
-from plexsvc.router.http import page
+from plexsvc.router.http import page, server
 from plexsvc.router.http.server import serving
 from plexsvc.rpc.services import to_dict
 from tests.rigs.router_rig import start_rig
@@ -54,7 +54,7 @@ def asked() -> Asked:
 async def http(asked: Asked, tenants: Tenants | None = None) -> AsyncIterator[Any]:
     tenants = tenants or Tenants({"secret": "acme"})
     config = RouterConfig(http_listen="127.0.0.1:0")
-    routes = page.routes(asked, SystemClock())
+    routes = page.routes(asked)
     async with (
         serving(routes, tenants=tenants, config=config, files=page.files()) as address,
         aiohttp.ClientSession(f"http://{address}") as session,
@@ -176,6 +176,21 @@ async def test_an_open_page_ends_with_its_token(asked: Asked) -> None:
         name, told = await event(reply)
         assert (name, told["error"]["code"]) == ("end", "unauthenticated")
         assert await reply.content.read() == b""
+
+
+async def test_an_open_page_does_not_hold_the_server(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STOP_S", 3600.0)
+    asked.answers["GetStatus"] = [pb.ClusterStatus()]
+    config = RouterConfig(http_listen="127.0.0.1:0")
+    tenants = Tenants({"secret": "acme"})
+    async with aiohttp.ClientSession(headers=HEADERS) as session, asyncio.timeout(30):
+        async with serving(page.routes(asked), tenants=tenants, config=config) as address:
+            reply = await session.get(f"http://{address}/page/events?views=status")
+            await event(reply)
+        while await reply.content.readline():
+            pass
 
 
 async def test_pages_are_bounded(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
