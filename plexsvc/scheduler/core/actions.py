@@ -94,6 +94,8 @@ class MoveState:
     move_id: MoveId
     to: Residency
     lease_no: int
+    following: tuple[WpgId, ...] = ()
+    """Whose parked state is needed after it, the first one first: what is on disk comes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,6 +143,7 @@ async def _move_on(reach: Reach, node_id: NodeId, action: MoveState, *, to: Resi
         wpg_id=action.wpg_id,
         move_id=action.move_id.encode(),
         to=ON_WIRE[to],
+        next=action.following,
     )
     reply: MoveReply = await reach.ask_state(node_id, lambda state: state.Move(request))
     if reply.HasField("error"):

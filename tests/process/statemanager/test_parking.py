@@ -12,11 +12,12 @@ import pytest
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.dataplane import Message
+from tests.rigs.direct_io import needs_direct_io
 from tests.rigs.kept_daemon import KeptDaemon
 from tests.rigs.state_daemon import DEADLINE_S, Client, Daemon
 from tests.rigs.waiting import wait_until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, needs_direct_io]
 
 BLOCK = 4 << 20
 PIECE = {
@@ -71,6 +72,12 @@ def on_disk(daemon: Daemon) -> set[str]:
     return {wpg.wpg_id for wpg in daemon.inventory().wpgs if wpg.disk_bytes}
 
 
+def used(daemon: Daemon) -> tuple[int, int]:
+    """Return the bytes of host memory and of the disk."""
+    found = daemon.inventory()
+    return found.host_bytes_used, found.disk_bytes_used
+
+
 def forget(daemon: Daemon, wpg_id: str) -> None:
     request = statemanager_pb2.ForgetRequest(wpg_id=wpg_id, fence=common_pb2.Fence())
     daemon.stub.Forget(request, timeout=DEADLINE_S)
@@ -80,8 +87,7 @@ def test_host_and_disk_together_are_full_before_anything_is_refused(
     daemon: Daemon, tmp_path: Path
 ) -> None:
     states = parked(daemon, "a", "b", "c", "d", "e")
-    found = daemon.inventory()
-    assert (found.host_bytes_used, found.disk_bytes_used) == (2 * BLOCK, 3 * BLOCK)
+    assert used(daemon) == (2 * BLOCK, 3 * BLOCK)
     with pytest.raises(PlexError, match="host and disk") as refused:
         rank(daemon, "f", seed=9)
     assert refused.value.code is ErrorCode.NO_ROOM
@@ -93,8 +99,7 @@ def test_host_and_disk_together_are_full_before_anything_is_refused(
     assert os.listdir(tmp_path / "disk") == []
     for wpg_id in states:
         forget(daemon, wpg_id)
-    found = daemon.inventory()
-    assert (found.host_bytes_used, found.disk_bytes_used) == (0, 0)
+    assert used(daemon) == (0, 0)
 
 
 @pytest.mark.parametrize("daemon", [(2, 4)], indirect=True)
@@ -106,8 +111,7 @@ def test_what_is_expected_next_is_in_memory_before_its_turn(daemon: Daemon) -> N
     )
     assert not daemon.stub.Move(request, timeout=DEADLINE_S).HasField("error")
     wait_until(lambda: on_disk(daemon) == {"b", "c"}, what="d is in memory, and the place of a")
-    found = daemon.inventory()
-    assert found.host_bytes_used == 2 * BLOCK
+    assert used(daemon) == (2 * BLOCK, 2 * BLOCK)
     assert daemon.move("a", "HOST").error.code == ""
     assert daemon.move("d", "DEVICE").error.code == ""
     assert client("hash", name="params") == expected
@@ -161,8 +165,7 @@ def test_parked_state_on_disk_is_there_after_a_kill(kept: KeptDaemon) -> None:
         if wpg_id:
             assert kept.move(wpg_id, "DEVICE").error.code == ""
         kept.kill()
-        found = kept.inventory()
-        assert (found.host_bytes_used, found.disk_bytes_used) == (BLOCK, 2 * BLOCK)
+        wait_until(lambda: used(kept) == (BLOCK, 2 * BLOCK), what="one has its place in memory")
         for client, expected in [states[wpg_id]] if wpg_id else []:
             assert client("hash", name="params") == expected
             assert kept.move(wpg_id, "HOST").error.code == ""

@@ -20,6 +20,9 @@ from plexsvc.statemanager.disk import Disk
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.tiers import CpuArena, HostCopy
 from plexsvc.weights.checksums import BLOCK_BYTES
+from tests.rigs.direct_io import needs_direct_io
+
+pytestmark = needs_direct_io
 
 SIZE = 5 * BLOCK_BYTES + 8192
 SPLIT = 2 * BLOCK_BYTES

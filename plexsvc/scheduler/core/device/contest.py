@@ -219,6 +219,24 @@ def next_arrival(
     return first.resident_id
 
 
+def following(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...]:
+    """Return whose state is needed after that of `wpg`: those that wait, then as expected.
+
+    Nobody, where at most one is known: what was parked longest ago comes next anyway.
+    """
+    due: list[tuple[bool, int, WpgId]] = []
+    for wpg_id in devices.groups[wpg.wpg_id]:
+        other = devices.wpgs[wpg_id]
+        deployment = devices.deployments[other.deployment_id]
+        if other is wpg or other.is_rollout or other.residency is not Residency.HOST:
+            continue
+        if deployment.pending:
+            due.append((False, other.last_used_us, wpg_id))
+        elif (at_us := deployment.pattern.expected_us) is not None:
+            due.append((True, at_us, wpg_id))
+    return tuple(wpg_id for _, _, wpg_id in sorted(due)) if len(due) > 1 else ()
+
+
 def is_sooner(devices: Devices, victims: tuple[WpgId, ...], *, than: Wpg) -> bool:
     """Return whether some victim's next operation is expected before that of `than`."""
     limit_us = devices.deployments[than.deployment_id].pattern.expected_us

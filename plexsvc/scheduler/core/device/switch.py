@@ -17,7 +17,7 @@ from plexsvc.ids import WpgId
 from plexsvc.residency import MOVING, ON_DEVICE, Residency, ResidencyTrigger
 from plexsvc.scheduler.core.actions import MoveState, SpawnWpg
 from plexsvc.scheduler.core.cluster import Devices
-from plexsvc.scheduler.core.device import lease, space
+from plexsvc.scheduler.core.device import contest, lease, space
 from plexsvc.scheduler.core.device.learning import smoothed
 from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.queues import endings, lanes
@@ -160,7 +160,15 @@ def _order_move(devices: Devices, wpg: Wpg, *, to: Residency) -> None:
     wpg.shift(ResidencyTrigger.LOAD_ORDERED if is_load else ResidencyTrigger.OFFLOAD_ORDERED)
     wpg.move_id = devices.new_move_id()
     wpg.move_started_us = devices.now_us
-    devices.emit(MoveState(wpg_id=wpg.wpg_id, move_id=wpg.move_id, to=to, lease_no=wpg.lease_no))
+    devices.emit(
+        MoveState(
+            wpg_id=wpg.wpg_id,
+            move_id=wpg.move_id,
+            to=to,
+            lease_no=wpg.lease_no,
+            following=contest.following(devices, wpg) if is_load else (),
+        )
+    )
 
 
 def _end(devices: Devices, wpg: Wpg, switch: Switch) -> None:
