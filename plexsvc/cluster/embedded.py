@@ -235,8 +235,7 @@ class EmbeddedCluster:
         if self._config.launcher == "ray":
             launcher = RayLauncher(
                 self._config.ray,
-                cluster=keys.fingerprint,
-                keys_file=keys_file(self._config.state_dir),
+                keys=keys,
                 roots=self._config.router.model_roots,
                 place=self._config.state_dir / "ray",
                 clock=self._clock,

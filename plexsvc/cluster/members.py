@@ -2,7 +2,7 @@
 
 A node whose agent serves is taken in. One whose host has been told to leave is drained: nothing
 further is placed there, and what lives there moves. One whose host is gone is forgotten once its
-lease has run out: the lease alone says what is dead.
+lease has run out: the lease alone says what is dead. One that asks gets a certificate for its key.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
-from plexsvc.errors import PlexError
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node.launchers.launcher import Host, Launcher
+from plexsvc.rpc import certificates
 from plexsvc.scheduler.api.operators import take_in
 from plexsvc.scheduler.core.events import NodeCordoned
 from plexsvc.scheduler.live import LiveScheduler
@@ -38,18 +39,27 @@ async def follow(launcher: Launcher, scheduler: LiveScheduler) -> None:
             }
             for node_id, host in launcher.hosts.items():
                 if node_id not in at_work or at_work[node_id].done():
-                    at_work[node_id] = tasks.create_task(_settle(scheduler, host))
+                    at_work[node_id] = tasks.create_task(_settle(scheduler, host, launcher))
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await launcher.changed.wait()
 
 
-async def _settle(scheduler: LiveScheduler, host: Host) -> None:
-    """Have the scheduler's links to a node be as its host is."""
+async def _settle(scheduler: LiveScheduler, host: Host, launcher: Launcher) -> None:
+    """Have the scheduler's links to a node be as its host is, and the host have its certificate."""
     links = [link for link in scheduler.nodes.links if link.node_id == host.node_id]
+    is_shut_out = scheduler.members.is_shut_out(host.node_id)
     for link in links:
-        link.is_gone = host.is_gone or link.target != host.address != ""
+        link.is_gone = is_shut_out or host.is_gone or link.target != host.address != ""
+    if is_shut_out:
+        return
     try:
+        if host.request:
+            scheduler.check_open()
+            if certificates.requested(host.request)[0] != host.node_id:
+                raise bad_request(f"the host of node {host.node_id} asks for another's certificate")
+            given = await scheduler.members.issue(host.request)
+            launcher.admit(host.node_id, given.certificate)
         if host.address and not links:
             await take_in(scheduler, host.address)
         is_closed = scheduler.cluster.cordoned.get(host.node_id)

@@ -1,5 +1,7 @@
 """Program that makes a host a node: finds its devices, writes its agent's file, becomes the agent.
 
+The node's key pair is made here, and its private key stays here.
+
 `python -m plexsvc.node.join --config FILE` refuses, before anything starts, a host that does not
 fit: another version of plexsvc, no GPU where none was configured, model roots that are not there.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +23,8 @@ from plexsvc.errors import PlexError, bad_request, unavailable
 from plexsvc.node import toml
 from plexsvc.node.config import DEVICE_KINDS, AgentConfig, DeviceConfig
 from plexsvc.node.discovery import half_of_memory, on_gpus
+from plexsvc.rpc import certificates
+from plexsvc.rpc.keys import ClusterKeys, read_keys, write_keys, write_private
 from plexsvc.statelink.cuda import Gpu, gpus
 
 
@@ -62,8 +67,10 @@ class JoinConfig:
     """Whether an earlier agent served there."""
     directory: Path
     """Where nodes of this host have their directories, private to this user."""
-    keys_file: Path
-    """The cluster's keys on this host."""
+    certificate: str = ""
+    """Of the node's key pair, PEM; empty where it is yet to be asked for."""
+    authority: str
+    """The service's certificate, PEM."""
     version: str
     """plexsvc's, of the service."""
     roots: tuple[Path, ...] = ()
@@ -88,7 +95,7 @@ def agent_config(config: JoinConfig, found: Sequence[Gpu]) -> AgentConfig:
     devices = pool.devices or on_gpus(found, kind=pool.kind)
     if not devices:
         raise _bad(config, "has no GPU that CUDA finds; say in its pool what its devices are")
-    directory = config.directory / config.node_id
+    directory = place_of(config)
     return AgentConfig(
         node_id=config.node_id,
         devices=devices,
@@ -100,9 +107,40 @@ def agent_config(config: JoinConfig, found: Sequence[Gpu]) -> AgentConfig:
         disk_dir=pool.disk_dir,
         staging_bytes=pool.staging_bytes,
         listen=config.listen,
-        keys_file=config.keys_file,
+        keys_file=keys_file(config),
         orphan_us=pool.orphan_us,
     )
+
+
+def place_of(config: JoinConfig) -> Path:
+    """Return where the node keeps what it has."""
+    return config.directory / config.node_id
+
+
+def keys_file(config: JoinConfig) -> Path:
+    """Return where the node's keys are."""
+    return place_of(config) / "keys.json"
+
+
+def private_key(place: Path) -> str:
+    """Return the private key of the node in a directory, made now if it has none."""
+    path = place / "key.pem"
+    if not path.exists():
+        write_private(path, certificates.new_key())
+    return path.read_text()
+
+
+def take_keys(config: JoinConfig) -> None:
+    """Write the node's keys, unless they are there: its certificate, and a secret of its own."""
+    path = keys_file(config)
+    if not path.exists() or read_keys(path).certificate != config.certificate:
+        keys = ClusterKeys(
+            secret=secrets.token_urlsafe(32),
+            certificate=config.certificate,
+            private_key=private_key(path.parent),
+            authority=config.authority,
+        )
+        write_keys(path, keys)
 
 
 def hold(config: JoinConfig) -> None:
@@ -111,7 +149,7 @@ def hold(config: JoinConfig) -> None:
     Raises:
         PlexError: `bad_request` when another user owns it, `unavailable` when an agent has it.
     """
-    directory = config.directory / config.node_id
+    directory = place_of(config)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.geteuid():
         raise _bad(config, f"cannot use {directory}, which another user owns")
@@ -134,12 +172,18 @@ def main() -> None:
     """Become the agent of this host."""
     parser = argparse.ArgumentParser(prog="plexsvc.node.join")
     parser.add_argument("--config", required=True, type=Path, help="TOML file of a JoinConfig")
+    parser.add_argument("--request", action="store_true", help="print the request for it alone")
     parser.add_argument("--parent-death", metavar="PID", help="the agent dies when PID dies")
     options = parser.parse_args()
     try:
         config = configuration.load(options.config, JoinConfig)
+        if options.request:
+            key = private_key(place_of(config))
+            sys.stdout.write(certificates.request_for(key, node_id=config.node_id))
+            return
         agent = agent_config(config, gpus())
         hold(config)
+        take_keys(config)
     except PlexError as error:
         sys.exit(str(error))
     path = agent.runtime_dir / "agent.toml"

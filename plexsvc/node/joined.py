@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -24,12 +25,11 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc import config as configuration
 from plexsvc.errors import ErrorCode, PlexError, bad_request, unavailable
 from plexsvc.node import toml
-from plexsvc.node.join import JoinConfig, PoolConfig
+from plexsvc.node.join import JoinConfig, PoolConfig, private_key
 from plexsvc.node.logs import tail
 from plexsvc.rpc import certificates
-from plexsvc.rpc.keys import ClusterKeys, write_keys, write_private
+from plexsvc.rpc.keys import write_private
 
-_KEYS: Final = "keys.json"
 _CONFIG: Final = "join.toml"
 
 Ask = Callable[[pb.JoinNodeRequest], pb.JoinNodeReply]
@@ -77,10 +77,16 @@ def join(joining: Joining, ask: Ask, *, on_up: Callable[[str], None]) -> int:
         )
     request = pb.JoinNodeRequest()
     if is_known:
-        roots = configuration.load(place / _CONFIG, JoinConfig).roots
-        _write(joining, asked=version("plexsvc"), roots=roots)
+        before = configuration.load(place / _CONFIG, JoinConfig)
+        told = pb.JoinNodeReply(
+            certificate=before.certificate,
+            authority=before.authority,
+            version=version("plexsvc"),
+            roots=map(str, before.roots),
+        )
+        _write(joining, told)
     else:
-        request.request = certificates.request_for(_key(place), node_id=joining.node_id)
+        request.request = certificates.request_for(private_key(place), node_id=joining.node_id)
         _take(joining, ask(request))
 
     def serves(address: str) -> None:
@@ -113,38 +119,23 @@ def _id(token: str) -> str:
     return token.partition(".")[0]
 
 
-def _key(place: Path) -> str:
-    """Return the node's private key, made now if it has none."""
-    path = place / "key.pem"
-    if not path.exists():
-        write_private(path, certificates.new_key())
-    return path.read_text()
-
-
 def _take(joining: Joining, reply: pb.JoinNodeReply) -> None:
     """Keep what the cluster says.
 
     Raises:
         PlexError: `unauthenticated` when it is not the one that the token is of.
     """
-    place = joining.place
-    keys = ClusterKeys(
-        secret=secrets.token_urlsafe(32),
-        certificate=reply.certificate,
-        private_key=_key(place),
-        authority=reply.authority,
-    )
-    if not secrets.compare_digest(keys.digest, joining.token.rpartition(".")[2]):
+    shown = sha256(reply.authority.encode()).hexdigest()
+    if not secrets.compare_digest(shown, joining.token.rpartition(".")[2]):
         raise PlexError(
             ErrorCode.UNAUTHENTICATED,
             "who answers is not the cluster that the token is of: its certificate is another; "
             "give the address of that cluster's router",
         )
-    write_keys(place / _KEYS, keys)
-    _write(joining, asked=reply.version, roots=tuple(map(Path, reply.roots)))
+    _write(joining, reply)
 
 
-def _write(joining: Joining, *, asked: str, roots: tuple[Path, ...]) -> None:
+def _write(joining: Joining, told: pb.JoinNodeReply) -> None:
     """Write what the agent is to be; a later one has the address of the first."""
     former = joining.place / "address"
     listen = joining.listen
@@ -155,9 +146,10 @@ def _write(joining: Joining, *, asked: str, roots: tuple[Path, ...]) -> None:
         listen=listen,
         is_replacement=former.exists(),
         directory=joining.directory,
-        keys_file=joining.place / _KEYS,
-        version=asked,
-        roots=roots,
+        certificate=told.certificate,
+        authority=told.authority,
+        version=told.version,
+        roots=tuple(map(Path, told.roots)),
         pool=joining.pool,
     )
     write_private(joining.place / _CONFIG, toml.dumps(config))

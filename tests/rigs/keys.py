@@ -17,18 +17,23 @@ def member(
 ) -> ClusterKeys:
     """Return the keys of a node that joined a cluster."""
     private_key = certificates.new_key()
-    certificate = certificates.sign(
-        certificates.request_for(private_key, node_id=node_id),
+    request = certificates.request_for(private_key, node_id=node_id)
+    return ClusterKeys(
+        secret=f"of {node_id}",
+        certificate=signed(request, of=of, valid_us=valid_us),
+        private_key=private_key,
+        authority=of.certificate,
+    )
+
+
+def signed(request: str, *, of: ClusterKeys = KEYS, valid_us: int = certificates.VALID_US) -> str:
+    """Return the certificate that a cluster gives for a request."""
+    return certificates.sign(
+        request,
         authority=of.certificate,
         private_key=of.private_key,
         now_us=SystemClock().wall_us(),
         valid_us=valid_us,
-    )
-    return ClusterKeys(
-        secret=f"of {node_id}",
-        certificate=certificate,
-        private_key=private_key,
-        authority=of.certificate,
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import service_pb2
+from plexsvc.rpc.keys import read_keys
 from tests.rigs.live_cluster import rank_processes
 from tests.rigs.on_ray import OnRay, start_on_ray
 from tests.rigs.processes import descendants, is_alive, running
@@ -144,3 +145,28 @@ def test_a_node_of_no_pool_or_with_a_name_that_is_taken_gets_no_agent(cluster: O
     for node in ("odd", "twin"):
         assert not running("plexsvc.node.agent", below=cluster.ray.raylet(node))
         cluster.ray.kill(node)
+
+
+def test_a_node_that_is_shut_out_does_not_come_back_with_another_agent_or_key(
+    cluster: OnRay,
+) -> None:
+    cluster.ray.add("out", pool="train")
+    cluster.wait_for("out", "up")
+    place = cluster.ray.nodes_directory / "out"
+    assert (place / "key.pem").exists()
+    assert read_keys(place / "keys.json").secret != cluster.service.live.keys.secret
+    cluster.service.live._call("ShutOutNode", service_pb2.ShutOutNodeRequest(node_id="out"))
+    cluster.wait_for("out", None)
+    for has_new_key in (False, True):
+        agent = cluster.agent("out")
+        if has_new_key:
+            (place / "key.pem").unlink()
+        os.kill(cluster.host("out"), signal.SIGKILL)
+        wait_until(lambda: not is_alive(agent), what="its agent died")  # noqa: B023
+        if not has_new_key:
+            wait_until(lambda: cluster.agent("out") != 0, what="it has another agent")
+        else:
+            wait_until((place / "key.pem").exists, what="it asks again")
+        assert cluster.nodes().get("out") in {None, "absent"}
+    assert cluster.agent("out") == 0
+    cluster.ray.kill("out")

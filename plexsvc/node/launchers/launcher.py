@@ -20,6 +20,8 @@ class Host:
     """The agent's process, on that host."""
     problem: str = ""
     """Why it has no agent, and what to do."""
+    request: str = ""
+    """What asks for the certificate of its key pair, PEM; empty: it has one."""
     is_leaving: bool = False
     """The host has been told to go: nothing further is to be placed there."""
     is_gone: bool = False
@@ -42,6 +44,9 @@ class Launcher(Protocol):
     leaves: bool
     hosts: dict[NodeId, Host]
     changed: asyncio.Event
+
+    def admit(self, node_id: NodeId, certificate: str) -> None:
+        """Have a host that asked for a certificate, PEM, have it."""
 
     async def __aenter__(self) -> Self:
         """Begin. What is on this machine alone serves when this returns."""

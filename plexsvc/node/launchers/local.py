@@ -76,6 +76,9 @@ class LocalLauncher:
                     ending.create_task(process.end(grace_s=_GRACE_S))
         await self._tasks.__aexit__(None, None, None)
 
+    def admit(self, node_id: NodeId, certificate: str) -> None:
+        """Do nothing: no host of this one asks, it has the service's keys."""
+
     async def _spawn(self, config: AgentConfig) -> None:
         """Start the agent of a node; return when it serves.
 

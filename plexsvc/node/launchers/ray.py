@@ -26,6 +26,7 @@ from plexsvc.node.agent_process import AgentProcess
 from plexsvc.node.join import PoolConfig
 from plexsvc.node.launchers.launcher import Host
 from plexsvc.node.logs import tail
+from plexsvc.rpc.keys import ClusterKeys, write_private
 
 log = Log(__name__)
 
@@ -54,8 +55,6 @@ class RayConfig:
     """plexsvc's Python on the nodes; empty: where the service has its own."""
     directory: Path = Path("/tmp/plexsvc")
     """Where nodes have sockets and logs, on each host; short (70 bytes), and this user's alone."""
-    keys_file: Path | None = None
-    """Where each host has the cluster's keys; by default where the service has them."""
 
 
 class RayLauncher:
@@ -65,25 +64,25 @@ class RayLauncher:
         self,
         config: RayConfig,
         *,
-        cluster: str,
-        keys_file: Path,
+        keys: ClusterKeys,
         roots: Sequence[Path],
         place: Path,
         clock: Clock,
         adopts: bool = False,
     ) -> None:
-        """Keep agents of a `cluster`, named so that no other has its nodes; files go to `place`.
+        """Keep agents of the cluster with these keys, its own nodes alone; files go to `place`.
 
         With `adopts`, go on without Ray, if need be, until it is back.
         """
         self._config = config
         self._settings = {
             "address": config.address,
-            "cluster": cluster,
+            "cluster": keys.fingerprint,
+            "certificates": str(place / "certificates"),
             "directory": str(config.directory),
             "python": config.agent_python or sys.executable,
             "pools": {
-                name: _settings(pool, keys_file=config.keys_file or keys_file, roots=roots)
+                name: _settings(pool, authority=keys.certificate, roots=roots)
                 for name, pool in config.pools.items()
             },
         }
@@ -103,7 +102,7 @@ class RayLauncher:
         Raises:
             PlexError: `unavailable` with the log's tail when Ray does not answer.
         """
-        self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._place / "certificates").mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._place / "settings.json").write_text(json.dumps(self._settings))
         await self._tasks.__aenter__()
         first = asyncio.Event()
@@ -132,6 +131,10 @@ class RayLauncher:
             else:
                 await self._process.end(grace_s=END_S)
         await self._tasks.__aexit__(None, None, None)
+
+    def admit(self, node_id: NodeId, certificate: str) -> None:
+        """Have a node that asked for a certificate have it."""
+        write_private(self._place / "certificates" / node_id, certificate)
 
     @property
     def _log(self) -> Path:
@@ -162,17 +165,15 @@ class RayLauncher:
         self.changed.set()
 
 
-def _settings(pool: PoolConfig, *, keys_file: Path, roots: Sequence[Path]) -> str:
+def _settings(pool: PoolConfig, *, authority: str, roots: Sequence[Path]) -> str:
     """Return the part of a `JoinConfig` that all nodes of a pool share."""
-    shared = _Shared(
-        keys_file=keys_file.absolute(), version=version("plexsvc"), roots=tuple(roots), pool=pool
-    )
+    shared = _Shared(authority=authority, version=version("plexsvc"), roots=tuple(roots), pool=pool)
     return toml.dumps(shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shared:
-    keys_file: Path
+    authority: str
     version: str
     roots: tuple[Path, ...]
     pool: PoolConfig

@@ -53,6 +53,9 @@ class NodeHost:
         cluster = self._order.get("cluster", order["cluster"])
         if cluster != order["cluster"]:
             return {"problem": f"cluster {cluster} has this node; stop it, or use another pool"}
+        self._directory_of(order).mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not order["certificate"] or not (self._directory_of(order) / "key.pem").exists():
+            return self._asks(order)
         if order != self._order and self._agent is not None:
             self.end()
         self._order = order
@@ -79,22 +82,44 @@ class NodeHost:
             agent.kill()
             agent.wait(5)
 
+    def _asks(self, order: dict[str, str]) -> dict[str, Any]:
+        """Return what asks for a certificate of the key pair that is made here, and stays here."""
+        done = subprocess.run(
+            (*self._module(order), "--request"),
+            env=_environment(),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            return {"problem": f"it makes no key pair: {done.stderr.strip()[-2000:]}"}
+        return {"request": done.stdout}
+
     @property
     def _directory(self) -> Path:
-        return Path(self._order["directory"]) / self._order["node_id"]
+        return self._directory_of(self._order)
 
-    def _start(self) -> None:
-        order, directory = self._order, self._directory
-        self._began_s = time.monotonic()
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    @staticmethod
+    def _directory_of(order: dict[str, str]) -> Path:
+        return Path(order["directory"]) / order["node_id"]
+
+    def _module(self, order: dict[str, str]) -> tuple[str, ...]:
+        """Return the program that makes this host a node, with its file written."""
         listen = self._address or f"{order['host']}:0"
-        config = directory / "join.toml"
+        config = self._directory_of(order) / "join.toml"
         config.write_text(
             f"node_id = {json.dumps(order['node_id'])}\nlisten = {json.dumps(listen)}\n"
             f"is_replacement = {json.dumps(bool(self._address))}\n"
+            f"certificate = {json.dumps(order['certificate'])}\n"
             f"directory = {json.dumps(order['directory'])}\n{order['settings']}"
         )
-        module = (order["python"], "-m", "plexsvc.node.join", "--config", str(config))
+        return (order["python"], "-m", "plexsvc.node.join", "--config", str(config))
+
+    def _start(self) -> None:
+        directory = self._directory
+        self._began_s = time.monotonic()
+        module = self._module(self._order)
         with (directory / "said").open("wb") as said, (directory / "agent.log").open("ab") as log:
             self._log_begins = log.tell()
             self._agent = subprocess.Popen(
@@ -215,8 +240,13 @@ class Keeper:
             "directory": self._settings["directory"],
             "python": self._settings["python"],
             "settings": pools[pool],
+            "certificate": self._certificate_of(name),
         }
         self._asked[ray_id] = self._actors[ray_id].keep.remote(order)
+
+    def _certificate_of(self, name: str) -> str:
+        path = Path(self._settings["certificates"]) / name
+        return path.read_text() if path.exists() else ""
 
     def _host_on(self, ray_id: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -21,7 +21,7 @@ from plexsvc.node.launchers.local import LocalLauncher
 from plexsvc.node.launchers.ray import RayConfig, RayLauncher
 from plexsvc.rpc.channels import open_channel
 from tests.process.node.conftest import agent_config
-from tests.rigs.keys import KEYS, keys_file
+from tests.rigs.keys import KEYS, signed
 from tests.rigs.ray_cluster import PYTHON, RayCluster
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(200)]
@@ -54,8 +54,7 @@ def new_launcher(tmp_path: Path, request: pytest.FixtureRequest) -> NewLauncher:
     )
     return lambda: RayLauncher(
         on_ray,
-        cluster=KEYS.fingerprint,
-        keys_file=keys_file(tmp_path),
+        keys=KEYS,
         roots=(),
         place=tmp_path / "ray",
         clock=SystemClock(),
@@ -67,6 +66,8 @@ async def served(launcher: Launcher, *, besides: int = 0) -> Host:
     async with asyncio.timeout(WAIT_S):
         while True:
             for host in launcher.hosts.values():
+                if host.request:
+                    launcher.admit(host.node_id, signed(host.request))
                 if host.address and host.pid != besides:
                     return host
             launcher.changed.clear()

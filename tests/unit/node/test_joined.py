@@ -17,7 +17,7 @@ from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node import joined
 from plexsvc.node.config import DeviceConfig
-from plexsvc.node.join import JoinConfig, PoolConfig
+from plexsvc.node.join import JoinConfig, PoolConfig, take_keys
 from plexsvc.rpc import certificates
 from plexsvc.rpc.keys import ClusterKeys, read_keys
 from tests.rigs.keys import FOREIGN, KEYS
@@ -55,6 +55,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[JoinConfig]:
     class FakeAgent:
         def __init__(self, argv: tuple[str, ...], **_: object) -> None:
             config = configuration.load(Path(argv[argv.index("--config") + 1]), JoinConfig)
+            take_keys(config)
             found.append(config)
             address = config.listen.removesuffix(":0") + (":7" if ":0" in config.listen else "")
             self.stdout = io.BytesIO(json.dumps({"address": address}).encode())
