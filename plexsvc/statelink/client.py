@@ -28,7 +28,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
@@ -62,11 +62,15 @@ Scalars = dict[str, int | float | str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionSpec:
-    """A region to allocate: `droppable` ones (gradients) are dropped when clean, never copied."""
+    """A region to allocate: `droppable` ones (gradients) are dropped when clean, never copied.
+
+    A `frozen` one (a model under adapters) never changes once it was filled.
+    """
 
     name: str
     nbytes: int
     droppable: bool = False
+    frozen: bool = False
 
 
 class Region:
@@ -171,7 +175,7 @@ class StateClient:
         Raises:
             PlexError: `no_room` with `need` and `free` when the device or the host tier lacks it.
         """
-        wanted = [{"name": r.name, "nbytes": r.nbytes, "droppable": r.droppable} for r in regions]
+        wanted = [asdict(region) for region in regions]
         reply = self._call({"op": "allocate", "regions": wanted})
         for spec in regions:
             memory = open_memory(self._session.kind, spec.nbytes)

@@ -81,6 +81,8 @@ class RegionState:
     nbytes: int
     is_droppable: bool
     has_host_copy: bool = False
+    is_frozen: bool = False
+    """Its bytes never change, so a host copy that is kept is good for the next offload."""
     disk_bytes: int = 0
     """The end of it that is parked on disk, or will be: whole blocks."""
 

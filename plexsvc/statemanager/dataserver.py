@@ -188,6 +188,7 @@ class DataServer:
                 str(wanted["name"]),
                 int(wanted["nbytes"]),
                 is_droppable=bool(wanted["droppable"]),
+                is_frozen=bool(wanted["frozen"]),
                 granule=link.memory.tier.granule_bytes,
             )
             for wanted in request.header["regions"]

@@ -87,11 +87,14 @@ class RankMemory:
         nbytes = 0
         for region in regions:
             span, host = self.spans[region.name], self.hosts[region.name]
+            if region.is_frozen and host.is_kept and host.split == region.split == host.nbytes:
+                continue
             host.empty(region.split)
             self.prepare(host)
             self.tier.to_host(span, host, Extent(offset=0, nbytes=host.split), tell)
             if host.split < host.nbytes:
                 host.to_disk(host.split, fill=partial(self.tier.to_host, span, host), tell=tell)
+            host.is_kept = host.split == host.nbytes
             nbytes += host.nbytes
         return nbytes
 

@@ -242,7 +242,9 @@ class Node:
         self.book.put(NUMBERS, facts)
 
 
-def region_state(name: str, nbytes: int, *, is_droppable: bool, granule: int) -> RegionState:
+def region_state(
+    name: str, nbytes: int, *, is_droppable: bool, is_frozen: bool = False, granule: int
+) -> RegionState:
     """Return the ledger's record of a region a client asks for, in whole granules of its device.
 
     Raises:
@@ -253,4 +255,4 @@ def region_state(name: str, nbytes: int, *, is_droppable: bool, granule: int) ->
             f"region {name!r} of {nbytes} bytes; give it a name and at least one byte"
         )
     rounded = -(-nbytes // granule) * granule
-    return RegionState(name=name, nbytes=rounded, is_droppable=is_droppable)
+    return RegionState(name=name, nbytes=rounded, is_droppable=is_droppable, is_frozen=is_frozen)

@@ -149,6 +149,9 @@ class HostCopy:
         self.file = _host_file(self.nbytes, fd=fd)
         self.split = self.nbytes if split is None else split
         self.tail = tail
+        self.is_kept = False
+        """Whether it was made in memory as a whole; what went to disk since has come back once
+        `split` is the region's size again."""
         self._disk = disk
         self._backed = 0
         self._mapping: FixedMapping | None = None
@@ -189,6 +192,7 @@ class HostCopy:
         Memory that a stalled disk may still write to is let be, and other memory taken.
         """
         self.drop_tail()
+        self.is_kept = False
         if self._running:
             self.unpin()
             self.file, self._mapping, self._backed = _host_file(self.nbytes), None, 0

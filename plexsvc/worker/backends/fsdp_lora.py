@@ -77,7 +77,8 @@ class LoraBackend(fsdp.FsdpBackend):
         )
         _, moments, grads = self._trained.regions(is_trained=True)
         adapter = RegionSpec(name=ADAPTER, nbytes=places.nbytes)
-        self._regions = (*self._layout.regions(is_trained=False), adapter, moments, grads)
+        params = RegionSpec(name="params", nbytes=self._layout.param_bytes, frozen=True)
+        self._regions = (params, adapter, moments, grads)
 
     def attach(self, memory: Mapping[str, Tensor], weights: TensorSource | None) -> None:
         """Move the shards and the adapters into `memory`; read `weights` or draw new adapters.
