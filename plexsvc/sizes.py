@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from plexclient.specs import Parallel
+from plexsvc.lora import Lora, linears
 
 Config = Mapping[str, Any]
 """A model directory's `config.json`."""
@@ -41,10 +42,12 @@ class Sizes:
     """Bytes on the largest rank of a deployment; zeros where nothing is known."""
 
     params: int = 0
-    """Parameters, and so one published version."""
+    """Parameters, adapters among them."""
     optimizer: int = 0
     """Moments and float32 masters of what is trained."""
     gradients: int = 0
+    version: int = 0
+    """One published version: the parameters, or adapters alone."""
 
     @property
     def state(self) -> int:
@@ -52,33 +55,55 @@ class Sizes:
         return self.params + self.optimizer + self.gradients
 
 
-def of(config: Config, *, backend: str, dtype: str, parallel: Parallel, is_trained: bool) -> Sizes:
+def of(
+    config: Config,
+    *,
+    backend: str,
+    dtype: str,
+    parallel: Parallel,
+    is_trained: bool,
+    lora: Lora | None = None,
+) -> Sizes:
     """Return what a deployment takes on its largest rank.
 
     >>> tiny = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
     ...         "num_attention_heads": 2, "vocab_size": 32, "tie_word_embeddings": True}
     >>> of(tiny, backend="fsdp", dtype="float32", parallel=Parallel(), is_trained=False)
-    Sizes(params=7008, optimizer=0, gradients=0)
+    Sizes(params=7008, optimizer=0, gradients=0, version=7008)
     """
     if backend not in _PARAMETERS or any(key not in config for key in _NEEDED):
         return Sizes()
     # fsdp keeps what it trains in float32, and rounds it as it gathers it.
-    is_half = dtype == "bfloat16" and not (is_trained and backend == "fsdp")
+    is_half = dtype == "bfloat16" and not (is_trained and backend == "fsdp" and lora is None)
     itemsize = HALF_BYTES if is_half else FLOAT32_BYTES
     count = _PARAMETERS[backend](config, parallel)
+    params = count * itemsize
+    if lora is not None:
+        adapters = lora.elements(config) * FLOAT32_BYTES
+        return Sizes(
+            params=params + adapters, optimizer=2 * adapters, gradients=adapters, version=adapters
+        )
     if not is_trained:
-        return Sizes(params=count * itemsize)
+        return Sizes(params=params, version=params)
     kept = 2 * FLOAT32_BYTES + (FLOAT32_BYTES if itemsize < FLOAT32_BYTES else 0)
     shares = parallel.dp if parallel.distributed_optimizer else 1
     return Sizes(
-        params=count * itemsize,
+        params=params,
         optimizer=math.ceil(count * kept / shares),
         gradients=count * FLOAT32_BYTES,
+        version=params,
     )
 
 
 def of_pass(
-    config: Config, *, backend: str, dtype: str, parallel: Parallel, tokens: int, recompute: str
+    config: Config,
+    *,
+    backend: str,
+    dtype: str,
+    parallel: Parallel,
+    tokens: int,
+    recompute: str,
+    lora: Lora | None = None,
 ) -> int:
     """Return what forward_backward of micro-batches of `tokens` takes beside the state, at most.
 
@@ -94,6 +119,8 @@ def of_pass(
     layer = 6 * held + 5 * (query + key) / tp + mlp
     kept = {"": layer, "selective": layer - mlp, "full": held}[recompute]
     layers = config["num_hidden_layers"] * kept + layer + mlp + 2 * hidden
+    if lora is not None:  # float32 inputs of the adapters, and what A makes of them
+        layers += _adapted(config, lora, recompute=recompute) * FLOAT32_BYTES / itemsize
     rows = config["vocab_size"] / tp
     part = min(tokens, LOGITS_AT_ONCE / rows)
     head = 2 * itemsize * tokens * rows + 4 * FLOAT32_BYTES * part * rows
@@ -102,6 +129,16 @@ def of_pass(
     if backend == "fsdp":  # the root and two layers are gathered, and their gradients are
         weights = 2 * (_tables(config) * table + 2 * matrices) + 2 * table
     return int(itemsize * (tokens * layers + weights) + head)
+
+
+def _adapted(config: Config, lora: Lora, *, recompute: str) -> int:
+    """Return the numbers a token that adapters of all layers keep for the backward pass."""
+    sides = {name: shape[1] + lora.rank for name, shape in linears(config).items()}
+    every = sum(size for name, size in sides.items() if lora.adapts(name))
+    mlps = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+    mlp = sum(sides[name] for name in mlps if name in sides and lora.adapts(name))
+    kept = {"": every, "selective": every - mlp, "full": 0}[recompute]
+    return int(config["num_hidden_layers"] * kept + every)
 
 
 def _megatron(config: Mapping[str, int], parallel: Parallel) -> int:

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from plexclient.specs import Parallel
 from plexsvc import sizes
+from plexsvc.lora import Lora
 from tests.rigs.model_families import BOTH, FSDP, config_of
 
 CASES = {**BOTH, **FSDP}
@@ -78,3 +79,22 @@ def test_nothing_is_said_of_a_backend_or_a_model_that_is_not_known() -> None:
     for config, backend in ((QWEN_7B, "noop"), ({"hidden_size": 8}, "fsdp")):
         found = sizes.of(config, backend=backend, dtype="", parallel=Parallel(), is_trained=True)
         assert found == sizes.Sizes()
+
+
+def test_adapters_leave_the_model_without_masters_moments_and_gradients() -> None:
+    adapters = Lora(rank=16, alpha=32.0)
+    found = sizes.of(
+        QWEN_7B,
+        backend="fsdp",
+        dtype="bfloat16",
+        parallel=Parallel(),
+        is_trained=True,
+        lora=adapters,
+    )
+    own = 4 * adapters.elements(QWEN_7B)
+    plain = sizes.of(
+        QWEN_7B, backend="fsdp", dtype="bfloat16", parallel=Parallel(), is_trained=False
+    )
+    assert found.params == plain.params + own
+    assert (found.version, found.optimizer, found.gradients) == (own, 2 * own, own)
+    assert found.state < 1.05 * plain.state

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from plexclient.specs import Parallel
     from plexsvc.families import Config
+    from plexsvc.lora import Lora
 
 GB: Final = 10**9
 MOST_SPLIT: Final = 8
@@ -34,6 +35,9 @@ def plan(
     jobs: Annotated[int, typer.Option(help="Jobs of this kind on these GPUs.", min=1)] = 1,
     backend: Annotated[str, typer.Option(help="megatron or fsdp.")] = "megatron",
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    lora_rank: Annotated[
+        int, typer.Option(help="Train adapters of this rank on every linear layer; 0: all.", min=0)
+    ] = 0,
     json: Json = False,
 ) -> None:
     """Say in which layouts a model can be trained: GB on the fullest GPU, and what fits.
@@ -42,6 +46,7 @@ def plan(
     """
     from plexsvc import families
     from plexsvc.errors import bad_request
+    from plexsvc.lora import Lora
 
     count, nbytes = _gpus(gpus)
     if backend not in {"megatron", "fsdp"} or dtype not in {"bfloat16", "float32"}:
@@ -51,7 +56,14 @@ def plan(
         )
     table = families.read(model)
     families.check(table, backend=backend, directory=model)
-    rows = layouts(table, backend=backend, dtype=dtype, gpus=count, tokens=tokens, nbytes=nbytes)
+    lora = Lora(rank=lora_rank, alpha=1.0) if lora_rank else None
+    if lora is not None:
+        if backend != "fsdp":
+            raise bad_request(f"--lora-rank with --backend {backend}: fsdp alone trains adapters")
+        lora.check(table)
+    rows = layouts(
+        table, backend=backend, dtype=dtype, gpus=count, tokens=tokens, nbytes=nbytes, lora=lora
+    )
     for row in rows:
         row["host_bytes_per_gpu"] = jobs * (row["params"] + row["optimizer"])
     if json:
@@ -61,7 +73,14 @@ def plan(
 
 
 def layouts(
-    table: Config, *, backend: str, dtype: str, gpus: int, tokens: int, nbytes: int
+    table: Config,
+    *,
+    backend: str,
+    dtype: str,
+    gpus: int,
+    tokens: int,
+    nbytes: int,
+    lora: Lora | None = None,
 ) -> list[dict[str, Any]]:
     """Return each layout with bytes on its fullest GPU and what it must recompute to fit.
 
@@ -71,7 +90,9 @@ def layouts(
 
     rows: list[dict[str, Any]] = []
     for parallel in _degrees(table, backend=backend, gpus=gpus):
-        state = sizes.of(table, backend=backend, dtype=dtype, parallel=parallel, is_trained=True)
+        state = sizes.of(
+            table, backend=backend, dtype=dtype, parallel=parallel, is_trained=True, lora=lora
+        )
         passes = {
             what or "none": sizes.of_pass(
                 table,
@@ -80,6 +101,7 @@ def layouts(
                 parallel=parallel,
                 tokens=tokens,
                 recompute=what,
+                lora=lora,
             )
             for what in RECOMPUTED
         }

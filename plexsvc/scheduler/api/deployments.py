@@ -11,6 +11,7 @@ from plexclient.wire.v1 import service_pb2
 from plexsvc import sizes
 from plexsvc.errors import ErrorCode, PlexError, bad_request, queue_full
 from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
+from plexsvc.lora import Lora
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.config import SchedulerConfig
@@ -220,7 +221,7 @@ def _wanted(
 ) -> DeploymentRequested:
     spec = record.spec
     size = _sizes(spec, facts)
-    version_bytes = size.params if spec.HasField("optimizer") else 0
+    version_bytes = size.version if spec.HasField("optimizer") else 0
     return DeploymentRequested(
         deployment_id=record.deployment_id,
         job_id=record.job_id,
@@ -269,6 +270,7 @@ def _sizes(spec: service_pb2.DeploymentSpec, facts: process_specs.ModelFacts) ->
         dtype=spec.dtype,
         parallel=Parallel.from_wire(spec.parallel),
         is_trained=spec.HasField("optimizer"),
+        lora=Lora.from_wire(spec.lora) if spec.HasField("lora") else None,
     )
 
 

@@ -92,12 +92,29 @@ def test_a_model_is_planned_from_its_directory(
     assert "recompute=full" in shown.output
 
 
+def test_adapters_take_the_model_once_and_little_else(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["Qwen3-8B"]))
+    rows = []
+    for more in ([], ["--lora-rank", "16"]):
+        arguments = ["plan", str(tmp_path), "--gpus", "1x80", "--backend", "fsdp", "--json", *more]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        rows += json.loads(done.stdout)
+    whole, adapters = rows
+    assert whole["recompute"] is None, "8 billion parameters of 16 bytes"
+    assert adapters["optimizer"] + adapters["gradients"] < adapters["params"] // 25
+    assert adapters["params"] < whole["params"] * 0.52
+    assert adapters["recompute"] is not None
+
+
 @pytest.mark.parametrize(
     ("changes", "arguments", "word"),
     [
         ({}, ["--gpus", "8"], "such as 8x80"),
         ({}, ["--backend", "vllm"], "backends are megatron and fsdp"),
         ({"model_type": "qwen3_moe"}, [], "qwen3_moe"),
+        ({}, ["--lora-rank", "16"], "fsdp alone trains adapters"),
+        ({}, ["--lora-rank", "2048", "--backend", "fsdp"], "smallest side"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(
