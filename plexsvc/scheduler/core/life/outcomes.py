@@ -216,6 +216,9 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
         rebuilding.applied(devices, wpg, operation)
         if operation.kind is OperationKind.PUBLISH:
             devices.jobs[wpg.job_id].cycle += 1  # with what is published another begins
+    elif is_written and is_fatal and wpg.is_lost:  # its copy went with the service before
+        again = rebuilding.send_again(wpg, event.fault)
+        endings.end_running(devices.queues, operation, again, is_refusal=True)
     else:
         endings.end_running(devices.queues, operation, event.fault, is_refusal=event.is_refusal)
     lanes.watch_gap(devices.queues, deployment)

@@ -61,11 +61,7 @@ def begin(devices: Devices, wpg: Wpg, fault: Fault) -> None:
     """Take a WPG down whose state is gone, and have its operations wait for the next one."""
     fault = replace(fault, message=fault.message.removesuffix(ADVICE))
     deployment = devices.deployments[wpg.deployment_id]
-    again = Fault(
-        code=ErrorCode.UNAVAILABLE,
-        message=f"{deployment.deployment_id} is rebuilt from its last durable step "
-        f"({fault.message}); send it again",
-    )
+    again = send_again(wpg, fault)
     if wpg.is_lost:
         _refuse_staged(devices, wpg, again)
         return
@@ -88,6 +84,15 @@ def begin(devices: Devices, wpg: Wpg, fault: Fault) -> None:
     )
     if not wpg.writing:
         wpgs.stop(devices, wpg)
+
+
+def send_again(wpg: Wpg, fault: Fault) -> Fault:
+    """Return what clients are told of operations that a lost WPG did not get to the end of."""
+    return Fault(
+        code=ErrorCode.UNAVAILABLE,
+        message=f"{wpg.deployment_id} is rebuilt from its last durable step ({fault.message}); "
+        "send it again",
+    )
 
 
 def _refuse_staged(devices: Devices, wpg: Wpg, again: Fault) -> None:

@@ -18,7 +18,13 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
     StopWpg,
 )
-from plexsvc.scheduler.core.events import NodeLost, PayloadStaged, SpawnFailed
+from plexsvc.scheduler.core.events import (
+    NodeLost,
+    OperationFinished,
+    PayloadStaged,
+    SpawnFailed,
+    StateCopied,
+)
 from plexsvc.scheduler.core.life.rebuilding import MAX_LOSSES
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -60,6 +66,30 @@ def test_the_state_is_kept_after_what_writes_weights(world: FakeWorld) -> None:
         world.drain()
     kept = [action for action in world.log if isinstance(action, KeepState)]
     assert [(one.wpg_id, one.seq) for one in kept] == [(A, 2), (A, 3)]
+
+
+def test_a_save_whose_copy_is_gone_with_its_ranks_comes_again(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1, kind=OperationKind.SAVE)
+    world.tell(StateCopied(at_us=world.tick(), operation_id=op_id("a1")))
+    assert StopWpg(wpg_id=A) not in world.die(A), "the copy may be enough to write"
+    lost = OperationFinished(
+        at_us=world.tick(),
+        operation_id=op_id("a1"),
+        fault=Fault(code=ErrorCode.WORKER_DIED, message="rank 0 died and its state with it"),
+        is_refusal=False,
+        run_us=1,
+        digest="",
+    )
+    actions = world.tell(lost)
+    (refused,) = (action for action in actions if isinstance(action, RefuseOperation))
+    assert (refused.fault.code, refused.is_final) == (ErrorCode.UNAVAILABLE, False)
+    assert StopWpg(wpg_id=A) in actions
+    world.report_next(StopWpg)
+    world.report_next(ForgetWpg)
+    world.drain()
+    world.submit("a1", job="a", seq=1, kind=OperationKind.SAVE)
+    world.drain()
+    assert any(isinstance(action, AnswerOperation) for action in world.log)
 
 
 def test_what_ran_comes_again_and_what_waits_goes_on_where_it_was(world: FakeWorld) -> None:
