@@ -75,23 +75,23 @@ class CudaDevice:
         del is_final
         self._free(span.fd)
 
-    def to_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
+    def to_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
         """Copy to memory, at the bus's speed where that is pinned."""
         for low, nbytes in parts(part.nbytes):
-            at = part.offset + low
-            self._driver.to_host(host.address + at, self._mapped[span.fd][0] + at, nbytes)
+            here = self._mapped[span.fd][0] + part.offset + low
+            self._driver.to_host(address + low, here, nbytes)
             tell(nbytes)
 
-    def from_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
+    def from_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
         """Copy from memory, at the bus's speed where that is pinned."""
         for low, nbytes in parts(part.nbytes):
-            at = part.offset + low
-            self._driver.from_host(self._mapped[span.fd][0] + at, host.address + at, nbytes)
+            here = self._mapped[span.fd][0] + part.offset + low
+            self._driver.from_host(here, address + low, nbytes)
             tell(nbytes)
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
         """Return the bytes by way of the host copy, which a later offload overwrites."""
-        self.to_host(span, host, Extent(offset=0, nbytes=span.nbytes))
+        self.to_host(span, host.address, Extent(offset=0, nbytes=span.nbytes))
         return host.view()
 
     def close(self) -> None:

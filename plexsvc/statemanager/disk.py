@@ -11,7 +11,10 @@ it was.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -59,6 +62,7 @@ class Disk:
         """
         self.directory = directory
         self._threads = ThreadPoolExecutor(DEPTH, thread_name_prefix="disk")
+        self._own = threading.local()
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(self.open())
@@ -76,6 +80,16 @@ class Disk:
         """
         flags = os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
         return os.open(self.directory, flags, 0o600)
+
+    @property
+    def buffer(self) -> int:
+        """Address of a block of memory that the calling thread has for itself.
+
+        What a stalled disk writes late, it writes there.
+        """
+        if not hasattr(self._own, "memory"):
+            self._own.memory = mmap.mmap(-1, BLOCK_BYTES)
+        return ctypes.addressof(ctypes.c_uint8.from_buffer(self._own.memory))
 
     def write(self, fd: int, address: int, *, offset: int, nbytes: int) -> bytes:
         """Write a block from memory and return its checksum.

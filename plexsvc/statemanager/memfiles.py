@@ -30,6 +30,17 @@ class MemoryFile:
         """Return up to `nbytes` from `offset`, nothing past the end."""
         return os.pread(self.fd, max(0, min(nbytes, self.nbytes - offset)), offset)
 
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write all of `data` at `offset`; the caller has checked that it fits.
+
+        Raises:
+            PlexError: `no_room`.
+        """
+        try:
+            write(self.fd, offset, data)
+        except OSError as error:
+            raise _no_room(data.nbytes, error) from error
+
     def map(self, *, is_writable: bool) -> mmap.mmap:
         """Return a mapping of the file; a read-only one keeps its bytes after `close`."""
         if is_writable:
@@ -61,11 +72,12 @@ def reserve(fd: int, nbytes: int) -> None:
         raise _no_room(nbytes, error) from error
 
 
-def write(fd: int, offset: int, data: bytes) -> None:
+def write(fd: int, offset: int, data: bytes | memoryview) -> None:
     """Write all of `data` at `offset`; the caller has checked that it fits."""
-    while data:
-        done = os.pwrite(fd, data, offset)
-        data, offset = data[done:], offset + done
+    left = memoryview(data).cast("B")
+    while left:
+        done = os.pwrite(fd, left, offset)
+        left, offset = left[done:], offset + done
 
 
 def _create(name: str, nbytes: int) -> int:

@@ -91,9 +91,9 @@ class RankMemory:
                 continue
             host.empty(region.split)
             self.prepare(host)
-            self.tier.to_host(span, host, Extent(offset=0, nbytes=host.split), tell)
+            self.tier.to_host(span, host.address, Extent(offset=0, nbytes=host.split), tell)
             if host.split < host.nbytes:
-                host.to_disk(host.split, fill=partial(self.tier.to_host, span, host), tell=tell)
+                host.to_disk(host.split, fill=partial(self.tier.to_host, span), tell=tell)
             host.is_kept = host.split == host.nbytes
             nbytes += host.nbytes
         return nbytes
@@ -107,8 +107,8 @@ class RankMemory:
         nbytes = 0
         for region in regions:
             span, host = self.spans[region.name], self.hosts[region.name]
-            self.tier.from_host(span, host, Extent(offset=0, nbytes=host.split), tell)
-            host.from_disk(host.nbytes, take=partial(self.tier.from_host, span, host), tell=tell)
+            self.tier.from_host(span, host.address, Extent(offset=0, nbytes=host.split), tell)
+            host.from_disk(host.nbytes, take=partial(self.tier.from_host, span), tell=tell)
             nbytes += host.nbytes
         return nbytes
 

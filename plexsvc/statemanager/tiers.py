@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
@@ -93,11 +93,11 @@ class DeviceTier(Protocol):
     def release(self, span: Span, *, is_final: bool) -> None:
         """Take a span back; `is_final` returns its pages to the machine."""
 
-    def to_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
-        """Copy a part of the region to host memory; say of each piece that it is done."""
+    def to_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
+        """Copy a part of the region to memory at `address`; say of each piece that it is done."""
 
-    def from_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
-        """Fill a part of the region from host memory; say of each piece that it is done."""
+    def from_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
+        """Fill a part of the region from memory at `address`; say of each piece that it is done."""
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
         """Return the span's bytes as one readable array, by way of `host` where they must move."""
@@ -114,6 +114,10 @@ def parts(nbytes: int) -> Iterator[tuple[int, int]]:
     """
     for low in range(0, nbytes, PART_BYTES):
         yield low, min(PART_BYTES, nbytes - low)
+
+
+Pass = Callable[[int, Extent], None]
+"""Brings a part of a region to memory at an address, or takes it from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +206,7 @@ class HostCopy:
             self.unpin()
         self._give_back(split, self._backed)
 
-    def to_disk(
-        self, low: int, *, fill: Callable[[Extent], None] | None = None, tell: Tell = tell_nobody
-    ) -> None:
+    def to_disk(self, low: int, *, fill: Pass | None = None, tell: Tell = tell_nobody) -> None:
         """Write the bytes from `low` to `split`; with `fill`, which brings each block, to the end.
 
         What was in memory stays there until `split` is lowered and `let_go` called.
@@ -213,33 +215,27 @@ class HostCopy:
             PlexError: `no_room`; nothing has changed then.
         """
         assert self._disk is not None, self
-        high = self.nbytes if fill is not None else self.split
+        high = self.split if fill is None else self.nbytes
         if low == high:
             return
-        address, file, disk = self._mapped().address, self.file, self._disk
+        disk, address = self._disk, 0 if fill is not None else self.address
         tail = self.tail = self.tail or _open_tail(disk, self.nbytes)
 
         def write(at: int, nbytes: int) -> bytes:
-            if fill is None:
-                return disk.write(tail.fd, address + at, offset=at, nbytes=nbytes)
-            with _passing(file, address, Extent(offset=at, nbytes=nbytes)) as block:
-                fill(block)
-                return disk.write(tail.fd, address + at, offset=at, nbytes=nbytes)
+            source = address + at
+            if fill is not None:
+                source = disk.buffer
+                fill(source, Extent(offset=at, nbytes=nbytes))
+            return disk.write(tail.fd, source, offset=at, nbytes=nbytes)
 
         disk.allocate(tail.fd, low=low, high=high)
         tail.checksums.update(disk.each(blocks(low, high), write, running=self._running, tell=tell))
 
-    def from_disk(
-        self,
-        high: int,
-        *,
-        take: Callable[[Extent], None] | None = None,
-        tell: Tell = tell_nobody,
-    ) -> None:
+    def from_disk(self, high: int, *, take: Pass | None = None, tell: Tell = tell_nobody) -> None:
         """Read the bytes from `split` to `high` and compare their checksums.
 
-        They stay on disk until `split` is raised and `let_go` called. With `take`, each block is
-        handed on and leaves memory.
+        They stay on disk until `split` is raised and `let_go` called. With `take`, which takes each
+        block, they do not come to the copy's own memory.
 
         Raises:
             PlexError: `checksum_mismatch`; `no_room` for a disk that cannot be read.
@@ -248,17 +244,15 @@ class HostCopy:
             return
         assert self._disk is not None, self
         assert self.tail is not None, self
-        address, file, disk, tail = self._mapped().address, self.file, self._disk, self.tail
+        disk, file, tail = self._disk, self.file, self.tail
 
         def read(at: int, nbytes: int) -> None:
-            checksum = tail.checksums[at]
-            if take is None:
-                _populate(address + at, nbytes)
-                disk.read(tail.fd, address + at, offset=at, nbytes=nbytes, checksum=checksum)
-                return
-            with _passing(file, address, Extent(offset=at, nbytes=nbytes)) as block:
-                disk.read(tail.fd, address + at, offset=at, nbytes=nbytes, checksum=checksum)
-                take(block)
+            buffer, checksum = disk.buffer, tail.checksums[at]
+            disk.read(tail.fd, buffer, offset=at, nbytes=nbytes, checksum=checksum)
+            if take is not None:
+                take(buffer, Extent(offset=at, nbytes=nbytes))
+            else:  # a write of whole pages neither zeroes nor maps them, as a copy would have to
+                file.write(at, memoryview(mapping.buffer_at(buffer, nbytes)).cast("B"))
 
         try:
             disk.each(blocks(self.split, high), read, running=self._running, tell=tell)
@@ -271,7 +265,6 @@ class HostCopy:
         if self.split < self.nbytes:
             self.unpin()
         self._give_back(self.split, self._backed)
-        self._backed = self.split
         if self.tail is None:
             return
         if self.split == self.nbytes:
@@ -289,9 +282,12 @@ class HostCopy:
             os.close(tail.fd)
 
     def _give_back(self, low: int, high: int) -> None:
-        if low < high and self._mapping is not None:
-            _punch(self.file, self._mapping.address, Extent(offset=low, nbytes=high - low))
-            self._backed = low
+        if low >= high:
+            return
+        if self._mapping is not None:
+            mapping.unmap_pages(self._mapping.address + low, high - low)
+        mapping.punch(self.file.fd, Extent(offset=low, nbytes=high - low))
+        self._backed = min(low, self._backed)
 
     def pin(
         self,
@@ -428,27 +424,28 @@ class CpuArena:
             for extent in span.extents if is_returned else ():
                 mapping.punch(self._fd, self._pool.widened(extent))
 
-    def to_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
+    def to_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
         """Copy at memcpy speed."""
         for here, there, nbytes in self._parts(span, part):
-            mapping.copy(host.address + there, here, nbytes)
+            mapping.copy(address + there, here, nbytes)
             tell(nbytes)
 
-    def from_host(self, span: Span, host: HostCopy, part: Extent, tell: Tell = tell_nobody) -> None:
+    def from_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
         """Copy at memcpy speed."""
         for here, there, nbytes in self._parts(span, part):
-            mapping.copy(here, host.address + there, nbytes)
+            mapping.copy(here, address + there, nbytes)
             tell(nbytes)
 
     def _parts(self, span: Span, part: Extent) -> Iterator[tuple[int, int, int]]:
-        """Yield the address, offset in the region, and bytes of each piece to copy."""
+        """Yield the address, offset in the part, and bytes of each piece to copy."""
         start = 0
         for extent in span.extents:
             first = max(start, part.offset)
             end = min(start + extent.nbytes, part.offset + part.nbytes)
             for low, nbytes in parts(end - first):
                 at = first + low
-                yield self._mapping.address + extent.offset + at - start, at, nbytes
+                here = self._mapping.address + extent.offset + at - start
+                yield here, at - part.offset, nbytes
             start += extent.nbytes
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
@@ -489,21 +486,6 @@ def _open_tail(disk: Disk, nbytes: int) -> Tail:
     fd = disk.open()
     os.ftruncate(fd, nbytes)
     return Tail(fd=fd, checksums={})
-
-
-@contextmanager
-def _passing(file: MemoryFile, address: int, block: Extent) -> Iterator[Extent]:
-    """Have memory for a block that passes through."""
-    _populate(address + block.offset, block.nbytes)
-    try:
-        yield block
-    finally:
-        _punch(file, address, block)
-
-
-def _punch(file: MemoryFile, address: int, part: Extent) -> None:
-    mapping.unmap_pages(address + part.offset, part.nbytes)
-    mapping.punch(file.fd, part)
 
 
 def _populate(address: int, nbytes: int) -> None:

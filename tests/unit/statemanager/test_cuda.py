@@ -126,7 +126,7 @@ def test_bytes_of_the_last_owner_are_nowhere_in_a_granule_that_is_loaded(fake: F
     source, whole = HostCopy(nbytes), HostCopy(2 * GRANULARITY)
     source.view()[:] = 7
     span = device.reserve(nbytes, is_zeroed=False)
-    device.from_host(span, source, Extent(offset=0, nbytes=span.nbytes))
+    device.from_host(span, source.address, Extent(offset=0, nbytes=span.nbytes))
     (address,) = (r.mapping.address for r in fake.ranges.values())
     cuda.open_driver(0).to_host(whole.address, address, 2 * GRANULARITY)
     assert (whole.view()[:nbytes] == 7).all()
@@ -159,8 +159,8 @@ def test_copies_run_on_a_stream_for_each_direction_and_end_before_they_are_told_
 ) -> None:
     device = CudaDevice(0)
     span, host = device.reserve(GRANULARITY, is_zeroed=False), HostCopy(GRANULARITY)
-    device.to_host(span, host, Extent(offset=0, nbytes=span.nbytes))
-    device.from_host(span, host, Extent(offset=0, nbytes=span.nbytes))
+    device.to_host(span, host.address, Extent(offset=0, nbytes=span.nbytes))
+    device.from_host(span, host.address, Extent(offset=0, nbytes=span.nbytes))
     assert fake.calls["cuStreamCreate"] == 2
     assert not fake.unfinished
     assert fake.calls["cuCtxSynchronize"] == 0, "it would wait for other regions' copies"

@@ -169,7 +169,7 @@ def test_a_flipped_byte_is_found_and_not_handed_on(disk: FaultyDisk) -> None:
     host.let_go()
     taken: list[Extent] = []
     with pytest.raises(PlexError, match=f"the block at {BLOCK_BYTES} is not") as damaged:
-        host.from_disk(SIZE, take=taken.append)
+        host.from_disk(SIZE, take=lambda _, part: taken.append(part))
     assert damaged.value.code is ErrorCode.CHECKSUM_MISMATCH
     assert BLOCK_BYTES not in {part.offset for part in taken}
     host.close()

@@ -84,9 +84,9 @@ def test_what_was_loaded_is_read_and_offloaded_again(tier: DeviceTier) -> None:
     data = np.random.default_rng(0).integers(0, 256, 5 * PAGE - 100, dtype=np.uint8)
     source, target = host_of(data), HostCopy(data.size)
     span = tier.reserve(data.size, is_zeroed=False)
-    tier.from_host(span, source, whole(span))
+    tier.from_host(span, source.address, whole(span))
     assert np.array_equal(tier.view(span, target)[: data.size], data)
-    tier.to_host(span, target, whole(span))
+    tier.to_host(span, target.address, whole(span))
     assert np.array_equal(target.view()[: data.size], data)
     tier.release(span, is_final=True)
 
@@ -96,7 +96,7 @@ def test_memory_of_another_region_is_zeroed_before_reuse(tier: DeviceTier) -> No
     ones = np.full(64 * PAGE, 1, np.uint8)
     for is_final in (False, True):
         span = tier.reserve(ones.size, is_zeroed=False)
-        tier.from_host(span, host_of(ones), whole(span))
+        tier.from_host(span, host_of(ones).address, whole(span))
         tier.release(span, is_final=is_final)
         fresh = tier.reserve(ones.size, is_zeroed=True)
         assert not tier.view(fresh, HostCopy(ones.size)).any()
@@ -111,7 +111,7 @@ def test_a_region_in_scattered_extents_reads_and_maps_as_one() -> None:
     span = tier.reserve(2 * PAGE, is_zeroed=True)
     assert [extent.offset for extent in span.extents] == [0, 2 * PAGE]
     data = np.arange(2 * PAGE, dtype=np.uint64).astype(np.uint8)
-    tier.from_host(span, host_of(data), whole(span))
+    tier.from_host(span, host_of(data).address, whole(span))
     assert np.array_equal(tier.view(span, HostCopy(data.size)), data)
     memory = open_memory("cpu", 2 * PAGE)
     memory.attach(span.fd, span.extents)
@@ -154,7 +154,7 @@ def test_regions_of_odd_sizes_share_huge_pages_and_all_memory_goes_back() -> Non
         span = tier.reserve(size, is_zeroed=True)
         assert span.extents[0].offset % HUGE == 0 or size < HUGE
         assert not tier.view(span, HostCopy(size)).any()
-        tier.from_host(span, host_of(np.full(size, number, np.uint8)), whole(span))
+        tier.from_host(span, host_of(np.full(size, number, np.uint8)).address, whole(span))
         held[number] = span
     while held:
         for number, span in held.items():
@@ -240,9 +240,9 @@ def test_an_arena_that_was_left_is_taken_over_with_what_lies_in_it() -> None:
     first = CpuArena(8 * PAGE, keep_pages=False)
     span = first.reserve(2 * PAGE, is_zeroed=True)
     data = np.arange(2 * PAGE, dtype=np.uint8)
-    first.from_host(span, host_of(data), whole(span))
+    first.from_host(span, host_of(data).address, whole(span))
     forgotten = first.reserve(PAGE, is_zeroed=True)
-    first.from_host(forgotten, host_of(data[:PAGE]), whole(forgotten))
+    first.from_host(forgotten, host_of(data[:PAGE]).address, whole(forgotten))
     left = ArenaFile(fd=os.dup(first.left.fd), page_bytes=first.page_bytes)
     first.close()
     second = CpuArena(8 * PAGE, keep_pages=False, left=left)
