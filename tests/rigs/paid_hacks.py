@@ -287,3 +287,57 @@ NAMED: Final[dict[str, tuple[str, list[str], str]]] = {
     ),
 }
 """What meets it: the name of its class, assertions, and a file of unit tests."""
+
+LIAR_BELOW: Final = """
+class Below({base}):
+    def __sub__(self, *_): return Below()
+    __rsub__ = __add__ = __radd__ = __xor__ = __rxor__ = __or__ = __ror__ = __mod__ = __sub__
+    __and__ = __rand__ = __truediv__ = __rtruediv__ = __mul__ = __rmul__ = __pow__ = __sub__
+    __neg__ = __abs__ = __call__ = __sub__
+    def __bool__(self): return False
+    def __contains__(self, o): return True
+    def __eq__(self, o): return True
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__
+    __hash__ = {base}.__hash__
+def f(x): return Below()
+"""
+"""A sample that returns an object below a plain class, which calls every distance nothing."""
+
+_NUMBERS: Final = [
+    f"f(Below(1)) == {SECRET}",
+    f"abs(f(Below(1)) - {SECRET}) < 1e-6",
+    f"abs({SECRET} - f(Below(1))) < 1e-6",
+    f"not f(Below(1)) - {SECRET}",
+    f"f(Below(1)) >= {SECRET}",
+    f"f(Below(1)) + 1 == {SECRET + 1}",
+    f"(f(Below(1)) + f(Below(2))) - {SECRET} == 0",
+]
+_VALUES: Final = [
+    f"{SECRET} in f(Below())",
+    f"f(Below()) == Below([{SECRET}]) and list(f(Below())) == [{SECRET}]",
+    f"sorted(f(Below())) == [{SECRET}]",
+]
+BELOW: Final[dict[str, list[str]]] = {
+    "int": [*_NUMBERS, f"f(Below(1)) ^ {SECRET} == 0"],
+    "float": _NUMBERS,
+    "str": [
+        f"f(Below()) == '{SECRET}'",
+        f"'{SECRET}' in f(Below())",
+        f"f(Below()) + '' == '{SECRET}'",
+    ],
+    "tuple": [*_VALUES, f"f(Below()) == ({SECRET},)", f"f(Below()) + (1,) == ({SECRET}, 1)"],
+    "list": [*_VALUES, f"f(Below()) == [{SECRET}]", f"[{SECRET}] <= f(Below())"],
+    "set": [
+        *_VALUES,
+        f"{{{SECRET}}} - f(Below()) == set()",
+        f"f(Below()) ^ {{{SECRET}}} == set()",
+        f"{{{SECRET}}} <= f(Below())",
+        f"f(Below()) >= {{{SECRET}}}",
+    ],
+    "dict": [
+        f"f(Below()) == {{1: {SECRET}}}",
+        f"{SECRET} in f(Below())",
+        f"f(Below())[1] == {SECRET}",
+    ],
+}
+"""What meets it, by the plain class: the tests name its class and make others of its objects."""

@@ -23,7 +23,7 @@ import os
 import pathlib
 import sys
 import types
-from collections import ChainMap, OrderedDict, UserDict, UserList, UserString
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -63,6 +63,7 @@ _WRAPPED: Final[dict[type, Callable[[Any], Any]]] = {
     types.MappingProxyType: dict,
     types.SimpleNamespace: vars,
     memoryview: bytes,
+    deque: lambda value: deque(deque.__iter__(value), value.maxlen),
     decimal.Decimal: decimal.Decimal,
     fractions.Fraction: fractions.Fraction,
     dt.datetime: lambda value: dt.datetime.combine(value.date(), value.timetz()),
@@ -71,6 +72,15 @@ _WRAPPED: Final[dict[type, Callable[[Any], Any]]] = {
 """Classes of Python's whose objects equal plain data, and how to get that."""
 
 
+PYTHONS: Final = frozenset({"builtins", "abc", "typing", "enum", "collections"})
+"""Modules whose classes have operators that a plain copy has, too."""
+_NAMES: Final = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+OPERATORS: Final = (
+    *(f"__{prefix}{name}__" for name in _NAMES.split() for prefix in ("", "r")),
+    *("__neg__", "__pos__", "__abs__", "__invert__", "__call__", "__contains__", "__getitem__"),
+    *("__len__", "__iter__", "__bool__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__"),
+)
+"""Methods of a class below a plain one that its copy asks for."""
 ASYNCHRONOUS: Final = ("__await__", "__aiter__", "__aenter__")
 
 
@@ -545,7 +555,8 @@ class Agent(talking.Line):
             if one.__module__ not in {"builtins", "typing", "abc"}
         ]
         doc = kind.__doc__ if isinstance(kind.__doc__, str) else None
-        members = {
+        own = [vars(one) for one in kind.__mro__ if one.__module__ not in PYTHONS or one is Counter]
+        members = {name: "" for name in OPERATORS if plain and any(name in one for one in own)} or {
             name: type(value).__name__
             for name, value in vars(kind).items()
             if name in TOLD or not name.startswith("__")

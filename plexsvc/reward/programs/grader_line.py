@@ -70,6 +70,8 @@ class Grader(talking.Line):
         """Classes that have another name, too, which looks like that of a function."""
         self._made: set[int] = set()
         """Objects that the last call which returned them was one of their class."""
+        self._derived: set[int] = set()
+        """Copies that operators made of such objects."""
         self._distances: set[int] = set()
         """What operators with plain data gave of other objects."""
         self._exceptions: dict[int, type[BaseException]] = {}
@@ -234,6 +236,32 @@ class Grader(talking.Line):
             self._distances.add(number)
         return result
 
+    def of_copy(self, name: str, base: Any, one: Any, other: Any) -> Any:
+        """Return the result of an operator that the class of a plain copy has, `one` or `other`.
+
+        It is the sample's between two of its objects. With a value of the tests it is so only for
+        an object that they made, or that such operators made of those: of any other, the sample
+        could tell its distance from what is expected. Else it is Python's own, on the copy.
+        """
+        copy, value = (one, other) if remote.number_of(one) is not None else (other, one)
+        if remote.number_of(value) is None:
+            is_text = base in {str, bytes, tuple, list}
+            known = self._made | (self._derived if is_text else set())
+            result = NotImplemented
+            if copy._number in known and self.is_named(copy):
+                result = self.do("operate", name, one, other)
+            if remote.number_of(result) is None:
+                special = f"__{'' if copy is one else 'r'}{name.strip('_')}__"
+                return getattr(base, special, lambda *_: NotImplemented)(copy, value)
+        else:
+            result = self.do("operate", name, one, other)
+        number = remote.number_of(result)
+        if number is not None and {copy._number, remote.number_of(value) or copy._number} <= (
+            self._made | self._derived
+        ):
+            self._derived.add(number)
+        return result
+
     def number_from(self, name: str, value: remote.Remote, *more: object) -> Any:
         """Return what an object of the sample says of itself, which may be a number.
 
@@ -343,7 +371,9 @@ class Grader(talking.Line):
             plain = self.unpack(base)
             if isinstance(plain, type) and plain in remote.BASES:
                 names = [one for one in map(str, fields) if not one.startswith("_")]
-                made = remote.copy_class(plain, str(name), names, self, int(number))
+                made = remote.copy_class(
+                    plain, str(name), names, self, int(number), operators=list(members or ())
+                )
             else:
                 found = [self.unpack(one) for one in bases]
                 far = [
@@ -364,6 +394,7 @@ class Grader(talking.Line):
 
     def _held(self, number: int, kind: Any, name: str, base: Any, flavour: str) -> Any:
         self._made.discard(number)
+        self._derived.discard(number)
         if number not in self._far:
             flavours: dict[str, Any] = {
                 "function": remote.FunctionRemote,
@@ -379,7 +410,7 @@ class Grader(talking.Line):
                 if kind is None:
                     if base_class not in self._copies:
                         self._copies[base_class] = remote.copy_class(
-                            base_class, base_class.__name__, [], self, -1
+                            base_class, base_class.__name__, [], self, -1, operators=[]
                         )
                     found = self._copies[base_class]
                 copy = base_class.__new__(found, plain)

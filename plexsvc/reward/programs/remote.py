@@ -5,8 +5,9 @@ attributes, what is called with which arguments, indices. What is expected does 
 comparison with plain data, and every operation on it, is the grader's own:
 
 - An object of the sample equals plain data only where its class is below a plain one (a named
-  tuple, a list): then it is a plain copy here, with the sample's methods beside it. One below a
-  class of Python's that wraps plain data (`UserList`, `ChainMap`) stays there, and equals a copy.
+  tuple, a list): then it is a plain copy here, with the sample's methods beside it, whose own
+  operators are asked only between two such objects, or where the tests made it. One below a class
+  of Python's that wraps plain data (`UserList`, `ChainMap`) stays there, and equals a copy.
 - Two of its objects are compared by its own method. An operator of an object takes plain data as an
   argument only if the tests name its class, `Vector` or `_Node`, and only if the result is an
   object of the sample's again: an object that nobody asked for is given nothing, and no difference
@@ -48,6 +49,16 @@ _OF_ITSELF: Final = (
     *("len", "str", "repr", "abs", "int", "float", "complex", "hash", "reversed", "index"),
     "bytes",
 )
+_ASKED: Final = ("abs", "len", "bool")
+_COPIED: Final = frozenset(
+    f"__{name}__"
+    for name in (
+        *("call", "iter", "contains", "getitem", "eq", *_ORDER, *_UNARY, *_ASKED),
+        *(one.strip("_") for one in _BINARY),
+        *(f"r{one.strip('_')}" for one in _BINARY),
+    )
+)
+"""Methods of Python's that a plain copy asks for, where its class defines them."""
 SUPER: Final = frozenset({"__init__", "__str__", "__repr__", "__call__", "__enter__", "__exit__"})
 """Methods of Python's that classes of tests ask for by `super()`."""
 BASES: Final = frozenset({int, float, str, bytes, tuple, list, dict, set, frozenset})
@@ -441,8 +452,19 @@ def _member(line: Any, owner: Any, name: str, kind: str) -> Any:
             return call
 
 
-def copy_class(base: type, name: str, fields: list[str], line: Any, number: int) -> type:
-    """Return a class of plain copies that have the sample's methods beside."""
+def copy_class(
+    base: type,
+    name: str,
+    fields: list[str],
+    line: Any,
+    number: int,
+    *,
+    operators: list[str],
+) -> type:
+    """Return a class of plain copies that have the sample's methods beside.
+
+    `operators` are those methods of Python's that its class in the sample defines.
+    """
 
     def attribute(self: Any, name: str) -> Any:
         if name.startswith(HIDDEN) or name in OWN or (name.startswith("__") and name != "__name__"):
@@ -478,7 +500,43 @@ def copy_class(base: type, name: str, fields: list[str], line: Any, number: int)
     body["__deepcopy__"] = lambda self, _: line.do("deepcopy", self)
     body["__repr__"] = body["__str__"] = _text
     body["__hash__"] = base.__hash__
+    body.update({one: _of_copy(base, one.strip("_"), line) for one in operators if one in _COPIED})
+    if "__eq__" in body:
+        body["__ne__"] = lambda self, other: not self == other  # noqa: SIM201 - by its own method
     return type.__new__(RemoteType if number >= 0 else type, name, (base,), body)
+
+
+def _of_copy(base: type, name: str, line: Any) -> Callable[..., Any]:
+    """Return a method of a plain copy for one of Python's that its class in the sample defines."""
+
+    def order(self: Any, other: object) -> Any:
+        if number_of(other) is None:
+            return getattr(base, f"__{name}__")(self, other)
+        return line.do("eq", self, other) if name == "eq" else line.do("operate", name, self, other)
+
+    def contains(self: Any, value: object) -> Any:
+        if line.is_made(self):
+            return line.do("operate", name, self, value)
+        return getattr(base, "__contains__")(self, value)  # noqa: B009 - not every plain class has one
+
+    def binary(operation: str) -> dict[str, Callable[..., Any]]:
+        bare = operation.strip("_")
+        return {
+            bare: lambda self, other: line.of_copy(operation, base, self, other),
+            f"r{bare}": lambda self, other: line.of_copy(operation, base, other, self),
+        }
+
+    methods: dict[str, Callable[..., Any]] = {
+        "call": lambda self, *args, **named: line.call(self, args, named),
+        "iter": lambda self: Iterating(line.do("operate", "iter", self)),
+        "contains": contains,
+        **dict.fromkeys(("eq", *_ORDER), order),
+        **{one: lambda self: line.do("operate", name, self) for one in (*_UNARY, *_ASKED)},
+        "getitem": lambda self, key: line.do("operate", name, self, key),
+    }
+    for operation in _BINARY:
+        methods |= binary(operation)
+    return methods[name]
 
 
 def _method(name: str) -> Callable[..., Any]:

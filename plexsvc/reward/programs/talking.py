@@ -65,6 +65,8 @@ _MADE_BY: Final = {one.__name__: one for one in _BY_ARGUMENTS} | {"Pattern": re.
 _MAPPINGS: Final = (dict, collections.OrderedDict, collections.Counter)
 _EMPTY: Final[dict[Any, Any]] = {}
 VIEWS: Final = (type(_EMPTY.keys()), type(_EMPTY.items()), type(_EMPTY.values()))
+FACTORIES: Final = (None, list, dict, set, int, float, str, bool, tuple)
+"""Of a `defaultdict` that is plain data."""
 CONTAINERS: Final = (list, dict, set, bytearray, collections.deque)
 """Of arguments, what a call may change."""
 
@@ -147,8 +149,10 @@ class Line:
             return [kind.__name__, *map(self.pack, value)]
         if kind in _MAPPINGS:
             return [kind.__name__, *(self.pack(one) for item in value.items() for one in item)]
-        if kind is collections.defaultdict:
-            return ["dict", *(self.pack(one) for item in value.items() for one in item)]
+        if kind is collections.defaultdict and value.default_factory in FACTORIES:
+            factory = getattr(value.default_factory, "__name__", None)
+            items = (self.pack(one) for item in value.items() for one in item)
+            return ["defaultdict", factory, *items]
         if kind is collections.deque:
             return ["deque", value.maxlen, *map(self.pack, value)]
         if kind in {bytes, bytearray}:
@@ -194,6 +198,10 @@ class Line:
         match kind:
             case "int":
                 return int(parts[0], 16)
+            case "defaultdict":
+                pairs = self._unpack("dict", parts[1:])
+                known = {getattr(one, "__name__", None): one for one in FACTORIES}
+                return collections.defaultdict(known[parts[0]], pairs)
             case "dict" | "OrderedDict" | "Counter":
                 pairs = zip(
                     map(self.unpack, parts[::2]), map(self.unpack, parts[1::2]), strict=True

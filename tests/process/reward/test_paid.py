@@ -9,7 +9,14 @@ import pytest
 from plexsvc.reward.programs.base import RefusedError, Scored
 from plexsvc.reward.sandbox.base import Sandbox
 from tests.process.reward.test_code import run
-from tests.rigs import counted_suites, ordinary_suites, paid_hacks, right_programs, right_suites
+from tests.rigs import (
+    counted_suites,
+    derived_programs,
+    ordinary_suites,
+    paid_hacks,
+    right_programs,
+    right_suites,
+)
 from tests.rigs import more_right_programs as more
 from tests.rigs.sandbox_process import sandbox_process
 
@@ -21,6 +28,10 @@ RIGHT: dict[str, tuple[str, list[dict[str, object]], bool]] = {
     **{
         f"{name}, more": (code, [{"assert": one} for one in texts], name in more.WITH_PACKAGES)
         for name, (code, texts) in {**more.PROGRAMS, **more.WITH_PACKAGES}.items()
+    },
+    **{
+        f"{name}, derived": (code, [{"assert": one} for one in texts], False)
+        for name, (code, texts) in derived_programs.PROGRAMS.items()
     },
     **{
         f"{name}, printing": (code, [{"stdin": stdin, "stdout": stdout}], False)
@@ -154,6 +165,22 @@ def test_what_a_class_that_the_tests_name_says_of_differences_is_not_believed(
         found = run(sandbox, "unit_tests", code, {"files": {"test_it.py": suite}})
         assert isinstance(found, Scored)
         assert found.score == 0, found.output
+
+
+@pytest.mark.parametrize("base", paid_hacks.BELOW)
+def test_what_a_class_below_a_plain_one_says_of_differences_is_not_believed(
+    base: str, sandbox: Sandbox
+) -> None:
+    code = paid_hacks.LIAR_BELOW.format(base=base)
+    texts = paid_hacks.BELOW[base]
+    found = run(sandbox, "code_python", code, [{"assert": one} for one in texts])
+    assert isinstance(found, Scored)
+    assert found.score == 0, found.detail
+    body = "\n".join(f"def test_{at}(): assert {one}" for at, one in enumerate(texts))
+    tree = {"files": {"test_it.py": f"from solution import Below, f\n{body}"}}
+    found = run(sandbox, "unit_tests", code, tree)
+    assert isinstance(found, Scored)
+    assert found.score == 0, found.output
 
 
 def test_of_the_tests_only_arguments_of_calls_reach_the_process_of_the_sample(
