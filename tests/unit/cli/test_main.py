@@ -6,6 +6,7 @@ import json
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from plexsvc.cli.app import live
 from plexsvc.cli.commands.pack import _shape
-from plexsvc.cli.main import app
+from plexsvc.cli.main import _print_card, app
 from plexsvc.cluster.places import (
     Card,
     find_cluster,
@@ -239,3 +240,15 @@ def test_a_what_if_of_any_job_that_is_one_goes_into_a_message(tmp_path: Path) ->
     largest = {"job_id": "a", "nodes": 10**6, "cycles": 10**6, "period_s": 1e9, "state_gb": 1e9}
     path.write_text(json.dumps({**largest, "segments": [segment], "max_slowdown": 1e9}))
     assert _shape(path).num_devices == 10**6
+
+
+def test_up_tells_where_the_page_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = Card(address="h:1", token="secret", http="h:2")
+    _print_card(card, state_dir=tmp_path, json=False)
+    assert f"http://h:2/, with the token in {tmp_path}/cluster.json" in capsys.readouterr().out
+    _print_card(replace(card, ca="ca.pem"), state_dir=tmp_path, json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["page"] == "https://h:2/"
+    assert "secret" not in str(told)
+    _print_card(replace(card, http=""), state_dir=tmp_path, json=False)
+    assert "page to look" not in capsys.readouterr().out

@@ -40,7 +40,8 @@ $("door").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem(TOKEN, $("token").value.trim());
   $("token").value = "";
-  enter();
+  if (seen.clock) location.reload(); // nothing stays of what another token was shown
+  else enter();
 });
 $("leave").addEventListener("click", () => { door(); location.reload(); });
 
@@ -175,7 +176,7 @@ async function bill() {
 
 // ---- what is shown
 
-let view = VIEWS[0], subject = "", asked = "";
+let view = VIEWS[0], subject = "", asked = "", due = 0;
 
 function route() {
   const [name, ...rest] = location.hash.slice(1).split("/");
@@ -194,7 +195,11 @@ function route() {
   show();
 }
 
-function show() {
+/** Shows what is known, once for all that came since the last frame. */
+function show() { due ||= requestAnimationFrame(draw); }
+
+function draw() {
+  due = 0;
   patch($("tiles"), tiles(seen));
   if (view.name === "devices") {
     legend();

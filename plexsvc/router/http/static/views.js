@@ -42,7 +42,6 @@ const ratio = (ppm) => (num(ppm) ? `${(num(ppm) / 1e6).toFixed(2)}×` : "–");
 const percent = (share) => `${Math.round(100 * share)} %`;
 const stateOf = (job) => job.state.replace("JOB_STATE_", "").toLowerCase();
 const pill = (text) => h("span", { class: `pill ${text.replace(/\W/g, "-")}` }, text);
-const mono = (text) => h("code", {}, text);
 const link = (job, text) => (job ? h("a", { href: `#job/${encodeURIComponent(job)}` }, text || job) : h("span", { class: "dim" }, OTHERS));
 const empty = (text) => h("p", { class: "empty" }, text);
 const command = (text) => h("button", { class: "command", "data-copy": text, title: "Copy" }, h("code", {}, text));
@@ -60,6 +59,9 @@ function table(items, id, columns, none) {
   return h("div", { class: "table" }, h("table", {}, h("thead", {}, head), h("tbody", {}, rows)), items.length > MOST ? empty(`${items.length - MOST} more are not shown; plexctl lists them.`) : null);
 }
 
+/** A figure with its name; `kind` says where tests find it. */
+const tile = (kind, name, value, more, isBad) => h("div", { class: `tile${isBad ? " warn" : ""}` }, h("b", { [`data-${kind}`]: name }, value || "–"), h("span", {}, name), h("small", {}, more || "\u00a0"));
+
 /** Returns what a view shows of a reply, or that there is none yet, or why not. */
 const told = (reply, show) => (!reply ? empty("…") : reply.error ? h("p", { class: "bad", role: "alert" }, reply.error.message) : show(reply));
 const sum = (items, of) => items.reduce((total, one) => total + num(of(one)), 0);
@@ -75,14 +77,13 @@ export function tiles(seen) {
   const jobs = known(seen).map(stateOf), many = (state) => jobs.filter((one) => one === state).length;
   const busy = status.devices.filter((one) => one.running_wpg).length;
   const down = status.nodes.filter((one) => one.state !== "up").length;
-  const tile = (name, value, more, bad) => h("div", { class: `tile${bad ? " warn" : ""}` }, h("b", { "data-tile": name }, value), h("span", {}, name), h("small", {}, more || " "));
   const waiting = pack?.waiting || [];
   return [
-    tile("jobs running", many("running"), `${many("queued")} queued, ${jobs.length} known`),
-    tile("devices busy", `${busy} / ${status.devices.length}`, `${sum(status.devices, (one) => one.switches)} switches so far`),
-    tile("waiting", waiting.length, waiting.length ? `first for ${lasted(num(pack.now_us) - Math.min(...waiting.map((one) => num(one.since_us))))}` : "nothing waits", waiting.length),
-    tile("nodes", status.nodes.length, down ? `${down} not up` : "all up", down),
-    tile("state in host memory", size(sum(status.nodes, (one) => one.host_bytes_used)), `of ${size(sum(status.nodes, (one) => one.host_bytes_total))}`),
+    tile("tile", "jobs running", String(many("running")), `${many("queued")} queued, ${jobs.length} known`),
+    tile("tile", "devices busy", `${busy} / ${status.devices.length}`, `${sum(status.devices, (one) => one.switches)} switches so far`),
+    tile("tile", "waiting", String(waiting.length), waiting.length ? `first for ${lasted(num(pack.now_us) - Math.min(...waiting.map((one) => num(one.since_us))))}` : "nothing waits", waiting.length),
+    tile("tile", "nodes", String(status.nodes.length), down ? `${down} not up` : "all up", down),
+    tile("tile", "state in host memory", size(sum(status.nodes, (one) => one.host_bytes_used)), `of ${size(sum(status.nodes, (one) => one.host_bytes_total))}`),
   ];
 }
 
@@ -144,18 +145,17 @@ function job(seen, id) {
     if (!found) return h("div", {}, h("h2", {}, id), why);
     const used = use(seen, id), slow = num(used.measured_ppm), bound = num(used.bound_ppm);
     const costs = (seen.cost?.costs || []).filter((one) => one.job_id === id);
-    const fact = (name, value, more, bad) => h("div", { class: `tile${bad ? " warn" : ""}` }, h("b", { "data-fact": name }, value || "–"), h("span", {}, name), h("small", {}, more || " "));
     return h("div", {},
       h("h2", {}, found.name || id, " ", pill(stateOf(found)), " ", h("span", { class: "dim" }, id)),
       found.reason ? h("p", {}, found.reason) : null,
       found.notice ? h("p", { class: "bad" }, found.notice) : null,
       h("div", { class: "tiles" },
-        fact("reward", metric(seen, found, "reward", 3), `step ${metric(seen, found, "step", 0) || "–"}`),
-        fact("slowdown", slow ? ratio(slow) : ratio(used.predicted_ppm), `${slow ? "measured" : "predicted"}, bound ${ratio(bound)}`, slow && bound && slow > bound),
-        fact("waited", `${seconds(used.wait_us)} s`, `${percent(num(used.wait_ratio_ppm) / 1e6)} of its time`),
-        fact("device time", `${seconds(found.device_us)} s`, found.operations_done && `${found.operations_done} operations`),
-        fact("switches", String(num(used.switches)), `${seconds(used.switch_us, 2)} s`),
-        fact("pool cost", num(used.cost).toFixed(2), `${seconds(used.pooled_us)} s of spot and lent`)),
+        tile("fact", "reward", metric(seen, found, "reward", 3), `step ${metric(seen, found, "step", 0) || "–"}`),
+        tile("fact", "slowdown", slow ? ratio(slow) : ratio(used.predicted_ppm), `${slow ? "measured" : "predicted"}, bound ${ratio(bound)}`, slow && bound && slow > bound),
+        tile("fact", "waited", `${seconds(used.wait_us)} s`, `${percent(num(used.wait_ratio_ppm) / 1e6)} of its time`),
+        tile("fact", "device time", `${seconds(found.device_us)} s`, found.operations_done && `${found.operations_done} operations`),
+        tile("fact", "switches", String(num(used.switches)), `${seconds(used.switch_us, 2)} s`),
+        tile("fact", "pool cost", num(used.cost).toFixed(2), `${seconds(used.pooled_us)} s of spot and lent`)),
       h("h3", {}, "Why it waits"), why,
       resident(seen, id).map(cycle),
       h("h3", {}, "Deployments"),
