@@ -63,7 +63,8 @@ class ErrorCode(StrEnum):
     """No devices can hold this deployment, or none came free in `scheduler.placement_timeout_us`,
     where that is set."""
     NO_ROOM = "no_room"
-    """Device or host memory does not suffice. Free some, or try again later."""
+    """Device memory, or host memory and the disk of parked state, do not suffice, or that disk
+    fails; the message says which. Free some, or try again later."""
     OUT_OF_MEMORY = "out_of_memory"
     """A rank's device or host lacked memory for what an operation computes; the message has the
     numbers. No weight changed and the deployment goes on. Use smaller `micro_batch_tokens`; where

@@ -25,13 +25,14 @@ OTHERS: Final = "another tenant's"
 
 def nodes_view(nodes: list[service_pb2.NodeView]) -> RenderableType:
     """Return the tables of nodes and of those who live on them."""
-    table = table_of("node", "state", "devices", "host GiB", "agent", "reason")
+    table = table_of("node", "state", "devices", "host GiB", "disk GiB", "agent", "reason")
     for node in nodes:
         table.add_row(
             node.node_id,
             Text(node.state, style=_STYLES.get(node.state, "")),
             _devices(node),
             f"{node.host_bytes_used / _GIB:.2f} / {node.host_bytes_total / _GIB:.2f}",
+            _disk(node),
             node.address.agent,
             node.reason,
         )
@@ -60,10 +61,24 @@ def _residents(
             resident.job_name or resident.job_id,
             resident.tenant,
             resident.role,
-            residency_name(resident.residency),
+            _place(resident),
             resident.next,
         )
     return table
+
+
+def _disk(node: service_pb2.NodeView) -> str:
+    """Say what is on disk, and what went there and came back in the background."""
+    if not node.disk_bytes_total:
+        return "-"
+    moved = f"{node.sunk_bytes / _GIB:.2f} out, {node.risen_bytes / _GIB:.2f} back"
+    return f"{node.disk_bytes_used / _GIB:.2f} / {node.disk_bytes_total / _GIB:.2f} ({moved})"
+
+
+def _place(resident: service_pb2.NodeResident) -> str:
+    name, on_disk = residency_name(resident.residency), resident.disk_bytes / _GIB
+    is_parked = resident.residency == common_pb2.RESIDENCY_HOST
+    return f"{name}, {on_disk:.2f} GiB on disk" if is_parked and on_disk else name
 
 
 def _devices(node: service_pb2.NodeView) -> str:

@@ -128,6 +128,7 @@ class FakeWorld:
         rollout: int = 0,
         nbytes: int = 100,
         host_bytes: int = 1000,
+        disk_bytes: int = 0,
     ) -> None:
         """Add a node."""
         kinds = ["train"] * train + ["rollout"] * rollout
@@ -136,6 +137,7 @@ class FakeWorld:
                 at_us=self.tick(),
                 node_id=NodeId(node),
                 host_bytes=host_bytes,
+                disk_bytes=disk_bytes,
                 devices=tuple(
                     DeviceFacts(index=i, kind=kind, bytes_total=nbytes)
                     for i, kind in enumerate(kinds)

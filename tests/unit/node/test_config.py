@@ -77,3 +77,17 @@ def test_a_gpu_for_rewards_is_no_other_devices() -> None:
     check_node("n0", (shared, held), host_bytes=1, staging_bytes=1)
     with pytest.raises(PlexError, match="gpu 1 of node n0 is of kind reward and another"):
         check_node("n0", (shared, shared, held), host_bytes=1, staging_bytes=1)
+
+
+@pytest.mark.parametrize(("nbytes", "directory"), [(-1, "/disk"), (1, ""), (1, "disk")])
+def test_a_disk_for_state_has_bytes_and_a_whole_path(nbytes: int, directory: str) -> None:
+    train = (DeviceConfig(kind="train", bytes_total=1),)
+    with pytest.raises(PlexError, match="whole path"):
+        check_node(
+            "n0",
+            train,
+            host_bytes=1,
+            staging_bytes=1,
+            disk_bytes=nbytes,
+            disk_dir=Path(directory),
+        )

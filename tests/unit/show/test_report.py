@@ -89,12 +89,30 @@ def test_a_node_shows_its_devices_and_what_becomes_of_who_lives_there() -> None:
         ],
     )
     lines = words(nodes_view([node]))
-    assert [*("node-b", "draining", "2", "train", "0.00", "/", "0.00", "h:1")] == lines[1][:8]
-    assert lines[1][8:] == ["2", "still", "here"]
+    assert [*("node-b", "draining", "2", "train", "0.00", "/", "0.00", "-", "h:1")] == lines[1][:9]
+    assert lines[1][9:] == ["2", "still", "here"]
     moving, hidden = lines[4], lines[5]
     assert moving[:2] == ["node-b:0", "job-1/actor"]
     assert moving[-5:] == ["host", "moves", "to", "node-c:0", "(spawning)"]
     assert hidden[1:3] == ["another", "tenant's"]
+
+
+def test_a_node_with_a_disk_shows_what_is_parked_there() -> None:
+    gib = 1 << 30
+    parked = pb.NodeResident(
+        deployment_id="job-1/actor", residency=common_pb2.RESIDENCY_HOST, disk_bytes=gib // 2
+    )
+    node = pb.NodeView(
+        node_id="node-b",
+        disk_bytes_used=gib // 2,
+        disk_bytes_total=4 * gib,
+        sunk_bytes=3 * gib,
+        risen_bytes=2 * gib,
+        residents=[parked],
+    )
+    lines = words(nodes_view([node]))
+    assert "0.50 / 4.00 (3.00 out, 2.00 back)" in " ".join(lines[1])
+    assert "host, 0.50 GiB on disk" in " ".join(lines[4])
 
 
 REPLY = pb.CostReply(

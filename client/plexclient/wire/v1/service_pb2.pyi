@@ -773,7 +773,7 @@ class ListNodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node_id", "state", "reason", "address", "host_bytes_used", "host_bytes_total", "devices", "residents")
+    __slots__ = ("node_id", "state", "reason", "address", "host_bytes_used", "host_bytes_total", "devices", "residents", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -782,6 +782,10 @@ class NodeView(_message.Message):
     HOST_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     RESIDENTS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RISEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     state: str
     reason: str
@@ -790,10 +794,14 @@ class NodeView(_message.Message):
     host_bytes_total: int
     devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
     residents: _containers.RepeatedCompositeFieldContainer[NodeResident]
-    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ...) -> None: ...
+    disk_bytes_used: int
+    disk_bytes_total: int
+    sunk_bytes: int
+    risen_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ...) -> None: ...
 
 class NodeResident(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "next", "name")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "next", "name", "disk_bytes")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -804,6 +812,7 @@ class NodeResident(_message.Message):
     MOVING_TO_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     job_name: str
@@ -814,7 +823,8 @@ class NodeResident(_message.Message):
     moving_to: _containers.RepeatedScalarFieldContainer[str]
     next: str
     name: str
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., moving_to: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    disk_bytes: int
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., moving_to: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., name: _Optional[str] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
 
 class ChangeNodeRequest(_message.Message):
     __slots__ = ("tenant", "is_operator", "node_id", "change")

@@ -92,17 +92,26 @@ def _view(
 ) -> service_pb2.NodeView:
     cluster = scheduler.cluster
     here = [w for w in cluster.wpgs.values() if _devices(w, link.node_id)] if link.node_id else []
+    inventory = inventory or statemanager_pb2.InventoryReply()
+    on_disk = {wpg.wpg_id: wpg.disk_bytes for wpg in inventory.wpgs}
     view = service_pb2.NodeView(
         node_id=link.node_id or link.target,
         address=link.address,
-        host_bytes_used=inventory.host_bytes_used if inventory is not None else 0,
+        host_bytes_used=inventory.host_bytes_used,
         host_bytes_total=link.description.host_bytes,
+        disk_bytes_used=inventory.disk_bytes_used,
+        disk_bytes_total=link.description.disk_bytes,
+        sunk_bytes=inventory.sunk_bytes,
+        risen_bytes=inventory.risen_bytes,
         devices=[
             status.device_status(scheduler, device)
             for device in cluster.devices.values()
             if device.place.node_id == link.node_id
         ],
-        residents=[_resident(cluster, wpg, link.node_id, lens=lens) for wpg in here],
+        residents=[
+            _resident(cluster, w, link.node_id, disk_bytes=on_disk.get(w.wpg_id, 0), lens=lens)
+            for w in here
+        ],
     )
     view.state = status.node_state(cluster, link)
     if lens.sees_all or view.state != "lost":
@@ -126,7 +135,7 @@ def _reason(cluster: ClusterView, link: NodeLink, state: str, here: list[Wpg]) -
 
 
 def _resident(
-    cluster: ClusterView, wpg: Wpg, node_id: NodeId, *, lens: Lens
+    cluster: ClusterView, wpg: Wpg, node_id: NodeId, *, disk_bytes: int, lens: Lens
 ) -> service_pb2.NodeResident:
     deployment = cluster.deployments[wpg.deployment_id]
     view = service_pb2.NodeResident(
@@ -138,6 +147,7 @@ def _resident(
     )
     if lens.sees(wpg.job_id):
         view.deployment_id, view.job_id = wpg.deployment_id, wpg.job_id
+        view.disk_bytes = disk_bytes
         view.job_name, view.tenant = lens.job_name(wpg.job_id), lens.tenant_of(wpg.job_id)
         view.name = wpg.deployment_id.removeprefix(f"{wpg.job_id}/")
     return view

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plexsvc.ids import ResidentId
+from plexsvc.residency import Residency
+from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.device.contest import Expected, in_turn, linger_us, next_arrival
 from plexsvc.scheduler.core.device.learning import smoothed
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Entry, Rules, choose
+from tests.fakes.fake_world import FakeWorld
 
 NOW_US = 10**12
 TIMES = st.integers(0, 10**11)
@@ -122,3 +126,20 @@ def test_a_job_with_slack_is_brought_in_only_when_that_is_clearer() -> None:
     assert brought_in(replace(first, has_slack=True), other, rules=rules) is None
     later = expected(B, 150, spread_us=40)
     assert brought_in(replace(first, has_slack=True), later, rules=rules) == A
+
+
+def test_a_load_says_whose_state_is_needed_after_it() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(nbytes=100)
+    for job in "abcd":
+        world.bring_up(job)
+    for job in "abc":
+        world.submit(f"{job}1", job=job, seq=1)
+        world.drain()
+    for job in "bca":
+        world.submit(f"{job}2", job=job, seq=2)
+    world.drain()
+    loads = [a for a in world.log if isinstance(a, MoveState) and a.to is Residency.DEVICE]
+    told = [(one.following, after.wpg_id) for one, after in pairwise(loads) if one.following]
+    assert len(told) >= 3
+    assert all(following[0] == wpg_id for following, wpg_id in told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import NodeId
+from plexsvc.ids import NodeId, UnitId
 from plexsvc.scheduler.core.actions import SpawnWpg
 from plexsvc.scheduler.core.events import NodeLost
 from plexsvc.scheduler.core.limits import Limits
@@ -59,3 +59,13 @@ def test_what_a_lost_job_left_is_others_when_it_does_not_come_back() -> None:
     world = lost_with_others_waiting()
     world.fire("drain/b/actor")
     assert places(world)["b/actor"] == ["n1:0"]
+
+
+def test_a_nodes_disk_takes_parked_state_as_its_host_memory_does() -> None:
+    memory = {}
+    for disk_bytes in (0, 500):
+        world = FakeWorld()
+        world.join(train=2, host_bytes=1000, disk_bytes=disk_bytes)
+        placement = world.core.cluster.devices.placement
+        memory[disk_bytes] = placement.planning.memory.total_at(UnitId("n0:0"))
+    assert memory == {0: 1000, 500: 1500}
