@@ -72,7 +72,10 @@ def refused(model: str) -> dict[str, Any]:
     client = create(base_model=model, rank=0).result()
     data = corpus()
     found = {
-        "adapter": refusal(lambda: create(base_model=model, rank=8).result()),
+        "adapter": refusal(lambda: create(base_model=model, rank=4096).result()),
+        "no layers": refusal(
+            lambda: create(base_model=model, rank=8, train_attn=False, train_mlp=False).result()
+        ),
         "no model": refusal(lambda: create(base_model="nowhere", rank=0).result()),
         "loss": refusal(lambda: client.forward_backward(data, "gspo").result()),
         "config": refusal(
@@ -218,6 +221,42 @@ def saved(model: str) -> dict[str, Any]:
     return found
 
 
+def adapted(model: str) -> dict[str, Any]:
+    """Train adapters, sample from each kind of sampler, and go on from what was saved."""
+    service, rest = tinker.ServiceClient(), tinker.RestClient()
+    client = service.create_lora_training_client(base_model=model, rank=8, seed=3).result()
+    losses = [client.forward(corpus(), "cross_entropy").result().metrics["loss:sum"]]
+    learn(client, steps=6)
+    losses.append(client.forward(corpus(), "cross_entropy").result().metrics["loss:sum"])
+    state = client.save_state("six").result()
+    named = client.save_weights_for_sampler("six").result()
+    tokens = list(CORPUS[0])
+    one = [datum(tokens, weights=[1.0] * (len(tokens) - 1))]
+    samplers = {
+        "base": service.create_sampling_client(base_model=model),
+        "own": client.save_weights_and_get_sampling_client(),
+        "named": service.create_sampling_client(model_path=named.path),
+    }
+    prompt = types.ModelInput.from_ints(tokens)
+    scores = {name: each.compute_logprobs(prompt).result() for name, each in samplers.items()}
+    trained = logprobs(client.forward(one, "cross_entropy").result())[0]
+    resumed = service.create_training_client_from_state_with_optimizer(state.path).result()
+    ends = []
+    for each in (client, resumed):
+        learn(each, steps=2)
+        ends.append(each.forward(corpus(), "cross_entropy").result().metrics["loss:sum"])
+    info, saved_as = client.get_info(), rest.get_weights_info_by_tinker_path(state.path).result()
+    service.close("success").result()
+    return {
+        "losses": losses,
+        "scores": scores,
+        "trained": trained,
+        "ends": ends,
+        "ranks": [info.lora_rank, saved_as.lora_rank],
+        "is_lora": [info.is_lora, saved_as.is_lora],
+    }
+
+
 def names(rest: Any) -> list[str]:
     """Return what is saved."""
     return [one.tinker_path for one in rest.list_user_checkpoints().result().checkpoints]
@@ -254,7 +293,8 @@ def watched(model: str, steps: int, progress: str) -> dict[str, Any]:
 
 
 PROGRAMS = {
-    one.__name__: one for one in (supervised, refused, sampled, reinforced, saved, stolen, watched)
+    one.__name__: one
+    for one in (supervised, refused, sampled, reinforced, saved, adapted, stolen, watched)
 }
 
 if __name__ == "__main__":

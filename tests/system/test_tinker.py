@@ -106,6 +106,19 @@ def test_a_state_that_was_saved_is_gone_on_from_and_named_until_its_time_is_over
     assert (kinds, other["names"]) == ({"NotFoundError"}, 0)
 
 
+def test_adapters_are_trained_sampled_from_and_gone_on_from(served: Served) -> None:
+    told = served.run("adapted")
+    first, last = told["losses"]
+    assert last < first - 0.1
+    scores = told["scores"]
+    assert scores["named"] == scores["own"]
+    assert scores["own"][1:] == pytest.approx(told["trained"], abs=1e-4)
+    assert sum(scores["base"][1:]) < sum(scores["own"][1:])
+    assert told["ends"][0] == told["ends"][1] < last
+    assert told["ranks"] == [8, 8]
+    assert told["is_lora"] == [True, True]
+
+
 def test_two_tenants_that_share_a_device_get_what_they_get_alone(served: Served) -> None:
     alone = served.run("supervised", steps=4)
     started = [
@@ -119,7 +132,8 @@ def test_two_tenants_that_share_a_device_get_what_they_get_alone(served: Served)
 def test_what_is_not_offered_is_refused_by_name_and_training_goes_on(served: Served) -> None:
     told = served.run("refused")
     found = {name: one["text"] for name, one in told["refusals"].items()}
-    assert "adapters are not offered yet" in found["adapter"]
+    assert "smallest side of its targets" in found["adapter"]
+    assert "neither train_attn nor train_mlp" in found["no layers"]
     assert "nowhere" in found["no model"]
     assert "gspo" in found["loss"]
     assert "loss_fn_config.clip" in found["config"]

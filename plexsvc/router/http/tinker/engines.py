@@ -3,8 +3,9 @@
 Theory of operation. A sampler names weights: those of a version that a model published, or of a
 directory. An engine has one set at a time. Samples of the same weights run together; a sampler of
 others waits until these are done, and those that come later wait behind it. Weights of a directory
-are read by a reference deployment, which publishes them. What an engine is asked has numbers of
-this router; the last is on record before it is sent, so that a router that follows sends it again.
+are read by a reference deployment, which publishes them; adapters, by an actor of their shape. What
+an engine is asked has numbers of this router; the last is on record before it is sent, so that a
+router that follows sends it again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.config import TinkerModel
+from plexsvc.router.http.tinker.adapters import Adapter
 from plexsvc.router.http.tinker.sessions import Session, Sessions
 from plexsvc.router.http.tinker.training import Training
 
@@ -30,6 +32,8 @@ class Weights:
     deployment_id: str = ""
     version: int = 0
     path: str = ""
+    adapter: Adapter | None = None
+    """What lies in the directory, if it is no whole model."""
 
 
 class _Line:
@@ -73,13 +77,14 @@ class Engine:
         self, sessions: Sessions, session: Session, training: Training, *, base_model: str
     ) -> None:
         self._sessions, self._session, self._training = sessions, session, training
+        self._base_model = base_model
         self._known: TinkerModel = training.known(base_model)
         number = len(session.engines)
         job_id = JobId(session.session_id)
         self.deployment_id = new_deployment_id(job_id, f"sample-{number}")
         self._reader_id = new_deployment_id(job_id, f"read-{number}")
         self._line: _Line | None = None
-        self._reader: _Line | None = None
+        self._readers: dict[Adapter | None, _Line] = {}
         self._now: Weights | None = None
         self._gate = asyncio.Lock()
         self._running = 0
@@ -113,11 +118,10 @@ class Engine:
             self._line = await self._deployed(self.deployment_id, self._rollout())
         source, version = weights.deployment_id, weights.version
         if weights.path:
-            if self._reader is None:
-                self._reader = await self._deployed(self._reader_id, self._reference())
-            await self._reader.run(ops.Operation(load=ops.Load(path=weights.path)))
-            published = await self._reader.run(ops.Operation(publish=ops.Publish()))
-            source, version = self._reader_id, published.weight_version
+            source, reader = await self._reader(weights.adapter)
+            await reader.run(ops.Operation(load=ops.Load(path=weights.path)))
+            published = await reader.run(ops.Operation(publish=ops.Publish()))
+            version = published.weight_version
         pull = ops.Pull(source_deployment_id=source, version=version)
         try:
             await self._line.run(ops.Operation(pull=pull))
@@ -129,6 +133,16 @@ class Engine:
                 f"the weights of this sampler are gone: of a model's samplers without a name only "
                 f"the newest two have theirs; give one a name ({error.message})",
             ) from error
+
+    async def _reader(self, adapter: Adapter | None) -> tuple[str, _Line]:
+        """Return the deployment that reads weights of this shape, and its line."""
+        name = self._reader_id + (f"-{adapter.key}" if adapter is not None else "")
+        if adapter not in self._readers:
+            spec = self._reference()
+            if adapter is not None:
+                spec = self._training.spec(self._base_model, adapter=adapter)
+            self._readers[adapter] = await self._deployed(name, spec)
+        return name, self._readers[adapter]
 
     async def _deployed(self, deployment_id: str, spec: pb.DeploymentSpec) -> _Line:
         info = await self._training.deployed(self._session, deployment_id, spec)

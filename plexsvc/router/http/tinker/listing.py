@@ -14,6 +14,7 @@ from aiohttp import web
 from plexsvc.errors import bad_request, not_found
 from plexsvc.ids import TenantId
 from plexsvc.router.http.server import TENANT, read_json
+from plexsvc.router.http.tinker import adapters
 from plexsvc.router.http.tinker.names import SCHEME, Names, Saved, iso
 from plexsvc.router.http.tinker.sessions import Session, Sessions
 from plexsvc.router.http.tinker.training import text
@@ -68,7 +69,7 @@ class Listing:
         """Tell what a name is of."""
         path = text(await read_json(request), "tinker_path")
         saved = await self._names.find(path, tenant=request[TENANT])
-        return web.json_response({"base_model": saved.base_model, "is_lora": False})
+        return web.json_response({"base_model": saved.base_model, **adapters.told(saved.lora)})
 
     async def sessions(self, request: web.Request) -> web.Response:
         """Tell of the sessions that live, the newest first."""
@@ -102,12 +103,15 @@ class Listing:
         runs = {
             model_id: _run(model_id, model["base_model"], session=session, tenant=tenant)
             | {"user_metadata": model.get("user_metadata")}
+            | adapters.told(model.get("lora"))
             for session in sessions
             for model_id, model in session.models.items()
         }
         for one in await self._names.all(tenant):
             run = runs.setdefault(
-                one.model_id, _run(one.model_id, one.base_model, at_us=one.at_us, tenant=tenant)
+                one.model_id,
+                _run(one.model_id, one.base_model, at_us=one.at_us, tenant=tenant)
+                | adapters.told(one.lora),
             )
             what = "last_checkpoint" if one.kind == "weights" else "last_sampler_checkpoint"
             run[what] = one.told()
@@ -126,7 +130,6 @@ def _run(
         "training_run_id": model_id,
         "base_model": base_model,
         "model_owner": tenant,
-        "is_lora": False,
         "last_request_time": iso(session.facts["created_us"] if session is not None else at_us),
     }
 

@@ -50,6 +50,8 @@ class Saved:
     expires_us: int = 0
     """0: never."""
     user_metadata: dict[str, str] | None = None
+    lora: dict[str, Any] | None = None
+    """What a record has of adapters, if they are that."""
     nbytes: int = field(default=0)
 
     @property

@@ -20,6 +20,7 @@ from plexsvc.errors import bad_request, not_found
 from plexsvc.ids import TenantId
 from plexsvc.router import bounds
 from plexsvc.router.downloads import Downloads
+from plexsvc.router.http.tinker import adapters
 from plexsvc.router.http.tinker.engines import Engine, Weights
 from plexsvc.router.http.tinker.lanes import persist
 from plexsvc.router.http.tinker.names import Names
@@ -77,7 +78,7 @@ class Sampling:
         if asked.get("model_path") is not None:
             saved = await self._names.find(text(asked, "model_path"), tenant=tenant)
             sampler = {"model_path": saved.tinker_path, "path": saved.path}
-            sampler["base_model"] = saved.base_model
+            sampler |= {"base_model": saved.base_model, "lora": saved.lora}
         else:
             base_model = text(asked, "base_model")
             sampler = {"base_model": base_model, "path": self._training.known(base_model).model}
@@ -287,7 +288,7 @@ def as_json(response: pb.SampleResponse) -> dict[str, Any]:
 
 def _weights(session: Session, sampler: Mapping[str, Any]) -> Weights:
     if "path" in sampler:
-        return Weights(path=sampler["path"])
+        return Weights(path=sampler["path"], adapter=adapters.of(sampler.get("lora")))
     model = session.model(sampler["model_id"])
     version = sampler["version"] or model["newest"]
     return Weights(deployment_id=model["deployment_id"], version=version)

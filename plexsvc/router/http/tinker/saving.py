@@ -53,6 +53,7 @@ class Saving:
             "path": saved.path,
             "tinker_path": saved.tinker_path,
             "optimizer": bool(asked.get("optimizer")),
+            "lora": saved.lora,
             "user_metadata": asked.get("user_metadata"),
         }
         number = whole(asked, "model_seq_id")
@@ -107,6 +108,7 @@ class Saving:
                 request_id=future.request_id,
                 at_us=0,
                 user_metadata=asked.get("user_metadata"),
+                lora=model.get("lora"),
             )
             saved = self._names.new(saved, asked.get("ttl_seconds"))
             before.extend(

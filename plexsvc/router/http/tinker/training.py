@@ -15,7 +15,8 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import PlexError, bad_request
 from plexsvc.ids import TenantId
 from plexsvc.router.config import TinkerModel
-from plexsvc.router.http.tinker import wire
+from plexsvc.router.http.tinker import adapters, wire
+from plexsvc.router.http.tinker.adapters import Adapter
 from plexsvc.router.http.tinker.lanes import Lane, persist
 from plexsvc.router.http.tinker.sessions import Future, Outcome, Runner, Session, Sessions
 
@@ -61,15 +62,15 @@ class Training:
         return self._models.get(base_model) or TinkerModel(model=base_model)
 
     async def create(self, asked: Asked, *, tenant: TenantId) -> Future:
-        """Begin to create a model that trains all its parameters.
+        """Begin to create a model that trains all its parameters, or adapters.
 
         Raises:
-            PlexError: `bad_request` for an adapter, or another optimizer than AdamW.
+            PlexError: `bad_request` for what neither can be, or another optimizer than AdamW.
         """
         session = await self._sessions.get(text(asked, "session_id"), tenant=tenant)
         base_model, lora = text(asked, "base_model"), asked.get("lora_config")
         number = whole(asked, "model_seq_id")
-        self._check_full(base_model, lora)
+        adapter = self._adapter(base_model, lora)
         kind = (asked.get("optimizer_config") or {}).get("type", "adamw")
         if kind != "adamw":
             raise bad_request(f"optimizer_config.type={kind!r} is not offered; offered is adamw")
@@ -78,7 +79,11 @@ class Training:
             session,
             number,
             base_model=base_model,
-            facts={"seed": seed, "user_metadata": asked.get("user_metadata")},
+            facts={
+                "seed": seed,
+                "lora": adapters.kept(adapter),
+                "user_metadata": asked.get("user_metadata"),
+            },
         )
 
     async def begin(
@@ -130,42 +135,49 @@ class Training:
         return {
             "type": "get_info",
             "model_data": {
-                "arch": "full",
+                "arch": "lora" if model.get("lora") else "full",
                 "model_name": name,
                 "tokenizer_id": None if is_on_hub else self.known(name).model,
             },
             "model_id": model_id,
-            "is_lora": False,
             "model_name": name,
+            **adapters.told(model.get("lora")),
         }
 
-    def _check_full(self, base_model: str, lora: Any) -> None:
-        """Refuse an adapter, unless the base model is one that is always trained whole."""
+    def _adapter(self, base_model: str, lora: Any) -> Adapter | None:
+        """Return what is asked for; a base model of `router.tinker` is always trained whole."""
         if lora is None or base_model in self._models:
-            return
+            return None
         if not isinstance(lora, dict) or lora.get("rank") != 0:
-            raise bad_request(
-                f"lora_config.rank={(lora or {}).get('rank')!r}: adapters are not offered yet; "
-                "rank 0 trains all parameters, and so does a base model of router.tinker "
-                f"({', '.join(self._models) or 'none'}) at any rank",
-                field="lora_config",
-            )
+            return adapters.read(lora)
         for name in ("train_attn", "train_mlp", "train_unembed"):
             if lora.get(name) is False:
                 raise bad_request(f"lora_config.{name}=false: rank 0 trains all parameters")
+        return None
 
-    async def _created(self, session: Session, future: Future) -> Outcome:
-        model = session.model(future.facts["model_id"])
-        known = self.known(model["base_model"])
-        spec = pb.DeploymentSpec(
+    def spec(
+        self, base_model: str, *, adapter: Adapter | None = None, seed: int = 0
+    ) -> pb.DeploymentSpec:
+        """Return the deployment that trains a base model, or adapters of it."""
+        known = self.known(base_model)
+        return pb.DeploymentSpec(
             role="actor",
             model=known.model,
-            backend=known.backend,
+            backend=known.backend if adapter is None else adapters.BACKEND,
             parallel=known.parallel.to_wire(),
             optimizer=ADAM.to_wire(),
             dtype=known.dtype,
-            seed=model.get("seed") or 0,
+            seed=seed,
             micro_batch_tokens=known.micro_batch_tokens,
+            lora=None if adapter is None else adapter.to_wire(),
+        )
+
+    async def _created(self, session: Session, future: Future) -> Outcome:
+        model = session.model(future.facts["model_id"])
+        spec = self.spec(
+            model["base_model"],
+            adapter=adapters.of(model.get("lora")),
+            seed=model.get("seed") or 0,
         )
         await self.deployed(session, model["deployment_id"], spec)
         lane = self.lane(session, future)
