@@ -13,7 +13,7 @@ from plexsvc.cli.commands.instance import instance_app
 from plexsvc.cli.commands.job import job_app
 from plexsvc.cli.commands.model import model_app
 from plexsvc.cli.commands.node import node_app
-from plexsvc.cli.commands.pack import pack
+from plexsvc.cli.commands.pack import pack, wanted
 from plexsvc.cli.commands.plan import plan
 from plexsvc.cli.commands.quota import quota_app
 from plexsvc.cli.commands.replay import replay
@@ -157,6 +157,7 @@ command(app, example="plexctl pack --window 120 --png pack.png")(pack)
 app.command(epilog="Example: plexctl plan models/qwen3-8b --gpus 8x80 --tokens 32768 --jobs 4")(
     plan
 )
+command(app, example="plexctl wanted --json")(wanted)
 command(app, example="plexctl report --json")(report)
 command(app, example="plexctl cost --since 30d --csv")(cost)
 command(app, example="plexctl tenant")(tenant)

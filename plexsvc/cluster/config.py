@@ -92,6 +92,9 @@ class ClusterConfig:
     a Ray cluster as `ray` says."""
     ray: RayConfig = field(default_factory=RayConfig)
     """The Ray cluster of the launcher `ray`."""
+    autoscaler: tuple[str, ...] = ()
+    """Command that gets on its standard input, as `plexctl wanted --json` prints it, what devices
+    are missing and which nodes are drained, whenever that changes; empty: none."""
     tokens: dict[str, str] = field(default_factory=dict)
     """Bearer token → tenant; when there is none, one is made for the tenant `default`. The first is
     on the cluster's card, and its tenant may administer unless `router.operators` names others."""

@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import grpc.aio
 
+from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.clock import Clock, SystemClock
-from plexsvc.cluster import leading
+from plexsvc.cluster import autoscaler, leading
 from plexsvc.cluster.config import DEFAULT_TENANT, WILDCARDS, ClusterConfig, NodeConfig
 from plexsvc.cluster.members import follow
 from plexsvc.cluster.places import (
@@ -176,11 +177,11 @@ class EmbeddedCluster:
         self.live = live
         _run_beside(stack, tasks.create_task(self._run_live(live)))
         await live.ready()
-        _run_beside(stack, tasks.create_task(follow(launcher, live)))
         _run_beside(stack, tasks.create_task(live.reward_hosts.run(rewards, kill=proxy.kill)))
         spot = rollout.use(live.spot_hosts, changes, config=self._config.rollout.spot)
         _run_beside(stack, tasks.create_task(spot.run()))
         scheduler = SchedulerServicer(live)
+        self._follow(stack, tasks, launcher, scheduler)
         await inner.serve(stack, scheduler)
         router = self._router(scheduler, keys=keys, rewards=rewards)
         stack.push_async_callback(router.aclose)
@@ -188,6 +189,20 @@ class EmbeddedCluster:
         _run_beside(stack, tasks.create_task(router.follow_tokens()))
         await self._serve(stack, router, inner=inner.address)
         self.keeps = False
+
+    def _follow(
+        self,
+        stack: AsyncExitStack,
+        tasks: asyncio.TaskGroup,
+        launcher: Launcher,
+        scheduler: SchedulerServicer,
+    ) -> None:
+        """Take hosts in as they come, and tell an autoscaler which are wanted."""
+        _run_beside(stack, tasks.create_task(follow(launcher, self.live)))
+        if self._config.autoscaler:
+            look = partial(_look, scheduler)
+            scaling = autoscaler.follow(self._config.autoscaler, look, clock=self._clock)
+            _run_beside(stack, tasks.create_task(scaling))
 
     def _left_agents(self) -> bool:
         """Whether an earlier service may have left agents; of Ray's nodes its card alone tells."""
@@ -449,6 +464,13 @@ class EmbeddedCluster:
         models = self._config.state_dir.absolute() / "models"
         models.mkdir(mode=0o700, exist_ok=True)
         return (models,)
+
+
+async def _look(scheduler: SchedulerServicer) -> dict[str, Any]:
+    """Return what an autoscaler is told now."""
+    pack = await scheduler.call("GetPack", pb.PackRequest(is_operator=True), pb.PackReply)
+    asked = pb.ListNodesRequest(is_operator=True)
+    return autoscaler.told(pack, await scheduler.call("ListNodes", asked, pb.ListNodesReply))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

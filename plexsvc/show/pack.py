@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -146,6 +147,15 @@ def _figures(group: service_pb2.PackGroup) -> Table:
             f"{resident.state_bytes / _MIB:.1f}",
             ", ".join(notes(resident)),
         )
+    return table
+
+
+def demand_view(demand: Iterable[service_pb2.KindDemand]) -> RenderableType:
+    """Return the table of `plexctl wanted`."""
+    table = table_of("kind", "missing", "idle", "wanted")
+    for one in demand:
+        told = ", ".join(f"{count} ({reason})" for reason, count in one.wanted.items())
+        table.add_row(one.kind, str(one.missing), str(one.idle), told)
     return table
 
 

@@ -30,11 +30,18 @@ BOUNDS = f"{SHARES_ALL}slot_us = 20_000\n"
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the autoscaler was told, a line each time."""
+    return tmp_path_factory.mktemp("told") / "told"
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory, told: Path) -> Iterator[LiveCluster]:
     """Two nodes with one small training device each; `ops` is on the card."""
     nodes = {"left": [TRAIN], "right": [TRAIN]}
+    extra = f'autoscaler = ["sh", "-c", "cat >> {told}; echo >> {told}"]\n{TENANTS}'
     with start_cluster(
-        tmp_path_factory.mktemp("ops"), nodes=nodes, extra=TENANTS, scheduler=BOUNDS
+        tmp_path_factory.mktemp("ops"), nodes=nodes, extra=extra, scheduler=BOUNDS
     ) as started:
         yield started
 
@@ -194,6 +201,31 @@ def test_a_cordoned_node_takes_nothing_and_an_added_one_does(
             for node in ("left", "right"):
                 plexctl(live, "node", "uncordon", node)
     wait_until(lambda: states(live)["extra"] == "lost", what="the added node's loss is noticed")
+
+
+def test_what_waits_is_wanted_by_kind_and_reason_and_an_autoscaler_is_told(
+    live: LiveCluster, told: Path
+) -> None:
+    plexctl(live, "node", "cordon", "left")
+    assert plexctl(live, "node", "drain", "right", "--wait")["state"] == "drained"
+    loop = Loop()
+    given = {"name": "waits", "tenant": "lab", "pause_s": 0.05}
+    thread = threading.Thread(target=loop.run, args=(live,), kwargs=given)
+    thread.start()
+    wanted = {"missing": 0, "idle": 0, "wanted": {"closed": 1}}
+    try:
+        wait_until(lambda: plexctl(live, "wanted")["kinds"] == {"train": wanted}, what="it waits")
+        found = plexctl(live, "wanted")
+        assert found["drained"] == ["right"]
+        wait_until(lambda: told.exists() and json.dumps(found) in told.read_text(), what="told")
+    finally:
+        for node in ("left", "right"):
+            plexctl(live, "node", "uncordon", node)
+    wait_until(lambda: loop.steps > 2 or loop.error is not None, what="it runs")
+    loop.stop.set()
+    thread.join(30)
+    assert loop.error is None
+    assert plexctl(live, "wanted") == {"kinds": {}, "drained": []}
 
 
 def test_a_drained_node_is_empty_while_its_jobs_go_on(live: LiveCluster) -> None:

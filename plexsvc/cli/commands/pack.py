@@ -77,6 +77,22 @@ def _draw(path: Path, reply: service_pb2.PackReply) -> None:
         ) from error
 
 
+def wanted(at: At) -> None:
+    """Show the devices that what waits wants, by kind and by what it is short of.
+
+    With --json, print what the command of `autoscaler` is told.
+    """
+    from plexsvc.cli.app import print_json
+    from plexsvc.cluster.autoscaler import told
+    from plexsvc.show.pack import demand_view
+
+    pack = at.ask("GetPack")
+    if at.json:
+        print_json(told(pack, at.ask("ListNodes")))
+    else:
+        at.show(pack, demand_view(pack.demand))
+
+
 def _shape(path: Path) -> service_pb2.JobShape:
     """Return the job of a file.
 

@@ -59,7 +59,9 @@ HELP: Final = {
     "plex_job_slowdown_ratio": "cycle of a job against the same job alone: measured",
     "plex_job_slowdown_predicted_ratio": "the same as it was predicted when the job was placed",
     "plex_job_slowdown_bound_ratio": "the most that the job accepts",
-    "plex_waiting_deployments": "deployments that wait for devices",
+    "plex_waiting_deployments": "deployments that wait for devices, by what they are short of",
+    "plex_wanted_devices": "devices of what waits, by what it is short of",
+    "plex_missing_devices": "devices that would have to be added for what waits",
     "plex_oldest_wait_seconds": "for how long the first of them waits",
     "plex_pool_seconds_total": "time of spot devices and lent engines that a tenant had",
     "plex_pool_cost_total": "what that cost, by the prices of the instances",
@@ -222,7 +224,14 @@ def _tell_nodes(families: _Families, reply: pb.ListNodesReply) -> None:
 
 
 def _tell_pack(families: _Families, pack: pb.PackReply) -> None:
-    families.count("plex_waiting_deployments", ({"tenant": one.tenant} for one in pack.waiting))
+    families.count(
+        "plex_waiting_deployments",
+        ({"tenant": one.tenant, "reason": one.short_of} for one in pack.waiting),
+    )
+    for demand in pack.demand:
+        families.say("plex_missing_devices", demand.missing, kind=demand.kind)
+        for reason, wanted in demand.wanted.items():
+            families.say("plex_wanted_devices", wanted, kind=demand.kind, reason=reason)
     oldest: dict[str, int] = {}
     for one in pack.waiting:
         oldest[one.tenant] = min(oldest.get(one.tenant, one.since_us), one.since_us)

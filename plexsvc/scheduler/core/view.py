@@ -116,6 +116,10 @@ class ClusterView:
         """Say why a deployment is not placed yet."""
         return reasons.why(self._cluster.placement, deployment)
 
+    def short_of(self, deployment: Deployment) -> str:
+        """Return in one word what keeps a deployment waiting."""
+        return reasons.short_of(self._cluster.placement, deployment)
+
     def why_stays(self, deployment: Deployment) -> str:
         """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
         return reasons.why_stays(self._cluster.placement, deployment)

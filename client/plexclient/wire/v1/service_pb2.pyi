@@ -877,7 +877,7 @@ class PackRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., window_us: _Optional[int] = ...) -> None: ...
 
 class PackReply(_message.Message):
-    __slots__ = ("now_us", "slot_us", "horizon_us", "window_us", "groups", "waiting", "idle", "policy", "prefetches", "prefetch_hits", "prefetches_wasted")
+    __slots__ = ("now_us", "slot_us", "horizon_us", "window_us", "groups", "waiting", "idle", "policy", "prefetches", "prefetch_hits", "prefetches_wasted", "demand")
     NOW_US_FIELD_NUMBER: _ClassVar[int]
     SLOT_US_FIELD_NUMBER: _ClassVar[int]
     HORIZON_US_FIELD_NUMBER: _ClassVar[int]
@@ -889,6 +889,7 @@ class PackReply(_message.Message):
     PREFETCHES_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_HITS_FIELD_NUMBER: _ClassVar[int]
     PREFETCHES_WASTED_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
     now_us: int
     slot_us: int
     horizon_us: int
@@ -900,7 +901,27 @@ class PackReply(_message.Message):
     prefetches: int
     prefetch_hits: int
     prefetches_wasted: int
-    def __init__(self, now_us: _Optional[int] = ..., slot_us: _Optional[int] = ..., horizon_us: _Optional[int] = ..., window_us: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PackGroup, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[PackWaiting, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., prefetches: _Optional[int] = ..., prefetch_hits: _Optional[int] = ..., prefetches_wasted: _Optional[int] = ...) -> None: ...
+    demand: _containers.RepeatedCompositeFieldContainer[KindDemand]
+    def __init__(self, now_us: _Optional[int] = ..., slot_us: _Optional[int] = ..., horizon_us: _Optional[int] = ..., window_us: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PackGroup, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[PackWaiting, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., prefetches: _Optional[int] = ..., prefetch_hits: _Optional[int] = ..., prefetches_wasted: _Optional[int] = ..., demand: _Optional[_Iterable[_Union[KindDemand, _Mapping]]] = ...) -> None: ...
+
+class KindDemand(_message.Message):
+    __slots__ = ("kind", "idle", "wanted", "missing")
+    class WantedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    idle: int
+    wanted: _containers.ScalarMap[str, int]
+    missing: int
+    def __init__(self, kind: _Optional[str] = ..., idle: _Optional[int] = ..., wanted: _Optional[_Mapping[str, int]] = ..., missing: _Optional[int] = ...) -> None: ...
 
 class PackGroup(_message.Message):
     __slots__ = ("kind", "group_id", "devices", "duty_ppm", "duty_cap_ppm", "state_bytes", "parked_bytes", "closed", "residents", "booked")
@@ -987,7 +1008,7 @@ class PackResident(_message.Message):
     def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., anchor_us: _Optional[int] = ..., shift_us: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., duty_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., is_cold: _Optional[bool] = ..., is_pinned: _Optional[bool] = ..., is_late: _Optional[bool] = ..., moving_to: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., is_running: _Optional[bool] = ..., name: _Optional[str] = ..., busy: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ...) -> None: ...
 
 class PackWaiting(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "since_us", "reason", "name")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "since_us", "reason", "name", "short_of")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -995,6 +1016,7 @@ class PackWaiting(_message.Message):
     SINCE_US_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    SHORT_OF_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     job_name: str
@@ -1002,7 +1024,8 @@ class PackWaiting(_message.Message):
     since_us: int
     reason: str
     name: str
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., since_us: _Optional[int] = ..., reason: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    short_of: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., since_us: _Optional[int] = ..., reason: _Optional[str] = ..., name: _Optional[str] = ..., short_of: _Optional[str] = ...) -> None: ...
 
 class JobShape(_message.Message):
     __slots__ = ("job_id", "num_devices", "period_us", "segments", "mode", "sync_at", "jitter_ppm", "max_slowdown_ppm", "state_bytes", "rollout_devices", "priority", "expected_us")

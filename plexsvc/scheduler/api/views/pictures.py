@@ -192,14 +192,25 @@ def _live(look: _Look, view: service_pb2.PackResident, *, deployment_id: Deploym
 
 def _waiting(look: _Look, reply: service_pb2.PackReply) -> None:
     cluster = look.scheduler.cluster
+    demand: dict[str, service_pb2.KindDemand] = {}
     for deployment_id in cluster.unplaced:
         deployment = cluster.deployments[deployment_id]
+        kind, short_of = deployment.device_kind, cluster.short_of(deployment)
         view = service_pb2.PackWaiting(
             since_us=deployment.requested_us,
             reason=look.lens.text(cluster.why_waits(deployment)),
+            short_of=short_of,
         )
         _name(look, view, deployment_id=deployment_id)
         reply.waiting.append(view)
+        if kind not in demand:
+            idle = len(cluster.planners[kind].board.idle)
+            demand[kind] = service_pb2.KindDemand(kind=kind, idle=idle)
+        demand[kind].wanted[short_of] += deployment.num_devices
+    for one in demand.values():
+        if "devices" in one.wanted:
+            one.missing = max(0, one.wanted["devices"] - one.idle)
+    reply.demand.extend(demand.values())
 
 
 def _window_us(reply: service_pb2.PackReply, *, asked_us: int) -> int:

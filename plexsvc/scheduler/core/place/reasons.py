@@ -96,6 +96,30 @@ def why(placement: Placement, deployment: Deployment) -> str:
     return _why_not(placement, deployment) + _closed(placement, deployment.device_kind)
 
 
+def short_of(placement: Placement, deployment: Deployment) -> str:
+    """Return in one word what keeps a deployment waiting.
+
+    `job`: its job's training is placed first. `turn`: enough devices are idle, but others come
+    first or its state has no room. `closed`: it would fit if nodes were not cordoned. `devices`:
+    there are too few.
+    """
+    kind = deployment.device_kind
+    if deployment.is_rollout:
+        lead = demands.lead_of(placement, deployment)
+        comes_with = lead is not None and lead.deployment_id in placement.unplaced
+        may_have = comes_with or (deployment.job_id, kind) in rollouts_waiting(placement)
+        if deployment.where_it_trains or not may_have:
+            return "job"
+    idle = len(placement.planning.planner(kind).board.idle)
+    if idle >= deployment.num_devices:
+        return "turn"
+    closed = sum(
+        device.kind == kind and device.place.node_id in placement.cordoned
+        for device in placement.devices.values()
+    )
+    return "closed" if idle + closed >= deployment.num_devices else "devices"
+
+
 def _closed(placement: Placement, kind: str) -> str:
     """Name nodes that take no further work, and what opens them; empty without such."""
     nodes = {one.place.node_id for one in placement.devices.values() if one.kind == kind}

@@ -47,7 +47,11 @@ def test_answers_are_shown_as_seconds_bytes_and_counts() -> None:
         "ListNodes": pb.ListNodesReply(nodes=[node("a", devices=2), node("b", devices=1)]),
         "GetPack": pb.PackReply(
             now_us=9_000_000,
-            waiting=[pb.PackWaiting(tenant="lab", since_us=at) for at in (4_000_000, 8_000_000)],
+            waiting=[
+                pb.PackWaiting(tenant="lab", since_us=at, short_of="devices")
+                for at in (4_000_000, 8_000_000)
+            ],
+            demand=[pb.KindDemand(kind="train", idle=1, wanted={"devices": 4}, missing=3)],
         ),
         "GetReport": pb.ReportReply(
             tenants=[pb.TenantUse(tenant="lab", pooled_us=2_000_000, cost=0.5)],
@@ -68,7 +72,9 @@ def test_answers_are_shown_as_seconds_bytes_and_counts() -> None:
     assert value(found, "plex_device_busy_seconds_total", **at) == 1.5
     assert value(found, "plex_device_bytes", **at) == 8
     assert value(found, "plex_nodes", state="up") == 2
-    assert value(found, "plex_waiting_deployments", tenant="lab") == 2
+    assert value(found, "plex_waiting_deployments", tenant="lab", reason="devices") == 2
+    assert value(found, "plex_wanted_devices", kind="train", reason="devices") == 4
+    assert value(found, "plex_missing_devices", kind="train") == 3
     assert value(found, "plex_oldest_wait_seconds", tenant="lab") == 5
     assert value(found, "plex_jobs", tenant="lab", state="running") == 1
     assert value(found, "plex_job_slowdown_ratio", tenant="lab", job="job-1") == 1.1
