@@ -305,7 +305,7 @@ class LiveScheduler:
             await self.recorder.dirty.wait()
             await self.clock.sleep(ROWS_FLUSH_US)
             self.recorder.dirty.clear()
-            await storing.write(self.recorder.take_rows())
+            await self.recorder.flush(storing.write)
 
     async def _keep_bill(self, storing: Storing) -> None:
         """Have the store know what jobs have used, and end those that may use no more."""
@@ -357,7 +357,7 @@ class _WithRecords:
     async def append(self, rows: Sequence[JournalRow], *, is_synced: bool = True) -> None:
         """Write a batch of rows, as `JournalWriter` promises."""
         if self._recorder.is_owed:
-            await self._storing.write(self._recorder.take_rows())
+            await self._recorder.flush(self._storing.write)
         await self._storing.append(rows, is_synced=is_synced)
 
 

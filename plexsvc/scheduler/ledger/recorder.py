@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from plexclient.wire.v1 import operations_pb2
@@ -60,6 +60,8 @@ class Recorder:
         self._let_go = Newest[OperationId, DeploymentId](MAX_LET_GO)
         """The deployments of operations that were held last."""
         self.dirty = asyncio.Event()
+        self._stored = asyncio.Event()
+        """Set when the store has the rows that are not taken yet."""
         self.is_owed = False
         """Whether some rows must be written before the journal goes on: it has not all of them."""
 
@@ -81,6 +83,16 @@ class Recorder:
         self._rows, self._operations = [], {}
         self.is_owed = False
         return taken
+
+    async def flush(self, write: Callable[[list[Row]], Awaitable[object]]) -> None:
+        """Have the rows changed since the last call written."""
+        stored, self._stored = self._stored, asyncio.Event()
+        await write(self.take_rows())
+        stored.set()
+
+    async def until_stored(self) -> None:
+        """Return when the store has what was changed just now."""
+        await self._stored.wait()
 
     def job_opened(self, record: JobRecord) -> None:
         """Keep a new job."""

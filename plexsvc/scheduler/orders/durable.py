@@ -145,6 +145,7 @@ async def _changed(
     reach.versions.copied(deployment_id, durable)
     managed.note(reach, deployment_id)
     if before is not None and not durable.writes(before):
+        await reach.recorder.until_stored()  # else a successor would count on what is gone
         await managed.release(reach, before)
     host_bytes.tell_held(reach, deployment_id)
     await _let_go(reach, gone, of=record.deployment)

@@ -26,6 +26,7 @@ from plexsvc.scheduler.ledger.durable import Durable
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders import adopt
 from plexsvc.scheduler.orders.reach import Reach
+from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.store.store import open_store
 from tests.fakes.fake_cluster import FakeAgent, no_room
 from tests.rigs.keys import KEYS
@@ -128,6 +129,19 @@ async def test_a_durable_deployment_is_rebuilt_by_the_next_service(
             await after.agents[0].die("wpg-1-1/0")
             assert await until_answered(after) == ""
             assert after.behaviour.versions == [2]
+
+
+async def test_a_copy_is_kept_until_the_store_knows_the_next_one(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job", durable=True)
+        for _ in range(2):
+            await rig.run("job", "step")
+        await until(lambda: ("job/actor~durable", 1) in rig.behaviour.released)
+        (row,) = rig.store.deployments(["job"])
+        known = Versions(keep=1)
+        known.restore(DeploymentId("job/actor"), row.versions)
+        assert {one.version for one in known.known()} == {2}
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
