@@ -106,6 +106,8 @@ class ExportReport:
     dirty: frozenset[str]
     scalars: Scalars
     applied_seq: int
+    writes: int = 0
+    """Operations that may have written regions that are not droppable; 0: not known."""
 
 
 class MoveHandlers(Protocol):
@@ -354,6 +356,7 @@ class StateClient:
             "dirty": sorted(report.dirty),
             "scalars": report.scalars,
             "applied_seq": report.applied_seq,
+            "writes": report.writes,
         }
         return Message(header=header)
 

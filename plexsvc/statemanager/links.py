@@ -26,6 +26,7 @@ class Export:
     dirty: frozenset[str] = frozenset()
     scalars: Scalars = field(default_factory=dict)
     applied_seq: int = 0
+    writes: int = 0
 
 
 class RankLink:
@@ -98,6 +99,7 @@ class RankLink:
             dirty=frozenset(reply["dirty"]),
             scalars=reply["scalars"],
             applied_seq=int(reply["applied_seq"]),
+            writes=int(reply.get("writes", 0)),
         )
 
     def release(self) -> None:

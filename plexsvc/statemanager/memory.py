@@ -78,8 +78,13 @@ class RankMemory:
             is_zeroed = not region.has_host_copy
             self.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=is_zeroed)
 
-    def copy_out(self, regions: Iterable[RegionState], tell: Tell = tell_nobody) -> int:
+    def copy_out(
+        self, regions: Iterable[RegionState], tell: Tell = tell_nobody, *, writes: int = 0
+    ) -> int:
         """Copy regions from the device to where they are parked; return the bytes.
+
+        What has not been written since it was copied is not copied again: `writes` counts what may
+        have, 0 if that is not known.
 
         Raises:
             PlexError: `no_room` when the machine or its disk lacks the room.
@@ -87,14 +92,15 @@ class RankMemory:
         nbytes = 0
         for region in regions:
             span, host = self.spans[region.name], self.hosts[region.name]
-            if region.is_frozen and host.is_kept and host.split == region.split == host.nbytes:
+            is_same = region.is_frozen or (writes > 0 and writes == host.writes)
+            if is_same and not region.is_droppable and host.is_kept and host.split == region.split:
                 continue
             host.empty(region.split)
             self.prepare(host)
             self.tier.to_host(span, host.address, Extent(offset=0, nbytes=host.split), tell)
             if host.split < host.nbytes:
                 host.to_disk(host.split, fill=partial(self.tier.to_host, span), tell=tell)
-            host.is_kept = host.split == host.nbytes
+            host.is_kept, host.writes = True, writes
             nbytes += host.nbytes
         return nbytes
 

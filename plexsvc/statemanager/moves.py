@@ -150,7 +150,10 @@ class Mover:
         self._note_offload(links[0].wpg_id, links)
         with steps.time("copy"):
             copied = self._on_all(
-                links, lambda link: link.memory.copy_out(self._copied(link), tell)
+                links,
+                lambda link: link.memory.copy_out(
+                    self._copied(link), tell, writes=link.last_export.writes
+                ),
             )
             nbytes = sum(copied)
         for link in links if self._node.disk is not None else ():

@@ -154,8 +154,8 @@ class HostCopy:
         self.split = self.nbytes if split is None else split
         self.tail = tail
         self.is_kept = False
-        """Whether it was made in memory as a whole; what went to disk since has come back once
-        `split` is the region's size again."""
+        """Whether it holds the region as it was after so many `writes`, in memory or on disk."""
+        self.writes = 0
         self._disk = disk
         self._backed = 0
         self._mapping: FixedMapping | None = None

@@ -129,6 +129,7 @@ class Executor:
         self._between_operations = threading.Lock()
         self._written = ExportReport(dirty=frozenset(), scalars={}, applied_seq=0)
         """What the last operation left that wrote weights."""
+        self._writes = 0
         self.ledger = Ledger(max_replies=config.max_recorded_replies)
 
     def build(self, memory: StateMemory | None) -> None:
@@ -188,6 +189,7 @@ class Executor:
             dirty=frozenset(held),
             scalars=self._backend.scalars(),
             applied_seq=max(0, self.ledger.applied_seq),
+            writes=self._writes,
         )
 
     def restored(self, scalars: Scalars) -> None:
@@ -209,6 +211,7 @@ class Executor:
                 recorded = self.ledger.recorded(operation.operation_id, attempt=attempt)
                 if recorded is not None:
                     return Outcome(reply=recorded)
+                self._writes += operation.WhichOneof("body") in WRITES
                 with ExitStack() as held:
                     outcome = self._run(operation, request.published, held)
                 outcome.reply.run_us = self._clock.monotonic_us() - started_us
@@ -263,6 +266,7 @@ class Executor:
         return After.EXITING if is_lost else After.GOING_ON
 
     def _has_started_over(self) -> bool:
+        self._writes += 1
         try:
             self._built().start_over(self._peers.leave)
         except Exception:  # noqa: BLE001 - whatever it is, this rank cannot go on

@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import plexclient as plex
 from tests.rigs.live_cluster import LiveCluster
-from tests.rigs.workloads import Program, fill_other_devices, run_interleaved, switches
+from tests.rigs.workloads import (
+    Program,
+    fill_other_devices,
+    fixed_batch,
+    run_interleaved,
+    switches,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -121,3 +128,21 @@ def test_jobs_in_different_layouts_and_precisions_equal_each_alone(
         ]
         assert ["master" in digests for digests in alone] == [True, False]
         assert digests_shared(cluster, connection, models, layouts) == alone
+
+
+def test_turns_that_only_look_copy_nothing_out(cluster: LiveCluster, tiny_model: Path) -> None:
+    with cluster.connect() as connection, connection.job("a") as a, connection.job("b") as b:
+        first = deploy(a, tiny_model, LAYOUTS["megatron-one-rank"], seed=0)
+        fill_other_devices(a, 2, model=tiny_model)
+        second = deploy(b, tiny_model, LAYOUTS["megatron-one-rank"], seed=1)
+        run_interleaved([Program(first, 0), Program(second, 1)])
+        batch = fixed_batch(0)
+        looked = [first.forward(batch).logprobs, second.forward(batch).logprobs]
+        since = cluster.timeline()[-1].index
+        for before, actor in zip(2 * looked, 2 * [first, second], strict=True):
+            np.testing.assert_array_equal(actor.forward(batch).logprobs, before)
+        spans = [span for span in cluster.timeline() if span.index > since]
+        copied = [span.nbytes for span in spans if span.kind == "offload"]
+        assert len(copied) >= 3, "the jobs did not take turns"
+        assert not any(copied)
+        assert all(span.nbytes for span in spans if span.kind == "load")

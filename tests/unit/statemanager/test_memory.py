@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,24 @@ def test_a_frozen_region_is_copied_out_once_while_its_copy_is_whole(arena: CpuAr
         assert np.all(memory.view("model") == 7)
     memory.hosts["model"].empty(PAGE_BYTES)
     assert memory.copy_out([frozen]) == PAGE_BYTES
+    memory.free()
+
+
+def test_what_nobody_wrote_since_is_not_copied_out_again(arena: CpuArena) -> None:
+    memory = RankMemory(arena)
+    grads = replace(REGIONS[1], has_host_copy=True)
+    both, nbytes = [REGIONS[0], grads], REGIONS[0].nbytes + grads.nbytes
+    memory.allocate(both)
+    copied = []
+    for value, writes in enumerate([3, 3, 4, 0, 0]):
+        if value in {0, 2, 3, 4}:
+            memory.view("params")[:] = value
+        copied.append(memory.copy_out(both, writes=writes))
+        memory.leave_device()
+        memory.reserve(both)
+        memory.copy_in(both)
+        assert np.all(memory.view("params") == (value if value != 1 else 0))
+    assert copied == [nbytes, grads.nbytes, nbytes, nbytes, nbytes]
     memory.free()
 
 
