@@ -304,10 +304,8 @@ MOMENTS: Final = (
 ON_DEVICE: Final = {"mid-pass", "mid-step", "mid-save", "mid-load", "mid-publish"}
 """When an operation may begin with a switch."""
 REBUILT: Final = ("rank", "zygote")
-"""What durable deployments outlive where their state can be rebuilt. After a takeover that is not
-so before the next step (`docs/recovery.md`), so these do not hit while a service takes over."""
+"""What durable deployments outlive where their state can be rebuilt (`docs/recovery.md`)."""
 EXCLUDED: Final = {
-    *((f"{name} {how}", "mid-takeover") for name in REBUILT for how in ("killed", "stopped")),
     *(
         (f"{name} {how}", "mid-takeover")
         for name in ("manager", "rewards")
