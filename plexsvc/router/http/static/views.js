@@ -279,12 +279,12 @@ export function series(view, { gantt, seen, subject, charts }) {
   const wanted = view.name === "devices" ? { busy: ["Share of devices that work and that switch", shares(gantt), ["busy", "switching"], percent] }
     : view.name === "job" ? { reward: ["Reward", points(seen, "reward", subject), ["reward"], (value) => value.toPrecision(3)], slowdown: ["Slowdown", points(seen, "slowdown", subject), ["slowdown"], (value) => `${value.toFixed(2)}×`] } : {};
   for (const [id, [title, data, names, show]] of Object.entries(wanted)) {
-    const box = document.getElementById(id);
-    if (data[0].length < 2 || !box.clientWidth) { if (charts[id]?.subject !== subject) { charts[id]?.destroy(); delete charts[id]; } continue; }
-    if (charts[id] && charts[id].subject === subject && charts[id].width === box.clientWidth) charts[id].setData(data);
+    const box = document.getElementById(id), wide = box.clientWidth || box.parentElement.clientWidth; // an empty box is not shown
+    if (data[0].length < 2 || !wide) { if (charts[id]?.subject !== subject) { charts[id]?.destroy(); delete charts[id]; } continue; }
+    if (charts[id] && charts[id].subject === subject && charts[id].width === wide) charts[id].setData(data);
     else {
       charts[id]?.destroy();
-      charts[id] = plot(box, title, data, names, show, view.name === "devices" && (() => [gantt.start / 1e6, gantt.end / 1e6]));
+      charts[id] = plot(box, wide, title, data, names, show, view.name === "devices" && (() => [gantt.start / 1e6, gantt.end / 1e6]));
       charts[id].subject = subject;
     }
   }
@@ -310,13 +310,13 @@ function shares(gantt) {
   return [busy.map((_, bin) => (gantt.start + (bin + 0.5) * wide) / 1e6), busy.map((one) => Math.min(1, one)), moving.map((one) => Math.min(1, one))];
 }
 
-function plot(box, title, data, names, show, times) {
+function plot(box, width, title, data, names, show, times) {
   const style = getComputedStyle(box), colour = (name) => style.getPropertyValue(name).trim();
   const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
   const strokes = [colour("--accent"), colour("--move")];
   return new uPlot({
-    title, width: box.clientWidth, height: 160, cursor: { y: false }, padding: [null, 0, null, 0],
-    axes: [{ ...axis, values: (_, ticks) => ticks.map((at) => clock(at * 1e6, (ticks[1] - ticks[0]) * 1e6)) }, { ...axis, size: times ? GUTTER : 56, values: (_, ticks) => ticks.map(show) }],
+    title, width, height: 160, cursor: { y: false }, padding: [null, 0, null, 0],
+    axes: [{ ...axis, space: 100, values: (_, ticks) => ticks.map((at) => clock(at * 1e6, (ticks[1] - ticks[0]) * 1e6)) }, { ...axis, size: times ? GUTTER : 56, values: (_, ticks) => ticks.map(show) }],
     scales: { x: times ? { range: times } : {}, y: { range: (_, low, high) => (names.length > 1 ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high]) } },
     series: [{}, ...names.map((label, at) => ({ label, points: { show: false }, stroke: strokes[at], fill: `${strokes[at]}22`, width: 1.5, value: (_, value) => (value === null ? "–" : show(value)) }))],
   }, data, box);
