@@ -12,6 +12,7 @@ from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc
 from plexsvc.clock import Clock
 from plexsvc.errors import PlexError
+from plexsvc.log import Log
 from plexsvc.node.config import AgentConfig
 from plexsvc.node.event_log import EventLog
 from plexsvc.node.lease import NodeLease
@@ -19,6 +20,8 @@ from plexsvc.node.sidecar import Sidecar
 from plexsvc.node.table import RankTable
 from plexsvc.rpc.keys import write_shut_out
 from plexsvc.rpc.status import abort_with
+
+log = Log(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
@@ -110,8 +113,11 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
                 error=to_wire(error), max_scheduler_epoch=self._lease.max_epoch
             )
         if self._shut_out is not None and self._told != request.shut_out:
-            self._told = list(request.shut_out)
-            write_shut_out(self._shut_out, self._told)
+            try:
+                write_shut_out(self._shut_out, request.shut_out)
+                self._told = list(request.shut_out)
+            except OSError as error:  # a full disk must not cost the node its lease
+                log.error("nodes that were shut out are not kept; trying again", error=error)
         return node_pb2.RenewReply(max_scheduler_epoch=self._lease.max_epoch)
 
     async def Describe(
