@@ -18,6 +18,11 @@ $(VENV)/%/.installed: requirements/%.txt | setup
 	$(VENV)/$*/bin/pip install -qq --no-deps -r requirements/$*.txt
 	touch $@
 
+# Older versions of the SDK, each beside the newest one's dependencies.
+$(VENV)/tinker/sdk-%/.installed: $(VENV)/tinker/.installed
+	$(VENV)/tinker/bin/pip install -qq --no-deps --target $(@D) tinker==$*
+	touch $@
+
 $(VENV)/.installed-cpu: $(LOCKS) pyproject.toml client/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -qq --no-deps -r requirements/cpu.txt -r requirements/base.txt -r requirements/dev.txt

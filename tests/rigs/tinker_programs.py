@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -292,9 +293,88 @@ def watched(model: str, steps: int, progress: str) -> dict[str, Any]:
     return {"losses": losses, "scores": scores}
 
 
+def settled(found: Any) -> Any:
+    """Return a client: older SDKs return it, newer ones a future of it."""
+    return found.result() if hasattr(found, "result") else found
+
+
+def everything(model: str) -> dict[str, Any]:
+    """Do what every version of the SDK can; return what went wrong, by name."""
+    wrong, service = {}, tinker.ServiceClient()
+    sampling, whole = types.SamplingParams(max_tokens=4), types.ModelInput.from_ints(CORPUS[0])
+    client = settled(service.create_lora_training_client(base_model=model, rank=0))
+    old = client.forward(corpus(), "cross_entropy").result()
+    data = [
+        datum(tokens, logprobs=list(one["logprobs"].data), advantages=[1.0] * (len(tokens) - 1))
+        for tokens, one in zip(CORPUS, old.loss_fn_outputs, strict=True)
+    ]
+    learn(client, steps=2)
+    state = client.save_state("state").result().path
+    weights = client.save_weights_for_sampler("weights").result().path
+    sampler = settled(client.save_weights_and_get_sampling_client(name="now"))
+    rest = service.create_rest_client()
+
+    async def asynchronous() -> Any:
+        made = await service.create_lora_training_client_async(base_model=model, rank=0)
+        passed = await made.forward_backward_async(corpus(), "cross_entropy")
+        stepped = await made.optim_step_async(types.AdamParams(learning_rate=1e-3))
+        return await passed.result_async(), await stepped.result_async()
+
+    def scored(**given: Any) -> Any:
+        return settled(service.create_sampling_client(**given)).compute_logprobs(whole).result()
+
+    checks = {
+        "capabilities": service.get_server_capabilities,
+        "info": client.get_info,
+        "large": lambda: (
+            client.forward_backward([datum([3] * 400, weights=[1.0] * 399)] * 60, "cross_entropy")
+            .result()
+            .loss_fn_outputs[59]["logprobs"]
+            .data[398]
+        ),
+        **{
+            loss: partial(lambda loss: client.forward_backward(data, loss).result(), loss)
+            for loss in ("importance_sampling", "ppo", "cispo", "dro")
+        },
+        "load": lambda: client.load_state(state).result(),
+        "load all": lambda: client.load_state_with_optimizer(state).result(),
+        "from state": lambda: settled(service.create_training_client_from_state(state)),
+        "sample": lambda: sampler.sample(whole, 2, sampling).result().sequences[1].tokens[0],
+        "prompt": lambda: sampler.sample(whole, 1, sampling, True, 2).result().prompt_logprobs[1],
+        "score": lambda: sampler.compute_logprobs(whole).result(),
+        "named": lambda: scored(model_path=weights),
+        "base": lambda: scored(base_model=model),
+        "asynchronous": lambda: asyncio.run(asynchronous()),
+        "runs": lambda: rest.list_training_runs().result().training_runs[0],
+        "run": lambda: rest.get_training_run(client.model_id).result(),
+        "checkpoints": lambda: rest.list_checkpoints(client.model_id).result().checkpoints[1],
+        "sessions": lambda: rest.get_session(rest.list_sessions().result().sessions[0]).result(),
+        "weights": lambda: rest.get_weights_info_by_tinker_path(state).result(),
+        "delete": lambda: rest.delete_checkpoint_from_tinker_path(state).result(),
+    }
+    for name, check in checks.items():
+        try:
+            check()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            wrong[name] = repr(error)
+    if hasattr(service, "close"):
+        service.close("success").result()
+    return {"version": tinker.__version__, "wrong": wrong}
+
+
 PROGRAMS = {
     one.__name__: one
-    for one in (supervised, refused, sampled, reinforced, saved, adapted, stolen, watched)
+    for one in (
+        adapted,
+        everything,
+        refused,
+        reinforced,
+        sampled,
+        saved,
+        stolen,
+        supervised,
+        watched,
+    )
 }
 
 if __name__ == "__main__":

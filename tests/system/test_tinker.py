@@ -42,10 +42,16 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model: Path = make_qwen3(tmp_path_factory.mktemp("model") / "tiny", seed=1)
-    nodes = {"only": [TRAIN, ROLLOUT]}
+    nodes = {"only": [TRAIN, *[ROLLOUT] * 5]}  # older SDKs end no session: it expires
     extra = OPEN.replace("MODEL", str(model))
     with start_cluster(tmp_path_factory.mktemp("tinker"), nodes=nodes, extra=extra) as live:
         yield Served(live, str(model))
+
+
+@pytest.mark.parametrize("version", ["", "0.36.0", "0.30.0", "0.26.0"])
+def test_every_version_of_the_sdk_does_what_it_can(served: Served, version: str) -> None:
+    told = served.run("everything", version=version)
+    assert told == {"version": version or "0.38.0", "wrong": {}}
 
 
 def test_a_training_client_learns_and_is_told_losses_as_sums(served: Served) -> None:
@@ -129,6 +135,13 @@ def test_two_tenants_that_share_a_device_get_what_they_get_alone(served: Served)
     assert together == [alone, alone]
 
 
+def test_the_example_recites_what_it_learned(served: Served) -> None:
+    example = str(Path(__file__).parents[2] / "examples" / "tinker_recite.py")
+    started = tinker_sdk.start(served.live, example, key=MINE, model=served.model)
+    *_, last = tinker_sdk.output(started).splitlines()
+    assert last == "recited: 3 9 4 8 5 7 6"
+
+
 def test_what_is_not_offered_is_refused_by_name_and_training_goes_on(served: Served) -> None:
     told = served.run("refused")
     found = {name: one["text"] for name, one in told["refusals"].items()}
@@ -155,7 +168,7 @@ def test_a_service_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: P
     with Service(tmp_path, nodes={"only": [TRAIN, ROLLOUT]}, extra=extra) as service:
         for kills in ([], [3, 9]):
             progress.write_text("0")
-            given = {"model": str(model), "steps": 14, "progress": str(progress)}
+            given: dict[str, Any] = {"model": str(model), "steps": 14, "progress": str(progress)}
             started = tinker_sdk.start(service.live, "watched", key=MINE, **given)
             for step in kills:
                 wait_until(partial(_has_reached, progress, step), what=f"step {step}", timeout_s=60)

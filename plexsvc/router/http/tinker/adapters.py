@@ -73,6 +73,8 @@ def of(record: Mapping[str, Any] | None) -> Adapter | None:
 def told(record: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what the SDK is told of adapters, or of a model that has none."""
     if record is None:
-        return {"is_lora": False}
+        # Older SDKs make a model of a name's kind by it: rank 0 is trained whole.
+        layers = dict.fromkeys(("train_attn", "train_mlp", "train_unembed"), True)
+        return {"is_lora": False, "lora_rank": 0, **layers}
     layers = {name: record[name] for name in ("train_attn", "train_mlp")}
     return {"is_lora": True, "lora_rank": record["rank"], "train_unembed": False, **layers}

@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import xxhash
+
 from plexclient.ids import JobId, new_deployment_id
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
@@ -79,10 +81,12 @@ class Engine:
         self._sessions, self._session, self._training = sessions, session, training
         self._base_model = base_model
         self._known: TinkerModel = training.known(base_model)
-        number = len(session.engines)
-        job_id = JobId(session.session_id)
-        self.deployment_id = new_deployment_id(job_id, f"sample-{number}")
-        self._reader_id = new_deployment_id(job_id, f"read-{number}")
+        job_id, digest = (
+            JobId(session.session_id),
+            xxhash.xxh3_64_hexdigest(base_model.encode())[:8],
+        )
+        self.deployment_id = new_deployment_id(job_id, f"sample-{digest}")
+        self._reader_id = new_deployment_id(job_id, f"read-{digest}")
         self._line: _Line | None = None
         self._readers: dict[Adapter | None, _Line] = {}
         self._now: Weights | None = None

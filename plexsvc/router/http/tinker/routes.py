@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.ids import TenantId
+from plexsvc.log import Log
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.http.server import TENANT, error_of, read_body, read_json
@@ -58,6 +59,8 @@ USER: Final = frozenset(
     }
 )
 """Failures that the client's request is the cause of."""
+
+log = Log(__name__)
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -259,9 +262,14 @@ class Front:
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         asked, tenant = await read_json(request), request[TENANT]
-        future = await self._future(text(asked, "request_id"), tenant=tenant)
-        with self._hold(tenant):
-            await asyncio.wait({future.work}, timeout=HOLD_S)
+        try:
+            future = await self._future(text(asked, "request_id"), tenant=tenant)
+            with self._hold(tenant):
+                await asyncio.wait({future.work}, timeout=HOLD_S)
+        except PlexError as error:
+            if not error.retryable:
+                raise
+            return web.json_response(error_of(error), status=429)  # the SDK pauses, then asks again
         if not future.work.done():
             waits = {"type": "try_again", "request_id": future.request_id, "queue_state": "active"}
             return web.json_response(waits, status=408)
@@ -304,6 +312,11 @@ def named(handle: Handle) -> Handle:
                 raise
             is_gone = error.code in {ErrorCode.RESULT_GONE, ErrorCode.JOB_ENDED}
             return web.json_response(error_of(error), status=410 if is_gone else 400)
+        except (AttributeError, KeyError, TypeError) as error:
+            # Only what somebody else than the SDK sent has another form.
+            log.error("request not understood", path=request.path)
+            told = error_of(bad_request(f"the body has not the form that the SDK sends: {error!r}"))
+            return web.json_response(told, status=400)
 
     return handled
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
+from plexclient.ids import new_operation_id
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import tinker_pb2 as pb
@@ -181,9 +182,7 @@ class Sampling:
     ) -> pb.SampleResponse:
         sent = ops.Operation()
         sent.CopyFrom(operation)
-        sent.operation_id = xxhash.xxh3_128_digest(
-            f"{self._sessions.clock.wall_us()}/{id(sent)}/{engine.deployment_id}".encode()
-        )
+        sent.operation_id = new_operation_id()
         sent.job_id, sent.deployment_id = session.session_id, engine.deployment_id
         count = sent.generate.sampling.n
         sequences = [_Sequence() for _ in range(count)]

@@ -13,7 +13,6 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,7 +32,6 @@ PREFIX: Final = "tinker-"
 """What a session's id begins with."""
 MAX_FUTURES: Final = 65_536
 """Futures of a session whose answers are not acknowledged."""
-ENDED: Final = frozenset({ErrorCode.JOB_ENDED, ErrorCode.NOT_FOUND})
 
 log = Log(__name__)
 
@@ -152,8 +150,10 @@ class Sessions:
         return session
 
     async def _forget(self, tenant: TenantId) -> None:
-        with suppress(PlexError):
+        try:
             await self.all(tenant)
+        except Exception as error:  # noqa: BLE001 - the next session's turn
+            log.warning("sessions not looked at", tenant=tenant, error=error)
 
     async def get(self, name: str, *, tenant: TenantId) -> Session:
         """Return the session that an id names or begins with.
@@ -346,7 +346,12 @@ class Sessions:
                     job_id=session.session_id,
                     tenant=session.tenant,
                 )
-                found = await self._scheduler.call("GetDeployment", request, pb.Deployment)
+                try:
+                    found = await self._scheduler.call("GetDeployment", request, pb.Deployment)
+                except PlexError as error:
+                    if error.code is not ErrorCode.NOT_FOUND:
+                        raise
+                    continue  # it could not be created
                 upto = found.next_seq - 1
             self.lane(session, deployment_id).answered.upto = max(0, upto)
         for future in session.futures.values():
