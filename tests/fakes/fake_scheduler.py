@@ -47,6 +47,8 @@ class FakeScheduler:
         self.jobs: dict[str, pb.Job] = {}
         self.deployments: dict[str, pb.Deployment] = {}
         self.records: dict[bytes, Record] = {}
+        self.kept: dict[tuple[str, str], bytes] = {}
+        """What routers remember, by tenant and key."""
         self.effects: list[bytes] = []
         self.staged_calls = 0
         self.under_way = 0
@@ -70,6 +72,21 @@ class FakeScheduler:
     async def CreateJob(self, request: pb.CreateJobRequest, _: object) -> pb.Job:
         job = pb.Job(job_id=request.job_id, name=request.name, tenant=request.tenant)
         return self.jobs.setdefault(request.job_id, job)
+
+    async def KeepRecords(self, request: pb.KeepRecordsRequest, _: object) -> pb.KeepRecordsReply:
+        for one in request.records:
+            self.kept[request.tenant, one.key] = one.body
+        for key in request.gone:
+            self.kept.pop((request.tenant, key), None)
+        return pb.KeepRecordsReply()
+
+    async def GetRecords(self, request: pb.GetRecordsRequest, _: object) -> pb.GetRecordsReply:
+        found = [
+            pb.Record(key=key, body=body)
+            for (tenant, key), body in sorted(self.kept.items())
+            if tenant == request.tenant and key.startswith(request.prefix)
+        ]
+        return pb.GetRecordsReply(records=found)
 
     async def KeepAlive(self, request: pb.KeepAliveRequest, _: object) -> pb.KeepAliveReply:
         self._job(request.job_id, request.tenant)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -36,6 +37,8 @@ log = Log(__name__)
 T = TypeVar("T")
 Submit = Callable[..., Awaitable[operations_pb2.OperationResult]]
 
+MAX_UNDER_WAY: Final = 32
+"""Operations of a deployment that the service has at once: it refuses many more for a while."""
 PATIENCE: Final = Patience(
     pause_us=50_000, longest_pause_us=2_000_000, within_us=7 * 86_400_000_000
 )
@@ -67,6 +70,33 @@ async def persist(call: Callable[[], Awaitable[T]], *, clock: Clock, what: str) 
     )
 
 
+class Gate:
+    """Lets operations of a lane be under way, few at once, lower numbers first.
+
+    One that is lower than any under way is let in at once: they may wait for it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._inside: set[int] = set()
+        self._outside: list[tuple[int, asyncio.Event]] = []
+
+    @asynccontextmanager
+    async def through(self, seq: int) -> AsyncIterator[None]:
+        """Hold a place inside."""
+        if len(self._inside) >= self._limit and seq > max(self._inside):
+            opened = asyncio.Event()
+            heappush(self._outside, (seq, opened))
+            await opened.wait()
+        self._inside.add(seq)
+        try:
+            yield
+        finally:
+            self._inside.discard(seq)
+            if self._outside and len(self._inside) < self._limit:
+                heappop(self._outside)[1].set()
+
+
 class Lane:
     """Sends and answers the operations of one deployment."""
 
@@ -77,6 +107,7 @@ class Lane:
         self.deployment_id = deployment_id
         self.answered = Answered()
         """Numbers whose answers were read."""
+        self._gate = Gate(MAX_UNDER_WAY)
         self._uploading: set[int] = set()
         self._uploaded = asyncio.Event()
 
@@ -116,7 +147,8 @@ class Lane:
             return check(result)
 
         what = f"number {seq} of {self.deployment_id}"
-        return await persist(attempt, clock=self._wire.clock, what=what)
+        async with self._gate.through(seq):
+            return await persist(attempt, clock=self._wire.clock, what=what)
 
     async def fill(self, seq: int) -> None:
         """Take a number whose operation was refused before it was sent."""
