@@ -201,7 +201,7 @@ async def test_a_session_that_is_finished_is_forgotten(rig: Rig) -> None:
     [
         ("create_model", {"session_id": 3}),
         ("create_model", {"session_id": "S", **CREATE, "lora_config": [1]}),
-        ("create_model", {"session_id": "S", **CREATE, "lora_config": {"rank": 4}}),
+        ("create_model", {"session_id": "S", **CREATE, "lora_config": {"rank": -4}}),
         ("create_model", {"session_id": "S", **CREATE, "optimizer_config": {"type": "dimuon"}}),
         ("forward_backward", {"model_id": "M", "seq_id": 1}),
         ("forward_backward", {"forward_backward_input": {"data": 3, "loss_fn": "ppo"}}),
