@@ -10,6 +10,7 @@ from plexsvc.ids import NodeId
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.operators import take_in
 from plexsvc.scheduler.api.tokens import Tokens
+from plexsvc.scheduler.core.events import NodeCordoned
 from plexsvc.scheduler.live import LiveScheduler
 
 
@@ -51,5 +52,8 @@ class Joining:
         """
         self._scheduler.check_open()
         rows = await self._scheduler.members.shut_out(request.node_id)
-        self._scheduler.nodes.shut_out(NodeId(request.node_id))
+        node_id = NodeId(request.node_id)
+        self._scheduler.nodes.shut_out(node_id)
+        if self._scheduler.nodes.is_up(node_id):  # until its lease is over
+            await self._scheduler.post(NodeCordoned(node_id=node_id)).decision
         return pb.ShutOutNodeReply(node_id=request.node_id, serials=[row.serial for row in rows])

@@ -78,8 +78,10 @@ async def test_a_node_that_is_shut_out_has_no_lease_and_is_forgotten(rig: Rig) -
     out = await rig.scheduler.call("ShutOutNode", asked, pb.ShutOutNodeReply)
     assert await rig.scheduler.call("ShutOutNode", asked, pb.ShutOutNodeReply) == out
     assert [row.serial for row in rig.store.members()] == list(out.serials)
+    assert "node-9" in rig.driver.cluster.cordoned
     await until(lambda: link not in rig.driver.nodes.links)
     await until(lambda: rig.store.nodes() == [])
+    await until(lambda: not rig.driver.cluster.cordoned)
     with pytest.raises(PlexError) as refused:
         await join(rig, made.token.token_id, request, "127.0.0.1:1")
     assert refused.value.code is ErrorCode.FORBIDDEN
