@@ -155,6 +155,6 @@ def check_checkpoint(directory: Path, lora: Lora, *, base: str) -> None:
         raise PlexError(
             ErrorCode.UNKNOWN_MODEL,
             f"the adapters in {directory} are others than this deployment's: "
-            f"{'; '.join(problems)}. Deploy with lora as they have it",
+            f"{'; '.join(problems)}. Deploy with lora as they have it, on their model",
             path=directory,
         )

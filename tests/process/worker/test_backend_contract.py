@@ -156,6 +156,7 @@ def test_forward_leaves_no_trace(start_group: StartGroup, name: str) -> None:
         ("megatron-tp2", {"tp": 2, "sequence_parallel": True}),
         ("megatron-pp2", {"pp": 2}),
         ("fsdp-dp2-bf16", {"dp": 2}),
+        ("fsdp-lora-bf16", {"dp": 2}),
     ],
 )
 def test_recomputation_changes_no_bit_and_holds_less(
@@ -184,6 +185,7 @@ def test_recomputation_changes_no_bit_and_holds_less(
             parallel=Parallel(**parallel),
             tokens=64 + 48,  # of the largest micro-batch
             recompute=what,
+            lora=lora.Lora(**settings["lora"]) if "lora" in settings else None,
         )
         norms = 1.25 if "bf16" in name else 1.0  # on a CPU they compute in float32
         assert 0.6 * estimate <= held <= norms * estimate, (what, held, estimate)
