@@ -88,12 +88,12 @@ class Stream:
         self._writing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
 
-    async def ask(self, operation: ops.Operation) -> ops.OperationResult:
-        """Return an operation's answer."""
+    async def send(self, operation: ops.Operation) -> asyncio.Future[ops.OperationResult]:
+        """Submit an operation; return its answer to be."""
         future = self._due[operation.operation_id] = self._loop.create_future()
         async with self._writing:
             await self._call.write(operation)
-        return await future
+        return future
 
     async def read(self) -> None:
         """Hand answers to those who wait, until the stream is given up."""
@@ -141,12 +141,18 @@ class Service:
             for reader in readers:
                 reader.cancel()
 
+    async def send(
+        self, operation: ops.Operation, *, over: int
+    ) -> asyncio.Future[ops.OperationResult]:
+        """Submit an operation over one of the connections."""
+        return await self._streams[over].send(operation)
+
     async def call(self, index: int) -> None:
         """Run one no-op of job `index`; acknowledge now and then, as the SDK does."""
         job, stub = self.jobs[index], self._stubs[index]
         operation = job.next()
         async with asyncio.timeout(CALL_S):
-            result = await self._streams[index].ask(operation)
+            result = await (await self._streams[index].send(operation))
         if result.HasField("error"):
             raise RuntimeError(f"{result.error.code}: {result.error.message}")
         job.unfinished.discard(operation.seq)
