@@ -119,7 +119,9 @@ async def clients(
     address: str, count: int, *, more: Sequence[tuple[str, int]] = ()
 ) -> AsyncIterator[list[grpc.aio.Channel]]:
     """Yield `count` connections of their own, as many clients would have, with `more` options."""
-    options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1), *more]
+    options = [
+        *{**dict(CHANNEL_OPTIONS), "grpc.use_local_subchannel_pool": 1, **dict(more)}.items()
+    ]
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
