@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +49,42 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     extra = OPEN.replace("MODEL", str(model))
     with start_cluster(tmp_path_factory.mktemp("tinker"), nodes=nodes, extra=extra) as live:
         yield Served(live, str(model))
+
+
+DESCRIBE = """
+import json, sys
+from {module} import {name} as generated
+file = generated.DESCRIPTOR
+def field(one):
+    other = one.message_type or one.enum_type
+    kind = other.name if other else ""
+    return [one.name, one.type, one.is_repeated, kind]
+def parts(message):
+    yield message.name, {{one.number: field(one) for one in message.fields}}
+    for inner in message.nested_types:
+        yield from ((message.name + "." + name, found) for name, found in parts(inner))
+told = dict(pair for message in file.message_types_by_name.values() for pair in parts(message))
+for enum in file.enum_types_by_name.values():
+    told[enum.name] = {{one.number: one.name for one in enum.values}}
+print(json.dumps(told))
+"""
+"""A program that prints what a generated module knows of its messages and their fields."""
+
+
+def described(python: Path | str, *, module: str, name: str) -> dict[str, dict[str, Any]]:
+    code = DESCRIBE.format(module=module, name=name)
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_messages_have_the_fields_that_the_sdk_gives_them() -> None:
+    ours = described(sys.executable, module="plexclient.wire.v1", name="tinker_pb2")
+    theirs = described(tinker_sdk.PYTHON, module="tinker.proto", name="tinker_public_pb2")
+    assert ours.keys() <= theirs.keys()
+    assert len(ours) > 15
+    for message, fields in ours.items():
+        assert fields.items() <= theirs[message].items(), message
 
 
 @pytest.mark.parametrize("version", ["", "0.36.0", "0.30.0", "0.26.0"])
