@@ -19,6 +19,8 @@ $(VENV)/%/.installed: requirements/%.txt | setup
 	touch $@
 
 # Older versions of the SDK, each beside the newest one's dependencies.
+OLDER_SDKS := $(foreach version,0.26.0 0.30.0 0.36.0,$(VENV)/tinker/sdk-$(version)/.installed)
+
 $(VENV)/tinker/sdk-%/.installed: $(VENV)/tinker/.installed
 	$(VENV)/tinker/bin/pip install -qq --no-deps --target $(@D) tinker==$*
 	touch $@
@@ -44,7 +46,7 @@ demo: setup
 	$(BIN)/plexctl demo $(DEMO)
 
 # Two processes share the files out, because most tests wait. What failed leaves its logs in the directory.
-test: setup $(VENV)/ray/.installed $(VENV)/tinker/.installed browser
+test: setup $(VENV)/ray/.installed $(OLDER_SDKS) browser
 	logs=$$(mktemp -d /tmp/plexXXXX) && \
 		$(BIN)/python -m pytest --run-slow -n 2 --dist loadfile --basetemp $$logs $(PYTEST) && rm -rf $$logs
 

@@ -102,6 +102,8 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "MicroBatch.sequences": UINT32,
     "LendInstanceRequest.lease_us": MONTH_US,
     "LendInstanceRequest.price": POSITIVE,
+    "LoRA.alpha": POSITIVE,
+    "LoRA.rank": Bound(0, 1 << 16),
     "Operation.seq": COUNTER,
     "Optimizer.beta1": POSITIVE,
     "Optimizer.beta2": POSITIVE,

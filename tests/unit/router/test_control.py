@@ -130,7 +130,10 @@ def shape(*segments: tuple[int, int], **more: Any) -> pb.JobShape:
         (pb.CreateTokenRequest(owner="../lab", scope="read"), "tenant's name"),
         (pb.CreateTokenRequest(owner="lab", scope="read", name="a\n"), "token's name"),
         (pb.SetQuotaRequest(owner="lab", what="jobs"), "quota of 0 jobs"),
-        (pb.SetQuotaRequest(owner="lab", what="gold", most=1), "one of jobs, devices, requests"),
+        (
+            pb.SetQuotaRequest(owner="lab", what="gold", most=1),
+            "one of jobs, devices, host_bytes, requests",
+        ),
         (pb.PinJobRequest(), "job_id"),
         (pb.PackRequest(window_us=1 << 62), "window"),
         (pb.WhatIfRequest(job=shape(num_devices=0)), "num_devices"),

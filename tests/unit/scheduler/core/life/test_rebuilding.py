@@ -223,6 +223,42 @@ def test_state_that_cannot_be_restored_ends_the_deployment(world: FakeWorld) -> 
     assert not world.core.view.wpgs
 
 
+def test_one_that_finds_no_room_is_rebuilt_again_a_bounded_number_of_times(
+    world: FakeWorld,
+) -> None:
+    """A neighbour that died amid a move has its room a moment longer than the core knows."""
+    died(world)
+    crowded = Fault(code=ErrorCode.NO_ROOM, message="device 0: 9 bytes needed, 5 free")
+    for number in range(1, MAX_LOSSES):
+        world.report_next(SpawnWpg)
+        order = next(order for order in world.orders if isinstance(order, StartOperation))
+        world.report(order, fault=crowded)
+        assert world.core.view.deployments[ACTOR].losses == number + 1
+        world.report_next(StopWpg)
+        world.report_next(ForgetWpg)
+    world.submit("a1", job="a", seq=1)
+    world.drain()
+    assert isinstance(world.answers[op_id("a1")][-1], AnswerOperation)
+
+
+def test_one_that_never_finds_room_ends(world: FakeWorld) -> None:
+    died(world)
+    crowded = Fault(code=ErrorCode.NO_ROOM, message="device 0: 9 bytes needed, 5 free")
+    told: list[Action] = []
+    for _ in range(MAX_LOSSES):
+        world.report_next(SpawnWpg)
+        order = next(order for order in world.orders if isinstance(order, StartOperation))
+        told = world.report(order, fault=crowded)
+        world.report_next(StopWpg)
+        world.report_next(ForgetWpg)
+    (ended,) = (action for action in told if isinstance(action, DeploymentChanged))
+    assert (ended.state, ended.fault and ended.fault.code) == (
+        DeploymentState.FAILED,
+        ErrorCode.NO_ROOM,
+    )
+    assert not world.core.view.wpgs
+
+
 def lose_node(world: FakeWorld, node_id: str) -> list[Action]:
     return world.tell(NodeLost(at_us=world.tick(), node_id=NodeId(node_id), reason="silence"))
 
