@@ -46,7 +46,7 @@ demo: setup
 	$(BIN)/plexctl demo $(DEMO)
 
 # Two processes share the files out, because most tests wait. What failed leaves its logs in the directory.
-test: setup $(VENV)/ray/.installed $(OLDER_SDKS) browser
+test: setup $(VENV)/ray/.installed $(VENV)/tinker/.installed $(OLDER_SDKS) browser
 	logs=$$(mktemp -d /tmp/plexXXXX) && \
 		$(BIN)/python -m pytest --run-slow -n 2 --dist loadfile --basetemp $$logs $(PYTEST) && rm -rf $$logs
 
