@@ -38,9 +38,9 @@ $(VENV)/.installed-gpu: $(LOCKS) requirements/gpu.txt pyproject.toml client/pypr
 	$(BIN)/pip install -qq --no-deps --no-build-isolation -e client -e .
 	touch $@
 
-# Chromium, in which the page is tested. Where it can't be installed those tests fail and say so.
+# Chromium, in which the page is tested, and a font. Where it can't be installed those tests fail and say so.
 browser:
-	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } || true
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; } || true
 
 demo: setup
 	$(BIN)/plexctl demo $(DEMO)
