@@ -1,4 +1,4 @@
-"""What an autoscaler is told: devices that are missing, and nodes that may be given back.
+"""Report to an autoscaler: devices that are missing, and nodes that may be given back.
 
 The command of the configuration gets one JSON object on its standard input whenever that is
 another. Only nodes that are drained may be given back: nothing lives there, and nothing comes.

@@ -255,10 +255,9 @@ class Grader(talking.Line):
                 return getattr(base, special, lambda *_: NotImplemented)(copy, value)
         else:
             result = self.do("operate", name, one, other)
+        objects = {number for one in (copy, value) if (number := remote.number_of(one)) is not None}
         number = remote.number_of(result)
-        if number is not None and {copy._number, remote.number_of(value) or copy._number} <= (
-            self._made | self._derived
-        ):
+        if number is not None and objects <= self._made | self._derived:
             self._derived.add(number)
         return result
 

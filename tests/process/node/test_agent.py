@@ -281,6 +281,7 @@ async def test_a_process_whose_zygote_died_dies_with_the_agent(agent: RunningAge
     agent.process.kill()
     await agent.process.wait()
     await gone([rank])
+    assert not is_alive(rank)
 
 
 async def test_a_zygote_that_dies_too_often_costs_no_rank(frail_agent: RunningAgent) -> None:

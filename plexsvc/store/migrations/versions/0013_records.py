@@ -1,4 +1,4 @@
-"""What routers remember for clients that keep no state themselves."""
+"""Records that routers keep for clients without state of their own."""
 
 from __future__ import annotations
 
