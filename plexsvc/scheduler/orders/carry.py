@@ -21,7 +21,7 @@ from plexclient.wire.v1 import (
     statemanager_pb2_grpc,
     worker_pb2,
 )
-from plexsvc.errors import ErrorCode, PlexError, unavailable
+from plexsvc.errors import PlexError, unavailable
 from plexsvc.ids import NodeId, new_operation_id, show
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import CarryState, CutOver, DropCarried
@@ -132,7 +132,7 @@ async def bring_payload(reach: Reach, held: Held, record: WpgRecord) -> None:
     """Return when an operation's staged payload lies on every node that it runs on.
 
     Raises:
-        PlexError: `staging_timeout` when no node that has it can be reached any more.
+        PlexError: `unavailable` when no node that has it can be reached any more.
     """
     if not held.staged_on or record.is_rollout or not _misses(held, record):
         return
@@ -163,8 +163,10 @@ def _misses(held: Held, record: WpgRecord) -> list[NodeId]:
 async def pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
     """Stream a staged payload from a node that has it to one that needs it.
 
+    Its client has it until the operation is answered: told that it is lost, it uploads it again.
+
     Raises:
-        PlexError: `staging_timeout` when no node that has it can be reached any more.
+        PlexError: `unavailable` when no node that has it can be reached any more.
     """
     errors: list[str] = []
     for source in held.staged_on:
@@ -177,10 +179,9 @@ async def pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
             reach.recorder.staged(held, on=(*held.staged_on, to))
             return
     name = show(held.operation.operation_id)
-    raise PlexError(
-        ErrorCode.STAGING_TIMEOUT,
+    raise unavailable(
         f"{name}: its deployment was moved to {to} and its payload could not follow "
-        f"({'; '.join(errors)}); submit it again with the next number",
+        f"({'; '.join(errors)}); upload it again"
     )
 
 

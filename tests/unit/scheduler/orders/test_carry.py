@@ -199,13 +199,15 @@ async def test_payloads_that_wait_during_the_move_are_passed_on_at_once(pair: Ri
     assert [task.result().state for task in waiting] == [ANSWERED] * 3
 
 
-async def test_a_payload_that_is_nowhere_refuses_its_operation_alone(pair: Rig) -> None:
+async def test_a_payload_that_is_nowhere_is_uploaded_again(pair: Rig) -> None:
     await pair.deploy("job-1")
     await move(pair, ("node-1", 0))
-    result = await submit(pair, *staged(pair, on="node-0"))
-    assert result.error.code == ErrorCode.STAGING_TIMEOUT
-    assert "submit it again with the next number" in result.error.message
-    assert (await pair.run("job-1", "step")).state == ANSWERED
+    operation, announced = staged(pair, on="node-0")
+    result = await submit(pair, operation, announced)
+    assert result.error.code == ErrorCode.UNAVAILABLE
+    assert "upload it again" in result.error.message
+    announced.node_ids[:] = ["node-1"]
+    assert (await submit(pair, operation, announced)).state == ANSWERED
 
 
 async def test_a_spawn_that_fails_leaves_the_deployment(pair: Rig) -> None:
