@@ -11,15 +11,16 @@ from dataclasses import replace
 from functools import partial
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId, WpgId
-from plexsvc.scheduler.core import awaited, story
+from plexsvc.scheduler.core import awaited
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.cluster import Cluster
-from plexsvc.scheduler.core.device import space
+from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.core.life import deployments
-from plexsvc.scheduler.core.place import reasons
+from plexsvc.scheduler.core.place import circles, reasons
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import Goal, Question, copy_of
+from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.relocate import movers
 from plexsvc.scheduler.core.state import (
     Deployment,
@@ -31,7 +32,6 @@ from plexsvc.scheduler.core.state import (
     Usage,
     Wpg,
 )
-from plexsvc.scheduler.core.story import Story
 from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
 
 
@@ -53,6 +53,7 @@ class ClusterView:
         self.nodes: Mapping[NodeId, Node] = placement.nodes
         self.cordoned: Mapping[NodeId, bool] = placement.cordoned
         self.unplaced: Sequence[DeploymentId] = placement.unplaced
+        self.homeless: Mapping[tuple[WpgId, int], Fault] = placement.homeless
         self.planners: Mapping[str, Planner] = placement.planning.planners
         self.policy = placement.planning.policy
         self.shares = placement.planning.shares
@@ -112,6 +113,34 @@ class ClusterView:
         """Return the fault of deployments that all devices, were they idle, could not hold."""
         return deployments.never(self._cluster.placement, asked)
 
+    def head(self, wpg: Wpg) -> Operation | None:
+        """Return what a WPG starts next."""
+        return lanes.head(self._cluster.queues, wpg)
+
+    def first_missing(self, deployment: Deployment) -> int:
+        """Return the lowest number of a deployment's operations that has not come yet."""
+        return lanes.first_missing(deployment)
+
+    def blocked_by(self, operation: Operation) -> OperationId | Fault | None:
+        """Return what an operation comes after that is not over, or why that cannot end well."""
+        return lanes.dependency(self._cluster.queues, operation)
+
+    def predicted_us(self, operation: Operation) -> int:
+        """Return how long an operation is expected to run."""
+        return learning.predicted_us(self.deployments[operation.deployment_id], operation)
+
+    def victims_of(self, wpg: Wpg) -> tuple[WpgId, ...] | None:
+        """Return whom to park so that a WPG fits, or `None` if that cannot be done now."""
+        return space.victims_of(self._cluster.devices, wpg)
+
+    def pinners(self, wpg: Wpg) -> list[Wpg]:
+        """Return whose state managed work keeps on devices that a WPG needs for its own."""
+        return space.pinners(self._cluster.devices, wpg)
+
+    def circle_of(self, deployment: Deployment) -> str:
+        """Say that a deployment waits in a circle of jobs; nothing where it does not."""
+        return circles.told(self._cluster.placement, deployment)
+
     def why_waits(self, deployment: Deployment) -> str:
         """Say why a deployment is not placed yet."""
         return reasons.why(self._cluster.placement, deployment)
@@ -137,14 +166,6 @@ class ClusterView:
     def unfinished(self) -> list[Action]:
         """Return the orders whose outcome has not come."""
         return list(awaited.orders(self._cluster))
-
-    def explain(self, operation_id: OperationId, *, now_us: int) -> Story | None:
-        """Return why an operation is where it is; None for one the core does not hold."""
-        return story.explain(self._cluster, operation_id, now_us=now_us)
-
-    def explain_job(self, job_id: JobId, *, now_us: int) -> Story | None:
-        """Return what each deployment of a job does or waits for; None for one that has ended."""
-        return story.explain_job(self._cluster, job_id, now_us=now_us)
 
 
 def _add(usage: dict[str, Usage], kind: str, *, device_us: int = 0, host_byte_us: int = 0) -> None:

@@ -9,8 +9,8 @@ from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import not_found
 from plexsvc.ids import OperationId, show
 from plexsvc.rpc.services import Methods
+from plexsvc.scheduler.api.views import story
 from plexsvc.scheduler.api.views.lens import Lens
-from plexsvc.scheduler.core.story import Story
 from plexsvc.scheduler.faults import WIRE_STATES
 from plexsvc.scheduler.ledger.jobs import JobRecord
 from plexsvc.scheduler.live import LiveScheduler
@@ -27,40 +27,40 @@ async def explain(
     lens = Lens(scheduler.registry, request)
     if not request.operation_id:
         return _job(scheduler, lens.job(request.job_id), lens=lens)
-    story = _operation(scheduler, request, lens=lens)
-    assert story.state is not None, story
+    told = _operation(scheduler, request, lens=lens)
+    assert told.state is not None, told
     return service_pb2.ExplainReply(
-        text=lens.text(story.text),
-        facts=map(lens.text, story.facts),
-        state=WIRE_STATES[story.state],
+        text=lens.text(told.text),
+        facts=map(lens.text, told.facts),
+        state=WIRE_STATES[told.state],
     )
 
 
 def _operation(
     scheduler: LiveScheduler, request: service_pb2.ExplainRequest, *, lens: Lens
-) -> Story:
+) -> story.Story:
     cluster, operation_id = scheduler.cluster, OperationId(request.operation_id)
     if request.job_id:
         lens.job(request.job_id)
     found = cluster.operations.get(operation_id)
-    story = cluster.explain(operation_id, now_us=scheduler.clock.wall_us())
+    told = story.explain(cluster, operation_id, now_us=scheduler.clock.wall_us())
     is_there = found is not None and lens.sees(found.job_id)
-    if story is None or found is None or not is_there or request.job_id not in {"", found.job_id}:
+    if told is None or found is None or not is_there or request.job_id not in {"", found.job_id}:
         where = f"job {request.job_id!r} has" if request.job_id else "there is"
         raise not_found(
             f"{where} no operation {show(operation_id)} that waits, runs or was lately answered"
         )
-    return story
+    return told
 
 
 def _job(scheduler: LiveScheduler, record: JobRecord, *, lens: Lens) -> service_pb2.ExplainReply:
-    story = scheduler.cluster.explain_job(record.job_id, now_us=scheduler.clock.wall_us())
-    if story is None:
+    told = story.explain_job(scheduler.cluster, record.job_id, now_us=scheduler.clock.wall_us())
+    if told is None:
         why = f": {record.reason}" if record.reason else ""
         text = f"{record.job_id} ({record.name}) is {record.state}{why}"
         return service_pb2.ExplainReply(text=text)
-    facts = [*story.facts, *_durable(scheduler, record)]
-    return service_pb2.ExplainReply(text=lens.text(story.text), facts=map(lens.text, facts))
+    facts = [*told.facts, *_durable(scheduler, record)]
+    return service_pb2.ExplainReply(text=lens.text(told.text), facts=map(lens.text, facts))
 
 
 def _durable(scheduler: LiveScheduler, record: JobRecord) -> Iterator[str]:

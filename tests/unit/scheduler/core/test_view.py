@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.scheduler.api.views.story import explain, explain_job
 from plexsvc.scheduler.core.vocabulary import Place
 from tests.fakes.fake_world import FakeWorld, op_id, wanted
 
@@ -35,8 +36,8 @@ def test_asking_changes_nothing() -> None:
     world.submit("op", job="a", seq=1)
     view = world.core.view
     before = repr((view.deployments, view.wpgs, view.operations, view.devices))
-    view.explain(op_id("op"), now_us=world.now_us)
-    view.explain_job(JobId("a"), now_us=world.now_us)
+    explain(view, op_id("op"), now_us=world.now_us)
+    explain_job(view, JobId("a"), now_us=world.now_us)
     view.why_stays(view.deployments[ACTOR])
     view.has_gang(kind="train", num_devices=8)
     assert view.never([wanted("a", "judge", rollout=True)]) is not None

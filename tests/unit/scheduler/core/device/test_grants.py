@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.ids import JobId
+from plexsvc.scheduler.api.views.story import explain
 from plexsvc.scheduler.core.actions import Action, MoveState
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.core.vocabulary import OperationKind, OperationState
@@ -58,7 +59,7 @@ def test_a_save_or_publish_keeps_no_idle_device_from_others(kind: OperationKind)
     operations, waits = world.core.view.operations, world.core.view.waits
     assert operations[op_id("c1")].state is OperationState.RUNNING
     world.report(world.orders[-1])
-    asked = world.core.view.explain(op_id("big1"), now_us=world.now_us)
+    asked = explain(world.core.view, op_id("big1"), now_us=world.now_us)
     assert asked is not None
     assert f"{kind} of job a reads wpg-1-1 there since 2003.0 ms" in asked.text
     world.tick(500_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plexsvc.ids import JobId
+from plexsvc.scheduler.api.views.story import explain
 from plexsvc.scheduler.core.actions import ForgetWpg, MoveState, StartOperation, StopWpg
 from tests.fakes.fake_world import FakeWorld, no_room, op_id
 
@@ -47,7 +48,7 @@ def test_a_device_is_free_only_when_the_ranks_that_ran_on_it_are_gone() -> None:
     assert isinstance(stop, StopWpg), "whoever waits must not start beside what is being stopped"
     (device,) = world.core.view.devices.values()
     assert device.holder == stuck.wpg_id
-    b1 = world.core.view.explain(op_id("b1"), now_us=world.now_us)
+    b1 = explain(world.core.view, op_id("b1"), now_us=world.now_us)
     assert b1 is not None
     assert any("processes are being stopped" in fact for fact in b1.facts), b1
     world.report(stop)

@@ -11,6 +11,7 @@ import pytest
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import JobId, OperationId, WpgId
 from plexsvc.residency import Residency
+from plexsvc.scheduler.api.views.story import explain_job
 from plexsvc.scheduler.core.actions import MoveState, SpawnInstance, SpawnWpg, StartOperation
 from plexsvc.scheduler.core.events import InstanceLeft
 from plexsvc.scheduler.core.vocabulary import (
@@ -105,14 +106,14 @@ def test_an_engine_starts_only_when_the_other_sleeps() -> None:
     world.job("b")
     world.deploy("b", "rollout", rollout=True, shared=True)
     assert [type(order) for order in world.orders] == [StartOperation], "while one generates"
-    told = world.core.view.explain_job(JobId("b"), now_us=world.now_us)
+    told = explain_job(world.core.view, JobId("b"), now_us=world.now_us)
     assert told is not None
     assert "waits for its device, held by wpg-1-1 of job a" in told.text
     world.report_next(StartOperation)
     assert [type(order) for order in world.orders] == [MoveState], "it goes to sleep first"
     world.report_next(MoveState)
     assert [type(order) for order in world.orders] == [SpawnWpg]
-    told = world.core.view.explain_job(JobId("b"), now_us=world.now_us)
+    told = explain_job(world.core.view, JobId("b"), now_us=world.now_us)
     assert told is not None
     assert "waits for its processes to come up" in told.text
     world.drain()

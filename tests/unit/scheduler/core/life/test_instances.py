@@ -6,6 +6,7 @@ import pytest
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
+from plexsvc.scheduler.api.views.story import explain_job
 from plexsvc.scheduler.core.actions import Action, DeploymentChanged, SpawnInstance, StopWpg
 from plexsvc.scheduler.core.events import (
     InstanceLost,
@@ -48,7 +49,7 @@ def test_a_lost_instance_is_spawned_again_and_nothing_of_the_deployment_ends(
 ) -> None:
     generate(rollout, 1)
     assert rollout.die(R, rank=1) == [SpawnInstance(wpg_id=R, rank=1, incarnation=2)]
-    story = rollout.core.view.explain_job(JobId("a"), now_us=rollout.now_us)
+    story = explain_job(rollout.core.view, JobId("a"), now_us=rollout.now_us)
     assert story is not None
     assert "instance 1 is being started again: rank 1 of wpg-1-1 died" in str(story.facts)
     generate(rollout, 2)
@@ -176,7 +177,7 @@ def test_an_instance_of_a_lost_node_comes_back_on_an_idle_device_of_its_kind(
 def test_an_instance_without_a_device_waits_while_the_others_go_on(spread: FakeWorld) -> None:
     generate(spread, 1)
     spread.tell(NodeLost(at_us=spread.tick(), node_id=NodeId("n1"), reason="silence"))
-    story = spread.core.view.explain_job(JobId("a"), now_us=spread.now_us)
+    story = explain_job(spread.core.view, JobId("a"), now_us=spread.now_us)
     assert story is not None
     assert "instance 1 waits for another device: node n1 is lost" in str(story.facts)
     spread.drain()

@@ -6,6 +6,7 @@ import pytest
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
+from plexsvc.scheduler.api.views.story import explain_job
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -172,7 +173,7 @@ def test_a_death_while_it_starts_starts_it_again_a_bounded_number_of_times(
         if number:
             world.report_next(SpawnWpg)  # its `Initialize` runs
         world.die(deployment.wpg_id)
-        assert "is started again" in str(world.core.view.explain_job(JobId("b"), now_us=9))
+        assert "is started again" in str(explain_job(world.core.view, JobId("b"), now_us=9))
         world.report_next(StopWpg)
         world.orders = [one for one in world.orders if not isinstance(one, SpawnWpg)]
         world.report_next(ForgetWpg)
@@ -300,7 +301,7 @@ def test_one_whose_node_is_lost_waits_where_no_other_is(world: FakeWorld) -> Non
     lose_node(world, "n0")
     world.report_next(StopWpg)
     assert codes(world.report_next(ForgetWpg)) == []
-    assert "waits for devices" in str(world.core.view.explain_job(JobId("a"), now_us=9))
+    assert "waits for devices" in str(explain_job(world.core.view, JobId("a"), now_us=9))
     world.join("n1")
     world.submit("a1", job="a", seq=1)
     world.drain()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.scheduler.api.views.story import explain_job
 from plexsvc.scheduler.core.events import NodeCordoned, NodeLost, NodeUncordoned
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import circles
@@ -24,7 +25,7 @@ def state(world: FakeWorld, name: str) -> DeploymentState:
 
 
 def explained(world: FakeWorld, job: str) -> str:
-    story = world.core.view.explain_job(JobId(job), now_us=world.now_us)
+    story = explain_job(world.core.view, JobId(job), now_us=world.now_us)
     assert story is not None
     return story.text
 

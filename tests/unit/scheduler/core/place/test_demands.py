@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId
+from plexsvc.scheduler.api.views.story import explain_job
 from plexsvc.scheduler.core.events import DeploymentsDeclared
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import DeploymentState, JobState
@@ -28,7 +29,7 @@ def places(world: FakeWorld, job: str) -> list[int]:
 
 
 def explained(world: FakeWorld, job: str) -> str:
-    story = world.core.view.explain_job(JobId(job), now_us=world.now_us)
+    story = explain_job(world.core.view, JobId(job), now_us=world.now_us)
     assert story is not None
     return story.text
 

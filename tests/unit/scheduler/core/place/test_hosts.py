@@ -11,6 +11,7 @@ from hypothesis.stateful import precondition, rule
 
 from plexsvc.ids import DeploymentId, NodeId, VersionId, WpgId
 from plexsvc.residency import Residency
+from plexsvc.scheduler.api.views.story import explain
 from plexsvc.scheduler.core.actions import Action, CarryState, ForgetWpg, StartOperation
 from plexsvc.scheduler.core.events import Event, VersionRead, VersionsHeld
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
@@ -246,7 +247,7 @@ def test_a_waiting_job_is_told_what_host_memory_is_booked_for() -> None:
     world.job("b")
     world.deploy("b", state_bytes=400)
     world.submit("op", job="b", seq=1)
-    told = world.core.view.explain(op_id("op"), now_us=world.now_us)
+    told = explain(world.core.view, op_id("op"), now_us=world.now_us)
     assert told is not None
     assert "host n0 has 845 B of 1000 B booked (state 400 B, versions 45 B, copies 400 B)" in (
         told.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId, UnitId
+from plexsvc.scheduler.api.views.story import explain, explain_job
 from plexsvc.scheduler.core.actions import SpawnWpg
 from plexsvc.scheduler.core.events import (
     NodeCordoned,
@@ -103,7 +104,7 @@ def test_two_jobs_known_to_be_too_busy_do_not_share_and_the_reason_is_told() -> 
         world.drain()
     assert list(spawned(world)) == ["a/actor"]
     world.submit("op", job="b", seq=1)
-    told = world.core.view.explain(op_id("op"), now_us=world.now_us)
+    told = explain(world.core.view, op_id("op"), now_us=world.now_us)
     assert told is not None
     assert "duty" in told.text
     world.end("a")
@@ -247,7 +248,7 @@ def test_a_jobs_instances_come_after_its_training_and_together() -> None:
     for name, is_rollout in (("actor", False), ("policy", True), ("judge", True)):
         world.bring_up("b", name, rollout=is_rollout)
     assert "b/policy" not in spawned(world)
-    story = world.core.view.explain_job(JobId("b"), now_us=world.now_us)
+    story = explain_job(world.core.view, JobId("b"), now_us=world.now_us)
     assert story is not None
     assert "b/policy waits for its job's training, which comes first" in story.text
     world.bring_up("c", "policy", rollout=True)
@@ -298,7 +299,7 @@ def test_a_cold_job_waits_where_host_memory_would_not_hold_its_estimated_state()
     world.join("n0", train=1, nbytes=1000)
     assert cold(world, "a", "b", "c") == ["a", "b"]
     world.submit("op", job="c", seq=1)
-    told = world.core.view.explain(op_id("op"), now_us=world.now_us)
+    told = explain(world.core.view, op_id("op"), now_us=world.now_us)
     assert told is not None
     assert "no room for it in host memory; host n0 has 800 B of 1000 B booked" in told.text
     assert "(state 800 B); it needs 400 B there for each train device" in told.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId
+from plexsvc.scheduler.api.views.story import explain_job
 from plexsvc.scheduler.core.actions import (
     Action,
     CarryState,
@@ -101,7 +102,7 @@ def test_who_lives_where_a_reservation_is_due_moves_to_what_came_free() -> None:
     world.bring_up("b")
     world.job("gang", priority=1)
     world.deploy("gang", devices=2)
-    story = world.core.view.explain_job(JobId("gang"), now_us=world.now_us)
+    story = explain_job(world.core.view, JobId("gang"), now_us=world.now_us)
     assert story is not None
     assert "n0:0, n1:0 are kept for it, due in 3599 s" in story.text
     world.tell(NodeUncordoned(at_us=world.tick(), node_id=NodeId("n2")))

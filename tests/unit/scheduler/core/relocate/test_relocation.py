@@ -6,6 +6,7 @@ import pytest
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, WpgId
+from plexsvc.scheduler.api.views.story import explain
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -181,7 +182,7 @@ def test_a_payload_that_arrives_on_the_way_waits_with_its_operation(world: FakeW
     world.submit("a1", job="a", seq=1, is_staged=False)
     order = to_carrying(world)
     assert world.tell(PayloadStaged(at_us=world.tick(), operation_id=op_id("a1"))) == []
-    story = world.core.view.explain(op_id("a1"), now_us=world.now_us)
+    story = explain(world.core.view, op_id("a1"), now_us=world.now_us)
     assert story is not None
     assert "waits for its deployment to arrive on n1:0 (carrying)" in story.text
     assert story.state is OperationState.STAGED

@@ -1,4 +1,4 @@
-"""Reasons why an operation or a job waits, told from the core's own record."""
+"""Stories: why an operation or a job waits, told from what a view of the core shows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import Final
 
 from plexsvc.ids import JobId, OperationId, WpgId, show
 from plexsvc.residency import Residency
-from plexsvc.scheduler.core.cluster import Cluster
-from plexsvc.scheduler.core.device import learning, space
-from plexsvc.scheduler.core.place import circles, reasons
-from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
+from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import (
     AFTER_WRITING,
     DeploymentState,
@@ -36,9 +33,9 @@ class Story:
     state: OperationState | None = None
 
 
-def explain(cluster: Cluster, operation_id: OperationId, *, now_us: int) -> Story | None:
+def explain(cluster: ClusterView, operation_id: OperationId, *, now_us: int) -> Story | None:
     """Return why an operation is where it is; `None` for one the core does not hold."""
-    operation = cluster.queues.operations.get(operation_id)
+    operation = cluster.operations.get(operation_id)
     if operation is None:
         return None
     deployment = cluster.deployments[operation.deployment_id]
@@ -54,7 +51,7 @@ def explain(cluster: Cluster, operation_id: OperationId, *, now_us: int) -> Stor
     )
 
 
-def explain_job(cluster: Cluster, job_id: JobId, *, now_us: int) -> Story | None:
+def explain_job(cluster: ClusterView, job_id: JobId, *, now_us: int) -> Story | None:
     """Return what each deployment of a job does or waits for; `None` for a job that has ended."""
     job = cluster.jobs.get(job_id)
     if job is None:
@@ -73,13 +70,12 @@ def explain_job(cluster: Cluster, job_id: JobId, *, now_us: int) -> Story | None
     )
 
 
-def _no_place(cluster: Cluster, deployment: Deployment) -> str:
-    why = reasons.why(cluster.placement, deployment)
-    return why + circles.told(cluster.placement, deployment)
+def _no_place(cluster: ClusterView, deployment: Deployment) -> str:
+    return cluster.why_waits(deployment) + cluster.circle_of(deployment)
 
 
 def _deployment_story(
-    cluster: Cluster, deployment: Deployment, *, now_us: int
+    cluster: ClusterView, deployment: Deployment, *, now_us: int
 ) -> tuple[str, list[str]]:
     if deployment.fault is not None:
         return f"failed with {deployment.fault.code}: {deployment.fault.message}", []
@@ -98,7 +94,7 @@ def _deployment_story(
         return "waits for its processes to come up", facts
     facts += [
         f"instance {rank} waits for another device: {fault.message}"
-        if (wpg.wpg_id, rank) in cluster.placement.homeless
+        if (wpg.wpg_id, rank) in cluster.homeless
         else f"instance {rank} is being started again: {fault.message}"
         for rank, fault in wpg.absent.items()
     ]
@@ -112,13 +108,13 @@ def _waits_to_start(wpg: Wpg) -> bool:
 
 
 def _doing(
-    cluster: Cluster, deployment: Deployment, wpg: Wpg, *, now_us: int
+    cluster: ClusterView, deployment: Deployment, wpg: Wpg, *, now_us: int
 ) -> tuple[str, list[str]]:
     """Say what runs, else what the head of the line waits for, else since when it is idle."""
     for operation in wpg.running.values():
         since = _ago(now_us - operation.started_us)
         return f"runs {operation.kind} since {since}", [f"{show(operation.operation_id)} runs"]
-    head = lanes.head(cluster.queues, wpg)
+    head = cluster.head(wpg)
     if head is not None:
         reason, more = _reason(cluster, deployment, head, now_us=now_us)
         since = _ago(now_us - head.submitted_us)
@@ -138,7 +134,7 @@ def _doing(
     return f"is idle{since}: nothing is submitted", facts
 
 
-def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> list[str]:
+def _relocation(cluster: ClusterView, deployment: Deployment, *, now_us: int) -> list[str]:
     relocation = deployment.relocation
     if relocation is not None:
         where = ", ".join(p.unit for p in relocation.places)
@@ -147,18 +143,18 @@ def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> lis
         return [f"is being moved to {where} since {since} ({relocation.stage}){held}"]
     wpg = cluster.wpg_of(deployment)
     if wpg is not None and not deployment.is_rollout:
-        leaving = [p.node_id for p in wpg.places if cluster.placement.cordoned.get(p.node_id)]
+        leaving = [p.node_id for p in wpg.places if cluster.cordoned.get(p.node_id)]
         if leaving:
-            why = reasons.why_stays(cluster.placement, deployment)
+            why = cluster.why_stays(deployment)
             return [f"node {leaving[0]} is being drained; elsewhere: {why}"]
     if deployment.relocation_fault is not None:
         return [f"its last move did not happen: {deployment.relocation_fault.message}"]
     return []
 
 
-def _plan(cluster: Cluster, deployment: Deployment) -> list[str]:
+def _plan(cluster: ClusterView, deployment: Deployment) -> list[str]:
     """Say how the planner sees a training deployment: its company, slowdown, and whether late."""
-    planner = cluster.placement.planning.planner(deployment.device_kind)
+    planner = cluster.planners[deployment.device_kind]
     key = deployment.resident_id
     if key not in planner.board.group_of:
         return []
@@ -178,11 +174,11 @@ def _plan(cluster: Cluster, deployment: Deployment) -> list[str]:
     return facts
 
 
-def _waits(cluster: Cluster, job_id: JobId) -> list[str]:
+def _waits(cluster: ClusterView, job_id: JobId) -> list[str]:
     """Say for whom a job waited most."""
     waits = [
         (waited_us, blocker)
-        for (waiter, blocker), waited_us in cluster.devices.waits.items()
+        for (waiter, blocker), waited_us in cluster.waits.items()
         if waiter == job_id and blocker != job_id
     ]
     return [
@@ -192,7 +188,7 @@ def _waits(cluster: Cluster, job_id: JobId) -> list[str]:
 
 
 def _reason(
-    cluster: Cluster, deployment: Deployment, operation: Operation, *, now_us: int
+    cluster: ClusterView, deployment: Deployment, operation: Operation, *, now_us: int
 ) -> tuple[str, list[str]]:
     match operation.state:
         case OperationState.RUNNING:
@@ -211,7 +207,7 @@ def _reason(
 
 
 def _waiting(
-    cluster: Cluster, deployment: Deployment, operation: Operation, *, now_us: int
+    cluster: ClusterView, deployment: Deployment, operation: Operation, *, now_us: int
 ) -> tuple[str, list[str]]:
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
@@ -228,11 +224,11 @@ def _waiting(
 
 
 def _in_line(
-    cluster: Cluster, deployment: Deployment, wpg: Wpg, operation: Operation, *, now_us: int
+    cluster: ClusterView, deployment: Deployment, wpg: Wpg, operation: Operation, *, now_us: int
 ) -> tuple[str, list[str]]:
-    head = lanes.head(cluster.queues, wpg)
+    head = cluster.head(wpg)
     if operation is not head:
-        missing = lanes.first_missing(deployment)
+        missing = cluster.first_missing(deployment)
         if head is None or operation.seq > missing:
             return f"waits for seq {missing} of its deployment, which has not been submitted", []
         return f"waits its turn: seq {head.seq} of its deployment comes first", []
@@ -244,20 +240,20 @@ def _in_line(
     if wpg.writing and operation.kind in AFTER_WRITING:
         ahead = ", ".join(show(o) for o in wpg.writing)
         return f"waits until {ahead} of its own deployment is written", []
-    blocked = lanes.dependency(cluster.queues, operation)
+    blocked = cluster.blocked_by(operation)
     if isinstance(blocked, Fault):
         return f"is about to be refused: {blocked.message}", []
     if blocked is not None:
-        known = cluster.queues.operations.get(blocked)
+        known = cluster.operations.get(blocked)
         how = "not submitted yet" if known is None else f"{known.kind}, {known.state}"
         return f"waits for {show(blocked)} ({how}), which it comes after", []
     return _for_device(cluster, wpg, now_us=now_us)
 
 
-def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[str]]:
+def _for_device(cluster: ClusterView, wpg: Wpg, *, now_us: int) -> tuple[str, list[str]]:
     holders: dict[WpgId, int] = {}
     for place in wpg.places:
-        device = cluster.devices.at[place]
+        device = cluster.devices[place]
         if device.holder is not None and device.holder != wpg.wpg_id:
             holders[device.holder] = device.held_since_us
     facts = [f"{wpg.wpg_id} is {wpg.residency} on {_where(wpg)}"]
@@ -278,14 +274,14 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
     )
 
 
-def _for_room(cluster: Cluster, wpg: Wpg, *, now_us: int) -> str:
+def _for_room(cluster: ClusterView, wpg: Wpg, *, now_us: int) -> str:
     """Say why an operation of a parked WPG does not start although nobody runs."""
-    victims = space.victims_of(cluster.devices, wpg)
+    victims = cluster.victims_of(wpg)
     if not victims:
         pinned = [
             f"{operation.kind} of job {pinner.job_id} reads {pinner.wpg_id} there since "
             f"{_ago(now_us - operation.started_us)}"
-            for pinner in space.pinners(cluster.devices, wpg)
+            for pinner in cluster.pinners(wpg)
             for operation in pinner.running.values()
         ]
         why = ", ".join(pinned) or "what is there cannot be parked right now"
@@ -299,23 +295,24 @@ def _for_room(cluster: Cluster, wpg: Wpg, *, now_us: int) -> str:
     return f"leaves its device for a moment to the burst of {', '.join(told)}"
 
 
-def _holding(cluster: Cluster, holder: WpgId, *, now_us: int) -> list[str]:
+def _holding(cluster: ClusterView, holder: WpgId, *, now_us: int) -> list[str]:
     """Say what the holder of a device runs and when that is expected to end."""
     wpg = cluster.wpgs[holder]
-    deployment = cluster.deployments[wpg.deployment_id]
     if wpg.state is WpgState.STOPPING:
         return [f"{holder} failed; its processes are being stopped"]
     if wpg.switch is not None:
         return [f"{holder} is being brought onto it since {_ago(now_us - wpg.switch.started_us)}"]
     told = []
     for operation in wpg.running.values():
-        left_us = operation.started_us + learning.predicted_us(deployment, operation)
-        ends = f"in about {_ago(left_us - now_us)}" if left_us > now_us else "any moment"
+        ends_us = operation.started_us + cluster.predicted_us(operation)
+        ends = f"in about {_ago(ends_us - now_us)}" if ends_us > now_us else "any moment"
         told.append(f"{holder} runs {operation.kind}, expected to end {ends}")
     return told
 
 
-def _switching(cluster: Cluster, deployment: Deployment, *, now_us: int) -> tuple[str, list[str]]:
+def _switching(
+    cluster: ClusterView, deployment: Deployment, *, now_us: int
+) -> tuple[str, list[str]]:
     wpg = cluster.wpg_of(deployment)
     if wpg is None or wpg.switch is None:
         return "is granted its device", []

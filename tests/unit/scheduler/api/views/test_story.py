@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.ids import JobId, NodeId, WpgId
+from plexsvc.scheduler.api.views.story import explain, explain_job
 from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.events import NodeCordoned
@@ -23,7 +24,7 @@ def world() -> FakeWorld:
 
 
 def told(world: FakeWorld, name: str) -> str:
-    story = world.core.view.explain(op_id(name), now_us=world.now_us)
+    story = explain(world.core.view, op_id(name), now_us=world.now_us)
     assert story is not None
     return story.text
 
@@ -61,15 +62,15 @@ def test_it_names_payload_and_dependencies(world: FakeWorld) -> None:
 def test_it_tells_how_an_operation_ended(world: FakeWorld) -> None:
     world.submit("b1", job="b", seq=1)
     world.die(WpgId("wpg-1-2"))
-    story = world.core.view.explain(op_id("b1"), now_us=world.now_us)
+    story = explain(world.core.view, op_id("b1"), now_us=world.now_us)
     assert story is not None
     assert story.state is OperationState.FAILED
     assert "worker_died" in story.text
-    assert world.core.view.explain(op_id("nobody"), now_us=world.now_us) is None
+    assert explain(world.core.view, op_id("nobody"), now_us=world.now_us) is None
 
 
 def job_told(world: FakeWorld, job: str) -> tuple[str, str]:
-    story = world.core.view.explain_job(JobId(job), now_us=world.now_us)
+    story = explain_job(world.core.view, JobId(job), now_us=world.now_us)
     assert story is not None
     return story.text, "\n".join(story.facts)
 
@@ -129,7 +130,7 @@ def test_a_job_that_ended_has_no_story_and_its_waits_go_when_it_is_forgotten(
     assert world.core.view.waits
     world.end("b")
     world.drain()
-    assert world.core.view.explain_job(JobId("b"), now_us=world.now_us) is None
+    assert explain_job(world.core.view, JobId("b"), now_us=world.now_us) is None
     assert all("b" not in pair for pair in world.core.view.waits)
 
 
