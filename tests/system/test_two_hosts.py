@@ -3,107 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from plexsvc.cluster.places import Card, read_card
-from tests.rigs.live_cluster import MIB, ROLLOUT, ROOT, SHARES_ALL, TRAIN, state_beside
+from tests.rigs.live_cluster import ROLLOUT, TRAIN
+from tests.rigs.network_hosts import HostCluster, network_hosts, run
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
-LEFT, RIGHT = "10.211.7.1", "10.211.7.2"
-PORT = 50061
 
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
-
-
-def may_make_hosts() -> bool:
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    probe = f"plex-probe-{os.getpid()}"
-    if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode:
-        return False
-    run("ip", "netns", "del", probe)
-    return True
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a wire between them."""
-    if not may_make_hosts():
-        pytest.skip("network namespaces are not permitted here: NOT RUN")
-    left, right = (f"plex-{side}-{os.getpid()}" for side in ("l", "r"))
-    with ExitStack() as stack:
-        for name in (left, right):
-            run("ip", "netns", "add", name)
-            stack.callback(run, "ip", "netns", "del", name)
-        run("ip", "link", "add", "v0", "netns", left, "type", "veth", "peer", "v0", "netns", right)
-        for name, address in ((left, LEFT), (right, RIGHT)):
-            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "v0")
-            run("ip", "-n", name, "link", "set", "lo", "up")
-            run("ip", "-n", name, "link", "set", "v0", "up")
-        yield left, right
-
-
-@dataclass(frozen=True, slots=True)
-class TwoHosts:
-    """A cluster of a node on each host, and its card."""
-
-    left: str
-    right: str
-    card: Card
-    state: Path
-    place: Path
-
-    def on_left(self, *arguments: str) -> str:
-        """Run a Python on the left host and return what it prints."""
-        done = subprocess.run(
-            [*at(self.left), *arguments], capture_output=True, text=True, timeout=200, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def plexctl(self, *arguments: str) -> Any:
-        """Run an operator's command on the left host and return what it prints."""
-        state = ("--state-dir", str(self.state))
-        return json.loads(self.on_left("-m", "plexsvc.cli.main", *arguments, *state, "--json"))
-
-    def joining(self, token: str, *, name: str = "right") -> tuple[str, ...]:
-        """Return a command of the right host that joins."""
-        where = ("--listen", f"{RIGHT}:{PORT}", "--directory", str(self.place / "j"))
-        options = ("--name", name, "--pool", str(self.place / "pool.toml"), "--json")
-        given = ("env", f"PLEX_TOKEN={token}", sys.executable, "-m", "plexsvc.cli.main")
-        join = ("node", "join", self.card.address)
-        return ("ip", "netns", "exec", self.right, *given, *join, *where, *options)
-
-    def join(self, stack: ExitStack, token: str, *, log: Path) -> Any:
-        """Have the right host join, until the stack ends; return what it says when it serves."""
-        with log.open("wb") as errors:
-            process = subprocess.Popen(self.joining(token), stdout=subprocess.PIPE, stderr=errors)
-        stack.callback(process.wait, 30)
-        stack.callback(process.terminate)
-        assert process.stdout is not None
-        line = stack.enter_context(process.stdout).readline()
-        assert line, log.read_text()
-        return json.loads(line)
+class TwoHosts(HostCluster):
+    """A cluster of a node on each of two hosts."""
 
     def refused_join(self, token: str, *, name: str = "other") -> str:
         """Return why the right host may not join."""
         done = subprocess.run(
-            self.joining(token, name=name), capture_output=True, text=True, timeout=60, check=False
+            self.joining(self.hosts[1], name=name, token=token),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert (done.returncode, done.stdout) == (1, ""), done
         assert not (self.place / "j" / name / "keys.json").exists() or name == "right"
@@ -118,7 +41,7 @@ class TwoHosts:
         """Return what the right host is refused with at a port, with its keys and with others."""
         keys = str(self.place / "j" / "right" / "keys.json")
         done = subprocess.run(
-            [*at(self.right), "-c", PORTS, keys, service, address],
+            self.hosts[1].python("-c", PORTS, keys, service, address),
             capture_output=True,
             text=True,
             timeout=120,
@@ -127,52 +50,17 @@ class TwoHosts:
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 
-    def nodes(self) -> dict[str, str]:
-        return {one["node_id"]: one["state"] for one in self.plexctl("node", "list")["nodes"]}
-
-
-def at(host: str) -> tuple[str, ...]:
-    return ("ip", "netns", "exec", host, sys.executable)
-
-
-def start(stack: ExitStack, host: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        process = subprocess.Popen([*at(host), *arguments], stdout=output, stderr=output)
-    stack.callback(process.wait, 30)
-    stack.callback(process.send_signal, signal.SIGTERM)
-    return process
-
 
 @pytest.fixture(scope="module")
-def cluster(hosts: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     place = tmp_path_factory.mktemp("hosts")
-    state = state_beside(place)
-    (place / "cluster.toml").write_text(
-        f'state_dir = "{state}"\nlisten = "{LEFT}:0"\n'
-        f'[[nodes]]\nnode_id = "left"\naddress = "{LEFT}"\nhost_bytes = {2048 * MIB}\n'
-        f"staging_bytes = {256 * MIB}\ndevices = [{TRAIN}, {ROLLOUT}]\n{SHARES_ALL}"
-        f'\n[router.roots]\ndefault = ["{ROOT}"]\n'
-    )
-    with ExitStack() as stack:
-        left, right = hosts
-        config = str(place / "cluster.toml")
-        log = place / "up.log"
-        up = start(stack, left, "-m", "plexsvc.cli.main", "up", "--config", config, log=log)
-        wait_until(
-            lambda: read_card(state) is not None or up.poll() is not None,
-            what="the cluster is up",
-            timeout_s=120,
-        )
-        card = read_card(state)
-        assert card is not None, log.read_text()
-        (place / "pool.toml").write_text(
-            f"host_bytes = {2048 * MIB}\nstaging_bytes = {256 * MIB}\ndevices = [{TRAIN}]\n"
-        )
-        found = TwoHosts(left, right, card, state, place)
-        made = found.plexctl("node", "token", "create", "--name", "right")
-        (place / "used").write_text(made["secret"])
-        joined = found.join(stack, made["secret"], log=place / "right.log")
-        assert joined == {"node_id": "right", "address": f"{RIGHT}:{PORT}"}
+    with (
+        network_hosts(2) as hosts,
+        TwoHosts(place, hosts, ["left", "right"], devices=[TRAIN, ROLLOUT]) as found,
+    ):
+        secret = found.plexctl("node", "token", "create", "--name", "right")["secret"]
+        (place / "used").write_text(secret)
+        found.join("right", token=secret)
         yield found
 
 
@@ -181,21 +69,19 @@ def test_a_group_over_two_hosts_trains_and_delivers_like_one_rank(
 ) -> None:
     card = cluster.card
     job = ("-m", "tests.rigs.spread_job", card.address, card.token, str(tiny_model))
-    found = json.loads(cluster.on_left(*job).splitlines()[-1])
+    found = json.loads(cluster.on_head(*job).splitlines()[-1])
     assert found["nodes"] == ["left", "right"]
     assert found["forward"] <= 2e-4
     assert found["sampled"] <= 1e-3
 
 
 def test_every_port_of_a_host_is_on_its_own_address(cluster: TwoHosts) -> None:
-    for host, address in ((cluster.left, LEFT), (cluster.right, RIGHT)):
-        listening = subprocess.run(
-            ["ip", "netns", "exec", host, "ss", "-ltnH"], capture_output=True, text=True, check=True
-        )
-        shown = [line.split()[3].rpartition(":")[0] for line in listening.stdout.splitlines()]
+    for host in cluster.hosts:
+        listening = run(*host.command("ss", "-ltnH"))
+        shown = [line.split()[3].rpartition(":")[0] for line in listening.splitlines()]
         found = {one.removeprefix("[::ffff:").removesuffix("]") for one in shown}
-        assert found <= {address, "127.0.0.1"}, listening.stdout
-        assert address in found
+        assert found <= {host.address, "127.0.0.1"}, listening
+        assert host.address in found
 
 
 def test_every_wrong_token_is_refused_by_name_and_without_effect(cluster: TwoHosts) -> None:
@@ -221,7 +107,7 @@ def test_every_wrong_token_is_refused_by_name_and_without_effect(cluster: TwoHos
     assert cluster.nodes() == before == {"left": "up", "right": "up"}
     asked = "-m", "plexsvc.cli.main", "job", "list", "--address", cluster.card.address
     done = subprocess.run(
-        [*at(cluster.left), *asked, "--token", for_other["secret"]],
+        cluster.hosts[0].python(*asked, "--token", for_other["secret"]),
         capture_output=True,
         text=True,
         check=False,
@@ -275,9 +161,10 @@ def test_a_node_that_is_shut_out_reaches_no_port_and_cannot_return(cluster: TwoH
     assert "was used by" in cluster.refused_join((cluster.place / "used").read_text())
     fresh = cluster.plexctl("node", "token", "create")["secret"]
     assert "was shut out" in cluster.refused_join(fresh, name="right")
-    add = ("node", "add", f"{RIGHT}:{PORT}", "--state-dir", str(cluster.state))
+    right = (cluster.place / "j" / "right" / "address").read_text()
+    add = ("node", "add", right, "--state-dir", str(cluster.state))
     done = subprocess.run(
-        [*at(cluster.left), "-m", "plexsvc.cli.main", *add],
+        cluster.hosts[0].python("-m", "plexsvc.cli.main", *add),
         capture_output=True,
         text=True,
         check=False,
