@@ -1,8 +1,15 @@
-"""The rows the scheduler writes, as values; each knows its table by its type."""
+"""The rows the scheduler writes, as values; `tables` makes a table of each type.
+
+A text with a number has a column of so many characters, one without of any number.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+Small = Annotated[int, 32]
+"""A whole number of 32 bits; others have 64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,8 +18,8 @@ class JournalRow:
 
     idx: int
     at_us: int
-    kind: str
-    version: int
+    kind: Annotated[str, 64]
+    version: Small
     body: str
 
 
@@ -22,7 +29,7 @@ class SnapshotRow:
 
     idx: int
     at_us: int
-    version: int
+    version: Small
     body: bytes
 
 
@@ -30,12 +37,12 @@ class SnapshotRow:
 class JobRow:
     """A job as it is now."""
 
-    job_id: str
-    tenant: str
-    name: str
-    state: str
+    job_id: Annotated[str, 128]
+    tenant: Annotated[str, 128]
+    name: Annotated[str, 256]
+    state: Annotated[str, 16]
     reason: str
-    exit_code: int | None
+    exit_code: Small | None
     created_us: int
     ended_us: int
     record: bytes = b""
@@ -46,17 +53,17 @@ class JobRow:
 class DeploymentRow:
     """A deployment as it is now."""
 
-    deployment_id: str
-    tenant: str
-    job_id: str
+    deployment_id: Annotated[str, 256]
+    tenant: Annotated[str, 128]
+    job_id: Annotated[str, 128]
     lease_no: int
     incarnation: int
     applied_seq: int
-    role: str
-    backend: str
+    role: Annotated[str, 32]
+    backend: Annotated[str, 32]
     model: str
-    wpg_id: str
-    state: str
+    wpg_id: Annotated[str, 64]
+    state: Annotated[str, 16]
     error: str
     record: bytes = b""
     """The deployment as its client and its ranks know it (a `Deployment` of the wire)."""
@@ -69,16 +76,16 @@ class OperationRow:
     """An operation that was answered."""
 
     operation_id: bytes
-    tenant: str
-    job_id: str
-    deployment_id: str
+    tenant: Annotated[str, 128]
+    job_id: Annotated[str, 128]
+    deployment_id: Annotated[str, 256]
     lease_no: int
     incarnation: int
     seq: int
-    kind: str
-    state: str
-    digest: str
-    error_code: str
+    kind: Annotated[str, 32]
+    state: Annotated[str, 16]
+    digest: Annotated[str, 128]
+    error_code: Annotated[str, 32]
     submitted_us: int
     answered_us: int
     answer: bytes = b""
@@ -96,25 +103,25 @@ class OperationGone:
 class KeptOperationRow:
     """An operation that a durable deployment runs again when it is rebuilt."""
 
-    deployment_id: str
-    slot: int
+    deployment_id: Annotated[str, 256]
+    slot: Small
     seq: int
     operation: bytes
     """As it was sent (an `Operation` of the wire)."""
     staged_on: str
     """JSON: the nodes that have its inputs."""
-    digest: str
-    error_code: str
+    digest: Annotated[str, 128]
+    error_code: Annotated[str, 32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRow:
     """A measured cycle, by what makes two runs the same for planning; `body` is JSON."""
 
-    tenant: str
-    model: str
-    layout: str
-    name: str
+    tenant: Annotated[str, 128]
+    model: Annotated[str, 512]
+    layout: Annotated[str, 256]
+    name: Annotated[str, 512]
     at_us: int
     body: str
 
@@ -123,9 +130,9 @@ class ProfileRow:
 class NodeRow:
     """A node that an operator added: who leads the cluster next dials its agent, too."""
 
-    agent: str
+    agent: Annotated[str, 256]
     """Where its agent listens."""
-    node_id: str
+    node_id: Annotated[str, 128]
     is_member: bool
 
 
@@ -133,10 +140,10 @@ class NodeRow:
 class TokenRow:
     """A token that an operator made; times are of the wall clock, 0: never."""
 
-    token_id: str
-    tenant: str
-    scope: str
-    name: str
+    token_id: Annotated[str, 64]
+    tenant: Annotated[str, 128]
+    scope: Annotated[str, 16]
+    name: Annotated[str, 256]
     hash: bytes
     """SHA-256 of its secret."""
     created_us: int
@@ -153,11 +160,11 @@ class TokenRow:
 class MemberRow:
     """A certificate that a node was given; times are of the wall clock."""
 
-    serial: str
-    node_id: str
-    token_id: str
+    serial: Annotated[str, 64]
+    node_id: Annotated[str, 128]
+    token_id: Annotated[str, 64]
     """The token that it joined with; empty: a launcher asked for it."""
-    key: str
+    key: Annotated[str, 64]
     """SHA-256 of its public key."""
     certificate: str
     """PEM."""
@@ -171,8 +178,8 @@ class MemberRow:
 class QuotaRow:
     """How much of something a tenant may have; 0: a quota that was lifted."""
 
-    tenant: str
-    what: str
+    tenant: Annotated[str, 128]
+    what: Annotated[str, 32]
     most: int
 
 
@@ -183,8 +190,8 @@ class UsageRow:
     The kinds are those of operations, and `switch_in`, `switch_out`, `turns`, `memory`, `pooled`.
     """
 
-    job_id: str
-    kind: str
+    job_id: Annotated[str, 128]
+    kind: Annotated[str, 32]
     hour_us: int
     """When the hour begins in which it was read."""
 
@@ -200,8 +207,8 @@ class UsageRow:
 class RecordRow:
     """What a router remembers for a client, under a key of its own."""
 
-    tenant: str
-    key: str
+    tenant: Annotated[str, 128]
+    key: Annotated[str, 512]
     body: bytes
 
 

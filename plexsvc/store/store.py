@@ -58,24 +58,11 @@ from plexsvc.store.tables import (
     RECORDS,
     SNAPSHOTS,
     TOKENS,
+    UPSERTED,
     USAGE,
 )
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
-
-TABLES: Final[dict[type, sa.Table]] = {
-    JobRow: JOBS,
-    DeploymentRow: DEPLOYMENTS,
-    OperationRow: OPERATIONS,
-    KeptOperationRow: KEPT_OPERATIONS,
-    ProfileRow: PROFILES,
-    NodeRow: NODES,
-    TokenRow: TOKENS,
-    MemberRow: MEMBERS,
-    QuotaRow: QUOTAS,
-    UsageRow: USAGE,
-    RecordRow: RECORDS,
-}
 
 READINGS: Final = ("hour_us", "count", "device_us", "switch_us", "tokens", "nbytes", "host_mib_s")
 """Columns of `USAGE` that grow from row to row."""
@@ -88,7 +75,7 @@ class Store:
         self.url = engine.url.render_as_string(hide_password=False)
         self._engine = engine
         self._connection = engine.connect()
-        self._upserts = {kind: _upsert(engine, table) for kind, table in TABLES.items()}
+        self._upserts = {kind: _upsert(engine, table) for kind, table in UPSERTED.items()}
         self._appender = None
         if engine.dialect.name == "sqlite":
             self._appender = SqliteAppender(engine, epoch=epoch, upserts=self._upserts)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Select, create_engine, select
 
 from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow
-from plexsvc.store.store import TABLES, Store
-from plexsvc.store.tables import JOURNAL
+from plexsvc.store.store import Store
+from plexsvc.store.tables import JOURNAL, UPSERTED
 
 R = TypeVar("R")
 
@@ -22,19 +22,19 @@ def journal(store: Store, *, epoch: int | None = None) -> list[JournalRow]:
 
 def jobs(store: Store) -> list[JobRow]:
     """Return the known jobs, oldest first."""
-    found = _read(store, select(TABLES[JobRow]), JobRow)
+    found = _read(store, select(UPSERTED[JobRow]), JobRow)
     return sorted(found, key=lambda row: (row.created_us, row.job_id))
 
 
 def deployments(store: Store, *, job_id: str) -> list[DeploymentRow]:
     """Return a job's deployments."""
-    found = _read(store, select(TABLES[DeploymentRow]), DeploymentRow)
+    found = _read(store, select(UPSERTED[DeploymentRow]), DeploymentRow)
     return sorted((r for r in found if r.job_id == job_id), key=lambda row: row.deployment_id)
 
 
 def operation(store: Store, operation_id: bytes) -> OperationRow | None:
     """Return the record of an answered operation."""
-    found = _read(store, select(TABLES[OperationRow]), OperationRow)
+    found = _read(store, select(UPSERTED[OperationRow]), OperationRow)
     return next((row for row in found if row.operation_id == operation_id), None)
 
 
