@@ -15,11 +15,11 @@ from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.ids import DeploymentId, ResidentId, TenantId
 from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
+from plexsvc.scheduler.api.views import newcomer
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
 from plexsvc.scheduler.api.views.ring import RING_SLOTS, Cycle, laid, least_overlap
 from plexsvc.scheduler.api.views.waiting import Waits
-from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.places import why_closed
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -96,7 +96,7 @@ async def what_if(
     now_us = scheduler.clock.wall_us()
     demand = _demand(scheduler, request.job, tenant=TenantId(request.tenant), now_us=now_us)
     copied = scheduler.cluster.copy_of(kind)
-    ask = partial(answers.what_if, copied, demand, now_us=now_us)
+    ask = partial(newcomer.what_if, copied, demand, now_us=now_us)
     reply = _answer(look, copied, demand, await scheduler.beside.run(ask))
     lacking = _lacks_rollout(scheduler, request.job)
     if lacking:
@@ -258,7 +258,7 @@ def _choice(kind: type[_Choice], name: str, *, field: str) -> _Choice:
 
 
 def _answer(
-    look: _Look, planner: Planner, demand: Demand, found: answers.WhatIf
+    look: _Look, planner: Planner, demand: Demand, found: newcomer.WhatIf
 ) -> service_pb2.WhatIfReply:
     if not found.units:
         return service_pb2.WhatIfReply(reasons=map(look.lens.text, found.refusals))

@@ -17,8 +17,8 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.rpc.channels import listen, new_server, open_channel
 from plexsvc.rpc.services import unary_methods
 from plexsvc.scheduler.api.servicer import SERVICE, add_to_server
+from plexsvc.scheduler.api.views import newcomer
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.planning import answers
 from tests.fakes.fake_cluster import staged_payload
 from tests.rigs.keys import KEYS
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
@@ -122,7 +122,7 @@ async def test_a_question_about_more_devices_than_there_are_is_answered_without_
     def plan(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(answers, "what_if", plan)
+    monkeypatch.setattr(newcomer, "what_if", plan)
     segment = pb.CycleSegment(phase="a", duration_us=500_000)
     job = pb.JobShape(num_devices=10**9, period_us=10**6, segments=[segment])
     reply = await rig.scheduler.call(

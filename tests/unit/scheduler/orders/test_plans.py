@@ -13,9 +13,10 @@ import pytest
 from plexclient.wire.v1 import operations_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler.api.views import newcomer
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeLost, OperationFinished, PlanComputed
-from plexsvc.scheduler.core.planning import answers, plans
+from plexsvc.scheduler.core.planning import plans
 from plexsvc.scheduler.core.planning.plans import Plan, Question
 from plexsvc.scheduler.driver import journal
 from tests.rigs import stored
@@ -97,7 +98,7 @@ async def test_nothing_waits_for_a_plan(
 async def test_nothing_waits_for_a_what_if(
     two: Rig, slow: FakeSlowness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "what_if", slow.slowed(answers.what_if))
+    monkeypatch.setattr(newcomer, "what_if", slow.slowed(newcomer.what_if))
     job = pb.JobShape(num_devices=1, period_us=60_000_000)
     asked = two.scheduler.call("WhatIf", pb.WhatIfRequest(tenant=TENANT, job=job), pb.WhatIfReply)
     async with asyncio.TaskGroup() as tasks:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.answers import what_if
+from plexsvc.scheduler.api.views.newcomer import what_if
 from plexsvc.scheduler.core.planning.forecast import Stage, Turns, forecast, play, together
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.profile import (

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.answers import what_if, why
+from plexsvc.scheduler.api.views.newcomer import what_if
+from plexsvc.scheduler.core.planning.answers import why
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.places import is_full

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.answers import what_if, why
+from plexsvc.scheduler.api.views.newcomer import what_if
+from plexsvc.scheduler.core.planning.answers import why
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.answers import what_if, why
+from plexsvc.scheduler.api.views.newcomer import what_if
+from plexsvc.scheduler.core.planning.answers import why
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand

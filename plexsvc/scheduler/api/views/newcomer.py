@@ -1,0 +1,72 @@
+"""Cost of a new job: where it would go now, and what it would cost those it meets.
+
+It asks what placement would ask, so an answer and the decision after it agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plexsvc.ids import ResidentId
+from plexsvc.scheduler.core.planning import answers
+from plexsvc.scheduler.core.planning.forecast import forecast
+from plexsvc.scheduler.core.planning.places import whole_groups
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.profile import Demand, Load, Lodger
+from plexsvc.scheduler.core.planning.rooms import Gang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """What a new job would cost one it meets: predicted slowdowns in ppm, before and after."""
+
+    resident_id: ResidentId
+    before_ppm: int
+    after_ppm: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Where a job would go now; nothing was changed for the answer."""
+
+    units: Gang = ()
+    """Empty when there is no place for it."""
+
+    group_ids: tuple[int, ...] = ()
+    """The groups it would join; several would become one. None: it would open one."""
+
+    slowdown_ppm: int = 1_000_000
+    """Its own predicted cycle shared over alone."""
+
+    meets: tuple[Meeting, ...] = ()
+    refusals: tuple[str, ...] = ()
+    """When there is no place: why, place by place."""
+
+    @property
+    def opens(self) -> bool:
+        """Whether it would have a group of its own."""
+        return bool(self.units) and not self.group_ids
+
+
+def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
+    """Say where a job would go now and what that costs whom; changes nothing."""
+    groups = whole_groups(planner.board, demand)
+    barred = planner.kept.barred(demand, now_us=now_us) | planner.search.being_left(demand)
+    spot = planner.search.spot_for(demand, groups, barred=barred, now_us=now_us)
+    if spot is None:
+        return WhatIf(refusals=tuple(answers.reasons_for(planner, demand, now_us=now_us)))
+    there = [r.lodger for group in spot.groups for r in group.residents.values()]
+    met = {r.demand.resident_id for r in spot.met()}
+    own = Lodger(resident_id=demand.resident_id, load=Load.of(demand), units=spot.units)
+    before, after = forecast(there), forecast([*there, own])
+    own_ppm = after.pop(demand.resident_id)
+    return WhatIf(
+        units=spot.units,
+        group_ids=tuple(group.group_id for group in spot.groups),
+        slowdown_ppm=own_ppm,
+        meets=tuple(
+            Meeting(resident_id=resident_id, before_ppm=before[resident_id], after_ppm=ppm)
+            for resident_id, ppm in after.items()
+            if ppm != before[resident_id] or resident_id in met
+        ),
+    )
