@@ -9,17 +9,17 @@ import sys
 import plexclient as plex
 
 PROMPTS = ["one", "two", "three", "four"]
-GROUP, STEPS, EOS = 16, 20, 1
+GROUP = 16
 
 
-def main(model: str) -> None:
+def main(model: str, steps: str = "20") -> None:
     """Run one job."""
     with plex.connect() as cluster, cluster.job("first-loop") as job:
         adamw = plex.AdamW(lr=1e-3)
         policy = plex.Declared("actor", model=model, backend="megatron", optimizer=adamw)
         engine = plex.Declared("rollout", model=policy, backend="vllm", max_model_len=32)
         actor, rollout = job.deploy_all(policy, engine)
-        for step in range(STEPS):
+        for step in range(int(steps)):
             rollout.sync(actor)
             samples = rollout.generate(PROMPTS, n=GROUP, max_tokens=12)
             rewards = [sum(c.isdigit() for c in s.text) / 12 for s in samples]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import plexclient as plex
 
-NUMBERS, TURNS, EPISODES, STEPS = 4, 3, 64, 30
+NUMBERS, TURNS, EPISODES = 4, 3, 64
 
 
 def tool(wrote: str, secret: int) -> str:
@@ -31,7 +31,7 @@ def play(rollout: plex.Rollout, secret: int) -> tuple[list[plex.Sample], float]:
     return session.turns, 0.0
 
 
-def main(model: str) -> None:
+def main(model: str, steps: str = "30") -> None:
     """Run one job."""
     episodes = ThreadPoolExecutor(EPISODES)
     with plex.connect() as cluster, cluster.job("tool-loop") as job:
@@ -39,7 +39,7 @@ def main(model: str) -> None:
         policy = plex.Declared("actor", model=model, backend="megatron", optimizer=adamw)
         engine = plex.Declared("rollout", model=policy, backend="vllm", max_model_len=96)
         actor, rollout = job.deploy_all(policy, engine)
-        for step in range(STEPS):
+        for step in range(int(steps)):
             rollout.sync(actor)
             secrets = [random.randrange(NUMBERS) for _ in range(EPISODES)]
             played = list(episodes.map(lambda secret: play(rollout, secret), secrets))
