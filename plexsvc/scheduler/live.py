@@ -46,6 +46,7 @@ from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.scheduler.orders.watch import Watch
 from plexsvc.store.rows import (
+    ChargesRow,
     JobUsage,
     JournalRow,
     MemberRow,
@@ -309,7 +310,8 @@ class LiveScheduler:
 
     async def _keep_bill(self, storing: Storing) -> None:
         """Have the store know what jobs have used, and end those that may use no more."""
-        self.bill.begin(await storing.run(self._store.usage))
+        stored, charged = await storing.run(lambda: (self._store.usage(), self._store.charged()))
+        self.bill.begin(stored, charged)
         while True:
             await self._write_bill(storing)
             self.bill.forget(set(self.registry.jobs))
@@ -335,7 +337,30 @@ class LiveScheduler:
         before = await self._storing.run(partial(ask, before_us=since_us)) if since_us else ()
         return since(found, before)
 
-    def read_bill(self) -> list[UsageRow]:
+    async def operations(
+        self, *, tenant: str, job_id: str, limit: int
+    ) -> tuple[list[JobUsage], list[ChargesRow]]:
+        """Return what a job has used, and its newest charges, as of the same moment.
+
+        Args:
+            tenant: whose job it must be; any tenant's if empty.
+            job_id: which.
+            limit: how many charges.
+
+        Raises:
+            PlexError: as `check_open`.
+        """
+        self.check_open()
+        assert self._storing is not None, tenant
+        await self._write_bill(self._storing)
+
+        def read() -> tuple[list[JobUsage], list[ChargesRow]]:
+            used = self._store.usage(tenant=tenant, job_id=job_id)
+            return used, self._store.charges(job_id=job_id, limit=limit) if used else []
+
+        return await self._storing.run(read)
+
+    def read_bill(self) -> list[UsageRow | ChargesRow]:
         """Read what jobs have used until now, and end those that may use no more."""
         rows = self.bill.rows()
         self.caps.heed()  # what is refused from now on comes behind the end of its job

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from plexclient.ids import show
 from plexclient.wire.v1 import service_pb2
 from plexsvc.show.pack_plan import PPM, length, slowdown
 from plexsvc.show.status import table_of
@@ -107,11 +108,17 @@ COLUMNS: Final = tuple(field.name for field in service_pb2.Cost.DESCRIPTOR.field
 
 
 def cost_view(reply: service_pb2.CostReply) -> Table:
-    """Return a row for each job and kind of work, and the sum."""
-    names = ("tenant", "job", "name", "work", "count", "device s", "switch s", "tokens", "GiB")
-    table = table_of(*names, "host GiB h")
+    """Return a row for each job and kind of work, or each operation, and the sum."""
+    by_operation = any(one.operation_id for one in reply.costs)
+    of = ("operation", "deployment", "seq") if by_operation else ("tenant", "job", "name")
+    names = ("work", "count", "device s", "switch s", "tokens", "GiB", "host GiB h")
+    table = table_of(*of, *names)
     for one in reply.costs:
-        table.add_row(one.owner, one.job_id, one.job_name, one.kind, *_figures([one]))
+        if one.operation_id:
+            of = (_name_of(one.operation_id), one.deployment_id, str(one.seq))
+        else:
+            of = ("others", "", "") if by_operation else (one.owner, one.job_id, one.job_name)
+        table.add_row(*of, one.kind, *_figures([one]))
     table.add_row("all", "", "", "", *_figures(reply.costs))
     return table
 
@@ -130,6 +137,10 @@ def _figures(costs: Sequence[service_pb2.Cost]) -> tuple[str, ...]:
     )
 
 
+def _name_of(operation_id: bytes) -> str:
+    return show(operation_id) if operation_id else ""
+
+
 def cost_csv(reply: service_pb2.CostReply) -> str:
     """Return a line for each job and kind of work, after one of names, all figures whole.
 
@@ -138,6 +149,10 @@ def cost_csv(reply: service_pb2.CostReply) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([getattr(one, name) for name in COLUMNS] for one in reply.costs)
+    by_operation = any(one.operation_id for one in reply.costs)
+    names = COLUMNS if by_operation else COLUMNS[: COLUMNS.index("operation_id")]
+    writer.writerow(names)
+    for one in reply.costs:
+        values = [getattr(one, name) for name in names]
+        writer.writerow([_name_of(v) if isinstance(v, bytes) else v for v in values])
     return text.getvalue().rstrip("\n")

@@ -204,6 +204,19 @@ class UsageRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChargesRow:
+    """What a job's operations were charged between two readings of its bill."""
+
+    job_id: Annotated[str, 128]
+    first: int
+    last: int
+    """Numbers of its first and last charge, counted from 1 in each job."""
+
+    body: bytes
+    """A `CostReply` with a cost for each operation and account."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRow:
     """What a router remembers for a client, under a key of its own."""
 
@@ -241,6 +254,7 @@ Row = (
     | MemberRow
     | QuotaRow
     | UsageRow
+    | ChargesRow
     | RecordRow
     | RecordGone
 )

@@ -25,6 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, unavailable
 from plexsvc.store.appender import SqliteAppender
 from plexsvc.store.rows import (
+    ChargesRow,
     DeploymentRow,
     JobRow,
     JobUsage,
@@ -44,6 +45,7 @@ from plexsvc.store.rows import (
     UsageRow,
 )
 from plexsvc.store.tables import (
+    CHARGES,
     DEPLOYMENTS,
     EPOCHS,
     JOBS,
@@ -236,6 +238,19 @@ class Store:
             for row in found
         ]
 
+    def charged(self) -> dict[str, int]:
+        """Return the number of each job's newest charge."""
+        query = sa.select(CHARGES.c.job_id, sa.func.max(CHARGES.c.last)).group_by(CHARGES.c.job_id)
+        with self._engine.connect() as connection:
+            return {row[0]: row[1] for row in connection.execute(query)}
+
+    def charges(self, *, job_id: str, limit: int) -> list[ChargesRow]:
+        """Return the newest charges of a job, oldest first: of rows that have `limit` in all."""
+        query = sa.select(CHARGES).where(CHARGES.c.job_id == job_id).order_by(CHARGES.c.first)
+        ends = sa.select(sa.func.max(CHARGES.c.last)).where(CHARGES.c.job_id == job_id)
+        newest = query.where(CHARGES.c.last > ends.scalar_subquery() - limit)
+        return [ChargesRow(**fields) for fields in self._read(newest, ChargesRow)]
+
     def fail_orphans(self, *, reason: str, ended_us: int) -> int:
         """Mark jobs that an earlier scheduler left unfinished as failed; return how many."""
         unfinished = JOBS.c.state.in_(["queued", "running"])
@@ -270,6 +285,8 @@ class Store:
             gone.append(sa.delete(DEPLOYMENTS).where(of_ended))
             used_then = USAGE.c.job_id.in_(sa.select(JOBS.c.job_id).where(ended))
             gone.append(sa.delete(USAGE).where(used_then))
+            charged_then = CHARGES.c.job_id.in_(sa.select(JOBS.c.job_id).where(ended))
+            gone.append(sa.delete(CHARGES).where(charged_then))
             gone.append(sa.delete(JOBS).where(ended))
             gone.append(sa.delete(PROFILES).where(PROFILES.c.at_us < before_us))
             gone += [

@@ -115,6 +115,9 @@ USAGE: Final = _table("usage", rows.UsageRow, key=("job_id", "kind", "hour_us"))
 """What a job had used by a kind of work when it was read last in an hour: as on a meter, so that
 to write it again counts nothing twice."""
 
+CHARGES: Final = _table("charges", rows.ChargesRow, key=("job_id", "first"))
+"""What operations added to `USAGE`: one row a job and reading, of the charges from `first` on."""
+
 RECORDS: Final = _table("records", rows.RecordRow, key=("tenant", "key"))
 """What routers remember for clients that keep no state themselves."""
 

@@ -119,6 +119,14 @@ def test_the_bill_of_two_tenants_adds_up_through_a_kill_and_shows_each_its_own(
         assert costs(service, token=RIVAL, job_id=first.job_id) == []
         shown = csv_of(service, "--job", first.job_id, "--since", "1d")
         assert {line["owner"] for line in shown} == {"default"}
+        operations = csv_of(service, "--job", first.job_id, "--operations")
+        mine = [one for one in bill if one.owner == "default" and one.kind != "memory"]
+        for name in ("count", "device_us", "switch_us", "tokens", "nbytes"):
+            for one in mine:
+                of_kind = [line for line in operations if line["kind"] == one.kind]
+                assert sum(int(line[name]) for line in of_kind) == getattr(one, name)
+        others = {line["kind"] for line in operations if not line["operation_id"]}
+        assert others <= {"switch_in", "switch_out", "memory"}, "all operations are known"
         mine_us = sum(one.device_us for one in bill if one.owner == "default")
         assert sum(int(line["device_us"]) for line in shown) == mine_us
 

@@ -40,16 +40,24 @@ def cost(
         str,
         typer.Option(help="Since so long ago (12h, 30d), or a day (2026-01-31, UTC)."),
     ] = "",
+    operations: Annotated[
+        bool, typer.Option("--operations", help="By operation; with --job, without --since.")
+    ] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, in microseconds.")] = False,
 ) -> None:
     """Show what each job has used, by kind of operation, in whole hours.
 
     Operators see every tenant's jobs; others see their own. Jobs that ended stay for
     `scheduler.history_days`.
+
+    With `--operations` a job's newest operations have a line for each account: their own kind's,
+    and `switch_in` for bringing the job's state in. Lines without one are what is left.
     """
     from plexsvc.show.report import cost_csv, cost_view
 
-    reply = at.ask("GetCost", owner=tenant, job_id=job, since_us=_since_us(since))
+    reply = at.ask(
+        "GetCost", owner=tenant, job_id=job, since_us=_since_us(since), by_operation=operations
+    )
     at.show(reply, cost_csv(reply) if csv else cost_view(reply))
 
 

@@ -10,9 +10,10 @@ of those rooms has `Devices`. `Cluster` is the whole, seen by `machine` and by w
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core.actions import Action, SetTimer
@@ -20,6 +21,7 @@ from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.planning.plans import Goal
 from plexsvc.scheduler.core.state import (
+    Charge,
     Deployment,
     Device,
     Job,
@@ -33,16 +35,20 @@ from plexsvc.scheduler.core.timeline import Timeline
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
 
+MAX_CHARGES: Final = 4096
+
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """The event in hand: its time, what follows from it, and which WPGs it concerns."""
+    """The event in hand: its time, what follows from it, which WPGs it concerns, what it cost."""
 
     epoch: int
     limits: Limits
     now_us: int = 0
     actions: list[Action] = field(default_factory=list)
     dirty: dict[WpgId, None] = field(default_factory=dict)
+    charges: deque[Charge] = field(default_factory=lambda: deque(maxlen=MAX_CHARGES))
+    """Those of the last minute: the bill is read every two seconds."""
 
 
 @dataclass(slots=True, kw_only=True)

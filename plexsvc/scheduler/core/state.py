@@ -347,6 +347,9 @@ class Wpg:
     last_used_us: int = 0
     busy_since_us: int | None = None
     busy_kind: str = ""
+    busy_with: Operation | None = None
+    """The operation that is charged for its devices: the first of those that run."""
+
     """The kind of operation that runs since then."""
     retry_us: int = 0
     is_prefetched: bool = False
@@ -405,6 +408,32 @@ class Usage:
         """Return these in MiB times whole seconds."""
         return self.host_byte_us // (1_000_000 << 20)
 
+    def add(self, more: Usage) -> None:
+        """Add what an operation used; host memory is charged by itself."""
+        self.count += more.count
+        self.device_us += more.device_us
+        self.switch_us += more.switch_us
+        self.tokens += more.tokens
+        self.nbytes += more.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """What an operation added to an account of its job."""
+
+    job_id: JobId
+    number: int
+    """Which of its job's it is, counted from 1."""
+
+    kind: str
+    """Of the account: the operation's kind, or `switch_in`."""
+
+    operation_id: OperationId
+    deployment_id: DeploymentId
+    seq: int
+    at_us: int
+    used: Usage
+
 
 @dataclass(slots=True, kw_only=True)
 class Job:
@@ -420,6 +449,7 @@ class Job:
     """By kind of operation; besides those there are `switch_in`, `switch_out`, `turns` and
     `memory`."""
 
+    num_charges: int = 0
     waited_us: int = 0
     """Time its training operations waited for devices, switches included."""
 

@@ -6,7 +6,7 @@ change it by events alone. The records that a view shows are the core's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from plexsvc.scheduler.core.planning.plans import Goal, Question, copy_of
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.relocate import movers
 from plexsvc.scheduler.core.state import (
+    Charge,
     Deployment,
     Device,
     Job,
@@ -60,6 +61,7 @@ class ClusterView:
         self.devices: Mapping[Place, Device] = devices.at
         self.timeline = devices.timeline
         self.waits: Mapping[tuple[JobId, JobId], int] = devices.waits
+        self.charges: Collection[Charge] = cluster.turn.charges
         self.prefetches: Prefetches = devices.prefetches
         self.carries = partial(awaited.carries, cluster)
         """Yields the order for the copy of each relocation that has come to a stage."""

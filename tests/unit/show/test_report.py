@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console, RenderableType
 
+from plexclient.ids import show
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.show.nodes import nodes_view
@@ -144,3 +145,16 @@ def test_csv_has_whole_numbers() -> None:
     assert lines[0].startswith("owner,job_id,job_name,kind,count,device_us")
     assert lines[1] == "lab,job-1,math,step,3,1500000,0,9,536870912,0"
     assert lines[2] == "lab,job-1,math,switch_in,0,0,20000,0,0,0"
+
+
+def test_operations_have_a_row_each_and_the_rest_another() -> None:
+    one = pb.Cost(kind="step", operation_id=b"op", deployment_id="job-1/actor", seq=7, count=1)
+    reply = pb.CostReply(costs=[one, *REPLY.costs])
+    rows = [[word for word in line if word != "│"] for line in words(cost_view(reply))]
+    figures = ["step", "1", "0.0", "0.00", "0", "0.00", "0.00"]
+    assert [show(b"op"), "job-1/actor", "7", *figures] in rows
+    assert ["others", "step", "3", "1.5", "0.00", "9", "0.50", "0.00"] in rows
+    lines = cost_csv(reply).splitlines()
+    assert lines[0].endswith(",operation_id,deployment_id,seq,at_us")
+    assert lines[1].endswith(f",{show(b'op')},job-1/actor,7,0")
+    assert lines[2].endswith(",,,0,0")

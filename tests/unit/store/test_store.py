@@ -19,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.store.reader import read_journal
 from plexsvc.store.rows import (
+    ChargesRow,
     DeploymentRow,
     JobUsage,
     JournalRow,
@@ -35,7 +36,7 @@ from plexsvc.store.rows import (
     UsageRow,
 )
 from plexsvc.store.store import _take_epoch, database_file, open_store, reopen_store
-from plexsvc.store.tables import EPOCHS, KEPT_OPERATIONS, MEMBERS, METADATA, RECORDS
+from plexsvc.store.tables import CHARGES, EPOCHS, KEPT_OPERATIONS, MEMBERS, METADATA, RECORDS
 from tests.rigs import stored
 from tests.rigs.store_rows import entry, job
 
@@ -281,7 +282,7 @@ def test_an_older_database_gets_the_tables_that_came_since(url: str) -> None:
     open_store(url, now_us=1).close()
     engine = create_engine(url)
     with engine.begin() as connection:
-        for table in (KEPT_OPERATIONS, RECORDS, MEMBERS):
+        for table in (KEPT_OPERATIONS, RECORDS, MEMBERS, CHARGES):
             table.drop(connection)
         connection.exec_driver_sql("update alembic_version set version_num = '0011'")
     open_store(url, now_us=2).close()
@@ -483,6 +484,15 @@ def test_usage_is_the_newest_reading_of_each_job_or_of_the_hours_before(url: str
     assert store.usage(tenant="lab") == store.usage(job_id="job-1") == [ours]
     assert store.usage(tenant="lab", before_us=20) == [of("lab", row(10, device_us=3))]
     assert store.usage(tenant="rival", job_id="job-1") == []
+    early, late = (
+        ChargesRow(job_id="job-0", first=first, last=last, body=b"x")
+        for first, last in ((1, 3), (4, 9))
+    )
+    store.append((), [early, late])
+    assert store.charged() == {"job-0": 9}
+    assert store.charges(job_id="job-0", limit=6) == [late]
+    assert store.charges(job_id="job-0", limit=7) == [early, late]
     store.forget(before_us=51)
     assert store.usage() == [ours]
+    assert store.charged() == {}
     store.close()

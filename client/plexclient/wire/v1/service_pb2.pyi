@@ -1200,18 +1200,20 @@ class ReportReply(_message.Message):
     def __init__(self, now_us: _Optional[int] = ..., since_us: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., matrix: _Optional[_Iterable[_Union[Interference, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobUse, _Mapping]]] = ...) -> None: ...
 
 class CostRequest(_message.Message):
-    __slots__ = ("tenant", "is_operator", "owner", "job_id", "since_us")
+    __slots__ = ("tenant", "is_operator", "owner", "job_id", "since_us", "by_operation")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    BY_OPERATION_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     is_operator: bool
     owner: str
     job_id: str
     since_us: int
-    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., owner: _Optional[str] = ..., job_id: _Optional[str] = ..., since_us: _Optional[int] = ...) -> None: ...
+    by_operation: bool
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., owner: _Optional[str] = ..., job_id: _Optional[str] = ..., since_us: _Optional[int] = ..., by_operation: _Optional[bool] = ...) -> None: ...
 
 class CostReply(_message.Message):
     __slots__ = ("now_us", "costs")
@@ -1222,7 +1224,7 @@ class CostReply(_message.Message):
     def __init__(self, now_us: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[Cost, _Mapping]]] = ...) -> None: ...
 
 class Cost(_message.Message):
-    __slots__ = ("owner", "job_id", "job_name", "kind", "count", "device_us", "switch_us", "tokens", "nbytes", "host_mib_s")
+    __slots__ = ("owner", "job_id", "job_name", "kind", "count", "device_us", "switch_us", "tokens", "nbytes", "host_mib_s", "operation_id", "deployment_id", "seq", "at_us")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -1233,6 +1235,10 @@ class Cost(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     HOST_MIB_S_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    AT_US_FIELD_NUMBER: _ClassVar[int]
     owner: str
     job_id: str
     job_name: str
@@ -1243,7 +1249,11 @@ class Cost(_message.Message):
     tokens: int
     nbytes: int
     host_mib_s: int
-    def __init__(self, owner: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., kind: _Optional[str] = ..., count: _Optional[int] = ..., device_us: _Optional[int] = ..., switch_us: _Optional[int] = ..., tokens: _Optional[int] = ..., nbytes: _Optional[int] = ..., host_mib_s: _Optional[int] = ...) -> None: ...
+    operation_id: bytes
+    deployment_id: str
+    seq: int
+    at_us: int
+    def __init__(self, owner: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., kind: _Optional[str] = ..., count: _Optional[int] = ..., device_us: _Optional[int] = ..., switch_us: _Optional[int] = ..., tokens: _Optional[int] = ..., nbytes: _Optional[int] = ..., host_mib_s: _Optional[int] = ..., operation_id: _Optional[bytes] = ..., deployment_id: _Optional[str] = ..., seq: _Optional[int] = ..., at_us: _Optional[int] = ...) -> None: ...
 
 class TenantUse(_message.Message):
     __slots__ = ("tenant", "jobs", "device_us", "wait_us", "switches", "switch_us", "weight", "share_ppm", "waiting", "max_priority", "pooled_us", "cost")

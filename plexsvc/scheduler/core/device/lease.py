@@ -8,6 +8,7 @@ devices up is charged with what others waited for it meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from plexsvc.ids import JobId, OperationId, WpgId
 from plexsvc.residency import Residency, ResidencyTrigger
@@ -15,9 +16,11 @@ from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.state import Device, Operation, Wpg
+from plexsvc.scheduler.core.state import Charge, Device, Operation, Usage, Wpg
 from plexsvc.scheduler.core.timeline import Stretch
 from plexsvc.scheduler.core.vocabulary import OperationKind, OperationTrigger, Place
+
+CHARGES_KEPT_US: Final = 60_000_000
 
 
 def take(devices: Devices, wpg: Wpg, *, victims: tuple[WpgId, ...] = ()) -> None:
@@ -43,7 +46,7 @@ def release(devices: Devices, wpg: Wpg) -> None:
     held = [device for device in wpg.devices if device.holder == wpg.wpg_id]
     if held:
         _give_up(devices, wpg, held)
-        wpg.busy_since_us = None
+        wpg.busy_since_us = wpg.busy_with = None
         devices.touch(wpg.wpg_id)
 
 
@@ -77,11 +80,37 @@ def spend(devices: Devices, wpg: Wpg) -> None:
     if wpg.busy_since_us is None:
         return
     spent_us, wpg.busy_since_us = devices.now_us - wpg.busy_since_us, devices.now_us
-    used = devices.jobs[wpg.job_id].used(wpg.busy_kind)
-    for device in wpg.devices:
-        if device.holder == wpg.wpg_id:
-            device.busy_us += spent_us
-            used.device_us += spent_us
+    held = [device for device in wpg.devices if device.holder == wpg.wpg_id]
+    for device in held:
+        device.busy_us += spent_us
+    used = Usage(device_us=spent_us * len(held))
+    charge(devices, wpg, wpg.busy_kind, used, operation=wpg.busy_with)
+
+
+def charge(
+    devices: Devices, wpg: Wpg, kind: str, used: Usage, *, operation: Operation | None
+) -> None:
+    """Add to what a job has used by a kind of work, and keep for which operation."""
+    job = devices.jobs[wpg.job_id]
+    job.used(kind).add(used)
+    if operation is None:
+        return
+    job.num_charges += 1
+    charges = devices.turn.charges
+    while charges and charges[0].at_us < devices.now_us - CHARGES_KEPT_US:
+        charges.popleft()
+    charges.append(
+        Charge(
+            job_id=job.job_id,
+            number=job.num_charges,
+            kind=kind,
+            operation_id=operation.operation_id,
+            deployment_id=operation.deployment_id,
+            seq=operation.seq,
+            at_us=devices.now_us,
+            used=used,
+        )
+    )
 
 
 def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:
@@ -98,7 +127,8 @@ def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:
             job.waited_us += devices.now_us - (operation.eligible_us or devices.now_us)
         spend_prefetch(devices, wpg, is_hit=True)
         if wpg.busy_since_us is None:
-            wpg.busy_since_us, wpg.busy_kind = devices.now_us, operation.kind
+            wpg.busy_since_us = devices.now_us
+            wpg.busy_with, wpg.busy_kind = operation, operation.kind
     devices.emit(
         StartOperation(
             operation_id=operation.operation_id, wpg_id=wpg.wpg_id, lease_no=wpg.lease_no
@@ -123,6 +153,11 @@ def ended(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -> N
     )
     if not wpg.running:
         release(devices, wpg)
+    elif wpg.busy_with is operation:
+        spend(devices, wpg)
+        others = (one for one in wpg.running.values() if one.needs_device)
+        wpg.busy_with = next(others, operation)
+        wpg.busy_kind = wpg.busy_with.kind
 
 
 def note_span(
@@ -158,7 +193,7 @@ def spend_prefetch(devices: Devices, wpg: Wpg, *, is_hit: bool) -> None:
         devices.prefetches.wasted += not is_hit
 
 
-def charge(devices: Devices, waiter: JobId, blocker: JobId, *, waited_us: int) -> None:
+def charge_wait(devices: Devices, waiter: JobId, blocker: JobId, *, waited_us: int) -> None:
     """Add to what a job waited because another, or its own switch, had its devices."""
     if waited_us > 0:
         pair = (waiter, blocker)
@@ -173,7 +208,7 @@ def unpin(devices: Devices, wpg: Wpg, operation: Operation) -> None:
         is_pinned = any(pinner is wpg for pinner in space.pinners(devices, waiter))
         if is_pinned and space.victims_of(devices, waiter) is None:
             waited_us = devices.now_us - max(since_us, operation.started_us)
-            charge(devices, waiter.job_id, wpg.job_id, waited_us=waited_us)
+            charge_wait(devices, waiter.job_id, wpg.job_id, waited_us=waited_us)
 
 
 def _charge_waits(devices: Devices, holder: Wpg, given: Sequence[Device]) -> None:
@@ -183,7 +218,7 @@ def _charge_waits(devices: Devices, holder: Wpg, given: Sequence[Device]) -> Non
     """
     for waiter, since_us in _waiting_for(devices, holder, given):
         if all(device.holder != holder.wpg_id for device in waiter.devices):
-            charge(devices, waiter.job_id, holder.job_id, waited_us=devices.now_us - since_us)
+            charge_wait(devices, waiter.job_id, holder.job_id, waited_us=devices.now_us - since_us)
 
 
 def _waiting_for(

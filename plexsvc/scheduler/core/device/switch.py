@@ -21,7 +21,7 @@ from plexsvc.scheduler.core.device import contest, lease, space
 from plexsvc.scheduler.core.device.learning import smoothed
 from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.queues import endings, lanes
-from plexsvc.scheduler.core.state import Operation, Switch, Wpg
+from plexsvc.scheduler.core.state import Operation, Switch, Usage, Wpg
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationTrigger, WpgState
 
@@ -98,10 +98,14 @@ def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
         device = devices.at[place]
         device.switch_us += took_us
         device.switches += is_load
-    used = devices.jobs[wpg.job_id].used("switch_in" if is_load else "switch_out")
-    used.count += len(places)
-    used.switch_us += took_us * len(places)
-    used.nbytes += event.nbytes
+    wanted_by = wpg.switch.operation_id if is_load and wpg.switch is not None else None
+    lease.charge(
+        devices,
+        wpg,
+        "switch_in" if is_load else "switch_out",
+        Usage(count=len(places), switch_us=took_us * len(places), nbytes=event.nbytes),
+        operation=None if wanted_by is None else devices.queues.operations[wanted_by],
+    )
     lease.note_span(
         devices,
         wpg,
@@ -115,7 +119,7 @@ def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
         cost_us = devices.now_us - wpg.switch.started_us
         wpg.switch_cost_us = smoothed(wpg.switch_cost_us, cost_us)
         if wpg.switch.operation_id is not None:
-            lease.charge(devices, wpg.job_id, wpg.job_id, waited_us=cost_us)
+            lease.charge_wait(devices, wpg.job_id, wpg.job_id, waited_us=cost_us)
         _end(devices, wpg, wpg.switch)
     for other in _waiting_for(devices, wpg):
         advance(devices, other)

@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.device import lease, space, switch
 from plexsvc.scheduler.core.life import deployments, instances, jobs, rebuilding, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
-from plexsvc.scheduler.core.state import Operation, Wpg
+from plexsvc.scheduler.core.state import Operation, Usage, Wpg
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
@@ -204,10 +204,8 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
     wpg.running.pop(operation.operation_id, None)
     lease.ended(devices, wpg, operation, run_us=event.run_us)
     if event.fault is None:
-        used = devices.jobs[wpg.job_id].used(operation.kind)
-        used.count += 1
-        used.tokens += event.num_tokens
-        used.nbytes += event.nbytes
+        used = Usage(count=1, tokens=event.num_tokens, nbytes=event.nbytes)
+        lease.charge(devices, wpg, operation.kind, used, operation=operation)
     deployment = devices.deployments[operation.deployment_id]
     if operation.kind is OperationKind.INITIALIZE:
         _initialized(devices, wpg, operation, event)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
+from plexclient.wire.v1 import service_pb2
 from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.events import OperationFinished, VersionsHeld
@@ -11,8 +14,8 @@ from plexsvc.scheduler.core.state import Usage
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import NodeBytes
 from plexsvc.scheduler.driver.freezing import freeze, thaw
-from plexsvc.scheduler.ledger.bill import HOUR_US, POOLED, Bill, since
-from plexsvc.store.rows import JobUsage, UsageRow
+from plexsvc.scheduler.ledger.bill import CHARGED, HOUR_US, POOLED, Bill, by_operation, since
+from plexsvc.store.rows import ChargesRow, JobUsage, UsageRow
 from tests.fakes.fake_clock import FakeClock
 from tests.fakes.fake_world import FakeWorld, op_id
 
@@ -65,6 +68,20 @@ def bill_of(view: ClusterView, *, now_us: int) -> Bill:
     return bill
 
 
+def usage(bill: Bill) -> list[UsageRow]:
+    return [one for one in bill.rows() if isinstance(one, UsageRow)]
+
+
+def charges(bill: Bill) -> list[ChargesRow]:
+    return [one for one in bill.rows() if isinstance(one, ChargesRow)]
+
+
+def costs(pages: list[ChargesRow]) -> list[service_pb2.Cost]:
+    """Return what the operations of some rows were charged."""
+    kept = (service_pb2.CostReply.FromString(page.body).costs for page in pages)
+    return by_operation(chain.from_iterable(kept))
+
+
 def row(kind: str, *, job: str = "a", hour: int = 0, **figures: int) -> UsageRow:
     return UsageRow(job_id=job, kind=kind, hour_us=hour * HOUR_US, **figures)
 
@@ -109,7 +126,7 @@ def test_rows_are_due_until_they_are_written_and_again_when_they_changed(world: 
 def test_whoever_takes_over_reads_the_same_and_counts_nothing_twice(world: FakeWorld) -> None:
     start(world, "a1", job="a", seq=1)
     bill = bill_of(world.core.view, now_us=world.now_us)
-    stored = [JobUsage(tenant=LAB, name="a", used=one) for one in bill.rows()]
+    stored = [JobUsage(tenant=LAB, name="a", used=one) for one in usage(bill)]
     stored.append(JobUsage(tenant=LAB, name="old", used=row("step", job="old", device_us=5)))
     finish(world, "a1")
     after = thaw(freeze(world.core)).view
@@ -117,7 +134,7 @@ def test_whoever_takes_over_reads_the_same_and_counts_nothing_twice(world: FakeW
         successor = Bill(after, clock=clock_at(world.now_us))
         if not began_first:
             successor.rows()
-        successor.begin(stored)
+        successor.begin(stored, {})
         successor.rows()
         bill.rows()
         assert {j: successor.of(j) for j in (A, B)} == {j: bill.of(j) for j in (A, B)}
@@ -127,13 +144,56 @@ def test_whoever_takes_over_reads_the_same_and_counts_nothing_twice(world: FakeW
         assert successor.spent_us(LAB) == bill.spent_us(LAB) + 5
 
 
+def test_what_operations_are_charged_sums_to_the_account_of_their_job(world: FakeWorld) -> None:
+    bill = Bill(world.core.view, clock=clock_at(world.now_us))
+    assert charges(bill) == [], "it is not known yet what the store has"
+    bill.begin([], {one.job_id: one.number for one in world.core.view.charges})
+    for seq in (1, 2):
+        start(world, f"a{seq}", job="a", seq=seq)
+        finish(world, f"a{seq}")
+    found = costs(charges(bill))
+    assert [(one.kind, one.operation_id, one.seq) for one in found] == [
+        ("switch_in", op_id("a1"), 1),
+        ("step", op_id("a1"), 1),
+        ("step", op_id("a2"), 2),
+    ]
+    for kind in ("switch_in", "step"):
+        used = bill.of(A)[kind]
+        assert used.device_us + used.switch_us > 0
+        for name in CHARGED:
+            of_kind = sum(getattr(one, name) for one in found if one.kind == kind)
+            assert of_kind == getattr(used, name), (kind, name)
+
+
+def test_a_charge_is_written_once_by_whoever_reads_it(world: FakeWorld) -> None:
+    bill = Bill(world.core.view, clock=clock_at(world.now_us))
+    bill.begin([], {})
+    start(world, "a1", job="a", seq=1)
+    early = bill.rows()
+    finish(world, "a1")
+    late = bill.rows()
+    assert [one.first for one in charges(bill)] == [
+        one.first for one in early if isinstance(one, ChargesRow)
+    ], "what was not written is in the next, in its place"
+    bill.written(late)
+    assert charges(bill) == []
+    last = {one.job_id: one.last for one in late if isinstance(one, ChargesRow)}
+    start(world, "b1", job="b", seq=1)
+    finish(world, "b1")
+    bill.forget(set())
+    successor = Bill(thaw(freeze(world.core)).view, clock=clock_at(world.now_us))
+    successor.begin([], last)
+    assert charges(successor) == charges(bill)
+    assert {one.operation_id for one in costs(charges(successor))} == {op_id("b1")}
+
+
 def test_time_in_pools_is_added_to_what_earlier_services_had_written(world: FakeWorld) -> None:
     held = [(A, LAB, 30)]
     bill = Bill(world.core.view, clock=clock_at(world.now_us), pooled=lambda: held)
     bill.rows()
     assert POOLED not in bill.of(A), "it is not known yet what the store has"
     before = bill.spent_us(LAB)
-    bill.begin([JobUsage(tenant=LAB, name="a", used=row(POOLED, device_us=100))])
+    bill.begin([JobUsage(tenant=LAB, name="a", used=row(POOLED, device_us=100))], {})
     for held_us, total_us in ((30, 130), (30, 130), (45, 145), (5, 145), (10, 150)):
         held[0] = (A, LAB, held_us)
         bill.rows()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import PlexError
+from plexsvc.scheduler.ledger.bill import FIGURES
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
 RIVAL = "rival"
@@ -55,3 +59,29 @@ async def test_a_tenant_sees_what_its_own_jobs_have_used_and_an_operator_all(
         assert report.jobs[0].device_us == sum(one.device_us for one in own)
         busy_us = sum(device.busy_us for device in rig.driver.cluster.devices.values())
         assert sum(one.device_us for one in everything) == busy_us
+
+
+async def test_the_operations_of_a_job_and_the_rest_sum_to_its_bill(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 2}]) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        await rig.run("job-1", "step")
+        await rig.run("job-1", "step")
+        bill = await costs(rig, tenant=TENANT, job_id="job-1")
+        found = await costs(rig, tenant=TENANT, job_id="job-1", by_operation=True)
+        steps = [one for one in found if one.kind == "step"]
+        assert [(one.count, one.seq > 0, one.deployment_id) for one in steps] == [
+            (1, True, "job-1/actor")
+        ] * 2
+        assert len({one.operation_id for one in steps}) == 2
+        for kind in {one.kind for one in bill}:
+            for name in FIGURES:
+                total, summed = (
+                    sum(getattr(one, name) for one in rows if one.kind == kind)
+                    for rows in (bill, found)
+                )
+                assert summed == total, (kind, name)
+        assert await costs(rig, tenant=RIVAL, job_id="job-1", by_operation=True) == []
+        for asked in ({"by_operation": True}, {"job_id": "job-1", "since_us": 1}):
+            with pytest.raises(PlexError, match="give a job, and no time"):
+                await costs(rig, is_operator=True, **{"by_operation": True, **asked})
