@@ -105,6 +105,8 @@ def pass_of(request: pb.ForwardBackwardRequest) -> Pass:
     if not request.data:
         raise bad_batch("data is empty; give one datum or more")
     tokens = [_tokens(datum, number) for number, datum in enumerate(request.data)]
+    for number, datum in enumerate(request.data):
+        _check_inputs(datum, loss=name, takes=wanted, number=number)
     arrays: dict[str, Array] = {
         "cu_seqlens": np.cumsum([0, *(len(one) for one in tokens)]).astype(np.int32),
         "tokens": np.concatenate(tokens).astype(np.int32),
@@ -137,12 +139,19 @@ def _no_text(kind: str | None) -> Exception:
     return bad_request(f"model_input has a chunk of type {kind!r}; only encoded_text is offered")
 
 
+def _check_inputs(datum: pb.Datum, *, loss: str, takes: Sequence[str], number: int) -> None:
+    """Refuse an input that the loss would not look at: the loss may be meant to depend on it."""
+    for name in sorted(set(datum.loss_fn_inputs).difference(takes)):
+        raise bad_batch(
+            f"data[{number}].loss_fn_inputs.{name}: {loss} takes {', '.join(takes)}", array=name
+        )
+
+
 def _column(datum: pb.Datum, field: str, *, number: int, length: int) -> Array:
     """Return a datum's numbers of one input, one a token."""
     where = f"data[{number}].loss_fn_inputs"
-    for name in datum.loss_fn_inputs:
-        if name in {"clip_low_threshold", "clip_high_threshold", "sequence_ratio_mask"}:
-            raise bad_batch(f"{where}.{name}: a number for each token is not offered", array=name)
+    if field == "weights" and field not in datum.loss_fn_inputs:
+        return np.ones(length, np.float32)
     if field not in datum.loss_fn_inputs:
         have = ", ".join(sorted(datum.loss_fn_inputs)) or "nothing"
         raise bad_batch(f"{where}: {field} is missing; it has {have}", array=field)

@@ -67,6 +67,12 @@ def test_a_request_as_json_is_the_same() -> None:
         np.testing.assert_array_equal(array, expected.arrays[name])
 
 
+def test_tokens_without_weights_count_in_full() -> None:
+    asked = request(weights=[1, 0.5, 2])
+    del asked.data[0].loss_fn_inputs["weights"]
+    assert wire.pass_of(asked).arrays["weights"].tolist() == [1, 1, 2]
+
+
 def _image(asked: pb.ForwardBackwardRequest) -> None:
     asked.data[1].model_input.add().image.SetInParent()
 
@@ -92,8 +98,8 @@ def _negative(asked: pb.ForwardBackwardRequest) -> None:
     asked.data[1].loss_fn_inputs["target_tokens"].CopyFrom(targets)
 
 
-def _thresholds(asked: pb.ForwardBackwardRequest) -> None:
-    asked.data[0].loss_fn_inputs["clip_low_threshold"].CopyFrom(tensor([1, 1]))
+def _masked(asked: pb.ForwardBackwardRequest) -> None:
+    asked.data[1].loss_fn_inputs["mask"].CopyFrom(tensor([1]))
 
 
 def _empty(asked: pb.ForwardBackwardRequest) -> None:
@@ -117,7 +123,7 @@ def _configured(asked: pb.ForwardBackwardRequest) -> None:
         (_short, r"data\[1\].*2 numbers for 1 tokens", ErrorCode.BAD_BATCH),
         (_broken, "no array", ErrorCode.BAD_BATCH),
         (_negative, "whole numbers from 0", ErrorCode.BAD_BATCH),
-        (_thresholds, "clip_low_threshold", ErrorCode.BAD_BATCH),
+        (_masked, r"data\[1\].*mask: cross_entropy takes target_tok", ErrorCode.BAD_BATCH),
         (_empty, "data is empty", ErrorCode.BAD_BATCH),
         (_named, "gspo", ErrorCode.UNKNOWN_LOSS),
         (_configured, "loss_fn_config.clip", ErrorCode.BAD_REQUEST),
