@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from plexsvc.errors import PlexError, bad_request
 from plexsvc.fixed import keys
@@ -80,7 +80,7 @@ def _collection(value: Any, origin: Any, arguments: tuple[Any, ...], *, where: s
         return {
             key: _value(item, arguments[1], where=f"{where}.{key}") for key, item in value.items()
         }
-    raise bad_request(f"{where}: {value!r} is not a {origin.__name__}")
+    raise bad_request(f"{where}: {value!r} is not {_TERMS[origin]}")
 
 
 def _scalar(value: Any, hint: Any, *, where: str) -> Any:
@@ -90,8 +90,18 @@ def _scalar(value: Any, hint: Any, *, where: str) -> Any:
     if hint is Path and isinstance(value, str):
         return Path(value)
     if not isinstance(hint, type) or not isinstance(value, hint) or (hint is int and is_bool):
-        name = getattr(hint, "__name__", hint)
-        raise bad_request(f"{where}: {value!r} is not a {name}")
+        raise bad_request(f"{where}: {value!r} is not {_TERMS.get(hint, 'a table')}")
     if isinstance(value, int | float) and not value >= 0:
         raise bad_request(f"{where}: {value!r} is below 0, or no number")
     return value
+
+
+_TERMS: Final[Mapping[Any, str]] = {
+    bool: "true or false",
+    dict: "a table",
+    float: "a number",
+    int: "a whole number",
+    Path: "a path",
+    str: "a text in quotes",
+    tuple: "a list",
+}
