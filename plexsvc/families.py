@@ -115,6 +115,9 @@ SIZES: Final[Mapping[str, Rule]] = {
 }
 """What a model of any family must keep to, where it says so at all."""
 
+EXPERTS: Final = ("num_experts", "num_local_experts")
+"""The keys, either of which says how many experts a layer has."""
+
 INERT: Final = frozenset(
     {
         "_attn_implementation_autoset",
@@ -182,6 +185,19 @@ _GEMMA: Final[Mapping[str, Rule]] = {
     "query_pre_attn_scalar": REAL,
     "use_bidirectional_attention": only(None, False),
 }
+_QWEN3_MOE: Final[Mapping[str, Rule]] = {
+    **_QWEN,
+    "attention_bias": only(False, True),
+    "decoder_sparse_step": only(1),
+    "mlp_only_layers": only(None, []),
+    "moe_intermediate_size": whole(1 << 20),
+    "norm_topk_prob": only(False, True),
+    "num_experts": whole(1 << 16),
+    "num_experts_per_tok": whole(1 << 16),
+    "num_local_experts": whole(1 << 16),
+    "output_router_logits": only(False),  # with it transformers adds a loss of the router's own
+    "router_aux_loss_coef": Rule("a number", lambda value: type(value) in (int, float)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +222,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3": Family(
         architecture="Qwen3ForCausalLM",
         fsdp={**_QWEN, "attention_bias": only(False, True)},
+        megatron={**_NO_WINDOW, "attention_bias": only(False)},
+    ),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        fsdp=_QWEN3_MOE,
         megatron={**_NO_WINDOW, "attention_bias": only(False)},
     ),
     "llama": Family(
@@ -266,6 +287,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         fsdp={**_SILU, **_PLAIN_ROPE, "attention_bias": only(False)},
     ),
 }
+
+
+def num_experts(table: Config) -> int:
+    """Return the experts of each layer; 0 of a dense model."""
+    return next((table[key] for key in EXPERTS if key in table), 0)
 
 
 def unknown_model(directory: object, found: str, *, remedy: str = "") -> PlexError:
@@ -339,7 +365,20 @@ def _problems(table: Config, rules: Mapping[str, Rule], *, architecture: str) ->
             yield f"{key[:100]} = {_shown(value)}, which no test covers"
         elif not rules[key].fits(value):
             yield f"{key} = {_shown(value)}, it may be {rules[key].text}"
+    if "num_experts" in rules:
+        yield from _of_experts(table)
     yield from _contradictions(table)
+
+
+def _of_experts(table: Config) -> Iterator[str]:
+    counts = {table[key] for key in EXPERTS if key in table}
+    if len(counts) > 1:
+        yield f"{' and '.join(EXPERTS)} differ"
+    for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+        if key not in table and not (key in EXPERTS and counts):
+            yield f"{key} is missing"
+    if num_experts(table) < table.get("num_experts_per_tok", 0):
+        yield f"each token takes {table['num_experts_per_tok']} of {num_experts(table)} experts"
 
 
 def _contradictions(table: Config) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plexclient.wire.v1 import service_pb2, statemanager_pb2
-from plexsvc import paths
+from plexsvc import families, paths
 from plexsvc.errors import ErrorCode, PlexError, bad_request
 
 PREFIX: Final = "base_model.model."
@@ -67,6 +67,12 @@ class Lora:
         """
         if missing := [key for key in _NEEDED if not config.get(key)]:
             raise bad_request(f"lora: the model's config.json lacks {', '.join(missing)}")
+        if experts := [key for key in families.EXPERTS if key in config]:
+            raise bad_request(
+                f"lora: the model has experts ({experts[0]} = {config[experts[0]]}), which no "
+                "adapter is computed for; train all of it, or give a dense model",
+                field="DeploymentSpec.lora",
+            )
         known = linears(config)
         if unknown := sorted(set(self.targets) - known.keys()):
             raise bad_request(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from plexclient.specs import Parallel
+from plexsvc import families
 from plexsvc.lora import Lora, linears
 
 Config = Mapping[str, Any]
@@ -115,7 +116,7 @@ def of_pass(
     hidden, tp = config["hidden_size"], parallel.tp
     held = hidden / (tp if parallel.sequence_parallel else 1)
     query, key = (n * _head_dim(config) for n in (config["num_attention_heads"], _kv_heads(config)))
-    mlp = 4 * config["intermediate_size"] / tp
+    mlp = _mlp_of_pass(config) / tp
     layer = 6 * held + 5 * (query + key) / tp + mlp
     kept = {"": layer, "selective": layer - mlp, "full": held}[recompute]
     layers = config["num_hidden_layers"] * kept + layer + mlp + 2 * hidden
@@ -124,8 +125,9 @@ def of_pass(
     rows = config["vocab_size"] / tp
     part = min(tokens, LOGITS_AT_ONCE / rows)
     head = 2 * itemsize * tokens * rows + 4 * FLOAT32_BYTES * part * rows
-    table, matrices = rows * hidden, _matrices(config) / tp
-    weights = max(table, matrices)
+    table = rows * hidden
+    matrices = _matrices(config) / tp + _experts(config)
+    weights = max(table, _matrices(config) / tp)
     if backend == "fsdp":  # the root and two layers are gathered, and their gradients are
         weights = 2 * (_tables(config) * table + 2 * matrices) + 2 * table
     return int(itemsize * (tokens * layers + weights) + head)
@@ -146,14 +148,15 @@ def _megatron(config: Mapping[str, int], parallel: Parallel) -> int:
     layers = math.ceil(config["num_hidden_layers"] / parallel.pp)
     tables = 1 if parallel.pp > 1 else _tables(config)
     split = layers * _matrices(config) + tables * config["vocab_size"] * config["hidden_size"]
-    return math.ceil(split / parallel.tp) + (layers + 1) * _vectors(config)
+    whole = (layers + 1) * _vectors(config) + layers * _experts(config) // parallel.ep
+    return math.ceil(split / parallel.tp) + whole
 
 
 def _fsdp(config: Mapping[str, int], parallel: Parallel) -> int:
     """Return the parameters of one shard; each is padded to whole rows."""
     layers = config["num_hidden_layers"]
     tables = _tables(config) * config["vocab_size"] * config["hidden_size"]
-    whole = layers * (_matrices(config) + _vectors(config)) + tables
+    whole = layers * (_matrices(config) + _experts(config) + _vectors(config)) + tables
     return math.ceil(whole / parallel.world_size) + config["hidden_size"]
 
 
@@ -166,16 +169,33 @@ def _tables(config: Mapping[str, int]) -> int:
 
 
 def _matrices(config: Mapping[str, int]) -> int:
-    """Return the elements of one layer's matrices."""
-    heads = config["num_attention_heads"]
-    attention = 2 * (heads + _kv_heads(config)) * _head_dim(config) * config["hidden_size"]
-    return attention + 3 * config["hidden_size"] * config["intermediate_size"]
+    """Return the elements of one layer's matrices, without experts but with their router."""
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    attention = 2 * (heads + _kv_heads(config)) * _head_dim(config) * hidden
+    experts = families.num_experts(config)
+    return attention + hidden * (experts or 3 * config["intermediate_size"])
+
+
+def _experts(config: Mapping[str, int]) -> int:
+    """Return the elements of one layer's experts."""
+    experts = families.num_experts(config)
+    return experts and 3 * experts * config["hidden_size"] * config["moe_intermediate_size"]
+
+
+def _mlp_of_pass(config: Mapping[str, int]) -> int:
+    """Return the numbers a token that the backward pass of a layer's MLP, or experts, needs."""
+    experts = families.num_experts(config)
+    if not experts:
+        return 4 * config["intermediate_size"]
+    each = 5 * config["moe_intermediate_size"] + 3 * config["hidden_size"]
+    return config["num_experts_per_tok"] * each + 4 * experts
 
 
 def _vectors(config: Mapping[str, int]) -> int:
     """Return the elements of one layer's norms and biases, of a family that has all of them."""
     heads, kv_heads = config["num_attention_heads"], _kv_heads(config)
     biases = config["hidden_size"] + 2 * config["intermediate_size"]
+    biases = 0 if families.num_experts(config) else biases
     return 4 * config["hidden_size"] + 2 * (heads + kv_heads) * _head_dim(config) + biases
 
 

@@ -127,6 +127,12 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.C
 
 def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None:
     heads = table.get("num_attention_heads", 0)
+    if families.num_experts(table) and parallel.tp > 1:
+        raise bad_request(
+            f"parallel tp = {parallel.tp} with a model of {families.num_experts(table)} experts, "
+            "which are not split over tensor ranks; use tp=1 with pp or dp",
+            degree="tp",
+        )
     for degree, value, what, count in (
         ("tp", parallel.tp, "attention heads", heads),
         ("tp", parallel.tp, "key-value heads", table.get("num_key_value_heads") or heads),

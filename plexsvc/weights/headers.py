@@ -230,6 +230,10 @@ def _check_shapes(known: Mapping[str, StoredTensor], config: Mapping[str, Any]) 
             config.get("intermediate_size"),
             hidden,
         ),
+        r"model\.layers\.\d+\.mlp\.experts\.\d+\.(?:gate|up)_proj\.weight": (
+            config.get("moe_intermediate_size"),
+            hidden,
+        ),
     }
     patterns = [(re.compile(pattern), shape) for pattern, shape in wanted.items() if all(shape)]
     for name, tensor in known.items():

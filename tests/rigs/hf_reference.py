@@ -66,7 +66,12 @@ class Reference:
         self.model.zero_grad()
         terms = losses.resolve(loss, args or {}, role="actor")(self.logprobs(batch), arrays)
         terms.loss.backward()
-        found = {name: p.grad.float().numpy().copy() for name, p in self.model.named_parameters()}
+        grads = {name: param.grad for name, param in self.model.named_parameters()}
+        found = {
+            part: values.float().numpy().copy()
+            for name, grad in grads.items()
+            for part, values in _parts(name, grad).items()
+        }
         return float(terms.loss.detach()), found
 
     def _one(self, ids: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -78,3 +83,16 @@ class Reference:
         tokens = torch.from_numpy(batch["tokens"].astype(np.int64))
         targets = torch.from_numpy(batch["target_tokens"].astype(np.int64))
         return torch.cat([run(tokens[a:b], targets[a:b]) for a, b in pairwise(bounds)])
+
+
+def _parts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a parameter by its names in a checkpoint, which holds each expert by itself."""
+    layer, _, fused = name.rpartition(".")
+    if not layer.endswith(".experts"):
+        return {name: tensor}
+    names = [f"{part}_proj" for part in fused.removesuffix("_proj").split("_")]
+    return {
+        f"{layer}.{expert}.{part}.weight": values
+        for expert, whole in enumerate(tensor)
+        for part, values in zip(names, whole.chunk(len(names)), strict=True)
+    }

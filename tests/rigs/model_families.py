@@ -32,12 +32,21 @@ BY_LAYER: Final = {
     "full_attention": LINEAR,
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
+EXPERTS: Final = {
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "router_aux_loss_coef": 0.001,
+}
 
 BOTH: Final[dict[str, dict[str, Any]]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen2.5 untied": {"model_type": "qwen2", "rope_theta": 1e6, "rms_norm_eps": 1e-5},
     "qwen2 tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS, "norm_topk_prob": True},
+    "qwen3_moe shares": {"model_type": "qwen3_moe", **EXPERTS, "tie_word_embeddings": True},
     "llama": {"model_type": "llama"},
     "llama tied": {"model_type": "llama", "head_dim": 16, "tie_word_embeddings": True},
     "llama3 rope": {"model_type": "llama", "rope_parameters": LLAMA3},

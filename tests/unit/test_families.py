@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.families import FAMILIES, check, read
-from tests.rigs.model_families import BOTH, FSDP, LLAMA3, config_of
+from tests.rigs.model_families import BOTH, EXPERTS, FSDP, LLAMA3, config_of
 
 BACKENDS = ("fsdp", "megatron")
 COMMON = {"initializer_range": 0.02, "torch_dtype": "bfloat16", "transformers_version": "4.44.0"}
@@ -37,6 +37,25 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "model_type": "qwen3",
         "rope_scaling": None,
         "rope_theta": 1000000,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    },
+    "Qwen3-30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "head_dim": 128,
+        "max_window_layers": 48,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "output_router_logits": False,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
         "sliding_window": None,
         "use_sliding_window": False,
     },
@@ -117,6 +136,26 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "megatron",
         {"model_type": "qwen3", "attention_bias": True},
         "attention_bias = True",
+    ),
+    "a router's own loss": (
+        "megatron",
+        {"model_type": "qwen3_moe", **EXPERTS, "output_router_logits": True},
+        "output_router_logits = True, it may be False",
+    ),
+    "layers without experts": (
+        "fsdp",
+        {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [0]},
+        "mlp_only_layers = [0]",
+    ),
+    "fewer experts than each token takes": (
+        "megatron",
+        {"model_type": "qwen3_moe", **EXPERTS, "num_experts": 1},
+        "each token takes 2 of 1 experts",
+    ),
+    "experts twice": (
+        "fsdp",
+        {"model_type": "qwen3_moe", **EXPERTS, "num_local_experts": 8},
+        "num_experts and num_local_experts differ",
     ),
     "attention dropout": ("fsdp", {"attention_dropout": 0.1}, "attention_dropout = 0.1"),
     "phi3's dropout": ("fsdp", {"model_type": "phi3", "resid_pdrop": 0.1}, "resid_pdrop = 0.1"),

@@ -60,7 +60,7 @@ from plexsvc.worker.sources import (
 
 ATTENTION: Final = "plex_packed"
 VALUE_HEAD: Final = "value_head.weight"
-NO_OPTIONS: Final = frozenset({"position_ids", "use_cache"})
+NO_OPTIONS: Final = frozenset({"output_router_logits", "position_ids", "use_cache"})
 """What transformers passes to attention that changes nothing of it."""
 VECTOR_DIMS: Final = 1
 """Parameters of this many dimensions (norms, biases) take no weight decay unless asked."""
@@ -78,6 +78,7 @@ class FsdpBackend:
         self._params: list[Tensor] = []
         self._grads: list[Tensor] = []
         self._pieces: list[statemanager_pb2.CanonicalPiece] = []
+        self._views: list[list[Tensor]] = []
         self._moments: dict[str, list[canonical.Slice]] = {}
         self._regions: tuple[RegionSpec, ...] = ()
 
@@ -144,12 +145,12 @@ class FsdpBackend:
 
     def leave(self) -> None:
         """Let go of the model, whose modules hold the ranks' groups."""
-        self._params, self._grads, self._moments = [], [], {}
+        self._params, self._grads, self._views, self._moments = [], [], [], {}
         del self._model, self._layout, self._trained
 
     def _attach_training(self, memory: Mapping[str, Tensor]) -> None:
         self._grad_region = memory["grads"]
-        self._moments = {kind: [] for kind in fsdp_state.MOMENTS}
+        self._views, self._moments = [], {kind: [] for kind in fsdp_state.MOMENTS}
         for held, param in zip(self._trained.held, self._params, strict=True):
             grad = self._adopt_grad(held, param, memory["grads"])
             self._grads.append(grad)
@@ -157,8 +158,9 @@ class FsdpBackend:
             moments = fsdp_state.moment_views(
                 held, memory["moments"], shard_bytes=self._trained.shard_bytes
             )
+            self._views.append(moments)
             for kind, moment in zip(fsdp_state.MOMENTS, moments, strict=True):
-                self._moments[kind].append(held.slice_of(moment))
+                self._moments[kind] += held.slices_of(moment)
                 self._add_piece(kind, held, moment, memory["moments"], region="moments")
 
     def _adopt_grad(self, held: fsdp_state.Held, param: Tensor, memory: Tensor) -> Tensor:
@@ -220,10 +222,15 @@ class FsdpBackend:
                 grad.mul_(scale)
         tensors = []
         for i, held in enumerate(self._trained.held):
-            moments = {kind: self._moments[kind][i].view for kind in fsdp_state.MOMENTS}
-            decays = hyper.decay_vectors or len(held.global_shape) > VECTOR_DIMS
+            exp_avg, exp_avg_sq = self._views[i]
             tensors.append(
-                Tensors(param=self._params[i], grad=self._grads[i], decays=decays, **moments)
+                Tensors(
+                    param=self._params[i],
+                    grad=self._grads[i],
+                    exp_avg=exp_avg,
+                    exp_avg_sq=exp_avg_sq,
+                    decays=hyper.decay_vectors or len(held.global_shape) > VECTOR_DIMS,
+                )
             )
         update = Update(tensors, hyper)
 
@@ -243,12 +250,13 @@ class FsdpBackend:
 
     def params_from(self, weights: TensorSource) -> list[Read]:
         """Return the reads of this rank's shards; a head that `weights` lacks is kept."""
-        known = {held.name for held in self._layout.held}
+        known = {name for held in self._layout.held for name in held.names}
         check_leftovers(weights, known, hf=self._hf, is_critic=self._is_critic)
         wanted = [
-            held.slice_of(param)
+            part
             for held, param in zip(self._layout.held, self._params, strict=True)
             if param.numel() and (held.name != VALUE_HEAD or weights.has(VALUE_HEAD))
+            for part in held.slices_of(param)
         ]
         return reads(wanted, weights)
 
@@ -256,7 +264,8 @@ class FsdpBackend:
         """Return the reads of this rank's shards of both moments, and of masters if there are."""
         found: list[Read] = []
         shards = zip(self._trained.held, self._params, strict=True)
-        masters = [held.slice_of(param) for held, param in shards] if has_masters(moments) else []
+        masters = [part for held, param in shards for part in held.slices_of(param)]
+        masters = masters if has_masters(moments) else []
         for kind, slices in {**self._moments, "master": masters}.items():
             held = [item for item in slices if item.view.numel()]
             found += reads(held, moments, prefix=f"{kind}/")
@@ -308,10 +317,10 @@ class FsdpBackend:
         self, kind: str, held: fsdp_state.Held, tensor: Tensor, base: Tensor, *, region: str
     ) -> None:
         if tensor.numel():
-            made = canonical.piece(
-                kind, held.slice_of(tensor), region=region, base=base, rank=self._config.rank
-            )
-            self._pieces.append(made)
+            self._pieces += [
+                canonical.piece(kind, part, region=region, base=base, rank=self._config.rank)
+                for part in held.slices_of(tensor)
+            ]
 
 
 def create(config: WorkerConfig) -> FsdpBackend:
@@ -423,6 +432,8 @@ def _build_model(hf: Any, *, is_critic: bool, dtype: torch.dtype) -> Any:
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, packed_attention)
+    if hasattr(hf, "num_experts"):
+        hf._experts_implementation = "grouped_mm"  # not one matrix product an expert
     model = AutoModelForCausalLM.from_config(hf, dtype=dtype, attn_implementation=ATTENTION)
     model.eval()  # no draw of a random generator in any pass
     return ValueModel(model.model, hidden=hf.hidden_size).to(dtype) if is_critic else model

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.weights.boxes import Box, TensorBox
-from plexsvc.worker.canonical import Slice
+from plexsvc.worker.canonical import Run, Slice, slices
 from plexsvc.worker.regions import Place, RegionLayout, view
 
 if TYPE_CHECKING:
     import torch
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MATRIX_DIMS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Held:
     """One parameter's shard on this rank: rows `[first_row, first_row + local_shape[0])`."""
 
     name: str
-    """Hugging Face checkpoint name."""
+    """Hugging Face's name in memory: that in checkpoints, but for experts."""
     sharded: Any
     """FSDP2's bookkeeping of the parameter (`FSDPParam`)."""
     global_shape: tuple[int, ...]
@@ -39,6 +40,35 @@ class Held:
     """The shard with FSDP2's padding rows, in the `params` region."""
     place: Place
     """The shard without padding, in `grads` and in each half of `moments`."""
+
+    def slices_of(self, tensor: torch.Tensor) -> list[Slice]:
+        """Return the canonical boxes that `tensor`, of the shard's shape, holds.
+
+        Transformers keeps the experts of a layer in one tensor, and checkpoints each by itself.
+        """
+        if len(self.local_shape) <= MATRIX_DIMS:
+            return [self.slice_of(tensor)]
+        local = range(self.first_row, self.first_row + self.local_shape[0])
+        parts = [name for expert in local for name in self.names_of(expert)]
+        columns, rows = self.local_shape[2], math.prod(self.local_shape[:2]) // len(parts)
+        runs = [
+            Run(row=i * rows, num_rows=rows, name=name, global_shape=(rows, columns))
+            for i, name in enumerate(parts)
+        ]
+        return list(slices(tensor.view(-1, columns), runs))
+
+    @property
+    def names(self) -> list[str]:
+        """Return the checkpoint's tensors that make this one."""
+        if len(self.global_shape) <= MATRIX_DIMS:
+            return [self.name]
+        return [name for expert in range(self.global_shape[0]) for name in self.names_of(expert)]
+
+    def names_of(self, expert: int) -> list[str]:
+        """Return the checkpoint's tensors that one expert of this tensor is cut from, by rows."""
+        layer, _, fused = self.name.rpartition(".")
+        parts = fused.removesuffix("_proj").split("_")  # "gate_up_proj" is gate_proj over up_proj
+        return [f"{layer}.{expert}.{part}_proj.weight" for part in parts]
 
     def slice_of(self, tensor: torch.Tensor) -> Slice:
         """Return the canonical box that `tensor`, of the shard's shape, holds."""

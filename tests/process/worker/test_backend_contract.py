@@ -18,6 +18,7 @@ from plexclient.wire.v1 import operations_pb2, statemanager_pb2, worker_pb2
 from plexsvc import lora, sizes
 from plexsvc.weights import checkpoints
 from tests.fakes.fake_state_client import assemble
+from tests.rigs.model_families import BOTH, make_model
 from tests.rigs.rank_host import Group, StartGroup
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.worker_batches import (
@@ -306,6 +307,48 @@ def test_masters_travel_through_float32_and_back(
     assert state(again) == [
         {**regions, "grads": state(again)[0]["grads"]} for regions in state(half)
     ]
+
+
+EXPERTS: dict[str, tuple[dict[str, Any], Any]] = {
+    "megatron-pp2": ({"backend": "megatron", "parallel": {"pp": 2}}, ONE),
+    "fsdp-dp2": ({"backend": "fsdp", "parallel": {"dp": 2}}, TWO),
+}
+"""Layouts of a model with experts, which one rank of megatron then goes on with."""
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_keep_their_bits_when_parked_and_in_another_layout(
+    start_group: StartGroup, tmp_path: Path, name: str
+) -> None:
+    model = str(make_model(tmp_path / "model", BOTH["qwen3_moe"]))
+    (settings, split), place = EXPERTS[name], tmp_path / "saved"
+    groups, digests = [start_group(**settings, model=model) for _ in range(2)], []
+    for number, group in enumerate(groups):
+        replies = []
+        for seq in (1, 3):
+            replies += run(group, seq, "forward_backward", random_batch(seq), split, loss="ppo")
+            if number:
+                group.ask("park")
+                group.ask("unpark")
+            replies += run(group, seq + 1, "step")
+        digests.append([reply.digest for reply in replies])
+    assert digests[0] == digests[1]
+    assert state(groups[0]) == state(groups[1])
+    group = groups[1]
+    place.mkdir()
+    save(group, place)
+    one = start_group(backend="megatron", model=model)
+    run(one, 1, "load", path=str(place), root=str(place), optimizer=True)
+    for kind in ("param", "exp_avg", "exp_avg_sq"):
+        wanted, found = (assemble(g.ask("held"), kind) for g in (group, one))
+        assert found.keys() == wanted.keys()
+        assert all(np.array_equal(found[tensor], wanted[tensor]) for tensor in wanted)
+    batch = random_batch(7)
+    logprobs = [
+        answered_tokens(run(g, 9, "forward", batch, s), batch)
+        for g, s in ((group, split), (one, ONE))
+    ]
+    assert np.abs(logprobs[0] - logprobs[1]).max() <= 1e-5
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -21,6 +21,7 @@ from plexsvc.router.models import (
     check_spec,
     check_weights,
 )
+from tests.rigs.model_families import BOTH, config_of
 
 
 @pytest.fixture
@@ -175,6 +176,13 @@ def test_degrees_must_divide_the_model(
         check_model(spec(parallel=parallel), model)
     assert code_of(caught) == ErrorCode.BAD_REQUEST
     assert word in caught.value.message
+
+
+def test_experts_are_not_split_over_tensor_ranks(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(config_of(BOTH["qwen3_moe"])))
+    check_model(spec(parallel=common_pb2.Parallel(pp=2, dp=2)), model)
+    with pytest.raises(PlexError, match="tp = 2 with a model of 4 experts"):
+        check_model(spec(parallel=common_pb2.Parallel(tp=2)), model)
 
 
 def test_degrees_that_divide_are_taken(model: Path) -> None:

@@ -232,6 +232,7 @@ class MegatronBackend:
         known = mapping.names_of(
             (run for param in self._params for run in param.runs),
             num_layers=self._hf.num_hidden_layers,
+            num_experts=model.num_experts(self._hf),
             is_tied=self._hf.tie_word_embeddings,
             is_critic=self._is_critic,
         )

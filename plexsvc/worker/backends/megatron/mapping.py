@@ -8,6 +8,8 @@
 | self_attention.linear_proj, mlp.linear_fc2 | o_proj, down_proj: this rank's columns |
 | mlp.linear_fc1 | this rank's gate_proj rows, then its up_proj rows |
 | input_layernorm, pre_mlp_layernorm | input_layernorm, post_attention_layernorm |
+| mlp.router | mlp.gate |
+| mlp.experts.local_experts.e | mlp.experts.e, this rank's: as an mlp, whole |
 
 Padded vocabulary rows belong to no Hugging Face tensor and so to no run.
 """
@@ -26,11 +28,14 @@ VALUE_HEAD: Final = "value_head.weight"
 _SIMPLE: Final[Mapping[str, str]] = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "mlp.router.weight": "mlp.gate.weight",
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
 }
 _HF_LAYER: Final = re.compile(r"model\.layers\.\d+\.(.*)")
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
+_EXPERT: Final = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.*)")
+_HF_EXPERT: Final = re.compile(r"mlp\.experts\.\d+\.(.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,8 @@ class Geometry:
     vocab: int
     is_tied: bool
     tp_rank: int
+    experts: range = range(0)
+    """Those of a layer that this rank holds; `ffn` is theirs, and not split."""
 
 
 def runs_of(
@@ -67,15 +74,18 @@ def runs_of(
 
 
 def names_of(
-    runs: Iterable[Run], *, num_layers: int, is_tied: bool, is_critic: bool
+    runs: Iterable[Run], *, num_layers: int, num_experts: int = 0, is_tied: bool, is_critic: bool
 ) -> frozenset[str]:
     """Return the Hugging Face tensors of the whole model, of which a rank holds `runs`.
 
     Every rank holds a layer, layers are alike, and who holds a query, key or value has all three.
+    Experts are alike, too.
     """
     parts = {_HF_LAYER.fullmatch(run.name) for run in runs}
     held = {match.group(1) for match in parts if match is not None}
     in_layer = {re.sub(r"[qkv]_proj", f"{one}_proj", name) for name in held for one in "qkv"}
+    in_expert = {match.group(1) for match in map(_HF_EXPERT.fullmatch, held) if match is not None}
+    in_layer |= {f"mlp.experts.{e}.{rest}" for e in range(num_experts) for rest in in_expert}
     layers = {f"model.layers.{i}.{rest}" for i in range(num_layers) for rest in in_layer}
     head = VALUE_HEAD if is_critic else "lm_head.weight"
     outer = {"model.embed_tokens.weight", "model.norm.weight"}
@@ -103,13 +113,18 @@ def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry
         return whole(prefix + _SIMPLE[rest], shape)
     if rest.startswith("self_attention.linear_qkv."):
         return _qkv(shape, kind=rest.rsplit(".", 1)[1], prefix=prefix, geometry=geometry)
+    expert = _EXPERT.fullmatch(rest)
+    if expert is not None:
+        number = geometry.experts[int(expert.group(1))]
+        prefix, rest = f"{prefix}mlp.experts.{number}.", f"mlp.{expert.group(2)}"
+    mlp = prefix if expert is not None else f"{prefix}mlp."
     if rest == "mlp.linear_fc1.weight":
         half = shape[0] // 2
         return [
             Run(
                 row=at,
                 num_rows=half,
-                name=f"{prefix}mlp.{part}.weight",
+                name=f"{mlp}{part}.weight",
                 global_shape=(geometry.ffn, geometry.hidden),
                 hf_row=geometry.tp_rank * half,
             )
@@ -117,17 +132,17 @@ def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry
         ]
     columns = {
         "self_attention.linear_proj.weight": (
-            "self_attn.o_proj.weight",
+            f"{prefix}self_attn.o_proj.weight",
             geometry.num_heads * geometry.head_dim,
         ),
-        "mlp.linear_fc2.weight": ("mlp.down_proj.weight", geometry.ffn),
+        "mlp.linear_fc2.weight": (f"{mlp}down_proj.weight", geometry.ffn),
     }
     assert rest in columns, f"no mapping for Megatron parameter {prefix}{rest}"
     name, width = columns[rest]
     run = Run(
         row=0,
         num_rows=shape[0],
-        name=prefix + name,
+        name=name,
         global_shape=(geometry.hidden, width),
         hf_col=geometry.tp_rank * shape[1],
     )

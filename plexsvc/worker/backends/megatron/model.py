@@ -52,7 +52,7 @@ def megatron_config(hf: Any, parallel: Parallel, *, dtype: Any) -> Any:
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
         add_qkv_bias=hf.model_type == "qwen2",
-        qk_layernorm=hf.model_type == "qwen3",
+        qk_layernorm=hf.model_type in ("qwen3", "qwen3_moe"),
         attention_dropout=0.0,
         hidden_dropout=0.0,
         bias_dropout_fusion=False,
@@ -75,7 +75,28 @@ def megatron_config(hf: Any, parallel: Parallel, *, dtype: Any) -> Any:
         deallocate_pipeline_outputs=True,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",  # variable_seq_lengths insists, dense models too
+        **(_experts_config(hf, parallel) if num_experts(hf) else {}),
     )
+
+
+def num_experts(hf: Any) -> int:
+    """Return the experts of a layer; 0 of a dense model."""
+    return int(getattr(hf, "num_experts", 0))
+
+
+def _experts_config(hf: Any, parallel: Parallel) -> dict[str, Any]:
+    """Return Megatron's settings of experts: no token is dropped, and no loss is added."""
+    return {
+        "num_moe_experts": num_experts(hf),
+        "moe_ffn_hidden_size": hf.moe_intermediate_size,
+        "moe_router_topk": hf.num_experts_per_tok,
+        # A softmax over a token's experts alone is one over all of them whose shares add up to 1.
+        "moe_router_pre_softmax": not hf.norm_topk_prob,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "expert_model_parallel_size": parallel.ep,
+        "expert_tensor_parallel_size": 1,
+    }
 
 
 def build_model(hf: Any, config: Any, *, is_critic: bool) -> Any:
@@ -109,15 +130,18 @@ def padded_vocab(hf: Any, tp: int) -> int:
 
 def geometry(hf: Any, *, is_critic: bool) -> Geometry:
     """Return what the canonical mapping needs of this rank."""
+    local = num_experts(hf) // parallel_state.get_expert_model_parallel_world_size()
+    first = local * parallel_state.get_expert_model_parallel_rank()
     return Geometry(
         hidden=hf.hidden_size,
         head_dim=head_dim(hf),
         num_heads=hf.num_attention_heads,
         num_kv_heads=hf.num_key_value_heads,
-        ffn=hf.intermediate_size,
+        ffn=hf.moe_intermediate_size if num_experts(hf) else hf.intermediate_size,
         vocab=hf.vocab_size,
         is_tied=hf.tie_word_embeddings and not is_critic,
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        experts=range(first, first + local),
     )
 
 
@@ -144,7 +168,11 @@ class ValueHead(torch.nn.Module):
 
 
 def _layers(config: Any) -> Any:
-    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+    )
     layer = spec.submodules
     attention = layer.self_attention.submodules
     attention.core_attention = PackedAttention

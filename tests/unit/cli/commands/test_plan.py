@@ -112,7 +112,8 @@ def test_adapters_take_the_model_once_and_little_else(tmp_path: Path) -> None:
     [
         ({}, ["--gpus", "8"], "such as 8x80"),
         ({}, ["--backend", "vllm"], "backends are megatron and fsdp"),
-        ({"model_type": "qwen3_moe"}, [], "qwen3_moe"),
+        ({"model_type": "qwen3_moe"}, [], "num_experts is missing"),
+        ({"model_type": "qwen3_next"}, [], "qwen3_next"),
         ({}, ["--lora-rank", "16"], "fsdp alone trains adapters"),
         ({}, ["--lora-rank", "2048", "--backend", "fsdp"], "smallest side"),
     ],

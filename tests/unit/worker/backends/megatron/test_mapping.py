@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -118,3 +120,19 @@ def test_every_rank_knows_the_names_of_the_whole_model(rank: int) -> None:
     assert "lm_head.weight" not in names_of(held, num_layers=2, is_tied=True, is_critic=False)
     critic = names_of(held, num_layers=2, is_tied=True, is_critic=True)
     assert "value_head.weight" in critic
+
+
+def test_experts_are_whole_pieces_under_their_own_numbers() -> None:
+    where = replace(geometry(0, kv_heads=2), experts=range(2, 4))
+    prefix = "decoder.layers.0.mlp.experts.local_experts.1"
+    held = runs(f"{prefix}.linear_fc1.weight", (48, 16), where)
+    held += runs(f"{prefix}.linear_fc2.weight", (16, 24), where)
+    held += runs("decoder.layers.0.mlp.router.weight", (4, 16), where)
+    assert [(run.name, run.row, run.num_rows, run.global_shape) for run in held] == [
+        ("model.layers.4.mlp.experts.3.gate_proj.weight", 0, 24, (24, 16)),
+        ("model.layers.4.mlp.experts.3.up_proj.weight", 24, 24, (24, 16)),
+        ("model.layers.4.mlp.experts.3.down_proj.weight", 0, 16, (16, 24)),
+        ("model.layers.4.mlp.gate.weight", 0, 4, (4, 16)),
+    ]
+    names = names_of(held, num_layers=1, num_experts=4, is_tied=False, is_critic=False)
+    assert {f"model.layers.0.mlp.experts.{e}.down_proj.weight" for e in range(4)} < names
