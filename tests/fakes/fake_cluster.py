@@ -73,6 +73,8 @@ class Behaviour:
     moves: list[tuple[str, int]] = field(default_factory=list)
     leases: list[int] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    stage_failures: int = 0
+    """Payloads that a state manager dies of from now on."""
     stop_failures: int = 0
     """Calls to stop a rank that fail from now on."""
     stopped: list[str] = field(default_factory=list)
@@ -226,6 +228,9 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         async for request in request_iterator:
             data += request.chunk.data
             staging_id = staging_id or request.header.operation_id
+        if self._behaviour.stage_failures:
+            self._behaviour.stage_failures -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
         self._behaviour.staged[self._node_id, staging_id] = data
         return service_pb2.StageReply(nbytes=len(data))
 

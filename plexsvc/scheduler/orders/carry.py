@@ -171,7 +171,7 @@ async def pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
     errors: list[str] = []
     for source in held.staged_on:
         try:
-            await reach.ask_state(source, partial(_relay, reach, held, to=to))
+            await reach.ask_state(source, partial(_relay, reach, held, to=to), which_asks=to)
         except (grpc.aio.AioRpcError, PlexError) as error:
             log.warning("payload not passed on", source=source, target=to, error=error)
             errors.append(f"{source}: {error}")

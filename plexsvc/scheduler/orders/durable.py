@@ -37,8 +37,8 @@ from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
 
-DEATHS: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST})
-"""Codes of errors after which it is tried again."""
+TRIED_AGAIN: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST, ErrorCode.NO_ROOM})
+"""Codes of errors after which the core rebuilds once more: told as they are."""
 
 OPENS_WINDOW: Final = frozenset({OperationKind.FORWARD_BACKWARD, OperationKind.BACKWARD})
 """Kinds that leave gradients behind even where they fail, and no rank that has to exit."""
@@ -300,7 +300,7 @@ def told(reach: Reach, wpg_id: WpgId, fault: Fault) -> Fault:
     """Return why an operation failed; of an `Initialize` that rebuilds, what was to be rebuilt."""
     record = reach.registry.by_wpg.get(wpg_id)
     durable = None if record is None else record.deployment.durable
-    if record is None or durable is None or not durable.is_lost or fault.code in DEATHS:
+    if record is None or durable is None or not durable.is_lost or fault.code in TRIED_AGAIN:
         return fault
     text = (
         f"{record.deployment.deployment_id} cannot be rebuilt; its last durable step is seq "

@@ -221,8 +221,12 @@ class Reach:
         self,
         node_id: NodeId,
         ask: Callable[[statemanager_pb2_grpc.StateManagerAsyncStub], Awaitable[T]],
+        *,
+        which_asks: NodeId | None = None,
     ) -> T:
         """Ask a node's state manager, and its successor if it dies; what is asked may be repeated.
+
+        Its work may be for another node's state manager (`which_asks`), which may die as well.
 
         Raises:
             AioRpcError: it failed otherwise, the node's agent is gone too, or no successor answered
@@ -234,8 +238,9 @@ class Reach:
             return await ask(self.nodes.link(node_id).state)
 
         async def has_successor(error: grpc.aio.AioRpcError) -> bool:
+            both = (node_id, which_asks or node_id)
             is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
-            return is_gone and await self.nodes.link(node_id).has_agent()
+            return is_gone and all([await self.nodes.link(one).has_agent() for one in both])
 
         return await retry(
             ask_once,

@@ -176,6 +176,16 @@ async def test_a_payload_staged_where_the_deployment_was_follows_it(pair: Rig) -
     assert pair.behaviour.staged["node-1", operation.operation_id] == b"batch"
 
 
+async def test_a_state_manager_that_dies_of_a_payload_gets_it_again(pair: Rig) -> None:
+    await pair.deploy("job-1")
+    await move(pair, ("node-1", 0))
+    operation, announced = staged(pair, on="node-0")
+    pair.behaviour.staged["node-0", operation.operation_id] = b"batch"
+    pair.behaviour.stage_failures = 2
+    assert (await submit(pair, operation, announced)).state == ANSWERED
+    assert pair.behaviour.staged["node-1", operation.operation_id] == b"batch"
+
+
 async def test_payloads_that_wait_during_the_move_are_passed_on_at_once(pair: Rig) -> None:
     await pair.deploy("job-1")
     gate = asyncio.Event()

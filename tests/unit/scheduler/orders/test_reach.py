@@ -121,6 +121,14 @@ async def test_a_node_without_its_agent_is_not_waited_for(reach: Reach, link: Fa
     assert call.made == 1
 
 
+async def test_work_for_a_lost_node_is_not_asked_again(reach: Reach) -> None:
+    call, lost = FakeCall([DOWN]), FakeLink(node_id="n1", agent_answers=False)
+    reach.nodes.links.append(cast("NodeLink", lost))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await reach.ask_state(NODE, call, which_asks=NodeId("n1"))
+    assert call.made == 1
+
+
 def test_a_version_is_located_without_a_node_whose_part_another_has(
     reach: Reach, link: FakeLink
 ) -> None:
