@@ -107,6 +107,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
                 epoch=request.scheduler_epoch,
                 ttl_us=request.ttl_us,
                 arrived_us=self._clock.monotonic_us(),
+                look_us=request.look_us,
+                witnesses=tuple(request.witnesses),
             )
         except PlexError as error:
             return node_pb2.RenewReply(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import grpc
@@ -19,6 +20,7 @@ from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.log import Log
+from plexsvc.rpc.addresses import host_of
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.keys import ClusterKeys, read_shut_out
@@ -27,6 +29,9 @@ log = Log(__name__)
 
 ATTEMPTS: Final = 3
 """Renewals in a row that fail before a lease is over."""
+
+MAX_WITNESSES: Final = 4
+"""Agents of other hosts that a renewal names."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -59,6 +64,7 @@ class Leases:
     def __init__(self, *, lease_us: int, ttl_us: int, epoch: int, keys: ClusterKeys) -> None:
         """Renew each lease of `lease_us`; its agent keeps its ranks for `ttl_us` from each time."""
         self.epoch = epoch
+        self._look_us = lease_us * (ATTEMPTS - 1) // ATTEMPTS  # and has an attempt's time for it
         self._period_s = lease_us / ATTEMPTS / 1e6
         self._ttl_us = ttl_us
         self._keys = keys
@@ -86,13 +92,24 @@ class Leases:
         finally:
             lease.is_over = True
 
-    @property
-    def request(self) -> node_pb2.RenewRequest:
-        """What renews a lease now; it tells which certificates are refused."""
+    def request(self, target: str) -> node_pb2.RenewRequest:
+        """Return what renews the lease of the agent at `target` now.
+
+        It tells which certificates are refused, and by which agents a host that hears nothing more
+        finds out whether it is cut off.
+        """
+        own = {"", host_of(target)}
+        others = (
+            lease.target
+            for lease in tuple(self._leases)
+            if not lease.is_over and host_of(lease.target) not in own
+        )
         return node_pb2.RenewRequest(
             scheduler_epoch=self.epoch,
             ttl_us=self._ttl_us,
             shut_out=sorted(read_shut_out(self._keys.shut_out)),
+            look_us=self._look_us,
+            witnesses=islice(others, MAX_WITNESSES),
         )
 
     def let_end(self, target: str) -> None:
@@ -130,7 +147,7 @@ class Leases:
         ):
             lease.end(failure)
         elif not lease.is_let_end:
-            lease.call = lease.stub.Renew.future(self.request, timeout=self._period_s)
+            lease.call = lease.stub.Renew.future(self.request(lease.target), timeout=self._period_s)
 
 
 def _failure(call: grpc.Future[node_pb2.RenewReply]) -> PlexError | None:

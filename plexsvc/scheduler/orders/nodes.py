@@ -2,7 +2,8 @@
 
 A link is *up* from the moment its lease was granted until its renewals have failed for
 `node_lease_us` (`leases`). Then the node is lost, and its WPGs with it. Its agent kills their ranks
-when it has heard of nobody for `node_grace_us`. A link that comes back joins anew: what still runs
+when it has heard of nobody for `node_grace_us`, and before the node is lost if its host is cut off
+from all others. A link that comes back joins anew: what still runs
 there is stopped before anything is placed there. One that stays away for `node_forget_us` is
 forgotten.
 """
@@ -211,7 +212,7 @@ class NodeLink:
 
     async def _renew(self) -> None:
         timeout_s = min(self._timeout_s, self._config.node_lease_us / 3e6)
-        reply = await self.agent.Renew(self._leases.request, timeout=timeout_s)
+        reply = await self.agent.Renew(self._leases.request(self.target), timeout=timeout_s)
         if reply.HasField("error"):
             raise from_wire(reply.error)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.node.lease import LeaseState, NodeLease
+from plexsvc.node.lease import LOOK_US, LeaseState, NodeLease
 
 
 class FakeClock:
@@ -43,7 +44,14 @@ class Drill:
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.clock = FakeClock()
         self.kills = 0
-        self.lease = NodeLease(self.clock, tasks=tasks, on_expired=self._kill)
+        self.is_cut_off = False
+        self.lease = NodeLease(
+            self.clock, tasks=tasks, on_expired=self._kill, reaches_any=self._reaches_any
+        )
+
+    async def _reaches_any(self, witnesses: Sequence[str]) -> bool:
+        assert witnesses == ["other:1"]
+        return not self.is_cut_off
 
     async def _kill(self) -> None:
         self.kills += 1
@@ -97,6 +105,25 @@ async def test_an_expired_lease_refuses_processes_until_renewed() -> None:
         drill.renew(ttl_us=100)
         drill.lease.check_alive()
         await drill.clock.advance(100)
+        assert drill.kills == 2
+
+
+async def test_a_host_that_is_cut_off_lets_its_ranks_go_when_it_may_be_lost() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        drill = Drill(tasks)
+        renewal = {"epoch": 1, "ttl_us": 5 * LOOK_US, "look_us": LOOK_US, "witnesses": ["other:1"]}
+        drill.lease.renew(**renewal, arrived_us=drill.clock.now_us)  # type: ignore[arg-type]
+        await drill.clock.advance(LOOK_US)
+        await drill.clock.advance(LOOK_US)
+        assert drill.kills == 0  # others answer: the service is stopped, and may come back
+        drill.is_cut_off = True
+        await drill.clock.advance(LOOK_US)
+        assert drill.kills == 1
+        drill.is_cut_off = False
+        drill.lease.renew(**renewal, arrived_us=drill.clock.now_us)  # type: ignore[arg-type]
+        await drill.clock.advance(4 * LOOK_US)
+        assert drill.kills == 1
+        await drill.clock.advance(LOOK_US)
         assert drill.kills == 2
 
 

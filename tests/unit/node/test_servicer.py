@@ -20,7 +20,7 @@ class FakeLease:
 
     max_epoch = 7
 
-    def renew(self, *, epoch: int, ttl_us: int, arrived_us: int) -> None: ...
+    def renew(self, **renewal: object) -> None: ...
 
 
 def servicer(shut_out: Path | None) -> NodeServicer:

@@ -126,14 +126,18 @@ class StateManagerRestarted(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("scheduler_epoch", "ttl_us", "shut_out")
+    __slots__ = ("scheduler_epoch", "ttl_us", "shut_out", "look_us", "witnesses")
     SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TTL_US_FIELD_NUMBER: _ClassVar[int]
     SHUT_OUT_FIELD_NUMBER: _ClassVar[int]
+    LOOK_US_FIELD_NUMBER: _ClassVar[int]
+    WITNESSES_FIELD_NUMBER: _ClassVar[int]
     scheduler_epoch: int
     ttl_us: int
     shut_out: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, scheduler_epoch: _Optional[int] = ..., ttl_us: _Optional[int] = ..., shut_out: _Optional[_Iterable[str]] = ...) -> None: ...
+    look_us: int
+    witnesses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., ttl_us: _Optional[int] = ..., shut_out: _Optional[_Iterable[str]] = ..., look_us: _Optional[int] = ..., witnesses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenewReply(_message.Message):
     __slots__ = ("error", "max_scheduler_epoch")

@@ -76,3 +76,16 @@ async def test_a_lease_that_is_not_kept_any_more_is_not_renewed(tmp_path: Path) 
             assert not agent.renewed.acquire(blocking=False)
             watching.cancel()
             await kept.close()
+
+
+async def test_a_renewal_names_agents_of_other_hosts() -> None:
+    kept = leases(lease_us=600_000_000)
+    targets = ["unix:/run/a", "10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:1"]
+    async with asyncio.TaskGroup() as tasks:
+        keeping = [tasks.create_task(kept.keep(target)) for target in targets]
+        await asyncio.sleep(0)
+        assert list(kept.request("10.0.0.1:1").witnesses) == ["10.0.0.2:1"]
+        assert list(kept.request("10.0.0.2:1").witnesses) == ["10.0.0.1:1", "10.0.0.1:2"]
+        for one in keeping:
+            one.cancel()
+    await kept.close()
