@@ -100,6 +100,10 @@ class LiveCluster:
         reply = self._call("ListJobs", service_pb2.ListJobsRequest(include_ended=True))
         return {job.job_id: job for job in reply.jobs}
 
+    def nodes(self) -> list[service_pb2.NodeView]:
+        """Return the nodes, with what lives on each."""
+        return list(self._call("ListNodes", service_pb2.ListNodesRequest()).nodes)
+
     def instances(self) -> dict[str, service_pb2.InstanceView]:
         """Return rollout instances, and what may have one, by device."""
         reply = self._call("ListInstances", service_pb2.ListInstancesRequest())

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+import plexclient as plex
 from plexsvc.cluster.places import Card, read_card
-from tests.rigs.live_cluster import MIB, ROOT, SHARES_ALL, TRAIN, state_beside
+from tests.rigs.live_cluster import MIB, ROOT, SHARES_ALL, TRAIN, LiveCluster, state_beside
 from tests.rigs.processes import is_alive, name_of, running
 from tests.rigs.waiting import wait_until
 
@@ -191,9 +192,26 @@ class HostCluster:
         state = ("--state-dir", str(self.state))
         return json.loads(self.on_head("-m", "plexsvc.cli.main", *arguments, *state, "--json"))
 
+    @property
+    def live(self) -> LiveCluster:
+        """How this process reaches it."""
+        card = self.card
+        return LiveCluster(
+            address=card.address,
+            token=card.token,
+            state_dir=self.state,
+            pid=card.pid,
+            scheduler=card.scheduler,
+        )
+
     def nodes(self) -> dict[str, str]:
         """Return the state of each node."""
-        return {one["node_id"]: one["state"] for one in self.plexctl("node", "list")["nodes"]}
+        return {node.node_id: node.state for node in self.live.nodes()}
+
+    def homes(self, job: plex.Job) -> list[str]:
+        """Return the nodes where a job's deployments live."""
+        nodes = self.live.nodes()
+        return [n.node_id for n in nodes if job.job_id in {one.job_id for one in n.residents}]
 
     def host(self, name: str) -> NetworkHost:
         """Return the host of a node."""

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from plexclient.wire.v1 import service_pb2
 from tests.rigs.live_cluster import MIB, ROLLOUT, TRAIN, Service
 from tests.rigs.processes import descendants, running
 from tests.rigs.ray_cluster import PYTHON, RayCluster
@@ -24,15 +23,11 @@ class OnRay:
 
     def nodes(self) -> dict[str, str]:
         """Return the state of each node."""
-        return {node.node_id: node.state for node in self._list()}
+        return {node.node_id: node.state for node in self.service.live.nodes()}
 
     def homes(self) -> set[str]:
         """Return the nodes where any deployment lives."""
-        return {node.node_id for node in self._list() if node.residents}
-
-    def _list(self) -> list[service_pb2.NodeView]:
-        reply = self.service.live._call("ListNodes", service_pb2.ListNodesRequest())
-        return list(reply.nodes)
+        return {node.node_id for node in self.service.live.nodes() if node.residents}
 
     def wait_for(self, name: str, state: str | None) -> None:
         """Return when a node is in a state; None: when it is forgotten."""

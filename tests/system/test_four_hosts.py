@@ -1,0 +1,153 @@
+"""Durable jobs on four hosts, one over two of them, outlive each fault of a host: the same bits.
+
+A host is killed, isolated and drained, one is added, and the service is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import plexclient as plex
+from tests.rigs.live_cluster import SHARES_ALL
+from tests.rigs.network_hosts import HostCluster, network_hosts
+from tests.rigs.waiting import wait_until
+from tests.rigs.workloads import fixed_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+
+NAMES = ("one", "two", "three", "four")
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostCluster]:
+    """Three nodes of a device, and a fourth host; a lease is short so that it is soon missed."""
+    scheduler = SHARES_ALL + "node_lease_us = 6_000_000\n"
+    place = tmp_path_factory.mktemp("hosts")
+    with (
+        network_hosts(4) as hosts,
+        HostCluster(place, hosts, NAMES, scheduler=scheduler) as found,
+    ):
+        for name in NAMES[1:3]:
+            found.join(name)
+        yield found
+
+
+@dataclass(slots=True)
+class Training:
+    """A job that trains, a step at a time."""
+
+    actor: plex.Actor
+    seed: int
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    """Of each operation."""
+
+    def begin(self) -> list[Future[Any]]:
+        """Submit the passes of a step and the step."""
+        number = len(self.metrics)
+        passes = [fixed_batch(100 * self.seed + number + part) for part in range(2)]
+        calls = [partial(self.actor.forward_backward.submit, one, loss="ppo") for one in passes]
+        return [call() for call in (*calls, self.actor.step.submit)]
+
+    def end(self, operations: list[Future[Any]]) -> None:
+        self.metrics += [operation.result(120).metrics for operation in operations]
+
+
+def start(job: plex.Job, model: Path, *, seed: int, durability: str, pp: int) -> Training:
+    actor = job.deploy(
+        "actor",
+        model=str(model),
+        backend="megatron",
+        parallel=plex.Parallel(pp=pp),
+        optimizer=plex.AdamW(lr=1e-2),
+        durability=durability,
+    )
+    return Training(actor, seed)
+
+
+@contextmanager
+def stepping(*trainings: Training) -> Iterator[None]:
+    """Have each make a step, all at once, while the block runs."""
+    under_way = [training.begin() for training in trainings]
+    yield
+    for training, operations in zip(trainings, under_way, strict=True):
+        training.end(operations)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: HostCluster, tiny_model: Path) -> list[Any]:
+    """What the steps come to where nothing happens."""
+    found = []
+    with plex.connect(cluster.card.address, token=cluster.card.token) as connection:
+        for seed, pp in ((1, 2), (2, 1)):
+            with connection.job("calm") as job:
+                training = start(job, tiny_model, seed=seed, durability="none", pp=pp)
+                for _ in range(STEPS):
+                    with stepping(training):
+                        pass
+                found.append((training.metrics, training.actor.digest()))
+    return found
+
+
+def test_two_jobs_outlive_every_fault_of_a_host(
+    cluster: HostCluster, tiny_model: Path, undisturbed: list[Any]
+) -> None:
+    with (
+        plex.connect(cluster.card.address, token=cluster.card.token) as connection,
+        connection.job("wide") as job,
+        connection.job("narrow") as other,
+    ):
+        wide = start(job, tiny_model, seed=1, durability="step", pp=2)
+        narrow = start(other, tiny_model, seed=2, durability="step", pp=1)
+
+        def home() -> str:
+            return next(name for name in cluster.homes(job) if name != NAMES[0])
+
+        def becomes(name: str, state: str) -> None:
+            wait_until(lambda: cluster.nodes()[name] == state, what=f"{name} is {state}")
+
+        with stepping(wide, narrow):
+            pass
+        with stepping(wide, narrow):
+            cluster.join("four")
+        assert cluster.nodes() == dict.fromkeys(NAMES, "up")
+
+        killed = home()
+        with stepping(wide, narrow):
+            os.kill(cluster.agent(killed), signal.SIGKILL)
+            wait_until(lambda: not cluster.host(killed).pids(), what="no process of it is alive")
+        assert killed not in cluster.homes(job)
+        cluster.join(killed)
+        becomes(killed, "up")
+
+        silent = home()
+        with stepping(wide, narrow):
+            cluster.host(silent).cut()
+            becomes(silent, "lost")
+            assert cluster.ranks(silent) == []  # before its work goes on elsewhere
+        assert silent not in cluster.homes(job)
+        cluster.host(silent).mend()
+        becomes(silent, "up")
+
+        drained = home()
+        with stepping(wide, narrow):
+            cluster.plexctl("node", "drain", drained)
+        becomes(drained, "drained")
+        assert drained not in cluster.homes(job)
+
+        cluster.kill()
+        cluster.start()
+        with stepping(wide, narrow):
+            pass
+        found = [(one.metrics, one.actor.digest()) for one in (wide, narrow)]
+    assert found == undisturbed
