@@ -117,14 +117,24 @@ def demo(
 
 
 @app.command(epilog="Example: plexctl doctor --json")
-def doctor(state_dir: StateDir = None, json: Json = False) -> None:
+def doctor(
+    state_dir: StateDir = None,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster", help="Examine every node instead; on the service's host, as its user."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
     """Say whether this machine can run the service, what isolates untrusted code, and what to do.
 
-    Exit status 1 where it cannot run.
+    With --cluster: whether each node answers, has the service's versions and models, reaches the
+    others' ports, tells the time and has disk. Exit status 1 where something failed.
     """
     from plexsvc.cli.commands import doctor as command
 
-    raise typer.Exit(command.doctor(state_dir, json=json))
+    raise typer.Exit(command.doctor(state_dir, cluster=cluster, json=json))
 
 
 def _print_card(card: Card, *, state_dir: Path, json: bool) -> None:

@@ -43,6 +43,7 @@ from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import found
 from plexsvc.node.config import AgentConfig, DeviceConfig
+from plexsvc.node.examination import versions
 from plexsvc.node.launchers.launcher import Launcher
 from plexsvc.node.launchers.local import LocalLauncher
 from plexsvc.node.launchers.ray import RayLauncher
@@ -453,6 +454,8 @@ class EmbeddedCluster:
             scheduler=inner,
             ca=str(self._config.router.tls_cert or ""),
             controller_user=self._config.controllers.get(self._tokens[token], ""),
+            versions=versions(),
+            roots=list(map(str, self._config.router.model_roots)),
         )
         stack.callback(self._unless_kept, partial(remove_card, self._config.state_dir))
         write_card(self._config.state_dir, self.card)

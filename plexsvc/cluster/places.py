@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +38,10 @@ class Card:
     """PEM file of the certificates by which the router is known; empty: it speaks in clear."""
     controller_user: str = ""
     """User as which controllers run; empty: whoever submits them."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of packages that every node has to have, too."""
+    roots: list[str] = field(default_factory=list)
+    """Directories of models that every node has to have, too."""
 
 
 def default_state_dir() -> Path:

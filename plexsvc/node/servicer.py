@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TypeAlias
@@ -15,7 +16,9 @@ from plexsvc.errors import PlexError
 from plexsvc.log import Log
 from plexsvc.node.config import AgentConfig
 from plexsvc.node.event_log import EventLog
+from plexsvc.node.examination import examine
 from plexsvc.node.lease import NodeLease
+from plexsvc.node.reaching import serves
 from plexsvc.node.sidecar import Sidecar
 from plexsvc.node.table import RankTable
 from plexsvc.rpc.keys import write_shut_out
@@ -159,4 +162,18 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             ],
             next_event_index=self._events.next_index,
             runtime_dir=str(self._config.runtime_dir),
+        )
+
+    async def Examine(
+        self, request: node_pb2.ExamineRequest, context: Context | None
+    ) -> node_pb2.Examination:
+        """Return what an operator should know of this host."""
+        ports = request.reaches
+        answers = await asyncio.gather(*map(serves, ports))
+        return await asyncio.to_thread(
+            examine,
+            self._config,
+            clock=self._clock,
+            roots=request.roots,
+            unreached=[port for port, does in zip(ports, answers, strict=True) if not does],
         )

@@ -84,6 +84,23 @@ def test_every_port_of_a_host_is_on_its_own_address(cluster: TwoHosts) -> None:
         assert host.address in found
 
 
+def test_a_doctor_finds_a_fault_of_each_host(cluster: TwoHosts) -> None:
+    said = cluster.plexctl("doctor", "--cluster")["findings"]
+    assert {one["name"] for one in said if one["grade"] != "failed"} == {"left", "right"}, said
+    command = ("doctor", "--cluster", "--json", "--state-dir", str(cluster.state))
+    asked = cluster.hosts[0].python("-m", "plexsvc.cli.main", *command)
+    cluster.hosts[1].cut()
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        cluster.hosts[1].mend()
+    found = {one["name"]: one["found"] for one in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 1
+    assert "does not reach" in found["left"]
+    assert "does not answer" in found["right"]
+    wait_until(lambda: cluster.nodes() == {"left": "up", "right": "up"}, what="it is back")
+
+
 def test_every_wrong_token_is_refused_by_name_and_without_effect(cluster: TwoHosts) -> None:
     before = cluster.nodes()
     tokens = {one["name"]: one for one in cluster.plexctl("node", "token", "list")["tokens"]}

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,16 @@ async def test_a_spawned_process_is_ready_and_described(agent: RunningAgent) -> 
     assert "serving x" in tail(Path(reply.log_path))
     ready = await agent.next_event("ready")
     assert (ready.ready.proc_id, ready.ready.incarnation) == ("wpg_1/0", 1)
+
+
+async def test_an_agent_examines_its_host(agent: RunningAgent, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"127.0.0.1:{server.getsockname()[1]}"
+        roots = [str(tmp_path), str(tmp_path / "gone")]
+        request = node_pb2.ExamineRequest(roots=roots, reaches=[there, "127.0.0.1:none"])
+        found = await agent.stub.Examine(request, timeout=60)
+    assert list(found.unreached) == ["127.0.0.1:none"]
+    assert [bool(root.problem) for root in found.roots] == [False, True]
 
 
 async def test_a_rank_is_killed_for_memory_before_the_state_manager(agent: RunningAgent) -> None:

@@ -206,3 +206,56 @@ class ProcSummary(_message.Message):
     incarnation: int
     address: str
     def __init__(self, proc_id: _Optional[str] = ..., pid: _Optional[int] = ..., wpg_id: _Optional[str] = ..., rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class ExamineRequest(_message.Message):
+    __slots__ = ("roots", "reaches")
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    REACHES_FIELD_NUMBER: _ClassVar[int]
+    roots: _containers.RepeatedScalarFieldContainer[str]
+    reaches: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, roots: _Optional[_Iterable[str]] = ..., reaches: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Examination(_message.Message):
+    __slots__ = ("versions", "wall_us", "roots", "unreached", "free_bytes")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class FreeBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    WALL_US_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.ScalarMap[str, str]
+    wall_us: int
+    roots: _containers.RepeatedCompositeFieldContainer[RootFound]
+    unreached: _containers.RepeatedScalarFieldContainer[str]
+    free_bytes: _containers.ScalarMap[str, int]
+    def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., wall_us: _Optional[int] = ..., roots: _Optional[_Iterable[_Union[RootFound, _Mapping]]] = ..., unreached: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class RootFound(_message.Message):
+    __slots__ = ("path", "problem", "models")
+    class ModelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    problem: str
+    models: _containers.ScalarMap[str, str]
+    def __init__(self, path: _Optional[str] = ..., problem: _Optional[str] = ..., models: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -64,6 +64,11 @@ class NodeStub:
                 request_serializer=plexsvc_dot_v1_dot_node__pb2.NodeDescribeRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_node__pb2.NodeDescription.FromString,
                 _registered_method=True)
+        self.Examine = channel.unary_unary(
+                '/plexsvc.v1.Node/Examine',
+                request_serializer=plexsvc_dot_v1_dot_node__pb2.ExamineRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_node__pb2.Examination.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -107,6 +112,12 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Examine(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,6 +150,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=plexsvc_dot_v1_dot_node__pb2.NodeDescribeRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_node__pb2.NodeDescription.SerializeToString,
+            ),
+            'Examine': grpc.unary_unary_rpc_method_handler(
+                    servicer.Examine,
+                    request_deserializer=plexsvc_dot_v1_dot_node__pb2.ExamineRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_node__pb2.Examination.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -303,6 +319,33 @@ class Node:
             '/plexsvc.v1.Node/Describe',
             plexsvc_dot_v1_dot_node__pb2.NodeDescribeRequest.SerializeToString,
             plexsvc_dot_v1_dot_node__pb2.NodeDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Examine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Node/Examine',
+            plexsvc_dot_v1_dot_node__pb2.ExamineRequest.SerializeToString,
+            plexsvc_dot_v1_dot_node__pb2.Examination.FromString,
             options,
             channel_credentials,
             insecure,

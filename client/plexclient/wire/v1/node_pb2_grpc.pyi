@@ -39,6 +39,7 @@ class NodeStub:
     """ordered, replayable: index > after_index"""
     Renew: _grpc.UnaryUnaryMultiCallable[_node_pb2.RenewRequest, _node_pb2.RenewReply]
     Describe: _grpc.UnaryUnaryMultiCallable[_node_pb2.NodeDescribeRequest, _node_pb2.NodeDescription]
+    Examine: _grpc.UnaryUnaryMultiCallable[_node_pb2.ExamineRequest, _node_pb2.Examination]
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
@@ -51,6 +52,7 @@ class NodeAsyncStub(NodeStub):
     """ordered, replayable: index > after_index"""
     Renew: _aio.UnaryUnaryMultiCallable[_node_pb2.RenewRequest, _node_pb2.RenewReply]  # type: ignore[assignment]
     Describe: _aio.UnaryUnaryMultiCallable[_node_pb2.NodeDescribeRequest, _node_pb2.NodeDescription]  # type: ignore[assignment]
+    Examine: _aio.UnaryUnaryMultiCallable[_node_pb2.ExamineRequest, _node_pb2.Examination]  # type: ignore[assignment]
 
 class NodeServicer:
     def Spawn(
@@ -90,5 +92,11 @@ class NodeServicer:
         request: _node_pb2.NodeDescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.NodeDescription, _abc.Awaitable[_node_pb2.NodeDescription]]: ...
+
+    def Examine(
+        self,
+        request: _node_pb2.ExamineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.Examination, _abc.Awaitable[_node_pb2.Examination]]: ...
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
