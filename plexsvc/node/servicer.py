@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TypeAlias
@@ -123,7 +124,13 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
                 self._told = list(request.shut_out)
             except OSError as error:  # a full disk must not cost the node its lease
                 log.error("nodes that were shut out are not kept; trying again", error=error)
-        return node_pb2.RenewReply(max_scheduler_epoch=self._lease.max_epoch)
+        return node_pb2.RenewReply(
+            max_scheduler_epoch=self._lease.max_epoch,
+            processes=Counter(
+                "ready" if rank.settled.is_set() else "starting" for rank in self._table.living()
+            ),
+            state_manager_restarts=self._sidecar.restarts,
+        )
 
     async def Describe(
         self, request: node_pb2.NodeDescribeRequest, context: Context | None

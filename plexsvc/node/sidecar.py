@@ -85,6 +85,8 @@ class Sidecar:
         self._keeper: threading.Thread | None = None
         self._port = _reserve_port(config.host) if config.host else None
         self.where: SidecarAddress | None = None
+        self.restarts = 0
+        """Of the state manager, since this agent started."""
 
     async def start(self) -> None:
         """Return once it serves, with what the last one left.
@@ -125,6 +127,7 @@ class Sidecar:
         try:
             await self._until_dead()
             while (left := self._rate.note()) >= 0:
+                self.restarts += 1
                 await self._replace(is_last=left == 0)
                 await self._until_dead()
             raise internal(

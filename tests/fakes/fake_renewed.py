@@ -30,7 +30,7 @@ class FakeRenewed(node_pb2_grpc.NodeServicer):
         self.renewed.release()
         if self.error is not None:
             return node_pb2.RenewReply(error=to_wire(self.error))
-        return node_pb2.RenewReply()
+        return node_pb2.RenewReply(state_manager_restarts=3)
 
 
 @contextmanager

@@ -46,6 +46,9 @@ HELP: Final = {
     "plex_nodes": "nodes by state",
     "plex_node_host_bytes": "host memory of a node",
     "plex_node_host_used_bytes": "host memory of a node that state, versions and staging hold",
+    "plex_node_lease_age_seconds": "time since the renewal that a node's agent answered last",
+    "plex_node_state_manager_restarts_total": "restarts of a node's state manager by its agent",
+    "plex_node_processes": "processes of jobs on a node, by state",
     "plex_device_busy_seconds_total": "time in which operations held a device",
     "plex_device_switch_seconds_total": "time in which a device changed between jobs",
     "plex_device_switches_total": "changes between jobs",
@@ -213,6 +216,13 @@ def _tell_nodes(families: _Families, reply: pb.ListNodesReply) -> None:
     for node in reply.nodes:
         families.say("plex_node_host_bytes", node.host_bytes_total, node=node.node_id)
         families.say("plex_node_host_used_bytes", node.host_bytes_used, node=node.node_id)
+        if node.lease_age_us:
+            age_s, restarts = node.lease_age_us / 1e6, node.state_manager_restarts
+            families.say("plex_node_lease_age_seconds", age_s, node=node.node_id)
+            families.say("plex_node_state_manager_restarts_total", restarts, node=node.node_id)
+            for state in ("starting", "ready"):
+                many = node.processes[state]
+                families.say("plex_node_processes", many, node=node.node_id, state=state)
         for device in node.devices:
             at = {"node": node.node_id, "index": device.index, "kind": device.kind}
             families.say("plex_device_busy_seconds_total", device.busy_us / 1e6, **at)

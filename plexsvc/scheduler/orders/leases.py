@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -34,6 +35,15 @@ MAX_WITNESSES: Final = 4
 """Agents of other hosts that a renewal names."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed:
+    """The last renewal that an agent answered."""
+
+    reply: node_pb2.RenewReply
+    sent_s: float
+    """When it was sent, by the monotonic clock."""
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Lease:
     """One node's lease; the thread alone uses its channel."""
@@ -44,6 +54,9 @@ class _Lease:
     loop: asyncio.AbstractEventLoop
     ended: asyncio.Future[None]
     call: grpc.Future[node_pb2.RenewReply] | None = None
+    sent_s: float = 0.0
+    """When `call` was made, by the monotonic clock."""
+    renewed: Renewed | None = None
     failures: int = 0
     is_let_end: bool = False
     is_over: bool = False
@@ -112,6 +125,11 @@ class Leases:
             witnesses=islice(others, MAX_WITNESSES),
         )
 
+    def renewed(self, target: str) -> Renewed | None:
+        """Return the last renewal that the agent at `target` answered, if its lease is kept."""
+        leases = (one for one in tuple(self._leases) if one.target == target and not one.is_over)
+        return next((lease.renewed for lease in leases), None)
+
     def let_end(self, target: str) -> None:
         """Renew an agent's lease no more; it is over as if the agent were silent."""
         for lease in tuple(self._leases):
@@ -140,6 +158,8 @@ class Leases:
         if lease.is_let_end:
             failure = unavailable("the node was shut out")
         lease.failures = 0 if failure is None else lease.failures + 1
+        if failure is None and lease.call is not None:
+            lease.renewed = Renewed(reply=lease.call.result(), sent_s=lease.sent_s)
         if failure is not None:
             log.warning("renewal failed", agent=lease.target, error=failure.message)
         if failure is not None and (
@@ -147,6 +167,7 @@ class Leases:
         ):
             lease.end(failure)
         elif not lease.is_let_end:
+            lease.sent_s = time.monotonic()
             lease.call = lease.stub.Renew.future(self.request(lease.target), timeout=self._period_s)
 
 

@@ -37,7 +37,7 @@ from plexsvc.rpc.peers import Peers
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeForgotten, NodeJoined, NodeLost, Post, ProcExited
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Place
-from plexsvc.scheduler.orders.leases import Leases
+from plexsvc.scheduler.orders.leases import Leases, Renewed
 from plexsvc.store.rows import NodeRow
 
 log = Log(__name__)
@@ -155,6 +155,11 @@ class NodeLink:
         except grpc.aio.AioRpcError:
             return False
         return True
+
+    @property
+    def renewed(self) -> Renewed | None:
+        """The last renewal of its lease."""
+        return self._leases.renewed(self.target)
 
     async def close(self) -> None:
         """Close the channels."""

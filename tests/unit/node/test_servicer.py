@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,23 +17,29 @@ from tests.fakes.fake_clock import FakeClock
 NONE: Any = None
 
 
-class FakeLease:
-    """Is renewed by newer epochs alone."""
+class FakeNode:
+    """A node's lease, its table of three ranks and its state manager."""
 
     max_epoch = 7
+    restarts = 2
 
     def renew(self, **renewal: object) -> None: ...
 
+    def living(self) -> list[Any]:
+        settled, unsettled = asyncio.Event(), asyncio.Event()
+        settled.set()
+        return [SimpleNamespace(settled=one) for one in (settled, settled, unsettled)]
+
 
 def servicer(shut_out: Path | None) -> NodeServicer:
-    lease: Any = FakeLease()
+    node: Any = FakeNode()
     return NodeServicer(
         NONE,
         clock=FakeClock(),
-        table=NONE,
-        lease=lease,
+        table=node,
+        lease=node,
         events=NONE,
-        sidecar=NONE,
+        sidecar=node,
         shut_out=shut_out,
     )
 
@@ -46,6 +54,12 @@ async def test_what_the_last_renewal_said_is_refused(tmp_path: Path) -> None:
     for serials in (("ab",), ("ab", "cd"), ("cd",), ()):
         await renewed(node, *serials)
         assert read_shut_out(path) == set(serials)
+
+
+async def test_a_renewal_is_answered_with_what_runs() -> None:
+    reply = await renewed(servicer(None))
+    assert dict(reply.processes) == {"ready": 2, "starting": 1}
+    assert reply.state_manager_restarts == 2
 
 
 async def test_a_node_of_the_services_own_host_leaves_the_services_file_alone() -> None:

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from plexclient.wire.v1 import common_pb2 as plexsvc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15plexsvc/v1/node.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\"\x89\x01\n\x08ProcSpec\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\r\n\x05image\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x04 \x01(\t\x12\x0e\n\x06job_id\x18\x06 \x01(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x0e\n\x06wpg_id\x18\x08 \x01(\t\x12\x0c\n\x04rank\x18\t \x01(\rJ\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06\"T\n\x0cSpawnRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.plexsvc.v1.ProcSpec\"^\n\nSpawnReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x10\n\x08log_path\x18\x04 \x01(\t\"R\n\x0bStopRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0f\n\x07proc_id\x18\x02 \x01(\t\x12\x10\n\x08grace_us\x18\x03 \x01(\x04\"\x0b\n\tStopReply\"G\n\x12WriteStacksRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0f\n\x07proc_id\x18\x02 \x01(\t\"4\n\x10WriteStacksReply\x12\x10\n\x08log_path\x18\x01 \x01(\t\x12\x0e\n\x06stacks\x18\x02 \x01(\t\"$\n\rEventsRequest\x12\x13\n\x0b\x61\x66ter_index\x18\x01 \x01(\x04\"\xbb\x01\n\tNodeEvent\x12\r\n\x05index\x18\x01 \x01(\x04\x12&\n\x05ready\x18\x02 \x01(\x0b\x32\x15.plexsvc.v1.ProcReadyH\x00\x12(\n\x06\x65xited\x18\x03 \x01(\x0b\x32\x16.plexsvc.v1.ProcExitedH\x00\x12\x44\n\x17state_manager_restarted\x18\x04 \x01(\x0b\x32!.plexsvc.v1.StateManagerRestartedH\x00\x42\x07\n\x05\x65vent\"B\n\tProcReady\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"t\n\nProcExited\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x0e\n\x06signal\x18\x03 \x01(\x05\x12\x10\n\x08log_tail\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0b\n\x03pid\x18\x06 \x01(\r\"(\n\x15StateManagerRestarted\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"m\n\x0cRenewRequest\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x0e\n\x06ttl_us\x18\x02 \x01(\x04\x12\x10\n\x08shut_out\x18\x03 \x03(\t\x12\x0f\n\x07look_us\x18\x04 \x01(\x04\x12\x11\n\twitnesses\x18\x05 \x03(\t\"K\n\nRenewReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x1b\n\x13max_scheduler_epoch\x18\x02 \x01(\x04\"\x15\n\x13NodeDescribeRequest\"\x8f\x02\n\x0fNodeDescription\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12.\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x1d.plexsvc.v1.DeviceDescription\x12\x12\n\nhost_bytes\x18\x03 \x01(\x04\x12\x15\n\rstate_manager\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x61ta_socket\x18\x05 \x01(\t\x12\x10\n\x08hostname\x18\x06 \x01(\t\x12&\n\x05procs\x18\x07 \x03(\x0b\x32\x17.plexsvc.v1.ProcSummary\x12\x18\n\x10next_event_index\x18\x08 \x01(\x04\x12\x13\n\x0bruntime_dir\x18\t \x01(\t\x12\x12\n\ndisk_bytes\x18\n \x01(\x04\"y\n\x11\x44\x65viceDescription\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0b\x62ytes_total\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0c\n\x04\x63pus\x18\x05 \x01(\r\x12\x15\n\ris_reward_gpu\x18\x06 \x01(\x08\"o\n\x0bProcSummary\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0e\n\x06wpg_id\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\"0\n\x0e\x45xamineRequest\x12\r\n\x05roots\x18\x01 \x03(\t\x12\x0f\n\x07reaches\x18\x02 \x03(\t\"\xaf\x02\n\x0b\x45xamination\x12\x37\n\x08versions\x18\x01 \x03(\x0b\x32%.plexsvc.v1.Examination.VersionsEntry\x12\x0f\n\x07wall_us\x18\x02 \x01(\x04\x12$\n\x05roots\x18\x03 \x03(\x0b\x32\x15.plexsvc.v1.RootFound\x12\x11\n\tunreached\x18\x04 \x03(\t\x12:\n\nfree_bytes\x18\x05 \x03(\x0b\x32&.plexsvc.v1.Examination.FreeBytesEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0e\x46reeBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x8c\x01\n\tRootFound\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x31\n\x06models\x18\x03 \x03(\x0b\x32!.plexsvc.v1.RootFound.ModelsEntry\x1a-\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xc9\x03\n\x04Node\x12\x39\n\x05Spawn\x12\x18.plexsvc.v1.SpawnRequest\x1a\x16.plexsvc.v1.SpawnReply\x12\x36\n\x04Stop\x12\x17.plexsvc.v1.StopRequest\x1a\x15.plexsvc.v1.StopReply\x12K\n\x0bWriteStacks\x12\x1e.plexsvc.v1.WriteStacksRequest\x1a\x1c.plexsvc.v1.WriteStacksReply\x12<\n\x06\x45vents\x12\x19.plexsvc.v1.EventsRequest\x1a\x15.plexsvc.v1.NodeEvent0\x01\x12\x39\n\x05Renew\x12\x18.plexsvc.v1.RenewRequest\x1a\x16.plexsvc.v1.RenewReply\x12H\n\x08\x44\x65scribe\x12\x1f.plexsvc.v1.NodeDescribeRequest\x1a\x1b.plexsvc.v1.NodeDescription\x12>\n\x07\x45xamine\x12\x1a.plexsvc.v1.ExamineRequest\x1a\x17.plexsvc.v1.Examinationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15plexsvc/v1/node.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\"\x89\x01\n\x08ProcSpec\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\r\n\x05image\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x04 \x01(\t\x12\x0e\n\x06job_id\x18\x06 \x01(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x0e\n\x06wpg_id\x18\x08 \x01(\t\x12\x0c\n\x04rank\x18\t \x01(\rJ\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06\"T\n\x0cSpawnRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.plexsvc.v1.ProcSpec\"^\n\nSpawnReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x10\n\x08log_path\x18\x04 \x01(\t\"R\n\x0bStopRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0f\n\x07proc_id\x18\x02 \x01(\t\x12\x10\n\x08grace_us\x18\x03 \x01(\x04\"\x0b\n\tStopReply\"G\n\x12WriteStacksRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0f\n\x07proc_id\x18\x02 \x01(\t\"4\n\x10WriteStacksReply\x12\x10\n\x08log_path\x18\x01 \x01(\t\x12\x0e\n\x06stacks\x18\x02 \x01(\t\"$\n\rEventsRequest\x12\x13\n\x0b\x61\x66ter_index\x18\x01 \x01(\x04\"\xbb\x01\n\tNodeEvent\x12\r\n\x05index\x18\x01 \x01(\x04\x12&\n\x05ready\x18\x02 \x01(\x0b\x32\x15.plexsvc.v1.ProcReadyH\x00\x12(\n\x06\x65xited\x18\x03 \x01(\x0b\x32\x16.plexsvc.v1.ProcExitedH\x00\x12\x44\n\x17state_manager_restarted\x18\x04 \x01(\x0b\x32!.plexsvc.v1.StateManagerRestartedH\x00\x42\x07\n\x05\x65vent\"B\n\tProcReady\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"t\n\nProcExited\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x0e\n\x06signal\x18\x03 \x01(\x05\x12\x10\n\x08log_tail\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0b\n\x03pid\x18\x06 \x01(\r\"(\n\x15StateManagerRestarted\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"m\n\x0cRenewRequest\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x0e\n\x06ttl_us\x18\x02 \x01(\x04\x12\x10\n\x08shut_out\x18\x03 \x03(\t\x12\x0f\n\x07look_us\x18\x04 \x01(\x04\x12\x11\n\twitnesses\x18\x05 \x03(\t\"\xd7\x01\n\nRenewReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x1b\n\x13max_scheduler_epoch\x18\x02 \x01(\x04\x12\x38\n\tprocesses\x18\x03 \x03(\x0b\x32%.plexsvc.v1.RenewReply.ProcessesEntry\x12\x1e\n\x16state_manager_restarts\x18\x04 \x01(\r\x1a\x30\n\x0eProcessesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x15\n\x13NodeDescribeRequest\"\x8f\x02\n\x0fNodeDescription\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12.\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x1d.plexsvc.v1.DeviceDescription\x12\x12\n\nhost_bytes\x18\x03 \x01(\x04\x12\x15\n\rstate_manager\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x61ta_socket\x18\x05 \x01(\t\x12\x10\n\x08hostname\x18\x06 \x01(\t\x12&\n\x05procs\x18\x07 \x03(\x0b\x32\x17.plexsvc.v1.ProcSummary\x12\x18\n\x10next_event_index\x18\x08 \x01(\x04\x12\x13\n\x0bruntime_dir\x18\t \x01(\t\x12\x12\n\ndisk_bytes\x18\n \x01(\x04\"y\n\x11\x44\x65viceDescription\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0b\x62ytes_total\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0c\n\x04\x63pus\x18\x05 \x01(\r\x12\x15\n\ris_reward_gpu\x18\x06 \x01(\x08\"o\n\x0bProcSummary\x12\x0f\n\x07proc_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0e\n\x06wpg_id\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\"0\n\x0e\x45xamineRequest\x12\r\n\x05roots\x18\x01 \x03(\t\x12\x0f\n\x07reaches\x18\x02 \x03(\t\"\xaf\x02\n\x0b\x45xamination\x12\x37\n\x08versions\x18\x01 \x03(\x0b\x32%.plexsvc.v1.Examination.VersionsEntry\x12\x0f\n\x07wall_us\x18\x02 \x01(\x04\x12$\n\x05roots\x18\x03 \x03(\x0b\x32\x15.plexsvc.v1.RootFound\x12\x11\n\tunreached\x18\x04 \x03(\t\x12:\n\nfree_bytes\x18\x05 \x03(\x0b\x32&.plexsvc.v1.Examination.FreeBytesEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0e\x46reeBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x8c\x01\n\tRootFound\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x31\n\x06models\x18\x03 \x03(\x0b\x32!.plexsvc.v1.RootFound.ModelsEntry\x1a-\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xc9\x03\n\x04Node\x12\x39\n\x05Spawn\x12\x18.plexsvc.v1.SpawnRequest\x1a\x16.plexsvc.v1.SpawnReply\x12\x36\n\x04Stop\x12\x17.plexsvc.v1.StopRequest\x1a\x15.plexsvc.v1.StopReply\x12K\n\x0bWriteStacks\x12\x1e.plexsvc.v1.WriteStacksRequest\x1a\x1c.plexsvc.v1.WriteStacksReply\x12<\n\x06\x45vents\x12\x19.plexsvc.v1.EventsRequest\x1a\x15.plexsvc.v1.NodeEvent0\x01\x12\x39\n\x05Renew\x12\x18.plexsvc.v1.RenewRequest\x1a\x16.plexsvc.v1.RenewReply\x12H\n\x08\x44\x65scribe\x12\x1f.plexsvc.v1.NodeDescribeRequest\x1a\x1b.plexsvc.v1.NodeDescription\x12>\n\x07\x45xamine\x12\x1a.plexsvc.v1.ExamineRequest\x1a\x17.plexsvc.v1.Examinationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'plexsvc.v1.node_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_RENEWREPLY_PROCESSESENTRY']._loaded_options = None
+  _globals['_RENEWREPLY_PROCESSESENTRY']._serialized_options = b'8\001'
   _globals['_EXAMINATION_VERSIONSENTRY']._loaded_options = None
   _globals['_EXAMINATION_VERSIONSENTRY']._serialized_options = b'8\001'
   _globals['_EXAMINATION_FREEBYTESENTRY']._loaded_options = None
@@ -64,28 +66,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATEMANAGERRESTARTED']._serialized_end=1062
   _globals['_RENEWREQUEST']._serialized_start=1064
   _globals['_RENEWREQUEST']._serialized_end=1173
-  _globals['_RENEWREPLY']._serialized_start=1175
-  _globals['_RENEWREPLY']._serialized_end=1250
-  _globals['_NODEDESCRIBEREQUEST']._serialized_start=1252
-  _globals['_NODEDESCRIBEREQUEST']._serialized_end=1273
-  _globals['_NODEDESCRIPTION']._serialized_start=1276
-  _globals['_NODEDESCRIPTION']._serialized_end=1547
-  _globals['_DEVICEDESCRIPTION']._serialized_start=1549
-  _globals['_DEVICEDESCRIPTION']._serialized_end=1670
-  _globals['_PROCSUMMARY']._serialized_start=1672
-  _globals['_PROCSUMMARY']._serialized_end=1783
-  _globals['_EXAMINEREQUEST']._serialized_start=1785
-  _globals['_EXAMINEREQUEST']._serialized_end=1833
-  _globals['_EXAMINATION']._serialized_start=1836
-  _globals['_EXAMINATION']._serialized_end=2139
-  _globals['_EXAMINATION_VERSIONSENTRY']._serialized_start=2042
-  _globals['_EXAMINATION_VERSIONSENTRY']._serialized_end=2089
-  _globals['_EXAMINATION_FREEBYTESENTRY']._serialized_start=2091
-  _globals['_EXAMINATION_FREEBYTESENTRY']._serialized_end=2139
-  _globals['_ROOTFOUND']._serialized_start=2142
-  _globals['_ROOTFOUND']._serialized_end=2282
-  _globals['_ROOTFOUND_MODELSENTRY']._serialized_start=2237
-  _globals['_ROOTFOUND_MODELSENTRY']._serialized_end=2282
-  _globals['_NODE']._serialized_start=2285
-  _globals['_NODE']._serialized_end=2742
+  _globals['_RENEWREPLY']._serialized_start=1176
+  _globals['_RENEWREPLY']._serialized_end=1391
+  _globals['_RENEWREPLY_PROCESSESENTRY']._serialized_start=1343
+  _globals['_RENEWREPLY_PROCESSESENTRY']._serialized_end=1391
+  _globals['_NODEDESCRIBEREQUEST']._serialized_start=1393
+  _globals['_NODEDESCRIBEREQUEST']._serialized_end=1414
+  _globals['_NODEDESCRIPTION']._serialized_start=1417
+  _globals['_NODEDESCRIPTION']._serialized_end=1688
+  _globals['_DEVICEDESCRIPTION']._serialized_start=1690
+  _globals['_DEVICEDESCRIPTION']._serialized_end=1811
+  _globals['_PROCSUMMARY']._serialized_start=1813
+  _globals['_PROCSUMMARY']._serialized_end=1924
+  _globals['_EXAMINEREQUEST']._serialized_start=1926
+  _globals['_EXAMINEREQUEST']._serialized_end=1974
+  _globals['_EXAMINATION']._serialized_start=1977
+  _globals['_EXAMINATION']._serialized_end=2280
+  _globals['_EXAMINATION_VERSIONSENTRY']._serialized_start=2183
+  _globals['_EXAMINATION_VERSIONSENTRY']._serialized_end=2230
+  _globals['_EXAMINATION_FREEBYTESENTRY']._serialized_start=2232
+  _globals['_EXAMINATION_FREEBYTESENTRY']._serialized_end=2280
+  _globals['_ROOTFOUND']._serialized_start=2283
+  _globals['_ROOTFOUND']._serialized_end=2423
+  _globals['_ROOTFOUND_MODELSENTRY']._serialized_start=2378
+  _globals['_ROOTFOUND_MODELSENTRY']._serialized_end=2423
+  _globals['_NODE']._serialized_start=2426
+  _globals['_NODE']._serialized_end=2883
 # @@protoc_insertion_point(module_scope)

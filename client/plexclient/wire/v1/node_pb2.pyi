@@ -140,12 +140,23 @@ class RenewRequest(_message.Message):
     def __init__(self, scheduler_epoch: _Optional[int] = ..., ttl_us: _Optional[int] = ..., shut_out: _Optional[_Iterable[str]] = ..., look_us: _Optional[int] = ..., witnesses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenewReply(_message.Message):
-    __slots__ = ("error", "max_scheduler_epoch")
+    __slots__ = ("error", "max_scheduler_epoch", "processes", "state_manager_restarts")
+    class ProcessesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MAX_SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    STATE_MANAGER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     error: _common_pb2.Error
     max_scheduler_epoch: int
-    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., max_scheduler_epoch: _Optional[int] = ...) -> None: ...
+    processes: _containers.ScalarMap[str, int]
+    state_manager_restarts: int
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., max_scheduler_epoch: _Optional[int] = ..., processes: _Optional[_Mapping[str, int]] = ..., state_manager_restarts: _Optional[int] = ...) -> None: ...
 
 class NodeDescribeRequest(_message.Message):
     __slots__ = ()

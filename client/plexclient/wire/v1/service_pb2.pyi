@@ -773,7 +773,14 @@ class ListNodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node_id", "state", "reason", "address", "host_bytes_used", "host_bytes_total", "devices", "residents", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes")
+    __slots__ = ("node_id", "state", "reason", "address", "host_bytes_used", "host_bytes_total", "devices", "residents", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes", "processes", "state_manager_restarts", "lease_age_us")
+    class ProcessesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -786,6 +793,9 @@ class NodeView(_message.Message):
     DISK_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     SUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     RISEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    STATE_MANAGER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_AGE_US_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     state: str
     reason: str
@@ -798,7 +808,10 @@ class NodeView(_message.Message):
     disk_bytes_total: int
     sunk_bytes: int
     risen_bytes: int
-    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ...) -> None: ...
+    processes: _containers.ScalarMap[str, int]
+    state_manager_restarts: int
+    lease_age_us: int
+    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ..., processes: _Optional[_Mapping[str, int]] = ..., state_manager_restarts: _Optional[int] = ..., lease_age_us: _Optional[int] = ...) -> None: ...
 
 class NodeResident(_message.Message):
     __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "next", "name", "disk_bytes")

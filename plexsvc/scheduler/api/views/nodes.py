@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2, statemanager_pb2
@@ -114,6 +115,10 @@ def _view(
         ],
     )
     view.state = status.node_state(cluster, link)
+    if (renewed := link.renewed) is not None:
+        view.processes.update(renewed.reply.processes)
+        view.state_manager_restarts = renewed.reply.state_manager_restarts
+        view.lease_age_us = round((time.monotonic() - renewed.sent_s) * 1e6)
     if lens.sees_all or view.state != "lost":
         view.reason = _reason(cluster, link, view.state, here)
     return view

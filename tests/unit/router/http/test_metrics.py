@@ -38,7 +38,15 @@ def node(name: str, *, devices: int) -> pb.NodeView:
         pb.DeviceStatus(node_id=name, index=i, kind="train", busy_us=1_500_000, bytes_total=8)
         for i in range(devices)
     ]
-    return pb.NodeView(node_id=name, state="up", host_bytes_total=64, devices=made)
+    return pb.NodeView(
+        node_id=name,
+        state="up",
+        host_bytes_total=64,
+        devices=made,
+        processes={"ready": 2},
+        state_manager_restarts=1,
+        lease_age_us=4_500_000,
+    )
 
 
 def test_answers_are_shown_as_seconds_bytes_and_counts() -> None:
@@ -72,6 +80,10 @@ def test_answers_are_shown_as_seconds_bytes_and_counts() -> None:
     assert value(found, "plex_device_busy_seconds_total", **at) == 1.5
     assert value(found, "plex_device_bytes", **at) == 8
     assert value(found, "plex_nodes", state="up") == 2
+    assert value(found, "plex_node_lease_age_seconds", node="a") == 4.5
+    assert value(found, "plex_node_state_manager_restarts_total", node="a") == 1
+    assert value(found, "plex_node_processes", node="a", state="ready") == 2
+    assert value(found, "plex_node_processes", node="a", state="starting") == 0
     assert value(found, "plex_waiting_deployments", tenant="lab", reason="devices") == 2
     assert value(found, "plex_wanted_devices", kind="train", reason="devices") == 4
     assert value(found, "plex_missing_devices", kind="train") == 3
@@ -98,7 +110,7 @@ def test_a_scrape_is_bounded_and_says_what_it_left_out(monkeypatch: pytest.Monke
     found = series(render(Meter(), {"ListNodes": answer}))
     shown = [name for name, _ in found if name.startswith(("plex_node", "plex_device"))]
     left_out = value(found, "plex_series_left_out")
-    assert len(shown) + left_out == 603
+    assert len(shown) + left_out == 607
     assert len(shown) == 20 - len(metrics.ASKED)
 
 

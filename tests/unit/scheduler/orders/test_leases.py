@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def leases(*, lease_us: int = 300_000) -> Leases:
 
 
 async def test_leases_are_renewed_while_the_event_loop_is_blocked(tmp_path: Path) -> None:
-    agent, kept = FakeRenewed(epoch=7, ttl_us=5), leases()
+    agent, kept, began_s = FakeRenewed(epoch=7, ttl_us=5), leases(), time.monotonic()
     async with asyncio.TaskGroup() as tasks:
         with serving(agent, tmp_path / "agent") as target:
             keeping = tasks.create_task(kept.keep(target))
@@ -29,6 +30,10 @@ async def test_leases_are_renewed_while_the_event_loop_is_blocked(tmp_path: Path
                 assert agent.renewed.acquire(timeout=PATIENCE_S)
             await asyncio.sleep(0)
             assert not keeping.done()
+            renewed = kept.renewed(target)
+            assert renewed is not None
+            assert renewed.reply.state_manager_restarts == 3
+            assert began_s < renewed.sent_s < time.monotonic()
             keeping.cancel()
             await kept.close()
 
