@@ -44,6 +44,8 @@ class Sizes:
 
     params: int = 0
     """Parameters, adapters among them."""
+    frozen: int = 0
+    """Of these, a model under adapters: all that train adapters of it on a device share it."""
     optimizer: int = 0
     """Moments and float32 masters of what is trained."""
     gradients: int = 0
@@ -70,7 +72,7 @@ def of(
     >>> tiny = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
     ...         "num_attention_heads": 2, "vocab_size": 32, "tie_word_embeddings": True}
     >>> of(tiny, backend="fsdp", dtype="float32", parallel=Parallel(), is_trained=False)
-    Sizes(params=7008, optimizer=0, gradients=0, version=7008)
+    Sizes(params=7008, frozen=0, optimizer=0, gradients=0, version=7008)
     """
     if backend not in _PARAMETERS or any(key not in config for key in _NEEDED):
         return Sizes()
@@ -82,7 +84,11 @@ def of(
     if lora is not None:
         adapters = lora.elements(config) * FLOAT32_BYTES
         return Sizes(
-            params=params + adapters, optimizer=2 * adapters, gradients=adapters, version=adapters
+            params=params + adapters,
+            frozen=params,
+            optimizer=2 * adapters,
+            gradients=adapters,
+            version=adapters,
         )
     if not is_trained:
         return Sizes(params=params, version=params)

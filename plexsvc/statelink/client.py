@@ -64,13 +64,14 @@ Scalars = dict[str, int | float | str]
 class RegionSpec:
     """A region to allocate: `droppable` ones (gradients) are dropped when clean, never copied.
 
-    A `frozen` one (a model under adapters) never changes once it was filled.
+    One that is `shared` (a frozen model under adapters) is there once on a device for all who give
+    it this name: whoever finds it empty fills and seals it.
     """
 
     name: str
     nbytes: int
     droppable: bool = False
-    frozen: bool = False
+    shared: str = ""
 
 
 class Region:
@@ -80,14 +81,16 @@ class Region:
         self.name = spec.name
         self.nbytes = spec.nbytes
         self.memory = memory
+        self.is_read_only = False
+        """Whether it is a shared region that was filled."""
         self._granted: list[Extent] = []
 
-    def attach(self, fd: int, extents: list[Extent]) -> None:
+    def attach(self, fd: int, extents: list[Extent], *, is_read_only: bool) -> None:
         """Map what was granted, unless it is mapped already."""
-        if self._granted != extents:
+        if self._granted != extents or self.is_read_only != is_read_only:
             self._granted = []
-            self.memory.attach(fd, extents)
-            self._granted = extents
+            self.memory.attach(fd, extents, is_read_only=is_read_only)
+            self._granted, self.is_read_only = extents, is_read_only
 
     def park(self) -> None:
         """Let go of the memory; the addresses stay reserved and inaccessible."""
@@ -184,6 +187,15 @@ class StateClient:
             self._regions[spec.name] = Region(spec, memory)
         self._map(reply)
         return {spec.name: self._regions[spec.name] for spec in regions}
+
+    def seal(self, name: str) -> None:
+        """Let others read a shared region that this rank has filled, and write it no more.
+
+        Raises:
+            PlexError: `no_room`.
+        """
+        self._regions[name].memory.settle()
+        self._map(self._call({"op": "seal", "name": name}))
 
     def set_index(self, pieces: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
         """Say where in this rank's regions each canonical piece lies; replaces what was said.
@@ -321,7 +333,11 @@ class StateClient:
             for name, grant in message.header["regions"].items():
                 extents = [Extent(offset=at, nbytes=nbytes) for at, nbytes in grant["extents"]]
                 if name in self._regions:  # else the answer that granted it was lost
-                    self._regions[name].attach(message.fds[grant["fd"]], extents)
+                    self._regions[name].attach(
+                        message.fds[grant["fd"]],
+                        extents,
+                        is_read_only=grant.get("read_only", False),
+                    )
         finally:
             dataplane.close_all(message.fds)
 

@@ -272,9 +272,13 @@ class CudaMemory:
         """Where it lies on the device, for life."""
         return self._address
 
-    def attach(self, fd: int, extents: Sequence[Extent]) -> None:
-        """Map the memory behind `fd`; a CUDA region is one extent."""
+    def attach(self, fd: int, extents: Sequence[Extent], *, is_read_only: bool = False) -> None:
+        """Map the memory behind `fd`; a CUDA region is one extent.
+
+        The driver maps device memory for reading and writing alone, so `is_read_only` is not kept.
+        """
         assert len(extents) == 1, extents
+        del is_read_only
         self._driver.enter()
         self.park()
         with ExitStack() as done:

@@ -63,8 +63,15 @@ class FixedMapping:
         self.address = -(-self._base // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self.is_attached = False
 
-    def attach(self, fd: int, extents: Iterable[Extent], *, is_populated: bool = True) -> None:
-        """Map `extents` of `fd` end to end, readable and writable; `fd` may be closed afterwards.
+    def attach(
+        self,
+        fd: int,
+        extents: Iterable[Extent],
+        *,
+        is_populated: bool = True,
+        is_read_only: bool = False,
+    ) -> None:
+        """Map `extents` of `fd` end to end; `fd` may be closed afterwards.
 
         With `is_populated` the page tables are filled now (about 70 ms per GiB of present pages),
         so that the first touch does not pay.
@@ -75,7 +82,7 @@ class FixedMapping:
         try:
             address = self.address
             for extent in extents:
-                access = mmap.PROT_READ | mmap.PROT_WRITE
+                access = mmap.PROT_READ | (0 if is_read_only else mmap.PROT_WRITE)
                 _map(
                     address, extent.nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, extent.offset
                 )

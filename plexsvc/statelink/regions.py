@@ -21,7 +21,7 @@ class RegionMemory(Protocol):
     def address(self) -> int:
         """Where it lies, for life."""
 
-    def attach(self, fd: int, extents: Sequence[Extent]) -> None:
+    def attach(self, fd: int, extents: Sequence[Extent], *, is_read_only: bool = False) -> None:
         """Map what the state manager granted; the caller closes `fd`."""
 
     def settle(self) -> None:
@@ -45,9 +45,9 @@ class CpuMemory:
         """Where it lies, for life."""
         return self._mapping.address
 
-    def attach(self, fd: int, extents: Sequence[Extent]) -> None:
+    def attach(self, fd: int, extents: Sequence[Extent], *, is_read_only: bool = False) -> None:
         """Map the extents of the arena's descriptor."""
-        self._mapping.attach(fd, extents)
+        self._mapping.attach(fd, extents, is_read_only=is_read_only)
 
     def settle(self) -> None:
         """Return at once: what a CPU wrote is there."""

@@ -61,6 +61,8 @@ def adopt(node: Node, clients: Clients, mover: Mover, entries: Sequence[Entry]) 
     left = {entry.key: entry for entry in entries}
     if (numbers := left.pop(NUMBERS, None)) is not None:
         node.ledger.adopt_numbers(**numbers.facts)
+    for entry in _take(left, "shared"):
+        _adopt_shared(node, entry)
     for entry in _take(left, "wpg"):
         record = records.parse(entry.facts)
         _adopt_wpg(node, record, left)
@@ -75,6 +77,7 @@ def adopt(node: Node, clients: Clients, mover: Mover, entries: Sequence[Entry]) 
     for entry in left.values():  # of a rank that is in no record any more
         dataplane.close_all(entry.fds)
         node.book.drop(entry.key)
+    node.shared.end_unread()
     for tier in node.tiers.values():
         tier.tidy()
     node.book.settle()
@@ -100,6 +103,19 @@ def _arena(entry: Entry) -> ArenaFile:
 
 def _take(left: dict[Key, Entry], kind: str) -> Iterable[Entry]:
     return [left.pop(key) for key in list(left) if key[0] == kind]
+
+
+def _adopt_shared(node: Node, entry: Entry) -> None:
+    record = records.parse_shared(entry.facts)
+    region = record.region
+    memory = RankMemory(node.tiers[record.device_index], node.disk)
+    node.shared.adopt(record.state, memory)
+    memory.adopt(
+        region,
+        host_fd=entry.fds[0],
+        tail=_tail(entry, region, is_there=True),
+        extents=record.extents,
+    )
 
 
 def _adopt_wpg(node: Node, record: WpgRecord, left: dict[Key, Entry]) -> None:
@@ -134,6 +150,7 @@ def _adopt_wpg(node: Node, record: WpgRecord, left: dict[Key, Entry]) -> None:
                 tail=_tail(entry, region, is_there=state.residency is Residency.HOST),
                 extents=known.extents.get(name),
             )
+        link.memory.shared = node.shared.of(state.ranks[rank])
         index = left.pop(records.index_key(state.wpg_id, rank), None)
         if index is not None:
             link.pieces = tuple(statemanager_pb2.VersionManifest.FromString(index.body).pieces)

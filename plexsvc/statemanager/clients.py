@@ -179,6 +179,8 @@ class Clients:
         link.close()
         self._cross_out(link)
         link.memory.free()
+        link.memory.shared = {}
+        self._node.shared.stop_reading(link.wpg_id, link.rank)
         link.pieces = ()
         self._node.staging.drop_unsealed(link.client_id)
         self._node.publisher.unhold_all(link.client_id)

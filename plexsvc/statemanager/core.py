@@ -7,11 +7,15 @@ residency follows `NODE_TRANSITIONS`; a load reserves the device bytes when it i
 offload gives them back when it is done, a failed move returns to where it came from. Budgets are
 never exceeded: whatever does not fit is refused with `no_room(need, free)`. Commands with an older
 epoch, lease or incarnation than the ledger has seen are refused with `stale_fence`.
+
+A shared region counts once for all ranks that read it on a device. It stays there when the last of
+them is parked, until others need the room, and ends with its last reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
@@ -81,8 +85,8 @@ class RegionState:
     nbytes: int
     is_droppable: bool
     has_host_copy: bool = False
-    is_frozen: bool = False
-    """Its bytes never change, so a host copy that is kept is good for the next offload."""
+    shared_key: str = ""
+    """What all who read it call it; empty: it is one rank's own."""
     disk_bytes: int = 0
     """The end of it that is parked on disk, or will be: whole blocks."""
 
@@ -93,12 +97,25 @@ class RegionState:
 
 
 @dataclass(slots=True, kw_only=True)
+class SharedState:
+    """A region of one device that ranks of several WPGs read. The first of them fills it."""
+
+    region: RegionState
+    device_index: int
+    is_filled: bool = False
+    is_on_device: bool = True
+    readers: set[tuple[WpgId, int]] = field(default_factory=set)
+
+
+@dataclass(slots=True, kw_only=True)
 class RankState:
     """A registered rank and what it owns."""
 
     rank: int
     device_index: int
     regions: dict[str, RegionState] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+    """Keys of the regions that it reads and does not own, by its names of them."""
 
     @property
     def nbytes(self) -> int:
@@ -151,6 +168,8 @@ class Ledger:
         self.host = Budget("host", total=host_bytes)
         self.disk = Budget("disk", total=disk_bytes)
         self.wpgs: dict[WpgId, WpgState] = {}
+        self.shared: dict[tuple[int, str], SharedState] = {}
+        """Shared regions by device and key."""
         self.max_epoch = 0
         self._max_wpgs = max_wpgs
         self._last_incarnation: dict[WpgId, int] = {}
@@ -187,9 +206,24 @@ class Ledger:
         assert wpg.residency in (Residency.NONE, Residency.DEVICE, Residency.HOST), wpg
         self.host.take(wpg.nbytes - wpg.disk_bytes)
         self.disk.take(wpg.disk_bytes)
+        for rank in wpg.ranks.values():
+            for shared in self.shared_of(rank):
+                shared.readers.add((wpg.wpg_id, rank.rank))
         if wpg.is_on_device:
             self._take_devices(wpg)
         self.wpgs[wpg.wpg_id] = wpg
+
+    def adopt_shared(self, shared: SharedState) -> None:
+        """Take over a shared region, whose readers are adopted next.
+
+        Raises:
+            PlexError: `no_room` when it does not fit, so was never here.
+        """
+        self.host.take(shared.region.split)
+        self.disk.take(shared.region.disk_bytes)
+        if shared.is_on_device:
+            self.devices[shared.device_index].take(shared.region.nbytes)
+        self.shared[shared.device_index, shared.region.shared_key] = shared
 
     def find(self, wpg_id: WpgId) -> WpgState:
         """Return the record of a WPG with ranks on this node.
@@ -238,8 +272,73 @@ class Ledger:
             raise bad_request(f"{wpg_id}/{rank} of job {wpg.job_id} is connected already")
         wpg.ranks[rank] = RankState(rank=rank, device_index=device_index)
 
+    def shared_of(self, rank: RankState) -> list[SharedState]:
+        """Return the shared regions that a rank reads."""
+        return [self.shared[rank.device_index, key] for key in rank.shared.values()]
+
+    def unread(self, device_index: int, nbytes: int, keep: Collection[str]) -> list[SharedState]:
+        """Return the shared regions to take off a device so that `nbytes` fit.
+
+        They are those whose readers are all parked, but for the keys in `keep`.
+        """
+        found: list[SharedState] = []
+        lacking = nbytes - self.devices[device_index].free
+        for shared in self.shared.values():
+            if lacking <= 0:
+                break
+            is_here = shared.device_index == device_index and shared.is_on_device
+            is_read = any(self.wpgs[wpg_id].is_on_device for wpg_id, _ in shared.readers)
+            is_read |= shared.region.shared_key in keep
+            if is_here and shared.is_filled and not is_read:
+                found.append(shared)
+                lacking -= shared.region.nbytes
+        return found
+
+    def take_off(self, shared: SharedState) -> None:
+        """Give back the device bytes of a shared region that is parked now."""
+        assert shared.is_on_device, shared
+        shared.is_on_device = False
+        self.devices[shared.device_index].give(shared.region.nbytes)
+
+    def stop_reading(self, wpg_id: WpgId, rank: int) -> list[SharedState]:
+        """Note that a rank reads no shared regions any more; return those that nobody reads.
+
+        Nobody finds them any more. Their bytes are booked until `give_shared`.
+        """
+        reader = self.wpgs[wpg_id].ranks[rank]
+        ended = []
+        for shared in self.shared_of(reader):
+            shared.readers.discard((wpg_id, rank))
+            if not shared.readers:
+                ended.append(self.shared.pop((shared.device_index, shared.region.shared_key)))
+        reader.shared = {}
+        return ended
+
+    def give_shared(self, shared: SharedState) -> None:
+        """Give back all bytes of a shared region that is freed."""
+        if shared.is_on_device:
+            self.take_off(shared)
+        self._give_room([shared.region])
+
+    def lacking(self, wpg: WpgState) -> dict[int, int]:
+        """Return the bytes that a parked WPG needs on each device."""
+        needed = Counter[int]()
+        for rank in wpg.ranks.values():
+            needed[rank.device_index] += rank.nbytes
+        for shared in self._shared_by(wpg):
+            needed[shared.device_index] += 0 if shared.is_on_device else shared.region.nbytes
+        return dict(needed)
+
+    def taken_by(self, rank: RankState, regions: Sequence[RegionState]) -> int:
+        """Return the device bytes that new regions of a rank take beside what is there."""
+        found = [(region, self._found(rank, region)) for region in regions]
+        return sum(r.nbytes for r, there in found if there is None or not there.is_on_device)
+
     def allocate(self, wpg_id: WpgId, rank: int, regions: Sequence[RegionState]) -> None:
         """Reserve device bytes and a place to be parked for all of `regions`, or for none.
+
+        One that others share is read where it is. While its first reader fills it, a second one
+        gets memory of its own.
 
         Raises:
             PlexError: `no_room`; `bad_request` for a repeated name or a parked WPG.
@@ -249,25 +348,37 @@ class Ledger:
         if (wpg.residency, ResidencyTrigger.ALLOCATED) not in NODE_TRANSITIONS:
             raise bad_request(f"{wpg_id} cannot allocate: it is {wpg.residency}; load it first")
         names = [region.name for region in regions]
-        if len(set(names)) < len(names) or set(names) & set(owner.regions):
+        if len(set(names)) < len(names) or set(names) & (set(owner.regions) | set(owner.shared)):
             raise bad_request(
                 f"{wpg_id}/{rank}: region names must be new and distinct, not {names}"
             )
-        nbytes = sum(region.nbytes for region in regions)
-        device = self.devices[owner.device_index]
+        nbytes, device = self.taken_by(owner, regions), self.devices[owner.device_index]
+        found = {region.name: self._found(owner, region) for region in regions}
         device.take(nbytes)
         try:
-            self._take_room(regions)
+            self._take_room([region for region in regions if found[region.name] is None])
         except PlexError:
             device.give(nbytes)
             raise
-        owner.regions |= {region.name: region for region in regions}
+        for shared in found.values():
+            if shared is not None:
+                shared.is_on_device = True
+        for region in regions:
+            at = owner.device_index, region.shared_key
+            if at in self.shared and found[region.name] is None:
+                region.shared_key = ""
+            if not region.shared_key:
+                owner.regions[region.name] = region
+                continue
+            owner.shared[region.name] = region.shared_key
+            new = SharedState(region=region, device_index=owner.device_index)
+            self.shared.setdefault(at, new).readers.add((wpg_id, rank))
         wpg.apply(ResidencyTrigger.ALLOCATED)
 
     def deallocate(self, wpg_id: WpgId, rank: int, names: Sequence[str]) -> None:
-        """Take back an allocation that the machine could not serve."""
+        """Take back an allocation of a rank's own regions that the machine could not serve."""
         owner = self.wpgs[wpg_id].ranks[rank]
-        regions = [owner.regions.pop(name) for name in names]
+        regions = [owner.regions.pop(name) for name in names if name in owner.regions]
         self.devices[owner.device_index].give(sum(region.nbytes for region in regions))
         self._give_room(regions)
 
@@ -364,6 +475,11 @@ class Ledger:
             self.host.give(region.split)
             self.disk.give(region.disk_bytes)
 
+    def _found(self, rank: RankState, region: RegionState) -> SharedState | None:
+        """Return the region that a rank asks to share, if it is filled."""
+        found = self.shared.get((rank.device_index, region.shared_key))
+        return found if found is not None and found.is_filled else None
+
     def _new_wpg(self, wpg_id: WpgId, *, incarnation: int, job_id: JobId) -> WpgState:
         if wpg_id not in self.wpgs and len(self.wpgs) >= self._max_wpgs:
             raise PlexError(
@@ -380,12 +496,20 @@ class Ledger:
         return wpg
 
     def _take_devices(self, wpg: WpgState) -> None:
-        taken: list[RankState] = []
+        taken: dict[int, int] = {}
         try:
-            for rank in wpg.ranks.values():
-                self.devices[rank.device_index].take(rank.nbytes)
-                taken.append(rank)
+            for index, nbytes in self.lacking(wpg).items():
+                self.devices[index].take(nbytes)
+                taken[index] = nbytes
         except PlexError:
-            for rank in taken:
-                self.devices[rank.device_index].give(rank.nbytes)
+            for index, nbytes in taken.items():
+                self.devices[index].give(nbytes)
             raise
+        for shared in self._shared_by(wpg):
+            shared.is_on_device = True
+
+    def _shared_by(self, wpg: WpgState) -> list[SharedState]:
+        found = {
+            (rank.device_index, key) for rank in wpg.ranks.values() for key in rank.shared.values()
+        }
+        return [self.shared[at] for at in sorted(found)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -48,6 +48,7 @@ class DataServer:
         self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
         self._calls: Mapping[str, Call] = {
             "allocate": self._allocate,
+            "seal": self._seal,
             "set_index": self._set_index,
             "open_staged": self._open_staged,
             "create_staged": self._create_staged,
@@ -188,16 +189,18 @@ class DataServer:
                 str(wanted["name"]),
                 int(wanted["nbytes"]),
                 is_droppable=bool(wanted["droppable"]),
-                is_frozen=bool(wanted["frozen"]),
+                shared_key=str(wanted["shared"]),
                 granule=link.memory.tier.granule_bytes,
             )
             for wanted in request.header["regions"]
         ]
         self._node.allocate(link, regions, is_repeat=bool(request.header.get("repeat")))
-        granted = link.memory.grant()
-        names = {region.name for region in regions}
-        only = {name: at for name, at in granted.header["regions"].items() if name in names}
-        return Message(header={"regions": only}, fds=tuple(os.dup(fd) for fd in granted.fds))
+        return _granted(link, {region.name for region in regions})
+
+    def _seal(self, link: RankLink, request: Message) -> Message:
+        name = str(request.header["name"])
+        self._node.seal(link, name)
+        return _granted(link, {name})
 
     def _set_index(self, link: RankLink, request: Message) -> Message:
         index = statemanager_pb2.VersionManifest.FromString(request.body)
@@ -244,6 +247,12 @@ class DataServer:
     def _close_version(self, link: RankLink, request: Message) -> Message:
         self._node.publisher.unhold(_version_key(request.header), link.client_id)
         return Message(header={})
+
+
+def _granted(link: RankLink, names: Collection[str]) -> Message:
+    granted = link.memory.grant()
+    only = {name: at for name, at in granted.header["regions"].items() if name in names}
+    return Message(header={"regions": only}, fds=tuple(os.dup(fd) for fd in granted.fds))
 
 
 def _listen(path: Path) -> socket.socket:

@@ -6,28 +6,34 @@ use a rank's memory.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 
 from plexsvc.errors import PlexError
 from plexsvc.statelink.dataplane import Message
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.caller import Tell, tell_nobody
-from plexsvc.statemanager.core import RegionState
+from plexsvc.statemanager.core import RegionState, SharedState
 from plexsvc.statemanager.disk import Disk
 from plexsvc.statemanager.tiers import DeviceTier, HostCopy, Span, Tail
 from plexsvc.weights.pieces import Bytes
 
 
 class RankMemory:
-    """What a rank has: `spans` of its device while it is there, and a host copy per region."""
+    """What a rank has: `spans` of its device while it is there, and a host copy per region.
+
+    What it reads in `shared` regions, by its names of them, is not its own.
+    """
 
     def __init__(self, tier: DeviceTier, disk: Disk | None = None) -> None:
         self.tier = tier
         self._disk = disk
         self.spans: dict[str, Span] = {}
         self.hosts: dict[str, HostCopy] = {}
+        self.shared: dict[str, SharedRegion] = {}
 
     def allocate(self, regions: Sequence[RegionState], tell: Tell = tell_nobody) -> None:
         """Take zeroed device memory and host memory for new regions, all or none, part by part.
@@ -92,7 +98,7 @@ class RankMemory:
         nbytes = 0
         for region in regions:
             span, host = self.spans[region.name], self.hosts[region.name]
-            is_same = region.is_frozen or (writes > 0 and writes == host.writes)
+            is_same = writes > 0 and writes == host.writes
             if is_same and not region.is_droppable and host.is_kept and host.split == region.split:
                 continue
             host.empty(region.split)
@@ -147,12 +153,35 @@ class RankMemory:
 
     def grant(self) -> Message:
         """Return what the rank needs to map its spans."""
-        fds = tuple(dict.fromkeys(span.fd for span in self.spans.values()))
+        lent = {name: one for name, one in self.shared.items() if self.spans}
+        spans = self.spans | {name: one.span for name, one in lent.items()}
+        filled = {name for name, one in lent.items() if one.state.is_filled}
+        fds = tuple(dict.fromkeys(span.fd for span in spans.values()))
         regions = {
             name: {
                 "fd": fds.index(span.fd),
                 "extents": [[extent.offset, extent.nbytes] for extent in span.extents],
+                "read_only": name in filled,
             }
-            for name, span in self.spans.items()
+            for name, span in spans.items()
         }
         return Message(header={"regions": regions}, fds=fds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRegion:
+    """Memory of a region that several ranks read; `lock` is held to bring it to its device."""
+
+    state: SharedState
+    memory: RankMemory
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def span(self) -> Span:
+        """Where it lies on its device."""
+        return self.memory.spans[self.state.region.name]
+
+    @property
+    def host(self) -> HostCopy:
+        """Its copy on the host."""
+        return self.memory.hosts[self.state.region.name]

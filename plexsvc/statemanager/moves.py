@@ -96,7 +96,12 @@ class Mover:
             caller.check()
             self._node.admit(fence, wpg_id)
             with self._node.lock:
-                before = self._node.ledger.find(wpg_id).lease_no
+                wpg = self._node.ledger.find(wpg_id)
+                before = wpg.lease_no
+                if to is Residency.DEVICE and not wpg.is_on_device:
+                    keep = {key for rank in wpg.ranks.values() for key in rank.shared.values()}
+                    for index, nbytes in self._node.ledger.lacking(wpg).items():
+                        self._node.shared.make_room(index, nbytes, keep=keep)
                 is_moving = self._node.ledger.begin_move(wpg_id, to, lease_no=fence.lease_no)
             is_new_lease = fence.lease_no != before
             if not is_moving:
@@ -180,9 +185,7 @@ class Mover:
                 for link in links:
                     link.memory.reserve(self._regions(link))
             with steps.time("copy"):
-                copied = self._on_all(
-                    links, lambda link: link.memory.copy_in(self._copied(link), tell)
-                )
+                copied = self._on_all(links, lambda link: self._bring(link, tell))
                 nbytes = sum(copied)
             with steps.time("map"):
                 self._on_all(links, lambda link: link.ready())
@@ -193,6 +196,13 @@ class Mover:
                 link.memory.leave_device()
             raise
         return nbytes
+
+    def _bring(self, link: RankLink, tell: Tell) -> int:
+        """Copy a rank's regions to its device, and those it shares where they are not there."""
+        shared = link.memory.shared.values()
+        return sum(self._node.shared.bring(region, tell) for region in shared) + (
+            link.memory.copy_in(self._copied(link), tell)
+        )
 
     def _note_offload(self, wpg_id: WpgId, links: Sequence[RankLink]) -> None:
         dirty = {link.rank: link.last_export.dirty for link in links}

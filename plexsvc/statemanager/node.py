@@ -19,10 +19,12 @@ from plexsvc.statemanager.caller import Tally
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.core import Ledger, RegionState, WpgState
 from plexsvc.statemanager.devices import check_budgets, open_tier
-from plexsvc.statemanager.disk import Disk, blocks
+from plexsvc.statemanager.disk import Disk
 from plexsvc.statemanager.links import KeyedLocks, RankLink
+from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.publishing import Publisher
-from plexsvc.statemanager.records import facts_of, host_key, index_key, wpg_key
+from plexsvc.statemanager.records import facts_of, host_key, host_of, index_key, wpg_key
+from plexsvc.statemanager.shared import SharedRegions
 from plexsvc.statemanager.shelves import StagingRoom, VersionShelf
 from plexsvc.statemanager.staging import Staging
 from plexsvc.statemanager.tiers import ArenaFile, DeviceTier
@@ -77,6 +79,12 @@ class Node:
         )
         self.publisher = Publisher(shelf, node_id=config.node_id, lock=self.lock, book=book)
         self.staging = Staging(room, lock=self.lock, book=book)
+        self.shared = SharedRegions(
+            self.ledger,
+            lock=self.lock,
+            book=book,
+            memory=lambda index: RankMemory(self.tiers[index], self.disk),
+        )
         self.links: dict[tuple[WpgId, int], RankLink] = {}
         self.pending: set[tuple[WpgId, int]] = set()
         self.rank_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rank")
@@ -139,6 +147,7 @@ class Node:
         self.wait_until_settled()
         with self.wpg_locks.hold(link.wpg_id):
             sizes = {name: host.nbytes for name, host in link.memory.hosts.items()}
+            sizes |= {name: one.state.region.nbytes for name, one in link.memory.shared.items()}
             if is_repeat and all(sizes.get(region.name) == region.nbytes for region in regions):
                 return
             if (count := len(sizes) + len(regions)) > MAX_REGIONS_PER_RANK:
@@ -146,17 +155,37 @@ class Node:
                     f"{link.name} asks for region {count}; a rank has at most "
                     f"{MAX_REGIONS_PER_RANK}, so pack tensors into fewer"
                 )
+            rank = self.state_of(link.wpg_id).ranks[link.rank]
             with self.lock:
+                nbytes = self.ledger.taken_by(rank, regions)
+                keep = {region.shared_key for region in regions}
+                self.shared.make_room(rank.device_index, nbytes, keep=keep)
                 self.ledger.allocate(link.wpg_id, link.rank, regions)
+            own = [region for region in regions if not region.shared_key]
             try:
-                link.memory.allocate(regions, link.say_done)
+                link.memory.shared = self.shared.of(rank)
+                for shared in link.memory.shared.values():
+                    self.shared.bring(shared, link.say_done)
+                link.memory.allocate(own, link.say_done)
             except (PlexError, OSError):
+                link.memory.shared = {}
+                self.shared.stop_reading(link.wpg_id, link.rank)
                 with self.lock:
-                    self.ledger.deallocate(link.wpg_id, link.rank, [r.name for r in regions])
+                    self.ledger.deallocate(link.wpg_id, link.rank, [r.name for r in own])
                 raise
-            for region in regions:
+            for region in own:
                 self.write_host(link, region.name)
             self.write_down(link.wpg_id)
+
+    def seal(self, link: RankLink, name: str) -> None:
+        """Let others read a shared region that a client has filled; one of its own stays that.
+
+        Raises:
+            PlexError: `no_room`.
+        """
+        with self.wpg_locks.hold(link.wpg_id):
+            if (region := link.memory.shared.get(name)) is not None:
+                self.shared.seal(region, link.say_done)
 
     def set_index(self, link: RankLink, index: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
         """Replace a client's canonical index.
@@ -206,10 +235,7 @@ class Node:
     def write_host(self, link: RankLink, name: str) -> None:
         """Note for a successor what of a parked region is in memory, and what on disk."""
         host = link.memory.hosts[name]
-        fds, body, tail = [host.file.fd], b"", host.tail
-        if tail is not None:
-            fds.append(tail.fd)
-            body = b"".join(tail.checksums[at] for at, _ in blocks(host.split, host.nbytes))
+        fds, body = host_of(host)
         key = host_key(link.wpg_id, link.rank, name)
         self.book.put(key, {"split": host.split}, body=body, fds=fds)
 
@@ -243,7 +269,7 @@ class Node:
 
 
 def region_state(
-    name: str, nbytes: int, *, is_droppable: bool, is_frozen: bool = False, granule: int
+    name: str, nbytes: int, *, is_droppable: bool, shared_key: str = "", granule: int
 ) -> RegionState:
     """Return the ledger's record of a region a client asks for, in whole granules of its device.
 
@@ -255,4 +281,4 @@ def region_state(
             f"region {name!r} of {nbytes} bytes; give it a name and at least one byte"
         )
     rounded = -(-nbytes // granule) * granule
-    return RegionState(name=name, nbytes=rounded, is_droppable=is_droppable, is_frozen=is_frozen)
+    return RegionState(name=name, nbytes=rounded, is_droppable=is_droppable, shared_key=shared_key)

@@ -15,8 +15,10 @@ from plexsvc.ids import WpgId
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.book import Facts, Key
-from plexsvc.statemanager.core import WpgState
+from plexsvc.statemanager.core import RegionState, SharedState, WpgState
+from plexsvc.statemanager.disk import blocks
 from plexsvc.statemanager.links import Export, RankLink
+from plexsvc.statemanager.tiers import HostCopy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,11 @@ def wpg_key(wpg_id: WpgId) -> Key:
 def host_key(wpg_id: WpgId, rank: int, region: str) -> Key:
     """Return the key of a region's host copy."""
     return ("host", wpg_id, str(rank), region)
+
+
+def shared_key(device_index: int, key: str) -> Key:
+    """Return the key of a shared region."""
+    return ("shared", str(device_index), key)
 
 
 def index_key(wpg_id: WpgId, rank: int) -> Key:
@@ -78,6 +85,51 @@ def facts_of(
     record = WpgRecord(state=replace(wpg, residency=at), ranks=ranks, last_move=last_move)
     facts: Facts = msgspec.to_builtins(record, str_keys=True)
     return facts
+
+
+def host_of(host: HostCopy) -> tuple[list[int], bytes]:
+    """Return the files that a region is parked in, and the checksums of what is on disk."""
+    if host.tail is None:
+        return [host.file.fd], b""
+    sums = (host.tail.checksums[at] for at, _ in blocks(host.split, host.nbytes))
+    return [host.file.fd, host.tail.fd], b"".join(sums)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRecord:
+    """A shared region as its record has it; without extents it is parked."""
+
+    region: RegionState
+    device_index: int
+    is_filled: bool
+    extents: tuple[Extent, ...] | None
+
+    @property
+    def state(self) -> SharedState:
+        """What the ledger knows of it; who reads it is in the records of WPGs."""
+        return SharedState(
+            region=self.region,
+            device_index=self.device_index,
+            is_filled=self.is_filled,
+            is_on_device=self.extents is not None,
+        )
+
+
+def shared_facts(state: SharedState, extents: tuple[Extent, ...] | None) -> Facts:
+    """Return a shared region's record."""
+    record = SharedRecord(
+        region=state.region,
+        device_index=state.device_index,
+        is_filled=state.is_filled,
+        extents=extents,
+    )
+    facts: Facts = msgspec.to_builtins(record)
+    return facts
+
+
+def parse_shared(facts: Facts) -> SharedRecord:
+    """Return what a record of a shared region says."""
+    return msgspec.convert(facts, SharedRecord)
 
 
 def without(wpg: WpgState, rank: int) -> WpgState:

@@ -31,7 +31,7 @@ from plexsvc.clock import Clock
 from plexsvc.errors import RETRYABLE, ErrorCode, PlexError, internal
 from plexsvc.log import Log
 from plexsvc.sizes import COMMUNICATOR_BYTES, CONTEXT_BYTES
-from plexsvc.statelink.client import ExportReport, Scalars
+from plexsvc.statelink.client import ExportReport, RegionSpec, Scalars
 from plexsvc.worker import process_group, results
 from plexsvc.worker.backends.base import Backend
 from plexsvc.worker.config import WorkerConfig
@@ -154,8 +154,13 @@ class Executor:
 
     @property
     def device_bytes(self) -> int:
-        """Return what this rank's state takes on its device."""
-        return sum(region.nbytes for region in self._backend.regions())
+        """Return what this rank's own state takes on its device."""
+        return sum(region.nbytes for region in self._backend.regions() if not region.shared)
+
+    @property
+    def shared(self) -> RegionSpec | None:
+        """Return the region that it shares with others, if there is one."""
+        return next((region for region in self._backend.regions() if region.shared), None)
 
     @property
     def parked_bytes(self) -> int:

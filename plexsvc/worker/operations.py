@@ -72,6 +72,9 @@ class StateMemory(results.Staging, Protocol):
     def allocate(self, regions: Sequence[RegionSpec]) -> dict[str, Region]:
         """Return zeroed device memory, all or nothing."""
 
+    def seal(self, name: str) -> None:
+        """Let others read a shared region that is filled."""
+
     def set_index(self, pieces: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
         """Say where each canonical piece lies."""
 
@@ -202,7 +205,11 @@ class Operations:
         regions = self._state_memory().allocate(specs)
         if specs:
             self._regions = {name: region.tensor() for name, region in regions.items()}
-            self._backend.attach(self._regions, weights)
+            filled = {name for name, region in regions.items() if region.is_read_only}
+            self._backend.attach(self._regions, weights, filled=filled)
+            for spec in specs:
+                if spec.shared and spec.name not in filled:
+                    self._state_memory().seal(spec.name)
             torch.cuda.empty_cache()  # what moved into the regions must not stay beside them
 
     def _forward(self, operation: Operation, held: ExitStack) -> Run:

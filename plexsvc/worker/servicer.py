@@ -134,13 +134,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.DescribeReply:
         """Return what this rank is and what it needs."""
         del request, context
-        facts = self._executor.backend.facts
+        facts, shared = self._executor.backend.facts, self._executor.shared
         return worker_pb2.DescribeReply(
             wpg_id=self._config.wpg_id,
             incarnation=self._config.incarnation,
             rank=self._config.rank,
             applied_seq=max(0, self._executor.ledger.applied_seq),
             device_bytes=self._executor.device_bytes,
+            shared_key=shared.shared if shared is not None else "",
+            shared_bytes=shared.nbytes if shared is not None else 0,
             parked_bytes=self._executor.parked_bytes,
             vocab_size=facts.vocab_size,
             max_sequence_length=facts.max_sequence_length,

@@ -27,6 +27,7 @@ class FakeRegion:
 
     def __init__(self, spec: RegionSpec) -> None:
         self.name, self.nbytes = spec.name, spec.nbytes
+        self.is_read_only = False
         self.mapping = FixedMapping(spec.nbytes)
 
     def tensor(self) -> torch.Tensor:
@@ -69,6 +70,9 @@ class FakeStateClient:
             self.regions[spec.name], self.specs[spec.name] = FakeRegion(spec), spec
             self.regions[spec.name].attach(None)
         return {spec.name: self.regions[spec.name] for spec in regions}
+
+    def seal(self, name: str) -> None:
+        assert self.specs[name].shared, name
 
     def set_index(self, pieces: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
         self.pieces = list(pieces)

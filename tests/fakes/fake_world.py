@@ -70,6 +70,8 @@ class FakeWorld:
     limits: Limits = field(default_factory=Limits)
     device_bytes: int = 60
     parked_bytes: int = 0
+    model_bytes: int = 0
+    """A frozen model that all WPGs share on a device."""
     version_bytes: int = 0
     """Reserved for the versions of each rank that trains, unless a deployment says it."""
     now_us: int = 0
@@ -343,7 +345,12 @@ class FakeWorld:
                 sizes = (own or self.device_bytes,) * len(order.places)
                 parked = (self.parked_bytes,) * len(order.places) if self.parked_bytes else ()
                 return WpgReady(
-                    at_us=at_us, wpg_id=order.wpg_id, device_bytes=sizes, parked_bytes=parked
+                    at_us=at_us,
+                    wpg_id=order.wpg_id,
+                    device_bytes=sizes,
+                    parked_bytes=parked,
+                    models=("model",) * len(sizes) if self.model_bytes else (),
+                    model_bytes=(self.model_bytes,) * len(sizes) if self.model_bytes else (),
                 )
             case SpawnInstance() if fault is not None:
                 return InstanceLost(

@@ -299,7 +299,8 @@ class _Rank:
         self.client.unpark()
 
     def device_bytes(self) -> int:
-        return self.executor.device_bytes
+        shared = self.executor.shared
+        return self.executor.device_bytes + (shared.nbytes if shared is not None else 0)
 
     def held(self) -> Pieces:
         """Return every piece of this rank with its values."""

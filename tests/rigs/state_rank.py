@@ -87,6 +87,13 @@ class Rank:
         target[:] = np.random.default_rng(seed).integers(0, 256, target.size, dtype=np.uint8)
         return self.do_hash(name)
 
+    def do_share(self, name: str) -> bool:
+        self.client.seal(name)
+        return self.regions[name].is_read_only
+
+    def do_read_only(self) -> list[str]:
+        return [name for name, region in self.regions.items() if region.is_read_only]
+
     def do_put(self, name: str, offset: int, values: list[float]) -> None:
         data = np.asarray(values, dtype="<f4").view(np.uint8)
         self.bytes_of(name)[offset : offset + data.size] = data

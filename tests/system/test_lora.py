@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ import plexclient as plex
 from plexsvc import lora
 from tests.rigs.live_cluster import LiveCluster, rank_processes
 from tests.rigs.tiny_models import make_qwen3
-from tests.rigs.workloads import fixed_batch
+from tests.rigs.workloads import (
+    Program,
+    fill_other_devices,
+    fixed_batch,
+    run_interleaved,
+    switches,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -125,6 +132,36 @@ def test_a_durable_one_that_is_killed_ends_with_the_bits_it_would_have_had(
         train(one, 3)
         ends.append(one.digest())
     assert ends[0] == ends[1]
+
+
+def test_tenants_share_a_model_and_end_with_the_bits_each_has_alone(
+    cluster: LiveCluster, wide_model: Path
+) -> None:
+    def deploy_in(job: plex.Job, seed: int) -> plex.Actor:
+        wide = plex.LoRA(rank=16)
+        return deploy(job, "actor", wide_model, lora=wide, dtype="bfloat16", seed=seed)
+
+    with cluster.connect() as connection, ExitStack() as stack:
+        alone = []
+        for seed in range(3):
+            with connection.job(f"lonely-{seed}") as job:
+                actor = deploy_in(job, seed)
+                run_interleaved([Program(actor, seed)])
+                alone.append(actor.digest())
+        jobs = [stack.enter_context(connection.job(f"tenant-{seed}")) for seed in range(3)]
+        actors = [deploy_in(jobs[0], 0)]
+        fill_other_devices(jobs[0], 2, model=wide_model)
+        actors += [deploy_in(jobs[seed], seed) for seed in (1, 2)]
+        before = switches(cluster.status())
+        run_interleaved([Program(actor, seed) for seed, actor in enumerate(actors)])
+        assert switches(cluster.status()) - before >= 12, "the tenants did not take turns"
+        assert [actor.digest() for actor in actors] == alone
+        os.kill(rank_processes(cluster, [actors[0].deployment_id])[0], signal.SIGKILL)
+        with pytest.raises(plex.PlexError) as lost:
+            run_interleaved([Program(actors[0], 0)])
+        assert lost.value.code == "worker_died"
+        assert [actor.digest() for actor in actors[1:]] == alone[1:]
+        run_interleaved([Program(actor, 7) for actor in actors[1:]])
 
 
 @pytest.mark.parametrize(

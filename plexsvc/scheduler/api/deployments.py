@@ -238,9 +238,17 @@ def _wanted(
         name=record.name,
         model=spec.model,
         layout=_layout(spec),
-        state_bytes=size.state,
+        state_bytes=size.state - size.frozen,
+        shared_model=_shared_model(spec) if size.frozen else "",
+        model_bytes=size.frozen,
         version_bytes=version_bytes * (scheduler.config.max_versions_per_deployment + 1),
     )
+
+
+def _shared_model(spec: service_pb2.DeploymentSpec) -> str:
+    """Return what all call a frozen model whose parts they can share."""
+    ranks = Parallel.from_wire(spec.parallel).world_size
+    return f"{spec.model_root}:{spec.model} {spec.dtype} on {ranks}"
 
 
 def _instance_bytes(

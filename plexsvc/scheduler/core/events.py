@@ -102,6 +102,13 @@ class DeploymentRequested(Fact):
     version_bytes: int = 0
     """Estimate of that rank's published versions, as many as are kept."""
 
+    shared_model: str = ""
+    """The frozen model under its adapters: equal names are equal bytes. It is no part of the state.
+    Empty: it has none."""
+
+    model_bytes: int = 0
+    """Estimate of that model on its largest rank."""
+
     is_shared: bool = False
     """Of a rollout: whether its instances may sleep, so that others get their devices in turn."""
 
@@ -128,11 +135,14 @@ class WpgReady(Fact):
     """Every rank of a WPG answers; `device_bytes` is what each rank's state takes on its device.
 
     `parked_bytes` is what each process keeps there wherever its state is; empty: nothing.
+    `models` names a frozen model that each shares there with others; empty: none.
     """
 
     wpg_id: WpgId
     device_bytes: tuple[int, ...]
     parked_bytes: tuple[int, ...] = ()
+    models: tuple[str, ...] = ()
+    model_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -229,6 +229,8 @@ class Deployment:
     layout: str = ""
     state_bytes: int = 0
     version_bytes: int = 0
+    shared_model: str = ""
+    model_bytes: int = 0
     is_shared: bool = False
     where_it_trains: bool = False
     instance_bytes: int = 0
@@ -334,6 +336,9 @@ class Wpg:
     """What state managers still do with copies of its state, while it goes on."""
 
     device_bytes: tuple[int, ...] = ()
+    models: tuple[str, ...] = ()
+    """The frozen model of each rank: on a device once for all ranks that call it the same."""
+    model_bytes: tuple[int, ...] = ()
     parked_bytes: tuple[int, ...] = ()
     host: HostBytes = field(default_factory=HostBytes)
     """The room of its copy in host memory, which is kept while it is on devices, too."""

@@ -11,7 +11,7 @@ or a step fails, `leave`, `build` and `attach` without weights begin anew over t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -132,10 +132,16 @@ class Backend(Protocol):
         """Return the device memory this rank needs for its whole life; known after `build`."""
         ...
 
-    def attach(self, memory: Mapping[str, torch.Tensor], weights: TensorSource | None) -> None:
+    def attach(
+        self,
+        memory: Mapping[str, torch.Tensor],
+        weights: TensorSource | None,
+        *,
+        filled: Collection[str] = (),
+    ) -> None:
         """Move every state tensor into `memory` (zeroed uint8 regions) and read `weights`.
 
-        None: `memory` holds the state, of which no byte changes.
+        None: `memory` holds the state, of which no byte changes. So do the `filled` shared regions.
         """
         ...
 

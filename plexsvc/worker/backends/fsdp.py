@@ -10,7 +10,7 @@ trained stay float32: they are rounded when they are gathered, and gradients are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
@@ -126,8 +126,15 @@ class FsdpBackend:
         """Return the regions this rank needs."""
         return self._regions
 
-    def attach(self, memory: Mapping[str, Tensor], weights: TensorSource | None) -> None:
+    def attach(
+        self,
+        memory: Mapping[str, Tensor],
+        weights: TensorSource | None,
+        *,
+        filled: Collection[str] = (),
+    ) -> None:
         """Move the shards into `memory` and read `weights`."""
+        del filled
         materialize(self._model, self._hf)
         self._params, self._grads, self._pieces = [], [], []
         for held in self._layout.held:

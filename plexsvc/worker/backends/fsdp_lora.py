@@ -1,6 +1,7 @@
 """LoRA on the FSDP2 backend: a frozen model in shards, and adapters that every rank holds whole.
 
-The model has neither masters, moments nor gradients. Adapters are float32 tensors in the rank's
+The model has neither masters, moments nor gradients, and no byte of it changes: ranks of all
+deployments on the same model share it on a device. Adapters are float32 tensors in the rank's
 regions and no parameters of a module, so FSDP2 does not see them: hooks on the linear layers add
 what they compute. Each rank adds up the gradients of its own sequences until a step, which sums
 them over ranks; then all ranks make the same step.
@@ -8,6 +9,8 @@ them over ranks; then all ranks make the same step.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -28,7 +31,15 @@ from plexsvc.worker.backends.hf import check_leftovers
 from plexsvc.worker.canonical import Slice
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.regions import RegionLayout, view
-from plexsvc.worker.sources import Read, TensorSource, check_finite, copy, open_checkpoint, reads
+from plexsvc.worker.sources import (
+    MODEL,
+    Read,
+    TensorSource,
+    check_finite,
+    copy,
+    open_checkpoint,
+    reads,
+)
 
 ADAPTER = "adapter"
 """The region of all adapters."""
@@ -77,13 +88,22 @@ class LoraBackend(fsdp.FsdpBackend):
         )
         _, moments, grads = self._trained.regions(is_trained=True)
         adapter = RegionSpec(name=ADAPTER, nbytes=places.nbytes)
-        params = RegionSpec(name="params", nbytes=self._layout.param_bytes, frozen=True)
+        params = RegionSpec(
+            name="params", nbytes=self._layout.param_bytes, shared=self._model_key()
+        )
         self._regions = (params, adapter, moments, grads)
 
-    def attach(self, memory: Mapping[str, Tensor], weights: TensorSource | None) -> None:
+    def attach(
+        self,
+        memory: Mapping[str, Tensor],
+        weights: TensorSource | None,
+        *,
+        filled: Collection[str] = (),
+    ) -> None:
         """Move the shards and the adapters into `memory`; read `weights` or draw new adapters.
 
-        A version of adapters has no model: that is read from the model's directory.
+        A version of adapters has no model: that is read from the model's directory, unless another
+        rank has `filled` it.
         """
         self._attach_model(memory)
         self._model.requires_grad_(False)
@@ -99,13 +119,16 @@ class LoraBackend(fsdp.FsdpBackend):
             module.register_forward_hook(partial(_add, a=a, b=b, scale=self._lora.scale))
         if weights is None:
             return
-        if weights.has(lora.SCALE):
+        is_read = "params" in filled
+        if not weights.has(lora.SCALE):
+            if not is_read:
+                self._read_model(weights)
+            self._draw()
+            return
+        if not is_read:
             with open_checkpoint(Path(self._config.model)) as model:
                 self._read_model(model)
-            copy(self.params_from(weights))
-        else:
-            self._read_model(weights)
-            self._draw()
+        copy(self.params_from(weights))
 
     def leave(self) -> None:
         """Let go of the model and its adapters."""
@@ -118,6 +141,17 @@ class LoraBackend(fsdp.FsdpBackend):
         _check_names(weights.names, known)
         pairs = zip(self._trained.held, self._params, strict=True)
         return reads([held.slice_of(param.detach()) for held, param in pairs], weights)
+
+    def _model_key(self) -> str:
+        """Return what all ranks with the same bytes of the same files call them."""
+        files = []
+        for path in sorted(Path(self._config.model).glob(MODEL)):
+            found = path.stat()
+            files.append([found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns])
+        places = [[held.name, held.padded.offset, held.local_shape] for held in self._layout.held]
+        config = self._config
+        key = [files, places, config.dtype, config.rank, config.world_size]
+        return hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
     def _read_model(self, weights: TensorSource) -> None:
         known = {held.name for held in self._layout.held}

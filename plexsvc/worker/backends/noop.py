@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from plexclient.specs import AdamW
@@ -55,8 +55,15 @@ class NoopBackend:
         """Return no regions."""
         return ()
 
-    def attach(self, memory: Mapping[str, torch.Tensor], weights: TensorSource | None) -> None:
+    def attach(
+        self,
+        memory: Mapping[str, torch.Tensor],
+        weights: TensorSource | None,
+        *,
+        filled: Collection[str] = (),
+    ) -> None:
         """Read nothing."""
+        del memory, weights, filled
 
     def leave(self) -> None:
         """Leave nobody."""

@@ -24,6 +24,7 @@ REGIONS = [
     {"name": "params", "nbytes": 512 * KIB},
     {"name": "grads", "nbytes": 256 * KIB, "droppable": True},
 ]
+MODEL = {"name": "model", "nbytes": 256 * KIB, "shared": "model.1"}
 PIECE = {
     "kind": "param",
     "name": "w",
@@ -54,6 +55,19 @@ def rank(daemon: KeptDaemon, wpg_id: str, number: int = 0, *, seed: int = 1) -> 
     client("index", pieces=[half])
     client("set", scalars={"adam_step": 3}, applied_seq=7, dirty=["params"])
     return client
+
+
+def readers(daemon: KeptDaemon, *wpg_ids: str) -> Client:
+    """Return the first of some clients that share a model and have a region of their own."""
+    clients = [daemon.client(wpg_id) for wpg_id in wpg_ids]
+    for client in clients:
+        client("allocate", regions=[MODEL, {"name": "own", "nbytes": 256 * KIB}])
+        if client is clients[0]:
+            client("fill", name="model", seed=9)
+            client("share", name="model")
+        client("fill", name="own", seed=4)
+        client("set", dirty=["own"])
+    return clients[0]
 
 
 def forget(daemon: KeptDaemon, *wpg_ids: str, epoch: int = 0) -> None:
@@ -228,14 +242,16 @@ def test_a_successor_that_is_killed_while_it_starts_loses_nothing(kept: KeptDaem
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_whatever_record_it_dies_at_nothing_is_lost(tmp_path: Path) -> None:
-    """Kill at each record of a program that uses everything; the results are those without."""
+@pytest.mark.parametrize(("name", "every"), [("whole", 2), ("shared", 3)])
+def test_whatever_record_it_dies_at_nothing_is_lost(tmp_path: Path, name: str, every: int) -> None:
+    """Kill at each record of a program; the results are those without."""
+    program = {"whole": whole_program, "shared": shared_program}[name]
     with ExitStack() as stack:
         daemon = KeptDaemon(tmp_path, stack)
         undisturbed = program(daemon)
         total = daemon.vault.count
-    assert total > 25, "the program writes records"
-    for number in range(3, total, 2):
+    assert total > 20, "the program writes records"
+    for number in range(3, total, every):
         with ExitStack() as stack:
             directory = tmp_path / str(number)
             directory.mkdir(mode=0o700)
@@ -253,8 +269,8 @@ def test_whatever_record_it_dies_at_nothing_is_lost(tmp_path: Path) -> None:
             assert (daemon.restarts, daemon.lost) == (1, 0), number
 
 
-def program(daemon: KeptDaemon) -> list[object]:
-    """Use the whole data plane and return what can be seen; nothing is kept in the end."""
+def whole_program(daemon: KeptDaemon) -> list[object]:
+    """Use the data plane and return what can be seen; nothing is kept in the end."""
     seen: list[object] = []
     a0, a1, b = rank(daemon, "a", 0), rank(daemon, "a", 1, seed=2), rank(daemon, "b", 0, seed=3)
     for lease_no, to in enumerate(["HOST", "DEVICE", "HOST"]):
@@ -282,6 +298,23 @@ def program(daemon: KeptDaemon) -> list[object]:
     seen += [inventory.host_bytes_used, inventory.staging_bytes_used]
     seen += [device.bytes_used for device in inventory.devices]
     return seen
+
+
+def shared_program(daemon: KeptDaemon) -> list[object]:
+    """Share a region, have it leave its device for others, and return; nothing is kept."""
+    seen: list[object] = []
+    first = readers(daemon, "a", "b")
+    for lease_no, to in enumerate(["HOST", "DEVICE", "HOST"]):
+        moves = [daemon.move(wpg_id, to, lease_no=lease_no) for wpg_id in ("a", "b")]
+        seen += [move.error.code for move in moves]
+    daemon.client("big")("allocate", regions=[{"name": "own", "nbytes": 4096 * KIB}])
+    forget(daemon, "big")
+    seen.append(daemon.move("a", "DEVICE", lease_no=3).error.code)
+    seen += [first("hash", name="model"), first("hash", name="own"), first("read_only")]
+    forget(daemon, "a", "b")
+    wait_until(lambda: daemon.vault.kinds == IDLE, what="nothing is kept")
+    inventory = daemon.inventory()
+    return [*seen, inventory.host_bytes_used, *(d.bytes_used for d in inventory.devices)]
 
 
 @pytest.mark.parametrize("kind", ["wpg", "host", "arena"])

@@ -145,7 +145,7 @@ def test_garbage_is_cut_off_and_the_next_client_is_served(node: Node) -> None:
 
 ALLOCATE: Header = {
     "op": "allocate",
-    "regions": [{"name": "params", "nbytes": 5 << 16, "droppable": False, "frozen": False}],
+    "regions": [{"name": "params", "nbytes": 5 << 16, "droppable": False, "shared": ""}],
 }
 
 

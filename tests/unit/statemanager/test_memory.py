@@ -56,24 +56,6 @@ def test_regions_come_back_from_the_host_and_dropped_ones_as_zeroes(arena: CpuAr
     assert (memory.spans, memory.hosts, arena.resident_bytes) == ({}, {}, 0)
 
 
-def test_a_frozen_region_is_copied_out_once_while_its_copy_is_whole(arena: CpuArena) -> None:
-    frozen = RegionState(
-        name="model", nbytes=PAGE_BYTES, is_droppable=False, has_host_copy=True, is_frozen=True
-    )
-    memory = RankMemory(arena)
-    memory.allocate([frozen])
-    memory.view("model")[:] = 7
-    for copied in (PAGE_BYTES, 0, 0):
-        assert memory.copy_out([frozen]) == copied
-        memory.leave_device()
-        memory.reserve([frozen])
-        assert memory.copy_in([frozen]) == PAGE_BYTES
-        assert np.all(memory.view("model") == 7)
-    memory.hosts["model"].empty(PAGE_BYTES)
-    assert memory.copy_out([frozen]) == PAGE_BYTES
-    memory.free()
-
-
 def test_what_nobody_wrote_since_is_not_copied_out_again(arena: CpuArena) -> None:
     memory = RankMemory(arena)
     grads = replace(REGIONS[1], has_host_copy=True)

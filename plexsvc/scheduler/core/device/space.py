@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from plexsvc.ids import WpgId
 from plexsvc.residency import ON_DEVICE, Residency
@@ -29,21 +29,44 @@ def leave(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...]:
     return neighbours
 
 
-def resident_bytes(devices: Devices, device: Device) -> int:
-    """Return the bytes that WPGs hold, or are about to hold, on a device."""
-    found = 0
+def resident_bytes(
+    devices: Devices,
+    device: Device,
+    *,
+    without: Collection[WpgId] = (),
+    models: Mapping[str, int] | None = None,
+) -> int:
+    """Return the bytes that WPGs hold, or are about to hold, on a device.
+
+    `without` are some that leave it; their processes stay. `models` are there, too.
+    """
+    found, models = 0, dict(models or {})
     for wpg_id, rank in device.ranks.items():
         wpg = devices.wpgs[wpg_id]
-        if wpg.residency in ON_DEVICE and wpg.device_bytes and rank not in wpg.left:
+        is_there = wpg.residency in ON_DEVICE and wpg_id not in without
+        if is_there and wpg.device_bytes and rank not in wpg.left:
             found += wpg.device_bytes[rank]
+            models |= _model_of(wpg, rank)
         if wpg.parked_bytes:
             found += wpg.parked_bytes[rank]
-    return found
+    return found + sum(models.values())
 
 
-def bytes_at(wpg: Wpg, device: Device) -> int:
-    """Return what a WPG's state takes on one of its devices."""
+def bytes_alone(wpg: Wpg, device: Device) -> int:
+    """Return what a WPG takes on one of its devices where nobody else is."""
+    rank = device.ranks[wpg.wpg_id]
+    found = _bytes_at(wpg, device) + sum(_model_of(wpg, rank).values())
+    return found + (wpg.parked_bytes[rank] if wpg.parked_bytes else 0)
+
+
+def _bytes_at(wpg: Wpg, device: Device) -> int:
+    """Return what a WPG's own state takes on one of its devices."""
     return wpg.device_bytes[device.ranks[wpg.wpg_id]] if wpg.device_bytes else 0
+
+
+def _model_of(wpg: Wpg, rank: int) -> dict[str, int]:
+    """Return the bytes of the frozen model that a rank reads by its name, if there is one."""
+    return {wpg.models[rank]: wpg.model_bytes[rank]} if wpg.models else {}
 
 
 def victims_of(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...] | None:
@@ -56,18 +79,23 @@ def victims_of(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...] | None:
     chosen: dict[WpgId, None] = {}
     idle = _parkable(devices, wpg)
     for device in wpg.devices:
-        need = bytes_at(wpg, device)
-        free = device.bytes_total - resident_bytes(devices, device)
-        free += sum(bytes_at(devices.wpgs[v], device) for v in chosen if v in device.ranks)
+        lacking = _lacking(devices, wpg, device, without=chosen)
         for victim in idle:
-            if free >= need:
+            if lacking <= 0:
                 break
             if victim.wpg_id in device.ranks and victim.wpg_id not in chosen:
                 chosen[victim.wpg_id] = None
-                free += bytes_at(victim, device)
-        if free < need:
+                lacking = _lacking(devices, wpg, device, without=chosen)
+        if lacking > 0:
             return None
     return tuple(chosen)
+
+
+def _lacking(devices: Devices, wpg: Wpg, device: Device, *, without: Collection[WpgId]) -> int:
+    """Return how many bytes a device lacks for a WPG beside those that stay; below 0: has left."""
+    models = _model_of(wpg, device.ranks[wpg.wpg_id])
+    left = resident_bytes(devices, device, without=without, models=models)
+    return left + _bytes_at(wpg, device) - device.bytes_total
 
 
 def pinners(devices: Devices, wpg: Wpg) -> list[Wpg]:

@@ -80,6 +80,8 @@ def _new(
         layout=event.layout,
         state_bytes=event.state_bytes,
         version_bytes=event.version_bytes,
+        shared_model=event.shared_model,
+        model_bytes=event.model_bytes,
         is_shared=event.is_shared,
         where_it_trains=event.where_it_trains,
         instance_bytes=event.instance_bytes,

@@ -43,10 +43,9 @@ def came_up(devices: Devices, event: events.WpgReady) -> None:
     if wpg is None or wpg.state is not WpgState.SPAWNING:
         return
     wpg.device_bytes, wpg.parked_bytes = event.device_bytes, event.parked_bytes
+    wpg.models, wpg.model_bytes = event.models, event.model_bytes
     for device in wpg.devices:
-        nbytes = space.bytes_at(wpg, device)
-        if wpg.parked_bytes:
-            nbytes += wpg.parked_bytes[device.ranks[wpg.wpg_id]]
+        nbytes = space.bytes_alone(wpg, device)
         total = device.bytes_total
         if nbytes > total:
             deployments.fail_wpg(

@@ -21,7 +21,6 @@ from plexsvc.ids import DeploymentId, JobId, ResidentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place import demands, sharing
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.memory import Use
 from plexsvc.scheduler.core.planning.places import Spot, refusal
 from plexsvc.scheduler.core.planning.profile import Load
 from plexsvc.scheduler.core.state import Deployment, Wpg
@@ -144,7 +143,7 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
         return True
     memory = board.memory.emptied()
     for one in (r for group in kept.values() for r in group.residents.values()):
-        memory.reserve(Use.STATE, one.demand.resident_id, one.units, one.demand.host_bytes)
+        memory.book(one.demand, one.units)
     load, policy = Load.of(demand), planner.policy
     ask = partial(refusal, demand=demand, load=load, policy=policy, memory=memory)
     burden = {u: len(group.on((u,))) for group in kept.values() for u in group.units}
@@ -158,7 +157,7 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
             return True
         is_guess = demand.is_cold or spot.is_probing
         if is_guess and not any(group.is_closed for group in spot.groups):  # refused for a while
-            has_room = memory.holds(gang, demand.host_bytes)
+            has_room = memory.holds(gang, demand)
             if has_room and spot.crowd().num_jobs < policy.max_jobs:
                 return True
     return False

@@ -36,6 +36,8 @@ def demand(placement: Placement, deployment: Deployment) -> Demand:
         expected_steps=steps,
         state_bytes=state_bytes,
         version_bytes=deployment.version_bytes,
+        model=deployment.shared_model,
+        model_bytes=deployment.model_bytes,
         max_slowdown_ppm=job.max_slowdown_ppm or placement.limits.max_slowdown_ppm,
         is_cold=warm is None,
         priority=job.priority,

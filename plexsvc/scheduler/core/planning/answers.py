@@ -74,7 +74,7 @@ def reasons_for(
     if left:
         facts.append(f"{len(left)} are being left by jobs that move")
     counts: dict[str, int] = {}
-    full = dict.fromkeys(board.memory.without_room(list(board.idle), demand.host_bytes))
+    full = dict.fromkeys(board.memory.without_room(list(board.idle), demand))
     for spot in joining(board, demand, groups, barred=barred):
         why_not = refusal(
             spot,
@@ -88,7 +88,7 @@ def reasons_for(
         reason = why_not or "may be joined"
         counts[reason] = counts.get(reason, 0) + 1
         if reason == NO_ROOM:
-            full.update(dict.fromkeys(board.memory.without_room(spot.units, demand.host_bytes)))
+            full.update(dict.fromkeys(board.memory.without_room(spot.units, demand)))
     which = "of its size" if is_whole else "larger than it"
     facts.extend(f"{count} groups {which}: {reason}" for reason, count in counts.items())
     facts.extend(_booked(planner, full, demand))

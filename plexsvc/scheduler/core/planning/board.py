@@ -285,9 +285,11 @@ class Board:
     def _book(self, resident: Resident, sign: int) -> None:
         """Book what a job uses of its hosts and on its tenant's account: devices by its duty."""
         demand = resident.demand
-        name, units = demand.resident_id, resident.units if sign > 0 else ()
-        self.memory.reserve(Use.STATE, name, units, demand.state_bytes)
-        self.memory.reserve(Use.VERSIONS, name, units, demand.version_bytes)
+        self.memory.book(demand, resident.units if sign > 0 else ())
+        for part, unit_id in demand.models_on(resident.units).items() if sign < 0 else ():
+            there = self.groups[self.group_at[unit_id]].residents.values()
+            if not any(part in other.demand.models_on(other.units) for other in there):
+                self.memory.reserve(Use.MODELS, part, (), 0)
         devices = demand.num_units * demand.profile.duty_ppm
         self.shares.book(demand.tenant, self.kind, sign * devices)
         self.shares.book(demand.tenant, HOST, sign * demand.num_units * demand.state_bytes * PPM)

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from plexsvc.ids import UnitId
+from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 
 GIB: Final = 1 << 30
@@ -25,6 +26,9 @@ class Use(StrEnum):
 
     STATE = "state"
     """Of training deployments, parked or on devices."""
+
+    MODELS = "models"
+    """Frozen models under adapters, each once for all deployments that read it on a device."""
 
     VERSIONS = "versions"
     """Published weights: as many as are kept, the next one, and older ones that are in use."""
@@ -92,25 +96,36 @@ class HostMemory:
         """Return whether anything is booked for a use of an owner."""
         return bool(self._of((use, owner)))
 
-    def holds(self, units: Sequence[UnitId], nbytes: int) -> bool:
-        """Return whether every host has room for `nbytes` more for each of some units."""
-        return not self.without_room(units, nbytes)
+    def book(self, demand: Demand, units: Sequence[UnitId]) -> None:
+        """Reserve what a job takes for each of its units."""
+        name = demand.resident_id
+        self.reserve(Use.STATE, name, units, demand.state_bytes)
+        self.reserve(Use.VERSIONS, name, units, demand.version_bytes)
+        for part, unit_id in demand.models_on(units).items():
+            self.reserve(Use.MODELS, part, (unit_id,), demand.model_bytes)
 
-    def without_room(self, units: Sequence[UnitId], nbytes: int) -> list[UnitId]:
-        """Return those of some units whose host has no room for `nbytes` more for each of them.
+    def holds(self, units: Sequence[UnitId], demand: Demand) -> bool:
+        """Return whether every host has room for what a job would take for each of some units."""
+        return not self.without_room(units, demand)
+
+    def without_room(self, units: Sequence[UnitId], demand: Demand) -> list[UnitId]:
+        """Return those of some units whose host has no room for what a job takes for each of them.
 
         A host on which nothing is booked takes whatever comes: nobody else is hurt, and whether it
         fits is for its state manager to say.
         """
-        if not nbytes:
-            return []
-        hosts = [self._host_of[unit_id] for unit_id in units]
+        needed = Counter[str]()
+        for unit_id in units:
+            needed[self._host_of[unit_id]] += demand.host_bytes
+        for part, unit_id in demand.models_on(units).items():
+            if not self.is_booked(Use.MODELS, part):
+                needed[self._host_of[unit_id]] += demand.model_bytes
         full = {
             host
-            for host, count in Counter(hosts).items()
-            if 0 < self._booked[host] > self._total[host] - count * nbytes
+            for host, nbytes in needed.items()
+            if nbytes and 0 < self._booked[host] > self._total[host] - nbytes
         }
-        return [unit_id for unit_id, host in zip(units, hosts, strict=True) if host in full]
+        return [unit_id for unit_id in units if self._host_of[unit_id] in full]
 
     def host_of(self, unit_id: UnitId) -> str:
         """Return the host that a unit is, or is a device of."""

@@ -111,7 +111,7 @@ def refusal(
     full = _why_full(spot.crowd(), load, policy=policy, is_return=is_return)
     if full is not None:
         return full
-    if not memory.holds(spot.units, demand.host_bytes):
+    if not memory.holds(spot.units, demand):
         return NO_ROOM
     if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
         return None
@@ -438,9 +438,9 @@ class Search:
 
     def idle_gang(self, demand: Demand, barred: Barred) -> Gang | None:
         """Return idle units whose hosts have room for a job's state; None without such."""
-        board, nbytes = self.board, demand.host_bytes
+        board = self.board
         gang = board.idle_gang(demand.num_units, barred=barred)
-        while gang is not None and (full := board.memory.without_room(gang, nbytes)):
+        while gang is not None and (full := board.memory.without_room(gang, demand)):
             barred = {*barred, *full}
             gang = board.idle_gang(demand.num_units, barred=barred)
         return gang

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -135,6 +136,12 @@ class Demand:
     version_bytes: int = 0
     """Its published versions on each of its units: as many as are kept, and the next."""
 
+    model: str = ""
+    """The frozen model that it reads beside its state; there once for all who read it."""
+
+    model_bytes: int = 0
+    """That model on each of its units."""
+
     max_slowdown_ppm: int = 1_500_000
     rollout_units: int = 0
     """Rollout units that a simulated job asks for besides, as deployments of their own."""
@@ -153,8 +160,14 @@ class Demand:
 
     @property
     def host_bytes(self) -> int:
-        """Return what it takes of host memory for each of its units."""
+        """Return what it alone takes of host memory for each of its units."""
         return self.state_bytes + self.version_bytes
+
+    def models_on(self, units: Sequence[UnitId]) -> dict[str, UnitId]:
+        """Return the parts of its frozen model: where each lies, by a name that is its own."""
+        if not self.model:
+            return {}
+        return {f"{self.model}/{rank}@{unit_id}": unit_id for rank, unit_id in enumerate(units)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

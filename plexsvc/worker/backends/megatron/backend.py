@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -115,8 +115,15 @@ class MegatronBackend:
         """Return the device memory this rank needs."""
         return self._regions
 
-    def attach(self, memory: Mapping[str, Tensor], weights: TensorSource | None) -> None:
+    def attach(
+        self,
+        memory: Mapping[str, Tensor],
+        weights: TensorSource | None,
+        *,
+        filled: Collection[str] = (),
+    ) -> None:
         """Move parameters into `memory`, wrap the model for training, and read `weights`."""
+        del filled
         self._memory = memory
         state.move_params(self._params, memory, self._layout)
         self._device = memory[state.PARAMS].device

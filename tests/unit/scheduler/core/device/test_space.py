@@ -11,8 +11,8 @@ from tests.fakes.fake_world import FakeWorld
 PLACE = Place(node_id=NodeId("n0"), device=0)
 
 
-def two_jobs(*, device_bytes: int, parked_bytes: int) -> FakeWorld:
-    world = FakeWorld(device_bytes=device_bytes, parked_bytes=parked_bytes)
+def two_jobs(*, device_bytes: int, parked_bytes: int = 0, model_bytes: int = 0) -> FakeWorld:
+    world = FakeWorld(device_bytes=device_bytes, parked_bytes=parked_bytes, model_bytes=model_bytes)
     world.join(nbytes=100)
     for job in ("a", "b"):
         world.job(job)
@@ -44,3 +44,12 @@ def test_a_state_that_fits_only_without_its_process_is_refused() -> None:
     world.deploy("a")
     world.drain()
     assert not world.core.cluster.wpgs
+
+
+def test_a_model_that_two_share_takes_its_room_once() -> None:
+    world = two_jobs(device_bytes=20, model_bytes=60)
+    devices = world.core.cluster.devices
+    assert (offloads(world), resident_bytes(devices, devices.at[PLACE])) == (0, 100)
+    world = two_jobs(device_bytes=21, model_bytes=60)
+    devices = world.core.cluster.devices
+    assert (offloads(world), resident_bytes(devices, devices.at[PLACE])) == (1, 81)

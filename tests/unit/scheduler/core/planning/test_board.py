@@ -143,3 +143,26 @@ def test_copies_of_a_group_are_out_of_date_when_a_cycle_in_it_was_learned() -> N
     planned.relearn(one, replace(demand.profile, jitter_ppm=7))
     assert group.version > version
     assert planned.groups[group.group_id].residents[one].demand.profile.jitter_ppm == 7
+
+
+def test_a_frozen_model_is_booked_until_its_last_reader_on_a_device_leaves() -> None:
+    planned = board(2)
+    names = [ResidentId("a"), ResidentId("b")]
+    for name in names:
+        demand = Demand(
+            resident_id=name,
+            num_units=1,
+            profile=profile(60, (0, 20)),
+            state_bytes=5,
+            model="m",
+            model_bytes=70,
+        )
+        planned.commit(planned.gather([UnitId("n0")]), demand)
+    assert planned.memory.booked_at(UnitId("n0")) == 80
+    planned.resize(names[0], 6)
+    planned.remove(names[0])
+    assert planned.memory.booked_at(UnitId("n0")) == 75
+    planned.move(names[1], [UnitId("n1")])
+    assert [planned.memory.booked_at(UnitId(n)) for n in ("n0", "n1")] == [0, 75]
+    planned.remove(names[1])
+    assert planned.memory.booked_at(UnitId("n1")) == 0
