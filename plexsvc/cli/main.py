@@ -20,7 +20,7 @@ from plexsvc.cli.commands.replay import replay
 from plexsvc.cli.commands.reward import reward_app
 from plexsvc.cli.commands.serve import serve_app
 from plexsvc.cli.commands.simulate import simulate
-from plexsvc.cli.commands.status import explain, status, top
+from plexsvc.cli.commands.status import explain, state, status, top
 from plexsvc.cli.commands.submit import logs, submit
 from plexsvc.cli.commands.token import token_app
 from plexsvc.cli.commands.traces import traces
@@ -156,6 +156,7 @@ command(
     context_settings={"allow_interspersed_args": False},
 )(submit)
 command(app, example="plexctl status --watch")(status)
+command(app, example="plexctl state --json")(state)
 app.command(epilog="Example: plexctl logs job-1f0c9a3b7d52 --follow")(logs)
 app.command(epilog="Example: plexctl simulate --preset cluster-256 --policy plex --json")(simulate)
 app.command(epilog="Example: plexctl replay ~/.local/state/plexsvc/plexsvc.db --json")(replay)

@@ -80,6 +80,8 @@ class Mover:
         self._node = node
         self._clock = clock
         self._done: dict[tuple[WpgId, bytes], MoveOutcome] = {}
+        self._under_way: dict[WpgId, tuple[int, int]] = {}
+        self.spared_bytes = 0
 
     def move(
         self, wpg_id: WpgId, to: Residency, *, fence: Fence, move_id: bytes, caller: Caller
@@ -136,14 +138,22 @@ class Mover:
             return MoveOutcome(residency=to)
         return before
 
+    def progress(self, wpg_id: WpgId) -> tuple[int, int]:
+        """Return for how long a WPG's move has run, in us, and the bytes that it has moved."""
+        now = self._clock.monotonic_us(), self._node.worked.of(wpg_id)
+        since_us, worked = self._under_way.get(wpg_id, now)
+        return now[0] - since_us, now[1] - worked
+
     @contextmanager
     def _moving(self, wpg_id: WpgId) -> Iterator[None]:
         """End a move that has begun: where it was going, or, if the body raises, where it was."""
         is_done = False
+        self._under_way[wpg_id] = self._clock.monotonic_us(), self._node.worked.of(wpg_id)
         try:
             yield
             is_done = True
         finally:
+            del self._under_way[wpg_id]
             with self._node.lock:
                 self._node.ledger.finish_move(wpg_id, is_done=is_done)
 
@@ -171,6 +181,7 @@ class Mover:
         except Exception:
             self._on_living(links, lambda link: link.ready())
             raise
+        self.spared_bytes += self._node.state_of(links[0].wpg_id).nbytes - nbytes
         with steps.time("return"):
             for link in links:
                 try:

@@ -86,6 +86,12 @@ class Parking:
             for gone in self._expected.keys() - self._node.ledger.wpgs.keys():
                 del self._expected[gone]
 
+    def queued_bytes(self) -> int:
+        """Return the bytes on disk that are to be in memory; the caller holds the node's lock."""
+        order = self._order()
+        wanted = self._wanted(order)
+        return sum(max(0, wanted[wpg.wpg_id] - _in_memory(wpg)) for wpg in order)
+
     def bring_back(self, wpg_id: WpgId) -> None:
         """Have all of a parked WPG in memory; the caller holds its lock.
 

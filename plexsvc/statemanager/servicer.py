@@ -189,10 +189,7 @@ class StateManagerServicer:
             ledger = self._node.ledger
             return pb.InventoryReply(
                 node_id=self._node.config.node_id,
-                wpgs=[
-                    _wpg_on_wire(wpg, worked_bytes=self._node.worked.of(wpg.wpg_id))
-                    for wpg in ledger.wpgs.values()
-                ],
+                wpgs=[self._wpg_on_wire(wpg) for wpg in ledger.wpgs.values()],
                 devices=[
                     pb.DeviceMemory(
                         index=index,
@@ -208,12 +205,31 @@ class StateManagerServicer:
                 disk_bytes_total=ledger.disk.total,
                 sunk_bytes=self._parking.sunk_bytes,
                 risen_bytes=self._parking.risen_bytes,
+                queued_bytes=self._parking.queued_bytes(),
+                spared_bytes=self._mover.spared_bytes,
                 staging_bytes_used=used,
                 staging_bytes_total=total,
                 max_scheduler_epoch=ledger.max_epoch,
                 data_socket=self._data_socket,
                 versions=[pb.VersionId(**key._asdict()) for key in self._node.publisher.known()],
             )
+
+    def _wpg_on_wire(self, wpg: WpgState) -> pb.WpgState:
+        move_us, moved_bytes = self._mover.progress(wpg.wpg_id)
+        return pb.WpgState(
+            wpg_id=wpg.wpg_id,
+            incarnation=wpg.incarnation,
+            residency=ON_WIRE[wpg.residency],
+            device_bytes=wpg.nbytes if wpg.is_on_device else 0,
+            host_bytes=wpg.nbytes,
+            disk_bytes=wpg.disk_bytes,
+            switch_bytes=wpg.switch_bytes or wpg.nbytes,
+            lease_no=wpg.lease_no,
+            applied_seq=wpg.applied_seq,
+            worked_bytes=self._node.worked.of(wpg.wpg_id),
+            move_us=move_us,
+            moved_bytes=moved_bytes,
+        )
 
     async def stage(self, messages: AsyncIterator[bytes]) -> service_pb2.StageReply:
         """Take a bundle into staging memory and validate it there."""
@@ -462,18 +478,3 @@ def _part(message: bytes, name: str) -> service_pb2.StageRequest:
     if not request.HasField(name):
         raise bad_request("an upload starts with its header, StageHeader, and then has only chunks")
     return request
-
-
-def _wpg_on_wire(wpg: WpgState, *, worked_bytes: int) -> pb.WpgState:
-    return pb.WpgState(
-        wpg_id=wpg.wpg_id,
-        incarnation=wpg.incarnation,
-        residency=ON_WIRE[wpg.residency],
-        device_bytes=wpg.nbytes if wpg.is_on_device else 0,
-        host_bytes=wpg.nbytes,
-        disk_bytes=wpg.disk_bytes,
-        switch_bytes=wpg.switch_bytes or wpg.nbytes,
-        lease_no=wpg.lease_no,
-        applied_seq=wpg.applied_seq,
-        worked_bytes=worked_bytes,
-    )

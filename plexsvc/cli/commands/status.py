@@ -1,4 +1,4 @@
-"""`plexctl status`, `plexctl top` and `plexctl explain`: jobs and devices, and why one waits."""
+"""`plexctl status`, `state`, `top` and `explain`: jobs, devices, state, and why one waits."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ def status(
     else:
         reply = at.ask("GetStatus")
         at.show(reply, status_view(reply))
+
+
+def state(at: At) -> None:
+    """Show what devices, host memory and disks hold, whose state is where, and what moves."""
+    from plexsvc.show.state import state_view
+
+    reply = at.ask("ListNodes")
+    at.show(reply, state_view(reply.nodes))
 
 
 def top(at: At, window: Window = 0.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from tests.rigs.state_daemon import Daemon
+from tests.rigs.state_daemon import DEADLINE_S, Daemon
+from tests.rigs.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -72,11 +75,30 @@ def test_clean_gradients_are_dropped_and_come_back_as_zeroes(daemon: Daemon) -> 
     zeroes = a("hash", name="grads")
     a("fill", name="grads", seed=1)
     assert daemon.move("a", "HOST").nbytes == MIB
+    assert daemon.inventory().spared_bytes == MIB
     b("allocate", regions=[region("params", 4 * MIB)])
     b("fill", name="params", seed=2)
     daemon.move("b", "HOST")
     daemon.move("a", "DEVICE")
     assert a("hash", name="grads") == zeroes
+
+
+def test_a_move_under_way_shows_how_far_it_is(daemon: Daemon) -> None:
+    a = daemon.client("a")
+    a("allocate", regions=[region("params", 4 * MIB)])
+    daemon.move("a", "HOST")
+    a.process.send_signal(signal.SIGSTOP)  # what is copied waits to be mapped
+    try:
+        under_way = daemon.stub.Move.future(
+            statemanager_pb2.MoveRequest(wpg_id="a", to="RESIDENCY_DEVICE"), timeout=DEADLINE_S
+        )
+        wait_until(lambda: daemon.inventory().wpgs[0].moved_bytes == 4 * MIB, what="it is copied")
+        assert daemon.inventory().wpgs[0].move_us > 0
+    finally:
+        a.process.send_signal(signal.SIGCONT)
+    assert not under_way.result().HasField("error")
+    after = daemon.inventory().wpgs[0]
+    assert (after.move_us, after.moved_bytes) == (0, 0)
 
 
 def test_dirty_gradients_survive_a_switch(daemon: Daemon) -> None:

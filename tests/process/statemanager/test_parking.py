@@ -116,6 +116,7 @@ def test_what_is_expected_next_is_in_memory_before_its_turn(daemon: Daemon) -> N
     assert daemon.move("d", "DEVICE").error.code == ""
     assert client("hash", name="params") == expected
     assert daemon.inventory().risen_bytes > 0
+    wait_until(lambda: not daemon.inventory().queued_bytes, what="nothing is to come back")
 
 
 def test_whoever_was_parked_longest_ago_comes_next_when_nobody_says(daemon: Daemon) -> None:

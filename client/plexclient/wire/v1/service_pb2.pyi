@@ -773,7 +773,7 @@ class ListNodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node_id", "state", "reason", "address", "host_bytes_used", "host_bytes_total", "devices", "residents", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes", "processes", "state_manager_restarts", "lease_age_us")
+    __slots__ = ("node_id", "state", "reason", "address", "host_bytes_used", "host_bytes_total", "devices", "residents", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes", "processes", "state_manager_restarts", "lease_age_us", "queued_bytes", "spared_bytes")
     class ProcessesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -796,6 +796,8 @@ class NodeView(_message.Message):
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     STATE_MANAGER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_AGE_US_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     state: str
     reason: str
@@ -811,10 +813,12 @@ class NodeView(_message.Message):
     processes: _containers.ScalarMap[str, int]
     state_manager_restarts: int
     lease_age_us: int
-    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ..., processes: _Optional[_Mapping[str, int]] = ..., state_manager_restarts: _Optional[int] = ..., lease_age_us: _Optional[int] = ...) -> None: ...
+    queued_bytes: int
+    spared_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ..., processes: _Optional[_Mapping[str, int]] = ..., state_manager_restarts: _Optional[int] = ..., lease_age_us: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ...) -> None: ...
 
 class NodeResident(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "next", "name", "disk_bytes")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "next", "name", "disk_bytes", "device_bytes", "host_bytes", "move_us", "moved_bytes")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -826,6 +830,10 @@ class NodeResident(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOVE_US_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     job_name: str
@@ -837,7 +845,11 @@ class NodeResident(_message.Message):
     next: str
     name: str
     disk_bytes: int
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., moving_to: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., name: _Optional[str] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
+    device_bytes: int
+    host_bytes: int
+    move_us: int
+    moved_bytes: int
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., moving_to: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., name: _Optional[str] = ..., disk_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., move_us: _Optional[int] = ..., moved_bytes: _Optional[int] = ...) -> None: ...
 
 class ChangeNodeRequest(_message.Message):
     __slots__ = ("tenant", "is_operator", "node_id", "change")

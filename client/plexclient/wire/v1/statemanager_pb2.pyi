@@ -287,7 +287,7 @@ class InventoryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InventoryReply(_message.Message):
-    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket", "versions", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes")
+    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket", "versions", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes", "queued_bytes", "spared_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     WPGS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +302,8 @@ class InventoryReply(_message.Message):
     DISK_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     SUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     RISEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     wpgs: _containers.RepeatedCompositeFieldContainer[WpgState]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceMemory]
@@ -316,10 +318,12 @@ class InventoryReply(_message.Message):
     disk_bytes_total: int
     sunk_bytes: int
     risen_bytes: int
-    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionId, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ...) -> None: ...
+    queued_bytes: int
+    spared_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionId, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ...) -> None: ...
 
 class WpgState(_message.Message):
-    __slots__ = ("wpg_id", "incarnation", "residency", "device_bytes", "host_bytes", "switch_bytes", "lease_no", "applied_seq", "disk_bytes", "worked_bytes")
+    __slots__ = ("wpg_id", "incarnation", "residency", "device_bytes", "host_bytes", "switch_bytes", "lease_no", "applied_seq", "disk_bytes", "move_us", "moved_bytes", "worked_bytes")
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +333,8 @@ class WpgState(_message.Message):
     LEASE_NO_FIELD_NUMBER: _ClassVar[int]
     APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOVE_US_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     wpg_id: str
     incarnation: int
@@ -339,8 +345,10 @@ class WpgState(_message.Message):
     lease_no: int
     applied_seq: int
     disk_bytes: int
+    move_us: int
+    moved_bytes: int
     worked_bytes: int
-    def __init__(self, wpg_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., switch_bytes: _Optional[int] = ..., lease_no: _Optional[int] = ..., applied_seq: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., worked_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, wpg_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., switch_bytes: _Optional[int] = ..., lease_no: _Optional[int] = ..., applied_seq: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., move_us: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., worked_bytes: _Optional[int] = ...) -> None: ...
 
 class DeviceMemory(_message.Message):
     __slots__ = ("index", "bytes_used", "bytes_total", "bytes_peak")

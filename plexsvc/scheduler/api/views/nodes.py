@@ -94,7 +94,7 @@ def _view(
     cluster = scheduler.cluster
     here = [w for w in cluster.wpgs.values() if _devices(w, link.node_id)] if link.node_id else []
     inventory = inventory or statemanager_pb2.InventoryReply()
-    on_disk = {wpg.wpg_id: wpg.disk_bytes for wpg in inventory.wpgs}
+    held = {wpg.wpg_id: wpg for wpg in inventory.wpgs}
     view = service_pb2.NodeView(
         node_id=link.node_id or link.target,
         address=link.address,
@@ -104,14 +104,15 @@ def _view(
         disk_bytes_total=link.description.disk_bytes,
         sunk_bytes=inventory.sunk_bytes,
         risen_bytes=inventory.risen_bytes,
+        queued_bytes=inventory.queued_bytes,
+        spared_bytes=inventory.spared_bytes,
         devices=[
             status.device_status(scheduler, device)
             for device in cluster.devices.values()
             if device.place.node_id == link.node_id
         ],
         residents=[
-            _resident(cluster, w, link.node_id, disk_bytes=on_disk.get(w.wpg_id, 0), lens=lens)
-            for w in here
+            _resident(cluster, w, link.node_id, held=held.get(w.wpg_id), lens=lens) for w in here
         ],
     )
     view.state = status.node_state(cluster, link)
@@ -140,19 +141,29 @@ def _reason(cluster: ClusterView, link: NodeLink, state: str, here: list[Wpg]) -
 
 
 def _resident(
-    cluster: ClusterView, wpg: Wpg, node_id: NodeId, *, disk_bytes: int, lens: Lens
+    cluster: ClusterView,
+    wpg: Wpg,
+    node_id: NodeId,
+    *,
+    held: statemanager_pb2.WpgState | None,
+    lens: Lens,
 ) -> service_pb2.NodeResident:
     deployment = cluster.deployments[wpg.deployment_id]
+    held = held or statemanager_pb2.WpgState()
     view = service_pb2.NodeResident(
         role=deployment.role,
         devices=_devices(wpg, node_id),
         residency=ON_WIRE[wpg.residency],
         moving_to=moving_to(deployment) if cluster.is_current(wpg) else (),
         next=lens.text(what_next(cluster, wpg, node_id)),
+        device_bytes=held.device_bytes,
+        host_bytes=held.host_bytes - held.disk_bytes,
+        disk_bytes=held.disk_bytes,
+        move_us=held.move_us,
+        moved_bytes=held.moved_bytes,
     )
     if lens.sees(wpg.job_id):
         view.deployment_id, view.job_id = wpg.deployment_id, wpg.job_id
-        view.disk_bytes = disk_bytes
         view.job_name, view.tenant = lens.job_name(wpg.job_id), lens.tenant_of(wpg.job_id)
         view.name = wpg.deployment_id.removeprefix(f"{wpg.job_id}/")
     return view
