@@ -80,6 +80,7 @@ def of(
     is_half = dtype == "bfloat16" and not (is_trained and backend == "fsdp" and lora is None)
     itemsize = HALF_BYTES if is_half else FLOAT32_BYTES
     count = _PARAMETERS[backend](config, parallel)
+    experts = _local_experts(config, parallel) if backend == "megatron" else 0
     params = count * itemsize
     if lora is not None:
         adapters = lora.elements(config) * FLOAT32_BYTES
@@ -93,10 +94,12 @@ def of(
     if not is_trained:
         return Sizes(params=params, version=params)
     kept = 2 * FLOAT32_BYTES + (FLOAT32_BYTES if itemsize < FLOAT32_BYTES else 0)
-    shares = parallel.dp if parallel.distributed_optimizer else 1
+    dense, expert = 1, 1
+    if parallel.distributed_optimizer:
+        dense, expert = parallel.dp, parallel.dp // parallel.ep
     return Sizes(
         params=params,
-        optimizer=math.ceil(count * kept / shares),
+        optimizer=math.ceil(kept * ((count - experts) / dense + experts / expert)),
         gradients=count * FLOAT32_BYTES,
         version=params,
     )
@@ -154,8 +157,14 @@ def _megatron(config: Mapping[str, int], parallel: Parallel) -> int:
     layers = math.ceil(config["num_hidden_layers"] / parallel.pp)
     tables = 1 if parallel.pp > 1 else _tables(config)
     split = layers * _matrices(config) + tables * config["vocab_size"] * config["hidden_size"]
-    whole = (layers + 1) * _vectors(config) + layers * _experts(config) // parallel.ep
+    whole = (layers + 1) * _vectors(config) + _local_experts(config, parallel)
     return math.ceil(split / parallel.tp) + whole
+
+
+def _local_experts(config: Mapping[str, int], parallel: Parallel) -> int:
+    """Return the elements of the experts that a rank of megatron holds."""
+    layers = math.ceil(config["num_hidden_layers"] / parallel.pp)
+    return layers * _experts(config) // parallel.ep
 
 
 def _fsdp(config: Mapping[str, int], parallel: Parallel) -> int:

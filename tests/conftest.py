@@ -54,3 +54,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Like `tiny_model` but twice the state, for layouts that split it over two devices."""
     return make_qwen3(tmp_path_factory.mktemp("models") / "wide", seed=1, layers=4)
+
+
+@pytest.fixture(scope="session")
+def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3-MoE whose half of the experts, and the rest, take as much as `tiny_model`."""
+    from tests.rigs.model_families import BOTH, make_model
+
+    case = {**BOTH["qwen3_moe"], "moe_intermediate_size": 64, "vocab_size": 50}
+    return make_model(tmp_path_factory.mktemp("models") / "moe", case)

@@ -21,7 +21,8 @@ class Parallel:
     """Degrees of parallelism; the world size is `tp * pp * dp * cp`.
 
     By `distributed_optimizer=True` each of `dp` replicas on megatron holds an even share of the
-    moments and float32 masters (ZeRO-1) instead of all of them.
+    moments and float32 masters (ZeRO-1) instead of all of them. `ep`, a divisor of `dp`, shares out
+    the experts of a model over so many of these replicas.
     """
 
     tp: int = 1

@@ -126,17 +126,18 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.C
 
 
 def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None:
-    heads = table.get("num_attention_heads", 0)
-    if families.num_experts(table) and parallel.tp > 1:
+    heads, experts = table.get("num_attention_heads", 0), families.num_experts(table)
+    if experts and parallel.tp > 1:
         raise bad_request(
-            f"parallel tp = {parallel.tp} with a model of {families.num_experts(table)} experts, "
-            "which are not split over tensor ranks; use tp=1 with pp or dp",
+            f"parallel tp = {parallel.tp} with a model of {experts} experts, "
+            "which are not split over tensor ranks; use tp=1 with pp, dp and ep",
             degree="tp",
         )
     for degree, value, what, count in (
         ("tp", parallel.tp, "attention heads", heads),
         ("tp", parallel.tp, "key-value heads", table.get("num_key_value_heads") or heads),
         ("tp", parallel.tp, "intermediate units", table.get("intermediate_size", parallel.tp)),
+        ("ep", parallel.ep, "experts", experts),
         ("pp", parallel.pp, "layers", table.get("num_hidden_layers", 0)),
     ):
         if value > 1 and (count == 0 or count % value):
@@ -216,15 +217,23 @@ def _check_instances(spec: service_pb2.DeploymentSpec) -> None:
 def _check_degrees(spec: service_pb2.DeploymentSpec) -> None:
     wire = spec.parallel
     degrees = {"tp": wire.tp, "pp": wire.pp, "dp": wire.dp, "cp": wire.cp, "ep": wire.ep}
-    if math.prod(max(1, degree) for degree in degrees.values()) > MAX_RANKS:
+    if math.prod(max(1, degrees[name]) for name in degrees if name != "ep") > MAX_RANKS:
         raise bad_request(f"parallel {degrees} makes more ranks than any job may have: {MAX_RANKS}")
-    only = {"fsdp": {"dp"}, "vllm": set[str](), "megatron": {"tp", "pp", "dp"}}.get(spec.backend)
+    only = {"fsdp": {"dp"}, "vllm": set[str](), "megatron": {"tp", "pp", "dp", "ep"}}.get(
+        spec.backend
+    )
     wide = [name for name, value in degrees.items() if value > 1]
     if only is not None and not only.issuperset(wide):
         got = ", ".join(f"{name}={degrees[name]}" for name in wide)
         raise bad_request(
             f"backend {spec.backend!r} got parallel {got}; "
             f"it splits over {' and '.join(only) if only else 'nothing: ask for more instances'}"
+        )
+    if max(1, wire.dp) % max(1, wire.ep):
+        raise bad_request(
+            f"parallel ep = {wire.ep} does not divide dp = {max(1, wire.dp)}: each group of ep "
+            "data-parallel ranks shares out the experts; choose a divisor",
+            degree="ep",
         )
     if wire.sequence_parallel and wire.tp <= 1:
         raise bad_request("sequence_parallel needs tp above 1; raise tp or turn it off")

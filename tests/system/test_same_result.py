@@ -41,6 +41,7 @@ LAYOUTS = {
     "megatron-zero": Layout(
         parallel=plex.Parallel(dp=2, distributed_optimizer=True), dtype="bfloat16"
     ),
+    "megatron-ep2": Layout(parallel=plex.Parallel(dp=2, ep=2)),
     "fsdp-dp2": Layout(backend="fsdp", parallel=plex.Parallel(dp=2)),
     "fsdp-lora": Layout(backend="fsdp", parallel=ONE, dtype="bfloat16", lora=plex.LoRA(rank=16)),
 }
@@ -88,14 +89,11 @@ def digests_shared(
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_jobs_switched_between_backward_and_step_equal_each_alone(
-    cluster: LiveCluster, tiny_model: Path, wide_model: Path, name: str
+    cluster: LiveCluster, tiny_model: Path, wide_model: Path, moe_model: Path, name: str
 ) -> None:
     layout = LAYOUTS[name]
-    model = (
-        wide_model
-        if name in {"megatron-tp2", "megatron-pp2", "fsdp-dp2", "fsdp-lora"}
-        else tiny_model
-    )
+    wide = dict.fromkeys(("megatron-tp2", "megatron-pp2", "fsdp-dp2", "fsdp-lora"), wide_model)
+    model = {**wide, "megatron-ep2": moe_model}.get(name, tiny_model)
     with cluster.connect() as connection:
         alone = [digest_alone(connection, model, layout, seed=seed) for seed in (0, 1)]
         shared = digests_shared(cluster, connection, [model, model], [layout, layout])

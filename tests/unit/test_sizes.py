@@ -75,6 +75,22 @@ def test_layouts_split_as_their_backend_does() -> None:
     assert state("fsdp", Parallel(dp=8)) == pytest.approx(sharded / 8, rel=0.001)
 
 
+def test_experts_are_split_over_their_own_ranks() -> None:
+    table = table_of(BOTH["qwen3_moe"])
+
+    def of(**parallel: Any) -> sizes.Sizes:
+        layout = Parallel(**parallel)
+        return sizes.of(
+            table, backend="megatron", dtype="float32", parallel=layout, is_trained=True
+        )
+
+    experts = 4 * 4 * 4 * 3 * 32 * 24  # bytes, layers, experts, matrices
+    whole, split = of(dp=2), of(dp=2, ep=2)
+    assert whole.params - split.params == experts / 2
+    shared = of(dp=2, ep=2, distributed_optimizer=True)
+    assert shared.optimizer == (split.params - experts / 2) + experts, "dense halves, whole experts"
+
+
 def test_nothing_is_said_of_a_backend_or_a_model_that_is_not_known() -> None:
     for config, backend in ((QWEN_7B, "noop"), ({"hidden_size": 8}, "fsdp")):
         found = sizes.of(config, backend=backend, dtype="", parallel=Parallel(), is_trained=True)

@@ -15,10 +15,13 @@ import plexsvc.worker.preload
 import torch
 from plexsvc.worker.backends.megatron import state
 
+layout = state.Arrangement(
+    itemsize=2, places=(), param_bytes=12, buffers=(range(6),), kept=(), is_shared=False
+)
 memory = {"grads": torch.full((24,), 7, dtype=torch.uint8)}
 memory["masters"] = torch.zeros(128, dtype=torch.uint8)
 param = torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)
-with state._AllocatingIn(memory, is_new=True):
+with state._AllocatingIn(memory, layout, is_new=True):
     grads = torch.zeros(6, dtype=torch.float32, device="cpu", requires_grad=False)
     masters = [param.detach().clone().float() for _ in range(2)]
     others = [torch.zeros(5), torch.ones(3).float()]
@@ -29,7 +32,7 @@ assert all(master.tolist() == [1.0, 2.0, 3.0] for master in masters)
 assert not any(state._lies_in(tensor, memory["masters"]) for tensor in others)
 memory["grads"].fill_(7)
 memory["masters"].fill_(7)
-with state._AllocatingIn(memory, is_new=False):
+with state._AllocatingIn(memory, layout, is_new=False):
     torch.zeros(6, dtype=torch.float32)
     param.detach().clone().float()
 assert (memory["grads"] == 7).all() and (memory["masters"] == 7).all(), "they hold the state"

@@ -144,6 +144,7 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
             )
         ),
         ({"parallel": common_pb2.Parallel(tp=512, dp=512)}, "more ranks"),
+        ({"parallel": common_pb2.Parallel(dp=3, ep=2)}, "ep = 2 does not divide dp = 3"),
         ({"role": "reference", "optimizer": pb.Optimizer(kind="adamw")}, "reference"),
         ({"optimizer": pb.Optimizer(kind="sgd")}, "sgd"),
         ({"optimizer": pb.Optimizer(lr=-1.0)}, "lr"),
@@ -165,6 +166,7 @@ def test_a_spec_that_contradicts_itself_is_refused_by_name(
     [
         (common_pb2.Parallel(tp=5), "12 attention heads"),
         (common_pb2.Parallel(pp=4), "6 layers"),
+        (common_pb2.Parallel(dp=2, ep=2), "0 experts"),
         (common_pb2.Parallel(tp=3), "4 key-value heads"),
         (common_pb2.Parallel(tp=4), "102 intermediate units"),
     ],
@@ -180,7 +182,9 @@ def test_degrees_must_divide_the_model(
 
 def test_experts_are_not_split_over_tensor_ranks(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(config_of(BOTH["qwen3_moe"])))
-    check_model(spec(parallel=common_pb2.Parallel(pp=2, dp=2)), model)
+    check_model(spec(parallel=common_pb2.Parallel(pp=2, dp=8, ep=4)), model)
+    with pytest.raises(PlexError, match="ep = 8 does not divide the model's 4 experts"):
+        check_model(spec(parallel=common_pb2.Parallel(dp=8, ep=8)), model)
     with pytest.raises(PlexError, match="tp = 2 with a model of 4 experts"):
         check_model(spec(parallel=common_pb2.Parallel(tp=2)), model)
 
@@ -237,12 +241,12 @@ def test_engines_on_training_devices_serve_a_rollout_of_their_model(
 
 
 def test_degrees_that_no_backend_has_are_refused_from_the_request_alone() -> None:
-    for degree, parallel in (
-        ("cp", common_pb2.Parallel(cp=2)),
-        ("ep", common_pb2.Parallel(ep=2)),
+    for backend, degree, parallel in (
+        ("megatron", "cp", common_pb2.Parallel(cp=2)),
+        ("fsdp", "ep", common_pb2.Parallel(dp=2, ep=2)),
     ):
-        with pytest.raises(PlexError, match=f"parallel {degree}=2; it splits over"):
-            check_spec(spec(parallel=parallel))
+        with pytest.raises(PlexError, match=rf"parallel .*{degree}=2; it splits over"):
+            check_spec(spec(backend=backend, parallel=parallel))
 
 
 def test_weights_that_do_not_open_are_refused_from_their_headers(model: Path) -> None:

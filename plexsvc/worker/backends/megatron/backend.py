@@ -87,6 +87,8 @@ class MegatronBackend:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.parallel.tp,
             pipeline_model_parallel_size=config.parallel.pp,
+            expert_model_parallel_size=config.parallel.ep,
+            expert_tensor_parallel_size=1,
             distributed_timeout_minutes=max(1, config.collective_timeout_s // 60),
             create_gloo_process_groups=torch.cuda.is_available(),
         )
@@ -108,8 +110,10 @@ class MegatronBackend:
         itemsize, dp = self._dtype.itemsize, self._config.parallel.dp
         if dp == 1 or not self._config.parallel.distributed_optimizer:
             return state.whole_layout(params, itemsize=itemsize)
-        rank = parallel_state.get_data_parallel_rank()
-        return state.shared_layout(params, itemsize=itemsize, rank=rank, num_shares=dp)
+        dense = parallel_state.get_data_parallel_rank(), dp
+        rank = parallel_state.get_expert_data_parallel_rank()
+        experts = rank, parallel_state.get_expert_data_parallel_world_size()
+        return state.shared_layout(params, itemsize=itemsize, dense=dense, experts=experts)
 
     def regions(self) -> tuple[RegionSpec, ...]:
         """Return the device memory this rank needs."""
@@ -217,9 +221,8 @@ class MegatronBackend:
                 grad_norm=norm,
             )
         if hyper.clip_grad_norm > 0.0:
-            clip_grad_by_total_norm_fp32(
-                optimizer.get_parameters(), max_norm=hyper.clip_grad_norm, total_norm=norm
-            )
+            tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+            clip_grad_by_total_norm_fp32(tensors, max_norm=hyper.clip_grad_norm, total_norm=norm)
         update = trained.plan_update(hyper)
 
         def apply() -> dict[str, float]:

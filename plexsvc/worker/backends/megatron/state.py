@@ -2,6 +2,7 @@
 
 With Megatron's distributed optimizer each data-parallel rank holds moments and masters of its share
 alone: an even part of a buffer in which parameters lie end to end, cut without regard to them.
+Experts that are split over ranks lie in a buffer of their own: fewer ranks hold each.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
@@ -45,6 +45,11 @@ class Param:
     tensor: Any
     runs: tuple[Run, ...]
 
+    @property
+    def is_split_expert(self) -> bool:
+        """Whether only some data-parallel ranks hold it: Megatron's mark of experts."""
+        return not getattr(self.tensor, "allreduce", True)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
@@ -54,11 +59,12 @@ class Arrangement:
     places: tuple[Place, ...]
     """Of each parameter in `params`."""
     param_bytes: int
-    grad_elements: int
+    buffers: tuple[range, ...]
+    """Elements of `grads` that each of Megatron's buffers takes, and of `params` where shared."""
     kept: tuple[range, ...]
     """Elements of each parameter whose moments and master this rank holds."""
-    num_shares: int
-    """Data-parallel ranks that hold a share each; 1 where each of them holds all."""
+    is_shared: bool
+    """Whether data-parallel ranks hold a share each instead of all."""
 
     def regions(self, *, is_trained: bool) -> tuple[RegionSpec, ...]:
         """Return the regions the rank needs."""
@@ -68,7 +74,7 @@ class Arrangement:
             for kept in self.kept:
                 layout.add((len(kept),))
             specs.append(RegionSpec(name=MOMENTS, nbytes=2 * layout.nbytes))
-            specs.append(RegionSpec(name=GRADS, nbytes=4 * self.grad_elements, droppable=True))
+            specs.append(RegionSpec(name=GRADS, nbytes=4 * self.buffers[-1].stop, droppable=True))
             if self.itemsize < 4:
                 specs.append(RegionSpec(name=MASTERS, nbytes=layout.nbytes))
         return tuple(specs)
@@ -78,45 +84,61 @@ def whole_layout(params: Sequence[Param], *, itemsize: int) -> Arrangement:
     """Return the layout of a rank whose optimizer holds all of its parameters."""
     layout = RegionLayout(itemsize=itemsize)
     sizes = [param.tensor.numel() for param in params]
+    total = sum(sizes)
+    experts = sum(param.tensor.numel() for param in params if param.is_split_expert)
+    buffers = (range(total - experts), range(total - experts, total))
     return Arrangement(
         itemsize=itemsize,
         places=tuple(layout.add(param.tensor.shape) for param in params),
         param_bytes=layout.nbytes,
-        grad_elements=sum(sizes),
+        buffers=tuple(buffer for buffer in buffers if buffer),
         kept=tuple(range(size) for size in sizes),
-        num_shares=1,
+        is_shared=False,
     )
 
 
 def shared_layout(
-    params: Sequence[Param], *, itemsize: int, rank: int, num_shares: int
+    params: Sequence[Param],
+    *,
+    itemsize: int,
+    dense: tuple[int, int],
+    experts: tuple[int, int] = (0, 1),
 ) -> Arrangement:
-    """Return the layout of data-parallel `rank`: that of the buffers Megatron makes.
+    """Return the layout of a rank that holds one share: that of the buffers Megatron makes.
 
-    Parameters lie in reverse order, each at a multiple of 64 elements. A tied embedding has a
-    bucket of its own, so that both ends of a pipeline share it out alike. Each bucket is padded so
-    that its shares are even.
+    `dense` is its place among the ranks that share, and how many these are; `experts` is that of
+    experts that are split over ranks. Parameters lie in reverse order, each at a multiple of 64
+    elements. A tied embedding has a bucket of its own, so that both ends of a pipeline share it out
+    alike. Each bucket is padded so that its shares are even.
     """
     starts: dict[int, int] = {}
     buckets: list[range] = []
+    buffers: list[range] = []
     begin = end = 0
-    for index in reversed(range(len(params))):
-        tensor = params[index].tensor
-        is_alone = getattr(tensor, "shared_embedding", False)
-        end = _up(end, 64)
-        if is_alone and end > begin:
+    for is_expert, (_, num_shares) in ((False, dense), (True, experts)):
+        start = end
+        for index in reversed(range(len(params))):
+            tensor = params[index].tensor
+            if params[index].is_split_expert != is_expert:
+                continue
+            is_alone = getattr(tensor, "shared_embedding", False)
+            end = _up(end, 64)
+            if is_alone and end > begin:
+                begin = end = _close(buckets, begin, end, num_shares=num_shares)
+            starts[index] = end
+            end += tensor.numel()
+            if is_alone:
+                begin = end = _close(buckets, begin, end, num_shares=num_shares)
+        if end > begin:
             begin = end = _close(buckets, begin, end, num_shares=num_shares)
-        starts[index] = end
-        end += tensor.numel()
-        if is_alone:
-            begin = end = _close(buckets, begin, end, num_shares=num_shares)
-    if end > begin:
-        end = _close(buckets, begin, end, num_shares=num_shares)
+        if end > start:
+            buffers.append(range(start, end))
     places, kept = [], []
     for index, param in enumerate(params):
         first, size = starts[index], param.tensor.numel()
         places.append(Place(offset=first * itemsize, shape=tuple(param.tensor.shape)))
         bucket = next(bucket for bucket in buckets if first in bucket)
+        rank, num_shares = experts if param.is_split_expert else dense
         share = len(bucket) // num_shares
         low = min(max(bucket.start + rank * share - first, 0), size)
         high = min(max(bucket.start + (rank + 1) * share - first, 0), size)
@@ -125,15 +147,15 @@ def shared_layout(
         itemsize=itemsize,
         places=tuple(places),
         param_bytes=end * itemsize,
-        grad_elements=end,
+        buffers=tuple(buffers),
         kept=tuple(kept),
-        num_shares=num_shares,
+        is_shared=True,
     )
 
 
 def _close(buckets: list[range], begin: int, end: int, *, num_shares: int) -> int:
     """Add the bucket `[begin, end)`, padded; return where the next begins."""
-    buckets.append(range(begin, _up(end, math.lcm(num_shares, 128))))
+    buckets.append(range(begin, begin + _up(end - begin, math.lcm(num_shares, 128))))
     return buckets[-1].stop
 
 
@@ -185,10 +207,10 @@ class Trained:
         self.steps = 0
         self._params = params
         self._memory = memory
-        self._num_shares = layout.num_shares
-        is_bf16, is_shared = bool(config.bf16), layout.num_shares > 1
+        is_bf16, is_shared = bool(config.bf16), layout.is_shared
+        self._is_shared = is_shared
         wrapped = Float16Module(config, model) if is_bf16 else model
-        with _AllocatingIn(memory, is_new=is_new, is_shared=is_shared):
+        with _AllocatingIn(memory, layout, is_new=is_new):
             self.ddp = _wrap(config, wrapped, is_shared=is_shared)
             ddp = self.ddp
             settings = OptimizerConfig(
@@ -235,10 +257,10 @@ class Trained:
         for held in self._held:
             if held.main is not held.weight:
                 held.weight.copy_(held.main)
-        if self._num_shares > 1:
-            group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-            for bucket in self.ddp.buffers[0].buckets:
-                for rank, share in enumerate(bucket.param_data.chunk(self._num_shares)):
+        for buffer in _buffers(self.ddp) if self._is_shared else ():
+            group = buffer.data_parallel_group
+            for bucket in buffer.buckets:
+                for rank, share in enumerate(bucket.param_data.chunk(group.size())):
                     dist.broadcast(share, group=group, group_src=rank)
 
     def zero_grad(self) -> None:
@@ -303,11 +325,12 @@ class _AllocatingIn(TorchFunctionMode):
     With a distributed optimizer it makes a buffer of parameters, too, before that of gradients.
     """
 
-    def __init__(self, memory: Memory, *, is_new: bool, is_shared: bool = False) -> None:
+    def __init__(self, memory: Memory, layout: Arrangement, *, is_new: bool) -> None:
         super().__init__()
         self._memory = memory
         self._is_new = is_new
-        self._has_params = not is_shared
+        kinds = (PARAMS, GRADS) if layout.is_shared else (GRADS,)
+        self._expected = [(kind, buffer) for buffer in layout.buffers for kind in kinds]
         self._masters = RegionLayout(itemsize=4)
 
     def __torch_function__(
@@ -320,12 +343,11 @@ class _AllocatingIn(TorchFunctionMode):
         """Answer what makes the gradient buffer or a master; let all else be."""
         del types
         given = dict(kwargs or {})
-        if func is torch.zeros and args == (self._memory[GRADS].numel() // 4,):
-            if not self._has_params:
-                self._has_params = True
-                return self._memory[PARAMS].view(given["dtype"])
-            grads = self._memory[GRADS].view(torch.float32)
-            return grads.zero_() if self._is_new else grads
+        if func is torch.zeros and self._expected and args == (len(self._expected[0][1]),):
+            kind, elements = self._expected.pop(0)
+            whole = self._memory[kind].view(given["dtype"])
+            made = whole[elements.start : elements.stop]
+            return made.zero_() if kind == GRADS and self._is_new else made
         if func is torch.Tensor.float and args[0].dtype is torch.bfloat16:
             param = args[0]
             place = self._masters.add(param.shape)
@@ -338,12 +360,17 @@ def _check_buffers(
     ddp: Any, memory: Memory, *, params: Sequence[Param], layout: Arrangement
 ) -> None:
     """Assert that Megatron's only buffers are the regions, laid out as was planned."""
-    assert len(ddp.buffers) <= 1, f"{len(ddp.buffers)} buffers; one dtype was expected"
-    for buffer in ddp.buffers:
-        assert buffer.grad_data.data_ptr() == memory[GRADS].data_ptr(), "a buffer of Megatron's own"
+    for buffer, elements in zip(_buffers(ddp), layout.buffers, strict=True):
+        offset = buffer.grad_data.data_ptr() - memory[GRADS].data_ptr()
+        assert offset == 4 * elements.start, "a buffer of Megatron's own"
     for param, place in zip(params, layout.places, strict=True):
         offset = param.tensor.data_ptr() - memory[PARAMS].data_ptr()
         assert offset == place.offset, (param.name, offset, place)
+
+
+def _buffers(ddp: Any) -> list[Any]:
+    """Return Megatron's buffers: of what all data-parallel ranks hold, and of split experts."""
+    return [*ddp.buffers, *ddp.expert_parallel_buffers]
 
 
 def _lies_in(tensor: Tensor, memory: Tensor) -> bool:
