@@ -158,15 +158,19 @@ def test_forward_leaves_no_trace(start_group: StartGroup, name: str) -> None:
         ("megatron-pp2", {"pp": 2}),
         ("fsdp-dp2-bf16", {"dp": 2}),
         ("fsdp-lora-bf16", {"dp": 2}),
+        ("megatron-ep2", {"dp": 2, "ep": 2}),
     ],
 )
 def test_recomputation_changes_no_bit_and_holds_less(
-    start_group: StartGroup, odd_model: Path, name: str, parallel: dict[str, Any]
+    start_group: StartGroup, odd_model: Path, tmp_path: Path, name: str, parallel: dict[str, Any]
 ) -> None:
-    settings, split = GROUPS[name]
+    settings, split = (GROUPS | EXPERTS)[name]
+    if name in EXPERTS:
+        odd_model = make_model(tmp_path / "experts", BOTH["qwen3_moe"])
     ends, most = [], []
     for what in ("", "selective", "full"):
-        group = start_group(**{**settings, "parallel": parallel, "recompute": what})
+        given = {"parallel": parallel, "recompute": what, "model": str(odd_model)}
+        group = start_group(**settings | given)
         pass_ = operation(1, "forward_backward", long_batch(), split=split, loss="ppo")
         most.append(max(group.ask("measured", pass_.SerializeToString())))
         passed = state(group)

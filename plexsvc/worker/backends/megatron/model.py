@@ -9,6 +9,7 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -145,6 +146,20 @@ def geometry(hf: Any, *, is_critic: bool) -> Geometry:
     )
 
 
+class Experts(MoELayer):
+    """Megatron's layer of experts, without the graph that its dispatcher holds until its next pass.
+
+    With recomputation that would be the graph of the whole layer before its experts.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the layer returns; a recomputation ends it early, by an exception."""
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self.token_dispatcher.probs = None
+
+
 class ValueHead(torch.nn.Module):
     """A critic's head in place of the output layer: a value a token, whole on every rank."""
 
@@ -177,6 +192,8 @@ def _layers(config: Any) -> Any:
     attention = layer.self_attention.submodules
     attention.core_attention = PackedAttention
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    if config.num_moe_experts:
+        layer.mlp.module = Experts
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     layers = [spec] * get_num_layers_to_build(config)
