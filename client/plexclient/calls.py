@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
@@ -48,6 +49,7 @@ def unowned(future: Future[R]) -> Awaitable[R]:
 
 
 S = TypeVar("S", bound=HasBackground)
+V = TypeVar("V")
 
 
 class Call(Generic[P, R]):
@@ -95,3 +97,21 @@ class call(Generic[S, P, R]):  # noqa: N801 - used as a decorator
             return self
         bound: Callable[P, Future[R]] = self._method.__get__(instance, owner)
         return Call(bound, background=instance.background)
+
+
+def taking(
+    make: Callable[P, V],
+) -> Callable[[Callable[[S, V], Future[R]]], Callable[Concatenate[S, P], Future[R]]]:
+    """Have a method that takes one value take what `make` makes it of."""
+
+    def wrapped(method: Callable[[S, V], Future[R]]) -> Callable[Concatenate[S, P], Future[R]]:
+        def call_with(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+            return method(self, make(*args, **kwargs))
+
+        own = inspect.signature(method)
+        taken = [next(iter(own.parameters.values())), *inspect.signature(make).parameters.values()]
+        call_with.__signature__ = own.replace(parameters=taken)  # type: ignore[attr-defined]
+        call_with.__doc__ = method.__doc__
+        return call_with
+
+    return wrapped

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from plexclient import programs
 from plexclient.background import Background
-from plexclient.calls import call
+from plexclient.calls import call, taking
 from plexclient.checks import of_type
 from plexclient.declared import SEEDING, Declared
 from plexclient.deployment import Deployment
@@ -24,7 +24,6 @@ from plexclient.retry import persist
 from plexclient.rollouts import Rollout
 from plexclient.score_call import Scoring
 from plexclient.session import ENDED, Session, ended_error
-from plexclient.specs import AdamW, Elastic, LoRA, Parallel
 from plexclient.training import Actor, Critic, Reference, Trained
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import service_pb2
@@ -141,28 +140,8 @@ class Job:
         self.session.report(metrics)
 
     @call
-    def deploy(  # noqa: PLR0913 - one keyword for each thing a deployment may differ in
-        self,
-        name: str,
-        *,
-        model: str | Path | Deployment,
-        backend: str,
-        role: str | None = None,
-        parallel: Parallel = Parallel(),  # noqa: B008 - frozen
-        optimizer: AdamW | None = None,
-        lora: LoRA | None = None,
-        dtype: str = "float32",
-        seed: int = 0,
-        micro_batch_tokens: int = 0,
-        max_model_len: int = 0,
-        instances: int | Elastic | None = None,
-        kv_cache_bytes: int = 0,
-        max_logprob_gap: float = 0.0,
-        durability: str = "none",
-        recompute: str | None = None,
-        checkpoint_every: int = 0,
-        keep: int = 3,
-    ) -> Future[Any]:
+    @taking(Declared)
+    def deploy(self, declared: Declared) -> Future[Any]:
         """Return deployment `name`, ready: an Actor, Critic, Reference or Rollout by its role.
 
         `model` is a Hugging Face directory on the cluster's file system, or another deployment of
@@ -199,28 +178,8 @@ class Job:
             PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,
                 `deployment_failed`, `operation_timeout`.
         """
-        declared = Declared(
-            name,
-            model=model,
-            backend=backend,
-            role=role,
-            parallel=parallel,
-            optimizer=optimizer,
-            lora=lora,
-            dtype=dtype,
-            seed=seed,
-            micro_batch_tokens=micro_batch_tokens,
-            max_model_len=max_model_len,
-            instances=instances,
-            kv_cache_bytes=kv_cache_bytes,
-            max_logprob_gap=max_logprob_gap,
-            durability=durability,
-            recompute=recompute,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-        )
         request, seeding = declared.to_wire(self.job_id), declared.seeding(self.job_id)
-        self._check_open(f"deploy({name!r})")
+        self._check_open(f"deploy({declared.name!r})")
         self.session.check_open()
 
         async def create() -> Deployment:
