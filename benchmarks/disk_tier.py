@@ -34,7 +34,7 @@ from benchmarks.context_switch import HERE, read_line, spawn
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statemanager.disk import DEPTH, Disk, blocks
-from plexsvc.statemanager.tiers import HostCopy
+from plexsvc.statemanager.hostcopy import HostCopy
 from tests.rigs.keys import KEYS, keys_file
 
 MIB: Final = 1 << 20

@@ -16,18 +16,17 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import grpc.aio
-
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster import autoscaler, leading
-from plexsvc.cluster.config import DEFAULT_TENANT, WILDCARDS, ClusterConfig, NodeConfig
+from plexsvc.cluster.config import DEFAULT_TENANT, ClusterConfig, NodeConfig
+from plexsvc.cluster.inner import STOP_GRACE_S, open_inner
 from plexsvc.cluster.members import follow
 from plexsvc.cluster.places import (
     Card,
@@ -38,7 +37,7 @@ from plexsvc.cluster.places import (
     write_card,
 )
 from plexsvc.cluster.services import ServiceProcess
-from plexsvc.errors import ErrorCode, PlexError, bad_request
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import found
@@ -52,11 +51,10 @@ from plexsvc.rollout.managers import Managers
 from plexsvc.rollout.spot import changes_of
 from plexsvc.router.servicer import RouterServicer, add_to_server
 from plexsvc.router.tls import client_tls
-from plexsvc.rpc.channels import bind, listen, new_server
+from plexsvc.rpc.channels import bind, new_server
 from plexsvc.rpc.errors import first_failure
 from plexsvc.rpc.keys import ClusterKeys, keep_keys
 from plexsvc.scheduler.api.servicer import SchedulerServicer
-from plexsvc.scheduler.api.servicer import add_to_server as add_scheduler
 from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.scheduler.live import LiveScheduler
@@ -70,7 +68,6 @@ _REWARD_PROCESSES: Final = (
     ("reward planner", "plexsvc.reward.planner"),
     ("reward proxy", "plexsvc.reward.main"),
 )
-_STOP_GRACE_S: Final = 2.0
 
 log = Log(__name__)
 
@@ -164,7 +161,7 @@ class EmbeddedCluster:
         if former is None:  # else who waits for training need not wait for these
             await asyncio.gather(*rewarding, *managing)
         _run_beside(stack, tasks.create_task(rollout.run()))
-        inner = _open_inner(self._config, keys)
+        inner = open_inner(self._config, keys)
         live = LiveScheduler(
             self._config.scheduler,
             store,
@@ -441,7 +438,7 @@ class EmbeddedCluster:
         )
         add_to_server(router, server)
         address = bind(server, self._config.listen, client_tls(self._config.router), key="listen")
-        stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.callback(router.stop)
         await server.start()
         http = await stack.enter_async_context(router.http())
@@ -474,38 +471,6 @@ async def _look(scheduler: SchedulerServicer) -> dict[str, Any]:
     pack = await scheduler.call("GetPack", pb.PackRequest(is_operator=True), pb.PackReply)
     asked = pb.ListNodesRequest(is_operator=True)
     return autoscaler.told(pack, await scheduler.call("ListNodes", asked, pb.ListNodesReply))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Inner:
-    """The port for routers that run apart: bound before it is known what will be served on it."""
-
-    server: grpc.aio.Server | None = None
-    address: str = ""
-
-    async def serve(self, stack: AsyncExitStack, scheduler: SchedulerServicer) -> None:
-        """Serve the scheduler until the stack unwinds; nothing without a port."""
-        if self.server is None:
-            return
-        add_scheduler(scheduler, self.server)
-        stack.push_async_callback(self.server.stop, _STOP_GRACE_S)
-        stack.callback(scheduler.stop)
-        await self.server.start()
-
-
-def _open_inner(config: ClusterConfig, keys: ClusterKeys) -> _Inner:
-    """Bind the port for routers apart, if the configuration names one."""
-    if not config.scheduler_listen:
-        return _Inner()
-    if not config.rollout.address and config.scheduler_listen.startswith(WILDCARDS):
-        raise bad_request(
-            f"scheduler_listen = {config.scheduler_listen!r} is for routers on other hosts, which "
-            "read tokens from the rollout managers; set rollout.address to this host's address as "
-            "they reach it"
-        )
-    server = new_server(keys)
-    address = listen(server, config.scheduler_listen, keys, key="scheduler_listen")
-    return _Inner(server=server, address=address)
 
 
 def _run_beside(stack: AsyncExitStack, task: asyncio.Task[None]) -> None:

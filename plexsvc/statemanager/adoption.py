@@ -24,12 +24,13 @@ from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.disk import SUM_BYTES
+from plexsvc.statemanager.hostcopy import Tail
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import NUMBERS, Node
 from plexsvc.statemanager.records import WpgRecord
-from plexsvc.statemanager.tiers import ArenaFile, Tail
+from plexsvc.statemanager.tiers import ArenaFile
 from plexsvc.weights.checksums import BLOCK_BYTES
 
 log = Log(__name__)

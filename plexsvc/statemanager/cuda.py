@@ -12,7 +12,8 @@ from plexsvc.errors import internal
 from plexsvc.statelink.cuda import open_driver
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.caller import Tell, tell_nobody
-from plexsvc.statemanager.tiers import HostCopy, Span, parts
+from plexsvc.statemanager.hostcopy import HostCopy, parts
+from plexsvc.statemanager.tiers import Span
 from plexsvc.weights.pieces import Bytes
 
 

@@ -18,7 +18,8 @@ from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.core import RegionState, SharedState
 from plexsvc.statemanager.disk import Disk
-from plexsvc.statemanager.tiers import DeviceTier, HostCopy, Span, Tail
+from plexsvc.statemanager.hostcopy import HostCopy, Tail
+from plexsvc.statemanager.tiers import DeviceTier, Span
 from plexsvc.weights.pieces import Bytes
 
 

@@ -17,8 +17,8 @@ from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.book import Facts, Key
 from plexsvc.statemanager.core import RegionState, SharedState, WpgState
 from plexsvc.statemanager.disk import blocks
+from plexsvc.statemanager.hostcopy import HostCopy
 from plexsvc.statemanager.links import Export, RankLink
-from plexsvc.statemanager.tiers import HostCopy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

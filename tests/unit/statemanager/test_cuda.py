@@ -21,10 +21,10 @@ from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.cuda import CudaDevice
 from plexsvc.statemanager.devices import check_budgets
+from plexsvc.statemanager.hostcopy import HostCopy
 from plexsvc.statemanager.links import Export, RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.node import Node, region_state
-from plexsvc.statemanager.tiers import HostCopy
 from tests.fakes.fake_cuda import GRANULARITY, Code, FakeCuda
 from tests.rigs.memory_files import open_files
 

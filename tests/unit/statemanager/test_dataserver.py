@@ -18,7 +18,7 @@ from plexsvc import progress
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Header, Message
 from plexsvc.statelink.session import StateSession
-from plexsvc.statemanager import dataserver, tiers
+from plexsvc.statemanager import dataserver, hostcopy, tiers
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
@@ -152,7 +152,7 @@ ALLOCATE: Header = {
 def test_an_allocation_says_part_by_part_how_far_it_is(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiers, "PART_BYTES", 1 << 16)
+    monkeypatch.setattr(hostcopy, "PART_BYTES", 1 << 16)
     with serving(node) as server, connected(server) as sock:
         dataplane.send(sock, Message(header=HELLO))
         dataplane.receive(sock)
@@ -169,14 +169,14 @@ def test_an_allocation_says_part_by_part_how_far_it_is(
 def test_a_client_that_leaves_while_memory_is_allocated_has_none(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiers, "PART_BYTES", 1 << 16)
-    populate, left = tiers._populate, threading.Event()
+    monkeypatch.setattr(hostcopy, "PART_BYTES", 1 << 16)
+    populate, left = hostcopy.populate, threading.Event()
 
     def slowly(address: int, nbytes: int) -> None:
         assert left.wait(10)
         populate(address, nbytes)
 
-    monkeypatch.setattr(tiers, "_populate", slowly)
+    monkeypatch.setattr(tiers, "populate", slowly)
     with serving(node) as server:
         with connected(server) as sock:
             dataplane.send(sock, Message(header=HELLO))

@@ -17,8 +17,9 @@ from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import disk as disks
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.disk import Disk
+from plexsvc.statemanager.hostcopy import HostCopy
 from plexsvc.statemanager.memory import RankMemory
-from plexsvc.statemanager.tiers import CpuArena, HostCopy
+from plexsvc.statemanager.tiers import CpuArena
 from plexsvc.weights.checksums import BLOCK_BYTES
 from tests.rigs.direct_io import needs_direct_io
 

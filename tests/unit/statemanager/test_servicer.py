@@ -23,7 +23,7 @@ from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
 from plexsvc.statelink.member import Member
 from plexsvc.statemanager import book as books
-from plexsvc.statemanager import checkpoints, publishing, snapshot, tiers
+from plexsvc.statemanager import checkpoints, hostcopy, publishing, snapshot
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
@@ -347,7 +347,7 @@ class SlowMemory:
             assert self.turns.acquire(timeout=30)
             copy(target, source, nbytes)
 
-        monkeypatch.setattr(tiers, "PART_BYTES", self.PART)
+        monkeypatch.setattr(hostcopy, "PART_BYTES", self.PART)
         monkeypatch.setattr(mapping, "copy", wait_and_copy)
 
 

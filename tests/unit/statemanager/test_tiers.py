@@ -21,7 +21,8 @@ from plexsvc.statemanager import hugefiles
 from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
 from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.extents import ExtentPool
-from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier, HostCopy, Span
+from plexsvc.statemanager.hostcopy import HostCopy
+from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier, Span
 from tests.fakes.fake_cuda import FakeCuda
 
 PAGE = 4096

@@ -15,7 +15,6 @@ over a weight update, and tears down process-wide state with the first engine th
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -126,7 +125,7 @@ class VllmEngine:
         weights = await asyncio.wrap_future(
             executor.call(lambda: core.collective_rpc(prepare_worker, args=(model,))[0])
         )
-        core.set_weight_version(_label(MODEL))
+        core.set_weight_version(stepping.label_of(MODEL))
         engine = cls(core, config, model, weights=weights, executor=executor, clock=clock)
         await asyncio.to_thread(executor.add, engine)
         await engine.warm_up()
@@ -334,7 +333,7 @@ class VllmEngine:
                     self._post(lambda: self._executor.call(advance))
                     return
                 self._core.reset_prefix_cache(reset_running_requests=True)
-                self._core.set_weight_version(_label(version))
+                self._core.set_weight_version(stepping.label_of(version))
                 self._is_asleep = False
             except BaseException as error:  # noqa: BLE001 - every outcome belongs to the caller
                 done.set_exception(error)
@@ -433,7 +432,7 @@ class VllmEngine:
 
     def _deliver(self, outputs: stepping.Outputs) -> None:
         for step in outputs.values():
-            version = _version(step.weight_version)
+            version = stepping.version_of(step.weight_version)
             for output in step.outputs:
                 flight = self._flights.get(output.request_id)
                 if flight is not None:
@@ -444,15 +443,16 @@ class VllmEngine:
         stop = flight.watcher.feed(tokens) if flight.watcher is not None else None
         kept = len(tokens) if stop is None else stop.kept
         logprobs, prompt = output.new_logprobs, output.new_prompt_logprobs_tensors
-        prefill = output.prefill_stats
+        prefill, pieces = output.prefill_stats, flight.pieces
+        asked = flight.sampling
         self._generated += kept
         news = operations_pb2.SampleDelta(
             token_ids=tokens[:kept],
             logprobs=() if logprobs is None else logprobs.logprobs[:kept, 0].tolist(),
             prompt_logprobs=() if prompt is None else prompt.logprobs[:, 0].tolist(),
-            texts=() if flight.pieces is None else flight.pieces.of(tokens[:kept]),
-            likely=_likely(logprobs, flight, top=flight.sampling.top_logprobs)[:kept],
-            prompt_likely=_likely(prompt, flight, top=flight.sampling.top_prompt_logprobs),
+            texts=() if pieces is None else pieces.of(tokens[:kept]),
+            likely=stepping.likely_of(logprobs, pieces, top=asked.top_logprobs)[:kept],
+            prompt_likely=stepping.likely_of(prompt, pieces, top=asked.top_prompt_logprobs),
             cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
         )
         flight.box.put(request_id, news, version=version)
@@ -481,32 +481,3 @@ class VllmEngine:
         for flight in self._flights.values():
             flight.box.fail(error)
         self._flights.clear()
-
-
-def _likely(
-    found: Any,
-    flight: _Flight,
-    *,
-    top: int,
-) -> list[operations_pb2.LikelyTokens]:
-    """Return the likeliest tokens of each position: those that can be drawn at all."""
-    if found is None or not top:
-        return []
-    likely = []
-    for row, given in zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True):
-        pairs = zip(row[1:], given[1:], strict=True)  # the position's own token comes first
-        drawn = [(token, logprob) for token, logprob in pairs if logprob > -math.inf][:top]
-        tokens, logprobs = [token for token, _ in drawn], [logprob for _, logprob in drawn]
-        texts = [] if flight.pieces is None else flight.pieces.alone(tokens)
-        likely.append(operations_pb2.LikelyTokens(token_ids=tokens, logprobs=logprobs, texts=texts))
-    return likely
-
-
-def _label(version: VersionId) -> str:
-    """Return what vLLM puts on every step made with a version."""
-    return f"{version.version}/{version.incarnation}/{version.deployment_id}"
-
-
-def _version(label: str) -> VersionId:
-    number, incarnation, deployment_id = label.split("/", 2)
-    return VersionId(deployment_id, int(incarnation), int(number))

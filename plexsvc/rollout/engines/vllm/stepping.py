@@ -1,4 +1,4 @@
-"""Steps of a vLLM core, which may have batches in flight: scheduled, and not yet read.
+"""Steps of a vLLM core, and what their outputs say. It may have batches in flight: not yet read.
 
 vLLM keeps such batches where it schedules asynchronously, or over pipeline stages. A step then
 schedules one batch and reads another, or reads none. Weights and memory that a batch in flight
@@ -7,11 +7,17 @@ computes with may not be changed: it is read first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import vllm.v1.engine.core as vllm_core
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreOutputs
+
+from plexclient.wire.v1 import operations_pb2
+from plexsvc.ids import VersionId
+from plexsvc.rollout.engines.texts import Pieces
 
 Outputs = Mapping[int, EngineCoreOutputs]
 
@@ -37,3 +43,28 @@ def drain(core: vllm_core.EngineCore) -> Iterator[Outputs]:
             yield step(core)
     finally:
         scheduler.set_pause_state(before)
+
+
+def likely_of(found: Any, pieces: Pieces | None, *, top: int) -> list[operations_pb2.LikelyTokens]:
+    """Return the likeliest tokens of each position: those that can be drawn at all."""
+    if found is None or not top:
+        return []
+    likely = []
+    for row, given in zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True):
+        pairs = zip(row[1:], given[1:], strict=True)  # the position's own token comes first
+        drawn = [(token, logprob) for token, logprob in pairs if logprob > -math.inf][:top]
+        tokens, logprobs = [token for token, _ in drawn], [logprob for _, logprob in drawn]
+        texts = [] if pieces is None else pieces.alone(tokens)
+        likely.append(operations_pb2.LikelyTokens(token_ids=tokens, logprobs=logprobs, texts=texts))
+    return likely
+
+
+def label_of(version: VersionId) -> str:
+    """Return what vLLM puts on every step made with a version."""
+    return f"{version.version}/{version.incarnation}/{version.deployment_id}"
+
+
+def version_of(label: str) -> VersionId:
+    """Return the version that a label is of."""
+    number, incarnation, deployment_id = label.split("/", 2)
+    return VersionId(deployment_id, int(incarnation), int(number))
