@@ -17,7 +17,7 @@ from plexclient.wire.v1 import reward_pb2, service_pb2
 from plexclient.wire.v1.service_pb2_grpc import RouterStub
 from plexsvc.cluster.calls import router
 from plexsvc.cluster.config import DEFAULT_TENANT, ClusterConfig, NodeConfig
-from plexsvc.cluster.places import job_dir, read_card
+from plexsvc.cluster.places import Card, job_dir, read_card
 from plexsvc.controllers.submit import LOG
 from plexsvc.demo.spans import Span, Window, from_wire
 from plexsvc.errors import ErrorCode, PlexError, unavailable
@@ -195,13 +195,7 @@ def open_stage(
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + UP_TIMEOUT_S
-        while (card := read_card(state_dir)) is None:
-            if process.poll() is not None or time.monotonic() > deadline:
-                told = f"the demo's cluster did not come up; its log {log_path} ends:\n"
-                raise unavailable(told + tail(log_path))
-            time.sleep(POLL_S)
-        with router(card) as calls:
+        with router(_card_of(process, state_dir, log_path)) as calls:
             stage = Stage(state_dir, pid=process.pid, calls=calls)
             try:
                 yield stage
@@ -210,6 +204,17 @@ def open_stage(
                 raise
     finally:
         stop(process)
+
+
+def _card_of(process: subprocess.Popen[bytes], state_dir: Path, log_path: Path) -> Card:
+    """Return a cluster's card once it is up."""
+    deadline = time.monotonic() + UP_TIMEOUT_S
+    while (card := read_card(state_dir)) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            told = f"the demo's cluster did not come up; its log {log_path} ends:\n"
+            raise unavailable(told + tail(log_path))
+        time.sleep(POLL_S)
+    return card
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -338,11 +338,15 @@ def _take_model(request: pb.CreateDeploymentRequest, source: pb.DeploymentSpec) 
     request.spec.model = source.model
 
 
-def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
-    """Serve `router` on `server`: who calls is known before anything else is done."""
+class _Served:
+    """A router's methods as a server calls them: who calls is known before all else."""
+
+    def __init__(self, router: RouterServicer) -> None:
+        self._router = router
 
     @contextmanager
-    def known(name: str, context: Context) -> Iterator[Caller]:
+    def _known(self, name: str, context: Context) -> Iterator[Caller]:
+        router = self._router
         with router.meter.calling(name):
             caller = router.tenants.caller(context)
             if not has_option(SERVICE.methods_by_name[name], pb.reads):
@@ -352,26 +356,26 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
             with router.calls.hold(caller.tenant):
                 yield caller
 
-    def calling(name: str, method: Callable[..., Awaitable[Any]]) -> Handler:
+    def calling(self, name: str, method: Callable[..., Awaitable[Any]]) -> Handler:
         async def handle(request: object, context: Context) -> object:
-            with known(name, context) as caller:
+            with self._known(name, context) as caller:
                 async with caller.valid():
                     return await method(request, tenant=caller.tenant)
 
         return handle
 
-    def forwarding(name: str, forward: Callable[..., Awaitable[Any]]) -> Handler:
+    def forwarding(self, name: str, forward: Callable[..., Awaitable[Any]]) -> Handler:
         async def handle(request: object, context: Context) -> object:
-            with known(name, context) as caller:
+            with self._known(name, context) as caller:
                 return await forward(
                     name, request, tenant=caller.tenant, is_operator=caller.is_operator
                 )
 
         return handle
 
-    def streaming(name: str, method: Callable[..., AsyncGenerator[bytes]]) -> Streaming:
+    def streaming(self, name: str, method: Callable[..., AsyncGenerator[bytes]]) -> Streaming:
         async def handle(request: Any, context: Context) -> AsyncGenerator[bytes]:
-            with known(name, context) as caller:
+            with self._known(name, context) as caller:
                 bounds.check(request)
                 sent = caller.through(method(request, tenant=caller.tenant))
                 async with aclosing(sent) as messages:
@@ -380,17 +384,20 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
 
         return handle
 
-    async def operate(_: object, context: Context) -> None:
-        with known("Operate", context) as caller:
-            submit = partial(router.submit_operation, tenant=caller.tenant)
+    async def operate(self, _: object, context: Context) -> None:
+        with self._known("Operate", context) as caller:
+            submit = partial(self._router.submit_operation, tenant=caller.tenant)
             async with caller.valid():
-                await router.operations.serve(context, submit)
+                await self._router.operations.serve(context, submit)
 
-    calls = {name: forwarding(name, router.control.forward) for name in METHODS}
-    calls |= {name: forwarding(name, router.rewards.forward) for name in rewards.METHODS}
-    calls |= {
-        name: forwarding(name, router.change_table)
-        for name in ("CreateToken", "RevokeToken", "SetQuota")
+
+def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
+    """Serve `router` on `server`."""
+    served = _Served(router)
+    forwarded = {
+        **dict.fromkeys(METHODS, router.control.forward),
+        **dict.fromkeys(rewards.METHODS, router.rewards.forward),
+        **dict.fromkeys(("CreateToken", "RevokeToken", "SetQuota"), router.change_table),
     }
     own: dict[str, Callable[..., Awaitable[Any]]] = {
         "KeepAlive": router.keep_alive,
@@ -401,7 +408,6 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         "GetCheckpoints": router.checkpoints.get,
         "ChangeCheckpoint": router.checkpoints.change,
     }
-    calls |= {name: calling(name, method) for name, method in own.items()}
     streams: dict[str, Callable[..., AsyncGenerator[bytes]]] = {
         "FetchResult": router.downloads.result,
         "StreamGenerate": router.downloads.frames,
@@ -412,8 +418,13 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
     add_service(
         server,
         SERVICE,
-        calls=calls | {"Operate": operate, "JoinNode": router.join_node},
-        streams={name: streaming(name, method) for name, method in streams.items()},
+        calls={
+            **{name: served.forwarding(name, method) for name, method in forwarded.items()},
+            **{name: served.calling(name, method) for name, method in own.items()},
+            "Operate": served.operate,
+            "JoinNode": router.join_node,
+        },
+        streams={name: served.streaming(name, method) for name, method in streams.items()},
     )
 
 

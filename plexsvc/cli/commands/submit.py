@@ -79,16 +79,7 @@ def submit(
     else:
         typer.echo(job_id)
     if attach:
-        try:
-            _write_bytes(controllers.read_log(directory, follow=True))
-        except KeyboardInterrupt:
-            _say_goes_on(job_id, state_dir=at.state_dir)
-        end = controllers.read_end(directory)
-        if end is None:
-            typer.echo("the job's supervisor died before it recorded the end", err=True)
-        elif end.outcome != "completed":
-            typer.echo(f"{end.outcome}: {end.reason}", err=True)
-        raise typer.Exit(0 if end is not None and end.outcome == "completed" else FAILED)
+        raise typer.Exit(_attached(directory, job_id, state_dir=at.state_dir))
 
 
 def logs(
@@ -110,6 +101,22 @@ def logs(
         print_json({"job_id": job, "lines": text.splitlines()})
     else:
         _write_bytes(chunks)
+
+
+def _attached(directory: Path, job_id: str, *, state_dir: Path | None) -> int:
+    """Print a job's output until it ends; return the command's exit code."""
+    from plexsvc.controllers import submit as controllers
+
+    try:
+        _write_bytes(controllers.read_log(directory, follow=True))
+    except KeyboardInterrupt:
+        _say_goes_on(job_id, state_dir=state_dir)
+    end = controllers.read_end(directory)
+    if end is None:
+        typer.echo("the job's supervisor died before it recorded the end", err=True)
+    elif end.outcome != "completed":
+        typer.echo(f"{end.outcome}: {end.reason}", err=True)
+    return 0 if end is not None and end.outcome == "completed" else FAILED
 
 
 def _pair(item: str) -> tuple[str, str]:
