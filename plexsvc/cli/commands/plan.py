@@ -112,6 +112,7 @@ def layouts(
                 "tp": parallel.tp,
                 "pp": parallel.pp,
                 "dp": parallel.dp,
+                "ep": parallel.ep,
                 "params": state.params,
                 "optimizer": state.optimizer,
                 "gradients": state.gradients,
@@ -121,37 +122,55 @@ def layouts(
             }
         )
     order = [*("none", "selective", "full"), None]
-    return sorted(rows, key=lambda r: (order.index(r["recompute"]), r["pp"], r["tp"]))
+    return sorted(
+        rows,
+        key=lambda r: (
+            order.index(r["recompute"]),
+            -r["free"] * (r["recompute"] is None),
+            r["pp"],
+            r["tp"],
+            r["ep"],
+        ),
+    )
 
 
 def _degrees(table: Config, *, backend: str, gpus: int) -> Iterator[Parallel]:
     """Yield the layouts of all GPUs, with all that makes the state of a rank smaller."""
     from plexclient.specs import Parallel
+    from plexsvc import families
 
     if backend == "fsdp":
         yield Parallel(dp=gpus)
         return
-    heads = table["num_attention_heads"]
+    heads, experts = table["num_attention_heads"], families.num_experts(table)
     divided = (heads, table.get("num_key_value_heads") or heads, table["intermediate_size"])
-    for tp in range(1, MOST_SPLIT + 1):
+    for tp in range(1, 2 if experts else MOST_SPLIT + 1):  # no backend splits experts by tp
         for pp in range(1, MOST_SPLIT + 1):
             split = (*(n % tp for n in divided), table["num_hidden_layers"] % pp, gpus % (tp * pp))
-            if not any(split):
-                dp = gpus // (tp * pp)
-                yield Parallel(
-                    tp=tp, pp=pp, dp=dp, sequence_parallel=tp > 1, distributed_optimizer=dp > 1
-                )
+            if any(split):
+                continue
+            dp = gpus // (tp * pp)
+            for ep in range(1, min(dp, experts or 1) + 1):
+                if dp % ep == 0 and (experts or 1) % ep == 0:
+                    yield Parallel(
+                        tp=tp,
+                        pp=pp,
+                        dp=dp,
+                        ep=ep,
+                        sequence_parallel=tp > 1,
+                        distributed_optimizer=dp > 1,
+                    )
 
 
 def _view(rows: list[dict[str, Any]]) -> Table:
     from plexsvc.show.status import table_of
 
     names = ("params", "optimizer", "gradients", "pass", "selective", "full", "fits", "GB free")
-    table = table_of("tp", "pp", "dp", *names, "host GB")
+    table = table_of("tp", "pp", "dp", "ep", *names, "host GB")
     for row in rows:
         fits = {None: "no", "none": "yes"}.get(row["recompute"], f"recompute={row['recompute']}")
         figures = [row["params"], row["optimizer"], row["gradients"], *row["pass"].values()]
-        degrees = (str(row[name]) for name in ("tp", "pp", "dp"))
+        degrees = (str(row[name]) for name in ("tp", "pp", "dp", "ep"))
         told = [f"{figure / GB:.1f}" for figure in figures]
         table.add_row(
             *degrees,

@@ -38,13 +38,32 @@ MODELS = {
         "num_attention_heads": 64,
     },
 }
+MODELS |= {
+    name: {
+        **QWEN3,
+        "model_type": "qwen3_moe",
+        "num_key_value_heads": 4,
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "moe_intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    }
+    for name, hidden, inner, layers, heads in (
+        ("Qwen3-30B-A3B", 2048, 768, 48, 32),
+        ("Qwen3-235B-A22B", 4096, 1536, 94, 64),
+    )
+}
 DOCS = Path(__file__).parents[4] / "docs/operating.md"
 
 
-def planned(name: str, *, gpus: int, tokens: int = 32_768) -> list[dict[str, Any]]:
-    table, nbytes = MODELS[name], 80 * GB
+def planned(
+    name: str, *, gpus: int, tokens: int = 32_768, nbytes: int = 80 * GB
+) -> list[dict[str, Any]]:
     return layouts(
-        table, backend="megatron", dtype="bfloat16", gpus=gpus, tokens=tokens, nbytes=nbytes
+        MODELS[name], backend="megatron", dtype="bfloat16", gpus=gpus, tokens=tokens, nbytes=nbytes
     )
 
 
@@ -67,15 +86,29 @@ def test_what_fits_comes_first_with_the_least_to_recompute() -> None:
 
 
 def test_the_table_in_the_docs_is_what_the_command_says() -> None:
-    lines = re.findall(r"^\| (Qwen3-\S+) \| (\d+) x 80 \|(.*)\|$", DOCS.read_text(), re.MULTILINE)
-    assert len(lines) == 2
-    for name, gpus, told in lines:
-        row = planned(name, gpus=int(gpus))[0]
+    line = re.compile(r"^\| (Qwen3-\S+) \| (\d+) x (\d+), (\d+)k \|(.*)\|$", re.MULTILINE)
+    lines = line.findall(DOCS.read_text())
+    assert len(lines) == 5
+    for name, gpus, each, tokens, told in lines:
+        row = planned(name, gpus=int(gpus), tokens=int(tokens) << 10, nbytes=int(each) * GB)[0]
         state = row["params"] + row["optimizer"]
         figures = [state, row["gradients"], *row["pass"].values(), 4 * state]
-        layout = f"tp {row['tp']}, dp {row['dp']}"
-        wanted = [layout, *(f"{n / GB:.0f}" for n in figures), row["recompute"]]
+        degrees = (name for name in ("tp", "pp", "dp", "ep") if row[name] > 1 or name == "dp")
+        layout = ", ".join(f"{name} {row[name]}" for name in degrees)
+        fits = row["recompute"] or f"short by {-row['free'] / GB:.0f}"
+        wanted = [layout, *(f"{n / GB:.0f}" for n in figures), fits]
         assert [cell.strip() for cell in told.split("|")] == wanted
+
+
+def test_experts_are_planned_over_divisors_of_the_replicas_and_never_over_tp() -> None:
+    rows = planned("Qwen3-30B-A3B", gpus=16, tokens=16_384)
+    assert {row["tp"] for row in rows} == {1}
+    assert {row["ep"] for row in rows if row["pp"] == 1} == {1, 2, 4, 8, 16}
+    by_ep = [row["params"] for row in sorted(rows, key=lambda r: r["ep"]) if row["pp"] == 1]
+    assert by_ep == sorted(by_ep, reverse=True)
+    held = planned("Qwen3-235B-A22B", gpus=64, tokens=4096)
+    assert all(row["recompute"] is None for row in held)
+    assert held[0]["free"] == max(row["free"] for row in held), "the nearest comes first"
 
 
 def test_a_model_is_planned_from_its_directory(
