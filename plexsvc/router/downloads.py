@@ -17,7 +17,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc import paths
-from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found, unavailable
 from plexsvc.families import MODEL_FILES
 from plexsvc.ids import TenantId, show
 from plexsvc.paths import Place
@@ -65,29 +65,35 @@ class Downloads:
         """Yield a shard's bytes from `offset` on, as serialised chunks.
 
         Raises:
-            PlexError: `not_found`, `result_gone`, or what the operation itself failed with.
+            PlexError: `not_found`, `result_gone`, `unavailable`; what the operation failed with.
         """
         check_operation_id(request.operation_id)
         deployment = await self._deployment(request, tenant=tenant)
         payload = (await self._shard(request, tenant=tenant)).payload
         if payload.WhichOneof("form") == "staged":
-            target = _holder(payload.staged, deployment)
-            if target is None:  # it may have moved since the router last asked
+            targets = _holders(payload.staged, deployment)
+            if not targets:  # it may have moved since the router last asked
                 self._deployments.forget(deployment)
                 deployment = await self._deployment(request, tenant=tenant)
-                target = _holder(payload.staged, deployment)
-            if target is None:
-                raise _result_gone(payload.staged, deployment)
+                targets = _holders(payload.staged, deployment)
             read = statemanager_pb2.ReadStagedRequest(
                 staging_id=payload.staged.staging_id,
                 offset=request.offset,
                 job_id=request.job_id,
             )
-            stream = self._stream(target, READ_STAGED, read.SerializeToString())
-            async with aclosing(stream) as messages:
-                async for message in messages:
-                    yield message
-            return
+            for target in targets:
+                stream = self._stream(target, READ_STAGED, read.SerializeToString())
+                try:
+                    async with aclosing(stream) as messages:
+                        async for message in messages:
+                            yield message
+                except PlexError as error:
+                    if error.code is not ErrorCode.NOT_FOUND:
+                        raise
+                else:
+                    return
+            self._deployments.forget(deployment)
+            raise _not_there(payload.staged, deployment)
         for chunk in tensors.chunks([memoryview(payload.inline.data)], start=request.offset):
             yield chunk.SerializeToString()
 
@@ -199,17 +205,24 @@ class Downloads:
         return self._channels.stream(target, method, request, timeout_s=self._timeout_s)
 
 
-def _holder(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> str | None:
-    """Return the state manager that has a result, if the deployment is or was on its node."""
+def _holders(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> list[str]:
+    """Return the state managers that have a result, of the nodes that its deployment has used."""
     nodes = (*deployment.staging_nodes, *deployment.former_nodes)
-    return next((node.state_manager for node in nodes if node.node_id in staged.node_ids), None)
+    return [node.state_manager for node in nodes if node.node_id in staged.node_ids]
 
 
-def _result_gone(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> PlexError:
+def _not_there(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> PlexError:
+    """Return why a result cannot be read: it is gone, or comes again in a durable deployment."""
+    on = ", ".join(staged.node_ids) or "no node"
+    if deployment.spec.is_durable:
+        return unavailable(
+            f"the result is not on {on} any more; deployment {deployment.name!r} may be rebuilt, "
+            "and have it again"
+        )
     return PlexError(
         ErrorCode.RESULT_GONE,
-        f"the result is on {', '.join(staged.node_ids) or 'no node'}, which deployment "
-        f"{deployment.name!r} no longer runs on; run the operation again",
+        f"the result was on {on}, where deployment {deployment.name!r} no longer has it; run the "
+        "operation again",
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -11,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import plexclient as plex
@@ -118,6 +121,38 @@ def test_a_killed_node_costs_a_pause(
     assert trained(cluster, tiny_model, durability="step", disturb=disturb) == undisturbed
     # The death of a rank, or an agent that came back, may be told before the lease ends.
     assert durable(cluster).pause is not None
+
+
+@pytest.mark.parametrize("steps", [0, 1], ids=["runs-again", "is-behind-the-copy"])
+def test_results_that_nobody_has_read_outlive_their_node(
+    cluster: InnerCluster, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    answered, may_read, read = threading.Event(), threading.Event(), plex.Actor._shards
+
+    async def late(actor: plex.Actor, result: Any) -> Any:
+        answered.set()
+        await asyncio.to_thread(may_read.wait, 100)
+        return await read(actor, result)
+
+    batch = fixed_batch(3, sequences=600, longest=64)
+    with cluster.connect() as connection, connection.job("train") as job:
+        actor = deploy(job, tiny_model, durability="step")
+        call = partial(actor.forward_backward.submit, batch, loss="ppo", return_logprobs=True)
+        expected = call().result().logprobs
+        actor.zero_grad()
+        monkeypatch.setattr(plex.Actor, "_shards", late)
+        future = call()
+        assert answered.wait(60)
+        for _ in range(steps):
+            actor.step()
+            wait_until(lambda: durable(cluster).second_seq == 4, what="the second copy is whole")
+        kill_node(cluster, home_of(cluster))
+        wait_until(lambda: durable(cluster).pause is not None, what="its node is lost")
+        may_read.set()
+        found = future.result(timeout=120).logprobs
+        assert expected is not None
+        assert found is not None
+        assert np.array_equal(found, expected)
 
 
 def test_the_second_copy_follows_each_step(cluster: InnerCluster, tiny_model: Path) -> None:

@@ -30,7 +30,7 @@ from plexsvc.scheduler.core.state import Operation
 from plexsvc.scheduler.core.vocabulary import TERMINAL, OperationKind
 from plexsvc.scheduler.driver.inbox import Decision, Posted
 from plexsvc.scheduler.faults import fault_from_wire, refusal
-from plexsvc.scheduler.ledger.results import num_tokens
+from plexsvc.scheduler.ledger.results import num_tokens, staged_ids
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders import run
 
@@ -133,6 +133,13 @@ class Operations:
         is_ours = self._is_of(operation_id, request.job_id)
         known = self._scheduler.results.get(operation_id) if is_ours else None
         if known is not None:
+            record = self._scheduler.recorder.deployment_of(operation_id)
+            durable = None if record is None else record.durable
+            if durable is not None and durable.is_lost and staged_ids(known):
+                raise unavailable(
+                    f"the deployment of {show(operation_id)} is rebuilt, and what it answered may "
+                    "be elsewhere then; ask again"
+                )
             return known
         if is_ours and operation_id in self._scheduler.registry.missing:
             raise unavailable(

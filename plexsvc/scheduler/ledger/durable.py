@@ -131,8 +131,8 @@ class Durable:
     """Whether another node is copying the copy."""
     is_over: bool = False
     """Whether nothing is left of the deployment."""
-    input_nodes: dict[NodeId, None] = field(default_factory=dict)
-    """Other nodes that have had staged inputs of it."""
+    other_nodes: dict[NodeId, None] = field(default_factory=dict)
+    """Nodes that it was not on and that have had staged inputs or results of it."""
 
     def __post_init__(self) -> None:
         """Begin with no copy being made."""
@@ -206,7 +206,7 @@ class Durable:
         for done in ran:
             if done.held.operation.seq > self._needed_to:
                 self.since[done.held.operation.seq] = done
-                self.input_nodes.update(dict.fromkeys(done.held.staged_on))
+                self.other_nodes.update(dict.fromkeys(done.held.staged_on))
 
     def slot_of(self, seq: int) -> int:
         """Return the slot of the store that an operation has, or the first one that none has."""

@@ -266,6 +266,21 @@ class Recorder:
             self._keep(held, result)
         self._results.tell(action.operation_id, result)
 
+    def unread(self, deployment_id: DeploymentId) -> list[Result]:
+        """Return the answers of which a client may still read staged parts."""
+        owned = self._owned.get(deployment_id, ())
+        kept = (self._results.get(operation_id) for operation_id in owned)
+        return [result for result in kept if result is not None and staged_ids(result)]
+
+    def lost(self, result: Result, again: Result | None) -> None:
+        """Take what an operation came to again for an answer whose parts are lost, or drop that."""
+        operation_id = OperationId(result.operation_id)
+        self._results.drop(operation_id)
+        if again is not None:
+            del result.shards[:]
+            result.shards.extend(again.shards)
+            self._results.keep(operation_id, result)
+
     def deployment_of(self, operation_id: OperationId) -> DeploymentRecord | None:
         """Return the deployment of an operation that is held, was answered or ended lately."""
         held, answered = self._registry.held.get(operation_id), self._answered.get(operation_id)

@@ -16,13 +16,15 @@ from typing import Any
 import grpc
 
 from plexclient.wire.v1 import (
+    common_pb2,
+    operations_pb2,
     service_pb2,
     statemanager_pb2,
     statemanager_pb2_grpc,
     worker_pb2,
 )
 from plexsvc.errors import PlexError, unavailable
-from plexsvc.ids import NodeId, new_operation_id, show
+from plexsvc.ids import NodeId, OperationId, new_operation_id, show
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import CarryState, CutOver, DropCarried
 from plexsvc.scheduler.core.events import CarryFailed, Event, StateCarried
@@ -168,45 +170,68 @@ async def pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
     Raises:
         PlexError: `unavailable` when no node that has it can be reached any more.
     """
+    bundle = common_pb2.StagedBundle()
+    bundle.CopyFrom(held.operation.payload.staged)
+    bundle.staging_id = held.operation.operation_id
+    bundle.node_ids[:] = held.staged_on
+    await copy_staged(reach, held.operation, bundle, to=to)
+    reach.recorder.staged(held, on=(*held.staged_on, to))
+
+
+async def copy_staged(
+    reach: Reach,
+    operation: operations_pb2.Operation,
+    bundle: common_pb2.StagedBundle,
+    *,
+    to: NodeId,
+) -> None:
+    """Stream what is staged for an operation from a node that has it to another.
+
+    Raises:
+        PlexError: `unavailable` when no node that has it can be reached any more.
+    """
     errors: list[str] = []
-    for source in held.staged_on:
+    for source in map(NodeId, bundle.node_ids):
+        relay = partial(_relay, reach, operation, bundle, to=to)
         try:
-            await reach.ask_state(source, partial(_relay, reach, held, to=to), which_asks=to)
+            await reach.ask_state(source, relay, which_asks=to)
         except (grpc.aio.AioRpcError, PlexError) as error:
             log.warning("payload not passed on", source=source, target=to, error=error)
             errors.append(f"{source}: {error}")
         else:
-            reach.recorder.staged(held, on=(*held.staged_on, to))
             return
-    name = show(held.operation.operation_id)
     raise unavailable(
-        f"{name}: its deployment was moved to {to} and its payload could not follow "
-        f"({'; '.join(errors)}); upload it again"
+        f"{show(OperationId(operation.operation_id))}: its deployment was moved to {to} and its "
+        f"payload could not follow ({'; '.join(errors)}); upload it again"
     )
 
 
 async def _relay(
-    reach: Reach, held: Held, source: statemanager_pb2_grpc.StateManagerAsyncStub, *, to: NodeId
+    reach: Reach,
+    operation: operations_pb2.Operation,
+    bundle: common_pb2.StagedBundle,
+    source: statemanager_pb2_grpc.StateManagerAsyncStub,
+    *,
+    to: NodeId,
 ) -> None:
-    """Pass a payload on a chunk at a time.
+    """Pass staged bytes on a chunk at a time.
 
     Raises:
         PlexError: what the target refused; `node_lost`.
         AioRpcError: the source does not have it, or one of them does not answer.
     """
-    operation, staged = held.operation, held.operation.payload.staged
     request = statemanager_pb2.ReadStagedRequest(
-        staging_id=operation.operation_id, job_id=operation.job_id
+        staging_id=bundle.staging_id, job_id=operation.job_id
     )
     stream = source.ReadStaged(request)
     call = reach.nodes.link(to).state.Stage()
     header = service_pb2.StageHeader(
-        operation_id=operation.operation_id,
+        operation_id=bundle.staging_id,
         job_id=operation.job_id,
         deployment_id=operation.deployment_id,
         tenant=operation.tenant,
-        tensors=staged.tensors,
-        nbytes=staged.nbytes,
+        tensors=bundle.tensors,
+        nbytes=bundle.nbytes,
     )
     loop, silence_s = asyncio.get_running_loop(), reach.silence_s
     try:

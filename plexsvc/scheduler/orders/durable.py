@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import grpc.aio
 
-from plexclient.wire.v1 import statemanager_pb2, worker_pb2
+from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, OperationId, VersionId, WpgId
 from plexsvc.log import Log
@@ -201,19 +201,41 @@ async def _is_there(reach: Reach, copy: Published | None) -> bool:
 @asynccontextmanager
 async def inputs_kept(reach: Reach, held: Held, record: WpgRecord) -> AsyncIterator[None]:
     """Have another node get an operation's staged inputs while the body runs it."""
-    durable, to = record.deployment.durable, None
-    if durable is not None and durable.second_seq is not None and held.staged_on:
-        others = [link.node_id for link in reach.nodes.links if link.is_up]
-        others = [node_id for node_id in others if node_id not in record.nodes]
-        wanted = durable.second.nodes[0] if durable.second is not None else None
-        to = wanted if wanted in others else next(iter(others), None)
-    if durable is None or to is None or to in held.staged_on:
+    to = _other_node(reach, record) if held.staged_on else None
+    if to is None or to in held.staged_on:
         yield
         return
-    durable.input_nodes[to] = None
     async with asyncio.TaskGroup() as group:
         group.create_task(_send_inputs(reach, held, record, to=to))
         yield
+
+
+async def keep_results(reach: Reach, held: Held, record: WpgRecord, result: results.Result) -> None:
+    """Have another node get what is staged of an answer before its client is told of it."""
+    to = _other_node(reach, record) if results.staged_ids(result) else None
+    if to is None:
+        return
+    try:
+        for shard in result.shards:
+            if shard.payload.HasField("staged"):
+                await carry.copy_staged(reach, held.operation, shard.payload.staged, to=to)
+                shard.payload.staged.node_ids.append(to)
+    except PlexError as error:
+        log.warning("results on one node alone", wpg=record.wpg_id, node=to, error=error)
+
+
+def _other_node(reach: Reach, record: WpgRecord) -> NodeId | None:
+    """Return the node that has, or may get, the second copy of a durable deployment."""
+    durable = record.deployment.durable
+    if durable is None or durable.second_seq is None:
+        return None
+    others = [link.node_id for link in reach.nodes.links if link.is_up]
+    others = [node_id for node_id in others if node_id not in record.nodes]
+    wanted = durable.second.nodes[0] if durable.second is not None else None
+    to = wanted if wanted in others else next(iter(others), None)
+    if to is not None:
+        durable.other_nodes[to] = None
+    return to
 
 
 async def _send_inputs(reach: Reach, held: Held, record: WpgRecord, *, to: NodeId) -> None:
@@ -321,6 +343,7 @@ async def _replay(reach: Reach, record: WpgRecord, *, execute: Execute) -> None:
     if pause is None or not durable.is_lost:
         return
     pause.seq, pause.restored_us = durable.seq, reach.clock.monotonic_us()
+    staged_again = list[results.Result]()
     for done in durable.to_replay:
         replies = await execute(done.held)
         seq, result = (
@@ -333,8 +356,49 @@ async def _replay(reach: Reach, record: WpgRecord, *, execute: Execute) -> None:
                 f"{done.held.kind} (seq {seq}) came to another result than before: "
                 f"{result.error.message or dict(result.metrics)}",
             )
-        if copies := results.staged_ids(result):  # its client has those of before
-            await release.drop_staged(reach, copies, record=record.deployment)
+        if results.staged_ids(result):
+            staged_again.append(result)
         pause.replayed += 1
+    await _replace_results(reach, record, by=staged_again)
     pause.going_on_us = reach.clock.monotonic_us()
     log.warning("deployment rebuilt", deployment=record.deployment.deployment_id, how=str(pause))
+
+
+async def _replace_results(
+    reach: Reach, record: WpgRecord, *, by: Sequence[results.Result]
+) -> None:
+    """Let clients read what was lost with a node from where it came to be again; drop the rest.
+
+    What did not run again is gone for good: its copy is of a later state.
+    """
+    deployment, again = record.deployment, {result.operation_id: result for result in by}
+    for result in reach.recorder.unread(deployment.deployment_id):
+        if not await _are_staged(reach, result, of=deployment):
+            reach.recorder.lost(result, again.pop(result.operation_id, None))
+    copies = [one for result in again.values() for one in results.staged_ids(result)]
+    if copies:
+        await release.drop_staged(reach, copies, record=deployment)
+
+
+async def _are_staged(reach: Reach, result: results.Result, *, of: DeploymentRecord) -> bool:
+    """Return whether the staged parts of an answer are where it says, be it on one node each."""
+    bundles = [s.payload.staged for s in result.shards if s.payload.HasField("staged")]
+    return all([await _is_staged(reach, bundle, of=of) for bundle in bundles])
+
+
+async def _is_staged(
+    reach: Reach, bundle: common_pb2.StagedBundle, *, of: DeploymentRecord
+) -> bool:
+    request = statemanager_pb2.ReadStagedRequest(
+        staging_id=bundle.staging_id, offset=bundle.nbytes, job_id=of.job_id
+    )
+
+    async def read(state: statemanager_pb2_grpc.StateManagerAsyncStub) -> None:
+        async for _ in state.ReadStaged(request):
+            pass
+
+    for node_id in bundle.node_ids:
+        with suppress(PlexError, grpc.aio.AioRpcError):
+            await reach.ask_state(NodeId(node_id), read)
+            return True
+    return False

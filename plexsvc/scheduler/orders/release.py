@@ -67,7 +67,7 @@ async def drop_staged(
 ) -> None:
     """Free staged bytes on nodes that are up; what is gone already is fine."""
     request = statemanager_pb2.DropStagedRequest(staging_ids=staging_ids, job_id=record.job_id)
-    others = () if record.durable is None else record.durable.input_nodes
+    others = () if record.durable is None else record.durable.other_nodes
     for node_id in dict.fromkeys((*record.nodes, *record.former_nodes, *others)):
         if not reach.nodes.is_up(node_id):
             continue

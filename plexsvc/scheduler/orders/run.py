@@ -92,6 +92,7 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         await managed.release_unused(reach)  # what it served before
     digest = results.digest_of(replies)
     if kept is not None:
+        await durable.keep_results(reach, held, record, result)
         again = partial(_again, reach, action, record)
         await durable.after(reach, held, record, digest=digest, execute=again)
     reach.recorder.applied(held, record.deployment, result=result, digest=digest)

@@ -39,7 +39,8 @@ def deployment(scheduler: LiveScheduler, record: DeploymentRecord) -> service_pb
     for node_id in record.nodes:
         if scheduler.nodes.is_up(node_id):
             view.staging_nodes.append(scheduler.nodes.link(node_id).address)
-    for node_id in record.former_nodes:
+    others = () if record.durable is None else record.durable.other_nodes
+    for node_id in dict.fromkeys((*record.former_nodes, *others)):
         if scheduler.nodes.is_up(node_id):
             view.former_nodes.append(scheduler.nodes.link(node_id).address)
     if record.is_rollout:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2, worker_pb2
-from plexsvc.errors import ErrorCode
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.durable import Durable
 from tests.fakes.fake_cluster import applied, failed, no_room, staged_payload
-from tests.rigs.scheduler_rig import Rig, held_open, start_rig, until
+from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig, until
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 
@@ -139,6 +140,57 @@ async def test_staged_inputs_are_sent_to_another_node_and_dropped_there(pair: Ri
     assert ran_on(pair, "wpg-1-2") == [("initialize", 0), ("forward_backward", 1), ("step", 2)]
     await until(lambda: durable.seq == 2)
     await until(lambda: operation.operation_id in pair.behaviour.dropped)
+
+
+@pytest.mark.parametrize("is_copied", [True, False], ids=["copied", "not-copied"])
+@pytest.mark.parametrize("steps", [0, 1], ids=["runs-again", "is-behind-the-copy"])
+async def test_results_on_a_lost_node_are_read_elsewhere_unless_no_copy_came_to_be(
+    pair: Rig, *, is_copied: bool, steps: int
+) -> None:
+    durable, may_begin = of(pair), asyncio.Event()
+
+    async def leave(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply | None:
+        """Have each pass leave a result of seven bytes in its node's staging memory."""
+        if request.operation.HasField("initialize"):
+            await may_begin.wait()
+        if not request.operation.HasField("forward_backward"):
+            return None
+        node_id = "node-0" if request.wpg_id == "wpg-1-1" else "node-1"
+        reply, staging_id, payload = applied(request.operation), request.wpg_id, staged_payload(7)
+        payload.staged.staging_id, payload.staged.node_ids[:] = staging_id.encode(), [node_id]
+        reply.result.shards.add(payload=payload)
+        if is_copied:
+            pair.behaviour.staged[node_id, payload.staged.staging_id] = b"results"
+        return reply
+
+    pair.behaviour.on_execute = leave
+    answer = await pair.run("job-1", "forward_backward")
+    (first,) = (shard.payload.staged for shard in answer.shards)
+    assert list(first.node_ids) == (["node-0", "node-1"] if is_copied else ["node-0"])
+    for _ in range(steps):
+        await pair.run("job-1", "step")
+        await until(lambda: durable.second_seq == 2)
+    asked = service_pb2.GetResultRequest(
+        operation_id=answer.operation_id, job_id="job-1", tenant=TENANT
+    )
+    ask = partial(pair.scheduler.call, "GetResult", asked, operations_pb2.OperationResult)
+    await lose_first_node(pair)
+    await until(lambda: durable.is_lost)
+    with pytest.raises(PlexError, match="is rebuilt") as early:
+        await ask()
+    assert early.value.code is ErrorCode.UNAVAILABLE
+    may_begin.set()
+    assert (await insist(pair, pair.operation("job-1", "zero_grad"))).state == ANSWERED
+    if steps and not is_copied:
+        with pytest.raises(PlexError, match="acknowledged or dropped") as gone:
+            await ask()
+        assert gone.value.code is ErrorCode.RESULT_GONE
+        return
+    (now,) = (shard.payload.staged for shard in (await ask()).shards)
+    assert now.staging_id == (b"wpg-1-1" if is_copied else b"wpg-1-2")
+    assert "node-1" in now.node_ids
+    is_dropped = b"wpg-1-2" in pair.behaviour.dropped
+    assert is_dropped == (is_copied and not steps), "only what nobody will read"
 
 
 async def test_without_a_second_copy_a_lost_node_ends_the_deployment(pair: Rig) -> None:
