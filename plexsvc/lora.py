@@ -39,6 +39,8 @@ class Lora:
     alpha: float
     targets: tuple[str, ...] = ()
     """Names of linear layers; empty: all of every layer."""
+    unembedding: bool = False
+    """Whether the unembedding has adapters, too, unless the embedding is its matrix."""
 
     @property
     def scale(self) -> float:
@@ -48,7 +50,12 @@ class Lora:
     @classmethod
     def from_wire(cls, wire: service_pb2.LoRA) -> Lora:
         """Return the adapters in `wire`."""
-        return cls(rank=wire.rank, alpha=wire.alpha, targets=tuple(wire.targets))
+        return cls(
+            rank=wire.rank,
+            alpha=wire.alpha,
+            targets=tuple(wire.targets),
+            unembedding=wire.unembedding,
+        )
 
     def adapts(self, linear: str) -> bool:
         """Whether the linear layer of this name, such as `layers.0.mlp.up_proj`, is a target."""
@@ -57,7 +64,14 @@ class Lora:
     def elements(self, config: Mapping[str, Any]) -> int:
         """Return how many numbers the adapters of a model have."""
         shapes = [shape for name, shape in linears(config).items() if self.adapts(name)]
-        return int(config["num_hidden_layers"]) * self.rank * sum(map(sum, shapes))
+        each = int(config["num_hidden_layers"]) * sum(map(sum, shapes))
+        return self.rank * (each + sum(self.head(config)))
+
+    def head(self, config: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the sides of the unembedding, (out, in), if it has adapters."""
+        if not self.unembedding or config.get("tie_word_embeddings", False):
+            return ()
+        return int(config["vocab_size"]), int(config["hidden_size"])
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Refuse adapters that the model of this `config.json` cannot have.
@@ -80,7 +94,8 @@ class Lora:
                 f"{', '.join(known)}",
                 field="LoRA.targets",
             )
-        least = min(min(shape) for name, shape in known.items() if self.adapts(name))
+        shapes = [shape for name, shape in known.items() if self.adapts(name)]
+        least = min(side for shape in (*shapes, self.head(config)) for side in shape)
         if self.rank > least:
             raise bad_request(
                 f"lora.rank is {self.rank}, and the smallest side of its targets has {least}; "

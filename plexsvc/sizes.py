@@ -131,6 +131,7 @@ def of_pass(
     layers = config["num_hidden_layers"] * kept + layer + mlp + 2 * hidden
     if lora is not None:  # float32 inputs of the adapters, and what A makes of them
         layers += _adapted(config, lora, recompute=recompute) * FLOAT32_BYTES / itemsize
+        layers += 3 * sum(lora.head(config)[:1]) * FLOAT32_BYTES / itemsize
     rows = config["vocab_size"] / tp
     part = min(tokens, LOGITS_AT_ONCE / rows)
     head = 2 * itemsize * tokens * rows + 4 * FLOAT32_BYTES * part * rows

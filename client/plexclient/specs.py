@@ -97,7 +97,8 @@ class LoRA:
 
     Each linear layer W that is a target gets A (`rank` rows, drawn from the deployment's seed) and
     B (zeros), both float32, and computes `W x + alpha / rank * B A x`. `targets` are names as
-    `q_proj`, or `"all-linear"` for those of every layer.
+    `q_proj`, or `"all-linear"` for those of every layer. With `unembedding` that has adapters, too,
+    unless the model takes its embedding's matrix for it.
 
     Raises:
         PlexError: `bad_request` for a number or name that no adapter can have.
@@ -106,6 +107,7 @@ class LoRA:
     rank: int = 16
     alpha: float = 32.0
     targets: str | tuple[str, ...] | list[str] = ALL_LINEAR
+    unembedding: bool = False
 
     def __post_init__(self) -> None:
         whole("LoRA: rank", self.rank, least=1, most=MAX_LORA_RANK)
@@ -119,7 +121,9 @@ class LoRA:
     def to_wire(self) -> service_pb2.LoRA:
         """Return the wire form."""
         named = () if self.targets == ALL_LINEAR else sorted(set(self.targets))
-        return service_pb2.LoRA(rank=self.rank, alpha=self.alpha, targets=named)
+        return service_pb2.LoRA(
+            rank=self.rank, alpha=self.alpha, targets=named, unembedding=bool(self.unembedding)
+        )
 
 
 def default_role(name: str, *, backend: str) -> str:

@@ -85,6 +85,26 @@ def test_an_engine_samples_from_the_model_with_its_adapters(
     assert refused.value.code == "bad_request"
 
 
+def test_an_engine_samples_with_an_adapted_unembedding(job: plex.Job, tmp_path: Path) -> None:
+    model, exported = make_qwen3(tmp_path / "untied", seed=3, tied=False), tmp_path / "exported"
+    whole = plex.LoRA(rank=4, alpha=8.0, unembedding=True)
+    actor = deploy(job, "untied", model, lora=whole)
+    rollout = job.deploy("from-untied", model=actor, backend="vllm", max_model_len=128)
+    before = rollout.generate(PROMPTS, n=4, max_tokens=16, seed=1)
+    advantages = np.linspace(-1, 1, len(before))
+    for lr in (0.05, 0.05):
+        batch = plex.Batch.from_samples(before, advantages=advantages)
+        actor.forward_backward(batch, loss="ppo")
+        actor.step(lr=lr)
+    rollout.sync(actor)
+    assert gap(actor, rollout.generate(PROMPTS, n=4, max_tokens=16, seed=2)) <= 1e-3
+    assert gap(actor, before) > 1e-2
+    actor.export(exported)
+    table = json.loads((exported / lora.CONFIG_FILE).read_text())
+    assert "lm_head" in table["target_modules"]
+    assert load_file(exported / lora.WEIGHTS_FILE)["base_model.model.lm_head.lora_B.weight"].any()
+
+
 def test_a_checkpoint_has_the_adapters_and_goes_on_bit_for_bit(
     job: plex.Job, actor: plex.Actor, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -61,9 +61,7 @@ class LoraBackend(fsdp.FsdpBackend):
         self._linears = {
             f"{name}.weight": module
             for name, module in self._model.named_modules()
-            if isinstance(module, torch.nn.Linear)
-            and name.startswith("model.layers.")
-            and self._lora.adapts(name)
+            if isinstance(module, torch.nn.Linear) and self._adapts(name)
         }
         places, held = RegionLayout(itemsize=torch.float32.itemsize), []
         for weight, module in self._linears.items():
@@ -141,6 +139,11 @@ class LoraBackend(fsdp.FsdpBackend):
         _check_names(weights.names, known)
         pairs = zip(self._trained.held, self._params, strict=True)
         return reads([held.slice_of(param.detach()) for held, param in pairs], weights)
+
+    def _adapts(self, name: str) -> bool:
+        if name == "lm_head":
+            return bool(self._lora.head(self._hf.to_dict()))
+        return name.startswith("model.layers.") and self._lora.adapts(name)
 
     def _model_key(self) -> str:
         """Return what all ranks with the same bytes of the same files call them."""

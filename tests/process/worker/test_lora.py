@@ -63,27 +63,35 @@ def run(group: Group, seq: int, kind: str, batch: Arrays | None = None, **more: 
 
 
 @pytest.mark.parametrize(
-    ("case", "dp", "targets"),
+    ("case", "dp", "targets", "unembedding"),
     [
-        ("qwen3", 2, ()),
-        ("phi3", 1, ()),
-        ("gemma2", 1, ("q_proj", "v_proj")),
+        ("qwen3", 2, (), False),
+        ("qwen2.5 untied", 2, (), True),
+        ("phi3", 1, (), False),
+        ("gemma2", 1, ("q_proj", "v_proj"), True),
     ],
 )
 def test_losses_gradients_and_steps_are_those_of_merged_weights(
-    start_group: StartGroup, tmp_path: Path, case: str, dp: int, targets: tuple[str, ...]
+    start_group: StartGroup,
+    tmp_path: Path,
+    case: str,
+    dp: int,
+    targets: tuple[str, ...],
+    unembedding: bool,
 ) -> None:
     path = make_model(tmp_path / "model", (BOTH | FSDP)[case])
     group = start_group(
         backend="fsdp",
         model=str(path),
         parallel={"dp": dp},
-        lora={"rank": 4, "alpha": 6.0, "targets": list(targets)},
+        lora={"rank": 4, "alpha": 6.0, "targets": list(targets), "unembedding": unembedding},
     )
     reference = Reference.load(path)
     first = assemble(group.ask("held"), "param")
     mine = adapt(reference.model, first, scale=1.5)
     assert set(mine) == set(first)
+    has_head = any("lm_head" in name for name in mine)
+    assert has_head == (unembedding and not reference.model.config.tie_word_embeddings)
     assert not any(values.any() for name, values in first.items() if "lora_B" in name)
     optimizer = torch.optim.AdamW(
         mine.values(),

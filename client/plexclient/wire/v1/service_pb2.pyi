@@ -241,14 +241,16 @@ class Optimizer(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., decay_vectors: _Optional[bool] = ...) -> None: ...
 
 class LoRA(_message.Message):
-    __slots__ = ("rank", "alpha", "targets")
+    __slots__ = ("rank", "alpha", "targets", "unembedding")
     RANK_FIELD_NUMBER: _ClassVar[int]
     ALPHA_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    UNEMBEDDING_FIELD_NUMBER: _ClassVar[int]
     rank: int
     alpha: float
     targets: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., targets: _Optional[_Iterable[str]] = ...) -> None: ...
+    unembedding: bool
+    def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., targets: _Optional[_Iterable[str]] = ..., unembedding: _Optional[bool] = ...) -> None: ...
 
 class InstanceRange(_message.Message):
     __slots__ = ("kind", "least", "most", "price")

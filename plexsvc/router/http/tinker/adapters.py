@@ -15,26 +15,35 @@ ALPHA: Final = 32.0
 """The SDK's own, for every rank."""
 ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP: Final = ("gate_proj", "up_proj", "down_proj")
+LAYERS: Final = ("train_attn", "train_mlp", "train_unembed")
+"""The parts of a model by which a `LoraConfig` says what it trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A model's adapters; the unembedding has none, whatever `train_unembed` says."""
+    """A model's adapters; `train_unembed` counts where the embedding has another matrix."""
 
     rank: int
     train_attn: bool = True
     train_mlp: bool = True
+    train_unembed: bool = False
 
     @property
     def key(self) -> str:
         """Return what tells them from adapters of other shapes."""
-        return f"{self.rank}{'a' * self.train_attn}{'m' * self.train_mlp}"
+        layers = "a" * self.train_attn + "m" * self.train_mlp + "u" * self.train_unembed
+        return f"{self.rank}{layers}"
 
     def to_wire(self) -> pb.LoRA:
         """Return what a deployment trains."""
         chosen = [*ATTENTION * self.train_attn, *MLP * self.train_mlp]
         is_all = self.train_attn and self.train_mlp
-        return pb.LoRA(rank=self.rank, alpha=ALPHA, targets=() if is_all else chosen)
+        return pb.LoRA(
+            rank=self.rank,
+            alpha=ALPHA,
+            targets=() if is_all else chosen,
+            unembedding=self.train_unembed,
+        )
 
 
 def read(lora: Any) -> Adapter:
@@ -50,6 +59,7 @@ def read(lora: Any) -> Adapter:
         rank=rank,
         train_attn=lora.get("train_attn") is not False,
         train_mlp=lora.get("train_mlp") is not False,
+        train_unembed=lora.get("train_unembed") is not False,
     )
     if not (found.train_attn or found.train_mlp):
         raise bad_request(
@@ -74,7 +84,7 @@ def told(record: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what the SDK is told of adapters, or of a model that has none."""
     if record is None:
         # Older SDKs make a model of a name's kind by it: rank 0 is trained whole.
-        layers = dict.fromkeys(("train_attn", "train_mlp", "train_unembed"), True)
+        layers = dict.fromkeys(LAYERS, True)
         return {"is_lora": False, "lora_rank": 0, **layers}
-    layers = {name: record[name] for name in ("train_attn", "train_mlp")}
-    return {"is_lora": True, "lora_rank": record["rank"], "train_unembed": False, **layers}
+    layers = {name: record.get(name, False) for name in LAYERS}
+    return {"is_lora": True, "lora_rank": record["rank"], **layers}

@@ -150,7 +150,7 @@ class Training:
             return None
         if not isinstance(lora, dict) or lora.get("rank") != 0:
             return adapters.read(lora)
-        for name in ("train_attn", "train_mlp", "train_unembed"):
+        for name in adapters.LAYERS:
             if lora.get(name) is False:
                 raise bad_request(f"lora_config.{name}=false: rank 0 trains all parameters")
         return None

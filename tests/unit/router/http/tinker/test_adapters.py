@@ -28,7 +28,11 @@ def test_a_configuration_becomes_targets_and_comes_back_from_its_record(
     assert tuple(found.to_wire().targets) == targets
     record = json.loads(json.dumps(adapters.kept(found)))
     assert adapters.of(record) == found
-    assert adapters.told(record)["lora_rank"] == 8
+    told = adapters.told(record)
+    assert (told["lora_rank"], told["train_unembed"]) == (8, asked.get("train_unembed", True))
+    assert found.to_wire().unembedding == told["train_unembed"]
+    del record["train_unembed"]
+    assert not adapters.told(record)["train_unembed"], "one of before has none there"
 
 
 def test_a_whole_model_has_none() -> None:
