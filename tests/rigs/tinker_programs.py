@@ -87,7 +87,8 @@ def refused(model: str) -> dict[str, Any]:
                 [datum([3, 4, 5], weights=[1.0])], "cross_entropy"
             ).result()
         ),
-        "missing": refusal(lambda: client.forward_backward(data, "ppo").result()),
+        "not taken": refusal(lambda: client.forward_backward(data, "ppo").result()),
+        "missing": refusal(lambda: client.forward_backward([datum([3, 4, 5])], "ppo").result()),
         "number": refusal(lambda: client.optim_step(types.AdamParams(learning_rate=-1.0)).result()),
         "not finite": refusal(
             lambda: client.forward_backward(

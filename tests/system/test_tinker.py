@@ -190,6 +190,7 @@ def test_what_is_not_offered_is_refused_by_name_and_training_goes_on(served: Ser
     assert "gspo" in found["loss"]
     assert "loss_fn_config.clip" in found["config"]
     assert "weights has 1 numbers for 2 tokens" in found["length"]
+    assert "weights: ppo takes target_tokens, logprobs" in found["not taken"]
     assert "logprobs is missing" in found["missing"]
     assert "lr is -1" in found["number"]
     assert "nan" in found["not finite"]
