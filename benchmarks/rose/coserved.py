@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.rlboost.timeline import Timeline
 from benchmarks.rose.stepped import MAX_STEP_TOKENS, Job, Planned, SteppedEngine
 from benchmarks.rose.traffic import Request
-from plexsvc.rollout.core.lending import Guest, Lender, Objectives, Serving, Turn
+from plexsvc.rollout.core.lending import Guest, Lender, Objectives, Serving, Stepper
 from plexsvc.rollout.core.lent_memory import Leases, MemoryBudget
 
 POLL_US: Final = 2_000
@@ -90,7 +90,7 @@ class CoservedDevice:
     _leases: Leases[int] = field(default_factory=Leases)
     _is_stepping: bool = False
     _alarm: int = 0
-    _last: Turn = Turn.NOBODY
+    _last: Stepper = Stepper.NOBODY
     _looked_us: int = 0
     _progress_us: int = 0
     _noted_us: int = 0
@@ -148,11 +148,11 @@ class CoservedDevice:
             self._share_memory()
         turn, tokens = self._decide()
         self._last = turn
-        if turn is Turn.NOBODY:
+        if turn is Stepper.NOBODY:
             if self._had_work:
                 self._look_again()
             return
-        engine = self.guest if turn is Turn.GUEST else self.serving
+        engine = self.guest if turn is Stepper.GUEST else self.serving
         planned = engine.begin(self.line.now_us, tokens=tokens)
         self._is_stepping = True
         self.line.after(planned.took_us, lambda: self._stepped(turn, planned))
@@ -162,16 +162,16 @@ class CoservedDevice:
         alarm = self._alarm
         self.line.after(POLL_US, lambda: self.look() if alarm == self._alarm else None)
 
-    def _decide(self) -> tuple[Turn, int]:
+    def _decide(self) -> tuple[Stepper, int]:
         serves, guests = self.serving.has_work, self._had_work
         if self.sharing in BY_OBJECTIVE:
             return self._ask(guests=guests)
-        by_turns = self.sharing is Sharing.ALTERNATE and self._last is Turn.SERVING
+        by_turns = self.sharing is Sharing.ALTERNATE and self._last is Stepper.SERVING
         if guests and (not serves or by_turns):
-            return Turn.GUEST, MAX_STEP_TOKENS
-        return (Turn.SERVING, MAX_STEP_TOKENS) if serves else (Turn.NOBODY, 0)
+            return Stepper.GUEST, MAX_STEP_TOKENS
+        return (Stepper.SERVING, MAX_STEP_TOKENS) if serves else (Stepper.NOBODY, 0)
 
-    def _ask(self, *, guests: bool) -> tuple[Turn, int]:
+    def _ask(self, *, guests: bool) -> tuple[Stepper, int]:
         now_us = self.line.now_us
         serving = Serving(
             queued=self.serving.queued,
@@ -181,21 +181,21 @@ class CoservedDevice:
         )
         guest = Guest(has_work=guests, samples=len(self.guest.decoding))
         decision = self.lender.decide(serving, (guest,), now_us=now_us, minute=0)
-        if decision.turn is Turn.GUEST or not guests:
+        if decision.turn is Stepper.GUEST or not guests:
             self._progress_us = now_us
         elif now_us - self._progress_us >= STALL_US:
             self.stalls += 1
             self._progress_us = now_us
             self._lose(self.guest.drop_all())
-        tokens = decision.tokens if decision.turn is Turn.GUEST else MAX_STEP_TOKENS
-        can_step = decision.turn is not Turn.SERVING or self.serving.has_work
-        return (decision.turn, tokens) if can_step else (Turn.NOBODY, 0)
+        tokens = decision.tokens if decision.turn is Stepper.GUEST else MAX_STEP_TOKENS
+        can_step = decision.turn is not Stepper.SERVING or self.serving.has_work
+        return (decision.turn, tokens) if can_step else (Stepper.NOBODY, 0)
 
-    def _stepped(self, turn: Turn, planned: Planned) -> None:
+    def _stepped(self, turn: Stepper, planned: Planned) -> None:
         self._is_stepping = False
         now_us, took_us = self.line.now_us, planned.took_us
         self.lender.stepped(turn, planned.step, took_us=took_us)
-        if turn is Turn.GUEST:
+        if turn is Stepper.GUEST:
             self.guest_us += took_us
             if done := self.guest.end(planned, now_us):
                 self.told(done)

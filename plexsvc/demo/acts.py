@@ -12,7 +12,7 @@ from plexsvc.demo.records import read_record
 from plexsvc.demo.report import Run
 from plexsvc.demo.show import Show
 from plexsvc.demo.spans import Window
-from plexsvc.demo.stage import Stage
+from plexsvc.demo.stage import DemoCluster
 from plexsvc.errors import not_found
 from plexsvc.weights.random_model import device_bytes_for_one, make_model
 
@@ -38,7 +38,7 @@ class Acts:
                 f"the demo's controllers are not in {self._scripts}: run it in a checkout"
             )
 
-    def warm_up(self, stage: Stage) -> None:
+    def warm_up(self, stage: DemoCluster) -> None:
         """Train a model until it answers some problems of each task."""
         self.show.act("supervised warm-up")
         preset = self.preset
@@ -55,7 +55,7 @@ class Acts:
 
     def play(
         self,
-        stage: Stage,
+        stage: DemoCluster,
         tasks: Sequence[str],
         *,
         label: str,
@@ -88,7 +88,7 @@ class Acts:
             for task, (name, job_id), window in zip(tasks, jobs.items(), windows, strict=True)
         ]
 
-    def _await(self, stage: Stage, jobs: Mapping[str, str]) -> list[Window]:
+    def _await(self, stage: DemoCluster, jobs: Mapping[str, str]) -> list[Window]:
         """Return when the jobs have completed; keep their logs in any case."""
         try:
             return stage.wait([*jobs.values()], on_look=self.show.look, timeout_s=ACT_TIMEOUT_S)

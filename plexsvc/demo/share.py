@@ -15,7 +15,7 @@ from plexsvc.demo.acts import Acts
 from plexsvc.demo.presets import Preset
 from plexsvc.demo.report import Check, Figures, Outcome, Run, union
 from plexsvc.demo.spans import Span, Window, covered_s, training, within
-from plexsvc.demo.stage import Stage, open_stage
+from plexsvc.demo.stage import DemoCluster, open_stage
 
 WAIT_SHARES: Final = (0.6, 0.7)
 CALIBRATION_STEPS: Final = 12
@@ -87,7 +87,7 @@ def play(acts: Acts) -> Outcome:
     )
 
 
-def _wait_ms(acts: Acts, stage: Stage, task: str) -> float:
+def _wait_ms(acts: Acts, stage: DemoCluster, task: str) -> float:
     """Return how long a task's tool must take to be the preset's share of the job's cycle."""
     share = acts.preset.wait_share
     if not share:

@@ -46,7 +46,7 @@ Look = tuple[service_pb2.ClusterStatus, service_pb2.ListInstancesReply, reward_p
 """What the service said at one moment."""
 
 
-class Stage:
+class DemoCluster:
     """A running cluster, as the commands see it.
 
     Attributes:
@@ -153,7 +153,7 @@ def open_stage(
     max_num_seqs: int = 256,
     spot_devices: int = 0,
     spot: SpotConfig | None = None,
-) -> Iterator[Stage]:
+) -> Iterator[DemoCluster]:
     """Bring a cluster up, one training device and two for rollout; take it down at the end.
 
     Beside them it has `spot_devices`, which come and go as `spot` says. An engine takes
@@ -196,7 +196,7 @@ def open_stage(
         )
     try:
         with router(_card_of(process, state_dir, log_path)) as calls:
-            stage = Stage(state_dir, pid=process.pid, calls=calls)
+            stage = DemoCluster(state_dir, pid=process.pid, calls=calls)
             try:
                 yield stage
             except BaseException:

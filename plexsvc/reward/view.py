@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.reward.core.machine import RewardCore
 from plexsvc.reward.core.pools import Pool
-from plexsvc.reward.core.state import Batch
+from plexsvc.reward.core.state import OpenBatch
 from plexsvc.reward.core.vocabulary import BatchId
 from plexsvc.reward.programs.base import Program
 from plexsvc.reward.programs.registry import PROGRAMS
@@ -72,7 +72,7 @@ def _pool(core: RewardCore, pool: Pool, *, now_us: int) -> pb.RewardPool:
     return shown
 
 
-def _batch(core: RewardCore, batch_id: BatchId, batch: Batch, *, now_us: int) -> pb.RewardBatch:
+def _batch(core: RewardCore, batch_id: BatchId, batch: OpenBatch, *, now_us: int) -> pb.RewardBatch:
     running = sum(request.worker is not None for request in batch.requests.values())
     return pb.RewardBatch(
         tenant=batch_id.tenant,
@@ -89,7 +89,7 @@ def _batch(core: RewardCore, batch_id: BatchId, batch: Batch, *, now_us: int) ->
     )
 
 
-def _critical(core: RewardCore, batch: Batch, *, now_us: int) -> str:
+def _critical(core: RewardCore, batch: OpenBatch, *, now_us: int) -> str:
     """Say which sample the batch waits for: the one with the latest end it may have."""
     if not batch.requests:
         missing = batch.size - batch.answered
@@ -129,7 +129,7 @@ def _why_it_waits(pool: pb.RewardPool) -> str:
     return f"{text}; {pool.planned} keep every batch in time by the plan, {pool.held} for now"
 
 
-def _latest_us(batch: Batch, index: int, *, now_us: int) -> int:
+def _latest_us(batch: OpenBatch, index: int, *, now_us: int) -> int:
     """Return when a sample has ended at the latest, if it waits no longer."""
     request = batch.requests[index]
     begun_us = request.since_us if request.worker is not None else now_us

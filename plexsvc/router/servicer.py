@@ -105,7 +105,7 @@ class RouterServicer:
     @asynccontextmanager
     async def http(self) -> AsyncGenerator[str]:
         """Serve what is offered over HTTP; yield where."""
-        backend = openai.Backend(
+        endpoint = openai.Endpoint(
             samples=self.downloads,
             status=self._status,
             hold=self.calls.hold,
@@ -131,7 +131,7 @@ class RouterServicer:
         routes = [
             *front.routes(),
             *sandbox_fusion.routes(self.rewards),
-            *openai.routes(backend),
+            *openai.routes(endpoint),
             *metrics.routes(self.meter, self.tenants, self._ask),
             *page.routes(self._ask),
         ]

@@ -45,7 +45,7 @@ class OperationStreams:
     """The streams of operations open at one server."""
 
     def __init__(self, *, max_operations: int, key: str) -> None:
-        self._limit = Limit(max_operations, key)
+        self._limit = StreamLimit(max_operations, key)
         self._open: set[_Stream] = set()
         self._is_stopping = False
 
@@ -73,7 +73,7 @@ class OperationStreams:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class StreamLimit:
     """How many operations a stream may have under way, and the key of the server's table for it."""
 
     max_operations: int
@@ -100,7 +100,7 @@ class Limit:
 class _Stream:
     """One stream: who waits on it for what, and whose turn it is to write."""
 
-    def __init__(self, context: Context, *, submit: Submit, limit: Limit) -> None:
+    def __init__(self, context: Context, *, submit: Submit, limit: StreamLimit) -> None:
         self._context = context
         self._submit = submit
         self._limit = limit

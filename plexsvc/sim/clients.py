@@ -47,7 +47,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Reply:
     """What a client is told about an operation, a deployment or a job."""
 
     what: What
@@ -65,25 +65,25 @@ class Answer:
         return Key(self.what, name)
 
 
-def answer_of(action: Action) -> Answer | None:
+def answer_of(action: Action) -> Reply | None:
     """Return what an action tells a client, if it tells one anything."""
     match action:
         case AnswerOperation():
-            return Answer(what=What.ANSWERED, subject=action.operation_id, run_us=action.run_us)
+            return Reply(what=What.ANSWERED, subject=action.operation_id, run_us=action.run_us)
         case RefuseOperation(fault=fault):
             is_again = not action.is_final and fault.code in RETRYABLE
             what = What.TURNED_AWAY if is_again else What.ANSWERED
-            return Answer(what=what, subject=action.operation_id, fault=fault)
+            return Reply(what=what, subject=action.operation_id, fault=fault)
         case DeploymentChanged():
             is_starting = action.state is DeploymentState.STARTING
-            return Answer(
+            return Reply(
                 what=What.PLACED if is_starting else What.READY,
                 subject=action.deployment_id,
                 fault=action.fault,
                 is_placed=action.wpg_id is not None,
             )
         case JobChanged() if action.state in ENDED:
-            return Answer(what=What.ENDED, subject=action.job_id)
+            return Reply(what=What.ENDED, subject=action.job_id)
         case _:
             return None
 
@@ -130,7 +130,7 @@ class Client(ABC):
         """Return what it posts because one of its own events was decided."""
         return ()
 
-    def told(self, answer: Answer, *, now_us: int) -> Posts:
+    def told(self, answer: Reply, *, now_us: int) -> Posts:
         """Return what it posts because of an answer."""
         return ()
 

@@ -14,7 +14,7 @@ from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, Place, WpgState
 from plexsvc.scheduler.driver.encoding import Recording
-from plexsvc.sim.clients import Answer, Key, What, answer_of
+from plexsvc.sim.clients import Key, Reply, What, answer_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class _Watcher:
             case _:
                 self.found.outside.append(event)
 
-    def _answer(self, answer: Answer, *, at_us: int) -> None:
+    def _answer(self, answer: Reply, *, at_us: int) -> None:
         key, job_id = answer.key, self._job_of.get(answer.subject)
         if key is not None and job_id is not None:
             self.found.jobs[job_id].append(Moment(at_us=at_us, key=key))

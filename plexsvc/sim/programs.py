@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.events import (
     PayloadStaged,
     PayloadUnderWay,
 )
-from plexsvc.sim.clients import Answer, Client, Key, Post, Posts, Subject, What
+from plexsvc.sim.clients import Client, Key, Post, Posts, Reply, Subject, What
 from plexsvc.sim.observed import Moment
 
 RETRY_US: Final = 50_000
@@ -136,7 +136,7 @@ class ProgramClient(Client):
         self._unposted -= 1
         return self._settle(self.steps[tag].key, now_us=event.at_us)
 
-    def told(self, answer: Answer, *, now_us: int) -> Posts:
+    def told(self, answer: Reply, *, now_us: int) -> Posts:
         """Return what follows an answer; what was refused for now is submitted again."""
         if answer.what is What.TURNED_AWAY:
             again = self._submitted.get(answer.subject)

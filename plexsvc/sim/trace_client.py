@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.vocabulary import Fault, JobState, OperationKind
 from plexsvc.sim.books import Books
-from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts, Subject, What
+from plexsvc.sim.clients import Alarm, Client, Post, Posts, Reply, Subject, What
 from plexsvc.sim.jobs import ROLLOUT, ROLLOUT_PHASES, Losses, Operation, Run, SimJob, run_of
 from plexsvc.sim.nodes import ROLLOUT_KIND, Nodes, kind_of
 from plexsvc.sim.records import Record, Restart
@@ -157,16 +157,16 @@ class TraceClient(Client):
             return [Post(event.at_us, together)]
         return [Post(event.at_us, request) for request in requests]
 
-    def told(self, answer: Answer, *, now_us: int) -> Posts:
+    def told(self, answer: Reply, *, now_us: int) -> Posts:
         """Go on with the job's cycle."""
         match answer:
-            case Answer(what=What.READY, fault=Fault() as fault):
+            case Reply(what=What.READY, fault=Fault() as fault):
                 return self._failed(fault, now_us=now_us)
-            case Answer(what=What.PLACED | What.READY, is_placed=True):
+            case Reply(what=What.PLACED | What.READY, is_placed=True):
                 return self._deployed(answer, now_us=now_us)
-            case Answer(what=What.ANSWERED, fault=None):
+            case Reply(what=What.ANSWERED, fault=None):
                 return self._answered(answer, now_us=now_us)
-            case Answer(what=What.ENDED):
+            case Reply(what=What.ENDED):
                 if self._attempt.pause_us is None:
                     self._is_done = True
                     return ()
@@ -241,7 +241,7 @@ class TraceClient(Client):
     def _named(self, name: str) -> DeploymentId:
         return DeploymentId(f"{self.job_id}/{name}")
 
-    def _deployed(self, answer: Answer, *, now_us: int) -> Posts:
+    def _deployed(self, answer: Reply, *, now_us: int) -> Posts:
         """Begin, or begin again, when everything is there."""
         attempt = self._attempt
         if attempt.pause_us is not None:
@@ -275,7 +275,7 @@ class TraceClient(Client):
     def _end(self, now_us: int, outcome: JobState, *, reason: str = "") -> Post:
         return Post(now_us, JobEndRequested(job_id=self.job_id, outcome=outcome, reason=reason))
 
-    def _answered(self, answer: Answer, *, now_us: int) -> Posts:
+    def _answered(self, answer: Reply, *, now_us: int) -> Posts:
         if answer.subject in self._attempt.rolling:
             self._attempt.rolling.remove(answer.subject)
             return self._go_on(self._run.timer(ROLLOUT, now_us), now_us=now_us)

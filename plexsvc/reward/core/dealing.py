@@ -14,7 +14,7 @@ from typing import Final
 from plexsvc.reward.core.crew import Crew
 from plexsvc.reward.core.pools import Pool, place_for
 from plexsvc.reward.core.queues import Urgency
-from plexsvc.reward.core.state import Batch, Request
+from plexsvc.reward.core.state import OpenBatch, Request
 from plexsvc.reward.core.vocabulary import BatchId, Order, RequestId, RunStage, WorkerId
 
 PATIENCE_US: Final = 1_000_000
@@ -32,7 +32,7 @@ class Dealer:
     """Gives waiting requests to workers; what it decides it orders by `order`."""
 
     def __init__(
-        self, batches: Mapping[BatchId, Batch], crew: Crew, order: Callable[[Order], None]
+        self, batches: Mapping[BatchId, OpenBatch], crew: Crew, order: Callable[[Order], None]
     ) -> None:
         self._batches, self._crew, self._order = batches, crew, order
         self.failed_starts = 0

@@ -16,7 +16,7 @@ from plexsvc.reward.core.crew import Crew
 from plexsvc.reward.core.dealing import MAX_FAILED_STARTS, Dealer
 from plexsvc.reward.core.planner import ActiveBatch, HistoryKey, PlanFacts
 from plexsvc.reward.core.pools import PLANNED_IDLE_US, Pool
-from plexsvc.reward.core.state import Batch, PoolLimits, Request, Worker
+from plexsvc.reward.core.state import OpenBatch, PoolLimits, Request, Worker
 from plexsvc.reward.core.vocabulary import (
     AnswerRequest,
     BatchesExpected,
@@ -51,7 +51,7 @@ class RewardCore:
     """The decisions of one proxy. `handle` is its only way in; the rest is to look at."""
 
     def __init__(self, limits: PoolLimits, *, dealer: type[Dealer] = Dealer) -> None:
-        self.batches: dict[BatchId, Batch] = {}
+        self.batches: dict[BatchId, OpenBatch] = {}
         self.limits = limits
         self._orders: list[Order] = []
         self.crew = Crew(limits, self._orders.append)
@@ -197,11 +197,11 @@ class RewardCore:
             )
             self._dealer.put(RequestId(fact.batch, index), request)
 
-    def _begin(self, fact: SamplesArrived) -> Batch:
+    def _begin(self, fact: SamplesArrived) -> OpenBatch:
         """Return a new batch, expected to take as long as the last one, or as one sample may."""
         known_us = self.expected_us(_history_key(fact.batch, fact.program))
         expected_us = known_us or sum(stage.timeout_us for stage in fact.program.stages)
-        return Batch(
+        return OpenBatch(
             program=fact.program,
             begun_us=fact.at_us,
             expected_end_us=fact.at_us + expected_us,

@@ -83,7 +83,7 @@ class PoolCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PoolsPlan:
     """Workers of each pool; `is_met` is False where not even the most keep every batch in time."""
 
     workers: tuple[int, ...]
@@ -185,13 +185,13 @@ class Floor:
         return in_all, soon
 
 
-def plan(floor: Floor, pools: PoolCosts) -> Plan:
+def plan(floor: Floor, pools: PoolCosts) -> PoolsPlan:
     """Return the fewest workers of each pool, the dearest decided first (Algorithm 1)."""
     bounds = [max(1, min(most // floor.each, floor.size)) for most in pools.most]
     found = floor.busiest(bounds)
     if found is None:
         most = tuple(max(1, min(bound, floor.size * floor.each)) for bound in pools.most)
-        return Plan(workers=most, held=most, is_met=False)
+        return PoolsPlan(workers=most, held=most, is_met=False)
     for pool in sorted(range(len(bounds)), key=lambda one: (-pools.cost[one], one)):
         high = bounds[pool] = max(1, found[0][pool])  # more than are busy change nothing
         low = min(high, max(1, floor.work_us(pool) // max(1, floor.span_us)))
@@ -204,7 +204,7 @@ def plan(floor: Floor, pools: PoolCosts) -> Plan:
                 found, high = tried, max(low, tried[0][pool])
         bounds[pool] = high
     each = floor.each
-    return Plan(
+    return PoolsPlan(
         workers=tuple(workers * each for workers in bounds),
         held=tuple(busy * each for busy in found[1]),
         is_met=True,

@@ -54,7 +54,7 @@ class Request:
 
 
 @dataclass(slots=True, kw_only=True)
-class Batch:
+class OpenBatch:
     """A batch of which not every sample is answered."""
 
     program: ProgramSpec

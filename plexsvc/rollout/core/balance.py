@@ -23,7 +23,7 @@ NEVER: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class Handover:
     """How many samples an instance should hand over."""
 
     instance_id: InstanceId
@@ -51,7 +51,7 @@ def compare(instances: Iterable[Instance]) -> None:
         one.slowness = max(1, *map(int, factors))
 
 
-def choose(serving: Mapping[InstanceId, Instance], *, tick: int) -> Move | None:
+def choose(serving: Mapping[InstanceId, Instance], *, tick: int) -> Handover | None:
     """Return a move that lets work go on sooner, or None (Algorithm 2 of RLBoost).
 
     A sample that was started two ticks ago and got no token, while others of its instance did, may
@@ -69,13 +69,13 @@ def choose(serving: Mapping[InstanceId, Instance], *, tick: int) -> Move | None:
         if all(instance.pending for instance in serving.values()):
             return None
         count = (len(queued[longest]) + 1) // 2
-        return Move(instance_id=longest, count=count, queued=queued[longest][::-1])
+        return Handover(instance_id=longest, count=count, queued=queued[longest][::-1])
     idle = [one.slowness for one in serving.values() if not one.load]
     if not idle:
         return None
     longest = max(serving, key=lambda one: serving[one].running * serving[one].slowness)
     count = _beyond(serving[longest], than=min(idle))
-    return Move(instance_id=longest, count=count) if count > 0 else None
+    return Handover(instance_id=longest, count=count) if count > 0 else None
 
 
 def _beyond(instance: Instance, *, than: int) -> int:

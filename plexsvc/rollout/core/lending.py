@@ -134,7 +134,7 @@ class Guest:
     """That have their prompts computed."""
 
 
-class Turn(StrEnum):
+class Stepper(StrEnum):
     """Who steps."""
 
     SERVING = "serving"
@@ -146,14 +146,14 @@ class Turn(StrEnum):
 class Decision:
     """Who steps next; of a guest, at most how many tokens."""
 
-    turn: Turn
+    turn: Stepper
     guest: int = 0
     """Which guest, by its place among them."""
     tokens: int = 0
 
 
-SERVE: Final = Decision(turn=Turn.SERVING)
-WAIT: Final = Decision(turn=Turn.NOBODY)
+SERVE: Final = Decision(turn=Stepper.SERVING)
+WAIT: Final = Decision(turn=Stepper.NOBODY)
 
 
 @dataclass(slots=True)
@@ -191,9 +191,9 @@ class Lender:
         ordered = sorted(self._prompts)
         self._long_prompt = ordered[int(LONG_PROMPT * (len(ordered) - 1))]
 
-    def stepped(self, turn: Turn, step: Step, *, took_us: int, guest: int = 0) -> None:
+    def stepped(self, turn: Stepper, step: Step, *, took_us: int, guest: int = 0) -> None:
         """Take note of a step that ended; of guests, of which."""
-        if turn is not Turn.GUEST:
+        if turn is not Stepper.GUEST:
             self.serving_times.observe(step, took_us=took_us)
             return
         self._credit_us -= took_us
@@ -235,7 +235,7 @@ class Lender:
                 tokens = TRIAL_TOKENS
             if tokens:
                 record.tried_us = now_us
-                return Decision(turn=Turn.GUEST, guest=place, tokens=tokens)
+                return Decision(turn=Stepper.GUEST, guest=place, tokens=tokens)
         return otherwise
 
     def _with_work(self, guests: Sequence[Guest]) -> Mapping[int, Guest]:

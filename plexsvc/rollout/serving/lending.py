@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from plexsvc.clock import Clock
 from plexsvc.log import Log
-from plexsvc.rollout.core.lending import Decision, Guest, Lender, Turn
+from plexsvc.rollout.core.lending import Decision, Guest, Lender, Stepper
 from plexsvc.rollout.core.lent_memory import Leases, MemoryBudget, Parts
 from plexsvc.rollout.engines.executor import Steppable
 
@@ -98,7 +98,7 @@ class Coserving:
         minute = self._clock.wall_us() // MINUTE_US % (24 * 60)
         decision = self.lender.decide(serving, guests, now_us=now_us, minute=minute)
         self._watch(decision, guests, now_us=now_us)
-        if decision.turn is Turn.GUEST:
+        if decision.turn is Stepper.GUEST:
             chosen = self.guests[decision.guest].engine
             chosen.allow(decision.tokens)
             return chosen.steppable
@@ -130,13 +130,13 @@ class Coserving:
     def _observe(self, now_us: int) -> None:
         if (stepped := self._serving.take_step()) is not None:
             took_us = now_us - stepped.started_us
-            self.lender.stepped(Turn.SERVING, stepped.step, took_us=took_us)
+            self.lender.stepped(Stepper.SERVING, stepped.step, took_us=took_us)
             self.serving_us += took_us
         for place, one in enumerate(self.guests):
             if (stepped := one.engine.take_step()) is None:
                 continue
             took_us = now_us - stepped.started_us
-            self.lender.stepped(Turn.GUEST, stepped.step, took_us=took_us, guest=place)
+            self.lender.stepped(Stepper.GUEST, stepped.step, took_us=took_us, guest=place)
             one.progress_us = self.guest_us = now_us
             one.harvest.steps += 1
             one.harvest.guest_us += took_us
@@ -173,7 +173,7 @@ class Coserving:
 
     def _watch(self, decision: Decision, guests: Sequence[Guest], *, now_us: int) -> None:
         """Hand samples back that got no step for too long."""
-        stepping = self.guests[decision.guest] if decision.turn is Turn.GUEST else None
+        stepping = self.guests[decision.guest] if decision.turn is Stepper.GUEST else None
         for one, guest in zip(self.guests, guests, strict=True):
             if one is stepping or not guest.has_work:
                 one.progress_us = now_us

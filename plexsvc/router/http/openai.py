@@ -44,7 +44,7 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
+class Endpoint:
     """What the routes call."""
 
     samples: Samples
@@ -54,29 +54,29 @@ class Backend:
     clock: Clock
 
 
-def routes(backend: Backend) -> list[web.RouteDef]:
+def routes(endpoint: Endpoint) -> list[web.RouteDef]:
     """Return the routes."""
 
     async def models(request: web.Request) -> web.Response:
-        found = await _models(backend, request[TENANT])
+        found = await _models(endpoint, request[TENANT])
         return web.json_response({"object": "list", "data": list(found.values())})
 
     async def model(request: web.Request) -> web.Response:
-        return web.json_response(await _model(backend, request, request.match_info["model"]))
+        return web.json_response(await _model(endpoint, request, request.match_info["model"]))
 
     async def completions(request: web.Request) -> web.StreamResponse:
-        return await _complete(backend, request, is_chat=False)
+        return await _complete(endpoint, request, is_chat=False)
 
     async def chat(request: web.Request) -> web.StreamResponse:
-        return await _complete(backend, request, is_chat=True)
+        return await _complete(endpoint, request, is_chat=True)
 
     async def generate(request: web.Request) -> web.Response:
-        return await _generate(backend, request)
+        return await _generate(endpoint, request)
 
     async def tokenize(request: web.Request) -> web.Response:
         asked = await read_json(request)
-        prompt = await _encoded(backend, request, operation := asking.encoding_of(asked))
-        found = await _model(backend, request, operation.deployment_id)
+        prompt = await _encoded(endpoint, request, operation := asking.encoding_of(asked))
+        found = await _model(endpoint, request, operation.deployment_id)
         told = {
             "count": len(prompt.token_ids),
             "max_model_len": found["max_model_len"],
@@ -86,11 +86,11 @@ def routes(backend: Backend) -> list[web.RouteDef]:
         return web.json_response(told)
 
     async def detokenize(request: web.Request) -> web.Response:
-        prompt = await _encoded(backend, request, asking.decoding_of(await read_json(request)))
+        prompt = await _encoded(endpoint, request, asking.decoding_of(await read_json(request)))
         return web.json_response({"prompt": "".join(prompt.texts)})
 
     async def health(request: web.Request) -> web.Response:
-        await _models(backend, request[TENANT])  # the service answers
+        await _models(endpoint, request[TENANT])  # the service answers
         return web.Response()
 
     async def version(request: web.Request) -> web.Response:
@@ -110,9 +110,9 @@ def routes(backend: Backend) -> list[web.RouteDef]:
     ]
 
 
-async def _models(backend: Backend, tenant: TenantId) -> dict[str, dict[str, Any]]:
-    with backend.hold(tenant):
-        status = await backend.status(tenant)
+async def _models(endpoint: Endpoint, tenant: TenantId) -> dict[str, dict[str, Any]]:
+    with endpoint.hold(tenant):
+        status = await endpoint.status(tenant)
     created_s = {job.job_id: job.created_us // 1_000_000 for job in status.jobs}
     return {
         one.deployment_id: {
@@ -127,24 +127,26 @@ async def _models(backend: Backend, tenant: TenantId) -> dict[str, dict[str, Any
     }
 
 
-async def _model(backend: Backend, request: web.Request, name: str) -> dict[str, Any]:
-    found = await _models(backend, request[TENANT])
+async def _model(endpoint: Endpoint, request: web.Request, name: str) -> dict[str, Any]:
+    found = await _models(endpoint, request[TENANT])
     if name not in found:
         raise not_found(f"no model {name!r}; /v1/models lists the tenant's rollout deployments")
     return found[name]
 
 
 async def _encoded(
-    backend: Backend, request: web.Request, operation: operations_pb2.Operation
+    endpoint: Endpoint, request: web.Request, operation: operations_pb2.Operation
 ) -> operations_pb2.Prompt:
     """Return the one prompt of an operation that only encodes."""
-    with backend.hold(request[TENANT]):
-        stream = _frames(backend.samples, operation, caller=request[CALLER])
+    with endpoint.hold(request[TENANT]):
+        stream = _frames(endpoint.samples, operation, caller=request[CALLER])
         async with aclosing(stream) as frames:
             return (await anext(frames)).prompts[0]
 
 
-async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
+async def _complete(
+    endpoint: Endpoint, request: web.Request, *, is_chat: bool
+) -> web.StreamResponse:
     asked, tenant = await read_json(request), request[TENANT]
     operation = asking.operation_of(asked, is_chat=is_chat, session=_session_of(request))
     form = Form(
@@ -161,11 +163,11 @@ async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) ->
     )
     is_streamed = asking.wants(asked, "stream")
     has_usage = asking.wants_usage(asked)
-    with backend.hold(tenant):
-        async with aclosing(_frames(backend.samples, operation, caller=request[CALLER])) as frames:
+    with endpoint.hold(tenant):
+        async with aclosing(_frames(endpoint.samples, operation, caller=request[CALLER])) as frames:
             prompts = list((await anext(frames)).prompts)
             first = await anext(frames)  # a refusal comes before anything is told
-            answer = _Answer(operation, form, prompts, created_s=backend.clock.wall_us() // 10**6)
+            answer = _Answer(operation, form, prompts, created_s=endpoint.clock.wall_us() // 10**6)
             if not is_streamed:
                 answer.add(first)
                 async for frame in frames:
@@ -174,13 +176,13 @@ async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) ->
             return await answer.stream(request, first, frames, has_usage=has_usage)
 
 
-async def _generate(backend: Backend, request: web.Request) -> web.Response:
+async def _generate(endpoint: Endpoint, request: web.Request) -> web.Response:
     asked, caller = await read_json(request), request[CALLER]
     operation = asking.tokens_of(asked, session=_session_of(request))
     has_logprobs = (asked.get("sampling_params") or {}).get("logprobs") is not None
     form = Form(is_chat=False, has_logprobs=has_logprobs)
-    with backend.hold(request[TENANT]):
-        async with aclosing(_frames(backend.samples, operation, caller=caller)) as frames:
+    with endpoint.hold(request[TENANT]):
+        async with aclosing(_frames(endpoint.samples, operation, caller=caller)) as frames:
             prompts = list((await anext(frames)).prompts)
             answer = _Answer(operation, form, prompts, created_s=0)
             async for frame in frames:

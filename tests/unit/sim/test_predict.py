@@ -33,7 +33,7 @@ from plexsvc.scheduler.core.vocabulary import (
     Place,
 )
 from plexsvc.scheduler.driver import encoding
-from plexsvc.sim.clients import Alarm, Answer, Client, Outside, Post, Posts, What
+from plexsvc.sim.clients import Alarm, Client, Outside, Post, Posts, Reply, What
 from plexsvc.sim.costs import Moved, Spawned, Took, Work
 from plexsvc.sim.fitted_costs import fit
 from plexsvc.sim.observed import observe
@@ -128,14 +128,14 @@ class FakeLoop(Client):
         )
         return (Post(event.at_us + 2 * MS, request),)
 
-    def told(self, answer: Answer, *, now_us: int) -> Posts:
+    def told(self, answer: Reply, *, now_us: int) -> Posts:
         match answer:
-            case Answer(what=What.READY, is_placed=True) if not self.seq:
+            case Reply(what=What.READY, is_placed=True) if not self.seq:
                 return (Alarm(now_us + self.gap_us),)
-            case Answer(what=What.ANSWERED):
+            case Reply(what=What.ANSWERED):
                 self.open -= 1
                 return () if self.open else self._next(now_us)
-            case Answer(what=What.ENDED):
+            case Reply(what=What.ENDED):
                 self.is_over = True
             case _:
                 pass

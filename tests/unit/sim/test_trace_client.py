@@ -12,7 +12,7 @@ from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
 from plexsvc.sim.books import Books
-from plexsvc.sim.clients import Answer, What
+from plexsvc.sim.clients import Reply, What
 from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.hosts import HostMemory
 from plexsvc.sim.jobs import SimJob
@@ -47,7 +47,7 @@ def played(one: SimJob) -> tuple[TraceClient, VirtualDriver]:
 
 def test_a_node_that_is_lost_when_all_is_trained_does_not_bring_the_job_back() -> None:
     client, driver = played(job("j", cycles=2))
-    failed = Answer(what=What.READY, subject=DeploymentId("j/actor"), fault=LOST)
+    failed = Reply(what=What.READY, subject=DeploymentId("j/actor"), fault=LOST)
     assert client.told(failed, now_us=driver.now_us) == ()
     assert client.is_done
     assert client.record.restarts == []

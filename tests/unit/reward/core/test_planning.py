@@ -14,8 +14,8 @@ from plexsvc.reward.core.planning import (
     Floor,
     History,
     Load,
-    Plan,
     PoolCosts,
+    PoolsPlan,
     Route,
     UnderWay,
     expected,
@@ -32,7 +32,7 @@ def costs(*cost: float, most: int = 8) -> PoolCosts:
     return PoolCosts(cost=cost, most=(most,) * len(cost))
 
 
-def planned(loads: Sequence[Load], costs: PoolCosts, *, max_delay_us: int = 0) -> Plan:
+def planned(loads: Sequence[Load], costs: PoolCosts, *, max_delay_us: int = 0) -> PoolsPlan:
     return plan(Floor(loads, max_delay_us=max_delay_us), costs)
 
 
@@ -51,7 +51,7 @@ def test_a_request_that_might_run_into_its_timeout_may_not_wait() -> None:
 def test_a_plan_that_cannot_be_met_says_so() -> None:
     made = load_of(*((0, (10,)) for _ in range(9)), latest_us=(10,))
     found = planned([made], costs(1, most=4))
-    assert found == Plan(workers=(4,), held=(4,), is_met=False)
+    assert found == PoolsPlan(workers=(4,), held=(4,), is_met=False)
 
 
 def test_a_batch_that_is_late_already_is_no_cause_for_more_workers_than_requests() -> None:
@@ -74,7 +74,7 @@ def test_programs_share_a_pool_whatever_stage_asks_for_it() -> None:
 def test_only_what_is_busy_soon_is_held() -> None:
     made = load_of((0, (5,)), *((50, (5,)) for _ in range(4)), latest_us=(5,))
     floor = Floor([made], max_delay_us=0, held_until_us=20)
-    assert plan(floor, costs(1)) == Plan(workers=(4,), held=(1,), is_met=True)
+    assert plan(floor, costs(1)) == PoolsPlan(workers=(4,), held=(1,), is_met=True)
 
 
 def test_of_many_requests_each_that_is_simulated_stands_for_several() -> None:

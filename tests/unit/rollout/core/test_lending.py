@@ -17,8 +17,8 @@ from plexsvc.rollout.core.lending import (
     Lender,
     Objectives,
     Serving,
+    Stepper,
     Terms,
-    Turn,
 )
 from plexsvc.rollout.core.step_times import Step, StepForecast
 
@@ -47,16 +47,18 @@ def lender(**settings: object) -> Lender:
     return made
 
 
-def decide(made: Lender, serving: Serving, guest: Guest = BUSY_GUEST, *, now_us: int = 0) -> Turn:
+def decide(
+    made: Lender, serving: Serving, guest: Guest = BUSY_GUEST, *, now_us: int = 0
+) -> Stepper:
     return made.decide(serving, (guest,), now_us=now_us, minute=600).turn
 
 
 def test_a_guest_steps_while_nothing_is_served() -> None:
-    assert decide(lender(), Serving()) is Turn.GUEST
+    assert decide(lender(), Serving()) is Stepper.GUEST
 
 
 def test_whoever_waits_for_a_first_token_goes_first() -> None:
-    assert decide(lender(), Serving(queued=1)) is Turn.SERVING
+    assert decide(lender(), Serving(queued=1)) is Stepper.SERVING
 
 
 def test_between_tokens_the_guest_has_what_the_objective_leaves() -> None:
@@ -64,8 +66,8 @@ def test_between_tokens_the_guest_has_what_the_objective_leaves() -> None:
     planned_us = (1 - RESERVE) * TPOT_US
     slack = made.slack_us(serving, now_us=10_000)
     assert slack == pytest.approx(planned_us - 10_000 - plain_us(Step(samples=2)), rel=0.02)
-    assert decide(made, serving, now_us=10_000) is Turn.GUEST
-    assert decide(made, serving, now_us=31_000) is Turn.SERVING
+    assert decide(made, serving, now_us=10_000) is Stepper.GUEST
+    assert decide(made, serving, now_us=31_000) is Stepper.SERVING
 
 
 def test_a_step_of_the_guest_never_takes_longer_than_the_slack() -> None:
@@ -81,20 +83,22 @@ def test_long_prompts_that_may_arrive_bound_the_guest() -> None:
     made = lender()
     for _ in range(20):
         made.prompt_arrived(8000)  # 162 ms of 200
-    assert decide(made, Serving()) is Turn.NOBODY
+    assert decide(made, Serving()) is Stepper.NOBODY
 
 
 def test_where_requests_pile_up_nobody_slows_them_down() -> None:
     crowded = Serving(newest_token_us=[0] * 20, seats=32)
-    assert decide(lender(), crowded) is Turn.SERVING
-    assert decide(lender(), Serving(newest_token_us=[0], is_short_of_memory=True)) is Turn.SERVING
+    assert decide(lender(), crowded) is Stepper.SERVING
+    assert (
+        decide(lender(), Serving(newest_token_us=[0], is_short_of_memory=True)) is Stepper.SERVING
+    )
 
 
 def test_of_an_engine_whose_times_are_unknown_nothing_is_taken() -> None:
     made = Lender(objectives=OBJECTIVES)
-    assert decide(made, Serving(newest_token_us=[0])) is Turn.SERVING
+    assert decide(made, Serving(newest_token_us=[0])) is Stepper.SERVING
     tried = made.decide(Serving(), (BUSY_GUEST,), now_us=0, minute=0)
-    assert (tried.turn, tried.tokens) == (Turn.GUEST, 16)
+    assert (tried.turn, tried.tokens) == (Stepper.GUEST, 16)
 
 
 def test_a_guest_that_fits_in_nowhere_is_tried_again_while_nothing_is_served() -> None:
@@ -102,18 +106,18 @@ def test_a_guest_that_fits_in_nowhere_is_tried_again_while_nothing_is_served() -
     made.guests[0].times = StepForecast()
     for i in range(100):
         made.guests[0].times.observe(Step(samples=1 + i % 4), took_us=5_000_000)
-    assert made.decide(Serving(), (BUSY_GUEST,), now_us=1_000_000, minute=0).turn is Turn.NOBODY
+    assert made.decide(Serving(), (BUSY_GUEST,), now_us=1_000_000, minute=0).turn is Stepper.NOBODY
     tried = made.decide(Serving(), (BUSY_GUEST,), now_us=2_000_000, minute=0)
-    assert (tried.turn, tried.tokens) == (Turn.GUEST, 16)
-    assert made.decide(Serving(), (BUSY_GUEST,), now_us=3_000_000, minute=0).turn is Turn.NOBODY
+    assert (tried.turn, tried.tokens) == (Stepper.GUEST, 16)
+    assert made.decide(Serving(), (BUSY_GUEST,), now_us=3_000_000, minute=0).turn is Stepper.NOBODY
     serving = Serving(newest_token_us=[4_000_000])
-    assert made.decide(serving, (BUSY_GUEST,), now_us=4_000_000, minute=0).turn is Turn.SERVING
+    assert made.decide(serving, (BUSY_GUEST,), now_us=4_000_000, minute=0).turn is Stepper.SERVING
 
 
 def test_what_is_not_lent_is_not_used() -> None:
-    assert decide(lender(is_lent=False), Serving()) is Turn.NOBODY
+    assert decide(lender(is_lent=False), Serving()) is Stepper.NOBODY
     at_night = Terms(from_min=22 * 60, to_min=6 * 60)
-    assert decide(lender(terms=at_night), Serving()) is Turn.NOBODY
+    assert decide(lender(terms=at_night), Serving()) is Stepper.NOBODY
     assert at_night.is_open(23 * 60)
     assert at_night.is_open(5 * 60)
 
@@ -121,8 +125,8 @@ def test_what_is_not_lent_is_not_used() -> None:
 def test_a_share_of_the_time_is_kept() -> None:
     made, now_us, guest_us = lender(terms=Terms(share=0.25)), 0, 0
     while now_us < 40_000_000:
-        if decide(made, Serving(), now_us=now_us) is Turn.GUEST:
-            made.stepped(Turn.GUEST, Step(samples=8), took_us=plain_us(Step(samples=8)))
+        if decide(made, Serving(), now_us=now_us) is Stepper.GUEST:
+            made.stepped(Stepper.GUEST, Step(samples=8), took_us=plain_us(Step(samples=8)))
             guest_us += plain_us(Step(samples=8))
             now_us += plain_us(Step(samples=8))
         else:
@@ -139,9 +143,9 @@ def step_guests(made: Lender, guests: list[Guest], *, for_us: int, costs: list[i
     now_us, had = 0, [0] * len(guests)
     while now_us < for_us:
         decision = made.decide(Serving(), guests, now_us=now_us, minute=0)
-        assert decision.turn is Turn.GUEST
+        assert decision.turn is Stepper.GUEST
         step, took_us = Step(samples=8), costs[decision.guest]
-        made.stepped(Turn.GUEST, step, took_us=took_us, guest=decision.guest)
+        made.stepped(Stepper.GUEST, step, took_us=took_us, guest=decision.guest)
         had[decision.guest] += took_us
         now_us += took_us
     return had
@@ -166,7 +170,7 @@ def test_a_guest_whose_step_does_not_fit_lets_another_step() -> None:
         made.guests[0].times.observe(Step(samples=1 + i % 4), took_us=5_000_000)
     busy = Serving(newest_token_us=[0])
     decision = made.decide(busy, [BUSY_GUEST, BUSY_GUEST], now_us=10_000, minute=0)
-    assert (decision.turn, decision.guest) == (Turn.GUEST, 1)
+    assert (decision.turn, decision.guest) == (Stepper.GUEST, 1)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +208,7 @@ def _play(requests: list[_Request], made: Lender) -> int:
         serving = Serving(queued=len(queued), newest_token_us=[o.newest_us for o in decoding])
         slack_us = made.slack_us(serving, now_us=now_us)
         decision = made.decide(serving, (BUSY_GUEST,), now_us=now_us, minute=0)
-        if decision.turn is Turn.GUEST:
+        if decision.turn is Stepper.GUEST:
             samples = min(8, decision.tokens)
             step = Step(prompt_tokens=decision.tokens - samples, samples=samples)
             assert not queued, "whoever waits for a first token goes first"

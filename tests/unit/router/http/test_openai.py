@@ -23,7 +23,7 @@ from plexsvc.ids import TenantId
 from plexsvc.router.auth import Tenants
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.http import asking
-from plexsvc.router.http.openai import Backend, routes
+from plexsvc.router.http.openai import Endpoint, routes
 from plexsvc.router.http.server import serving
 from plexsvc.slots import Limit, Slots
 
@@ -151,7 +151,7 @@ async def served(
     samples: FakeSamples, *, calls: int = 8, tenants: Tenants = TENANTS
 ) -> AsyncIterator[str]:
     slots = Slots(Limit(total=calls, what="calls", key="router.max_calls"))
-    backend = Backend(samples=samples, status=status, hold=slots.hold, clock=SystemClock())
+    backend = Endpoint(samples=samples, status=status, hold=slots.hold, clock=SystemClock())
     config = RouterConfig(http_listen="127.0.0.1:0")
     async with serving(routes(backend), tenants=tenants, config=config) as address:
         yield f"http://{address}/v1"
