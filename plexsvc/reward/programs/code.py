@@ -17,7 +17,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from plexsvc.reward.programs import asserting
@@ -31,6 +31,7 @@ from plexsvc.reward.programs.base import (
     TimedOut,
     Work,
 )
+from plexsvc.reward.programs.trees import Tree, imported_by, refuse_reading
 from plexsvc.reward.sandbox.base import ENDED, PYTHON, Beside, Limits, Ran
 
 MAX_TESTS: Final = 256
@@ -163,8 +164,8 @@ def _python_case(test: Mapping[str, Any], source: str, work: Work) -> _Case:
             nodes = list(ast.walk(asserting.parsed(str(test["assert"]))))
         except (SyntaxError, ValueError) as error:
             raise RefusedError(f"code_python: the assertion {test['assert']!r}: {error}") from None
-        words = {*_of_modules(nodes), *_imports(nodes)}
-        _refuse_reading(f"code_python: {test['assert']!r}", nodes, words)
+        words = {*_of_modules(nodes), *imported_by(nodes)}
+        refuse_reading(f"code_python: {test['assert']!r}", nodes, words)
         grader = (sys.executable, "-I") if NEEDS_PACKAGES.search(str(test["assert"])) else python
         told = {"assertion": str(test["assert"]), "imports": imports_of(source)}
         return _Case(
@@ -184,6 +185,17 @@ def _call(text: str) -> str:
     except (SyntaxError, ValueError) as error:
         raise RefusedError(f"code_python: the call {text!r}: {error}") from None
     return text.strip()
+
+
+def _of_modules(nodes: list[ast.AST]) -> Iterator[str]:
+    """Yield the names of Python's modules that are used as their attributes."""
+    for node in nodes:
+        match node:
+            case ast.Attribute(attr=name, value=ast.Name(id=module)):
+                if module in sys.stdlib_module_names:
+                    yield name
+            case _:
+                pass
 
 
 def imports_of(source: str) -> dict[str, list[str]]:
@@ -375,14 +387,15 @@ def is_same(found: object, expected: object) -> bool:
 
 def _unit_tests(work: Work) -> Outcome:
     """Score the share of pytest's tests that pass; `reference.files` are the tree."""
-    tree = _Tree.of(work)
+    tree = Tree.of(work)
+    source = code_block(work.text, PYTHON_TAGS, defines=True).encode(errors="surrogateescape")
     told = json.dumps({"path": tree.path, "name": tree.module}).encode()
     case = _Case(
         argv=(sys.executable, f"{_HARNESS}/unit_testing.py"),
         files={**tree.files, tree.path: b"", **_UNIT_TESTS, "told.json": told},
         sample=(
             (sys.executable, f"{_HARNESS}/answering.py"),
-            {**tree.given, tree.path: tree.source, **_AGENT},
+            {**tree.given, tree.path: source, **_AGENT},
         ),
         accepts=lambda _: True,
     )
@@ -406,180 +419,6 @@ def _unit_tests(work: Work) -> Outcome:
         else ""
     )
     return Scored(score=score, output=_output(ran), detail=f"{passed} of {total}{hint}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tree:
-    """The files of unit tests, and where the sample is among them."""
-
-    path: str
-    module: str
-    """The sample's name as a module: with its packages, as far as their `__init__.py` reach."""
-    source: bytes
-    files: Mapping[str, bytes]
-    """For the tests."""
-    given: Mapping[str, bytes]
-    """For the sample: of the package that it is in, what no test is, nor imported by one, and what
-    the reference lists as `given`."""
-
-    @classmethod
-    def of(cls, work: Work) -> _Tree:
-        """Return the tree of a reference.
-
-        Raises:
-            RefusedError: naming the part that makes no sense.
-        """
-        tree = work.reference
-        if not isinstance(tree, Mapping) or not isinstance(tree.get("files"), Mapping):
-            raise RefusedError(
-                'unit_tests: the reference must be {"files": {path: text, ...}, "path": where the '
-                "sample goes}"
-            )
-        path = str(tree.get("path", "solution.py"))
-        files = {str(one): str(text) for one, text in tree["files"].items()}
-        if any(one.startswith("/") or ".." in one.split("/") for one in (path, *files)):
-            raise RefusedError("unit_tests: paths are relative and do not leave their directory")
-        if not path.endswith(".py") or is_collected(path):
-            raise RefusedError(
-                f"unit_tests: {path} would be run as a test, or is no Python file; a sample cannot "
-                "judge itself"
-            )
-        files.pop(path, None)
-        _refuse_what_runs_the_file(files, path)
-        asked = tree.get("given", [])
-        if not isinstance(asked, list) or not all(one in files for one in asked):
-            raise RefusedError("unit_tests: given lists paths of files of the tree")
-        given = {*asked, *_package_of(path, files)}
-        return cls(
-            path=path,
-            module=_module_of(path, files),
-            source=code_block(work.text, PYTHON_TAGS, defines=True).encode(
-                errors="surrogateescape"
-            ),
-            files={one: text.encode(errors="surrogateescape") for one, text in files.items()},
-            given={one: files[one].encode(errors="surrogateescape") for one in sorted(given)},
-        )
-
-
-READING: Final = {
-    *("getsource", "getsourcelines", "getsourcefile", "get_type_hints", "getmembers", "isabstract"),
-    "getattr_static",
-    *("isfunction", "iscoroutinefunction", "isgeneratorfunction", "isasyncgenfunction"),
-    *("doctest", "runpy", "weakref", "multiprocessing", "ProcessPoolExecutor"),
-}
-"""What tests cannot ask of a sample that is not in their process, nor do with it."""
-READ_OF_IT: Final = {"__file__", "__module__", "__qualname__", "__wrapped__"}
-"""Attributes of Python's that what stands for the sample does not have."""
-
-
-def is_collected(path: str) -> bool:
-    """Return whether pytest takes a file for tests or for their configuration."""
-    name = PurePosixPath(path).name
-    return bool(re.fullmatch(r"test_.*\.py|.*_test\.py|conftest\.py", name))
-
-
-def _module_of(path: str, files: Mapping[str, str]) -> str:
-    place = PurePosixPath(path)
-    names, folder = [place.stem], place.parent
-    while str(folder) != "." and str(folder / "__init__.py") in files:
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return ".".join(names)
-
-
-def _package_of(path: str, files: Mapping[str, str]) -> Iterator[str]:
-    """Yield the other modules of the sample's package, as far as no test is or imports one."""
-    depth = _module_of(path, files).count(".")
-    if not depth:
-        return
-    top = PurePosixPath(path).parents[depth - 1]
-    imported = {
-        word for one, text in files.items() if is_collected(one) for word in _imports(_nodes(text))
-    }
-    for one in files:
-        place = PurePosixPath(one)
-        is_inside = place.is_relative_to(top) and place.suffix == ".py"
-        is_test = is_collected(one) or {"test", "tests"} & {*place.parts}
-        if is_inside and not is_test and (place.stem not in imported or place.stem == "__init__"):
-            yield one
-
-
-def _nodes(text: str) -> list[ast.AST]:
-    """Return what is in a file of Python; nothing of any other."""
-    try:
-        return list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):
-        return []
-
-
-def _imports(nodes: list[ast.AST]) -> Iterator[str]:
-    """Yield the last parts of the modules and names that a file imports."""
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [one.name for one in node.names]
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            yield from (name.rpartition(".")[2] for name in names)
-
-
-def _refuse_what_runs_the_file(files: Mapping[str, str], path: str) -> None:
-    """Refuse tests that name the sample's file: they would run it themselves, and it is not there.
-
-    Raises:
-        RefusedError: naming the test's file.
-    """
-    name = PurePosixPath(path).name
-    for one, text in files.items():
-        try:
-            nodes = list(ast.walk(ast.parse(text)) if is_collected(one) else ())
-        except (SyntaxError, ValueError) as error:
-            raise RefusedError(f"unit_tests: {one} is no Python: {error}") from None
-        texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
-        words = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        words |= {node.id for node in nodes if isinstance(node, ast.Name)} | {*_imports(nodes)}
-        _refuse_reading(f"unit_tests: {one}", nodes, words)
-        is_run = "-m" in texts and PurePosixPath(path).stem in texts
-        if is_run or any(isinstance(value, str) and value.endswith(name) for value in texts):
-            raise RefusedError(
-                f"unit_tests: {one} names the file {name}, which is not beside the tests: import "
-                "the sample, or judge a program by code_python with stdin and stdout"
-            )
-
-
-def _of_modules(nodes: list[ast.AST]) -> Iterator[str]:
-    """Yield the names of Python's modules that are used as their attributes."""
-    for node in nodes:
-        match node:
-            case ast.Attribute(attr=name, value=ast.Name(id=module)):
-                if module in sys.stdlib_module_names:
-                    yield name
-            case _:
-                pass
-
-
-def _refuse_reading(what: str, nodes: list[ast.AST], words: set[str]) -> None:
-    """Refuse tests that ask of a sample what only its own process has.
-
-    Raises:
-        RefusedError: naming it.
-    """
-    found = {node.attr for node in nodes if isinstance(node, ast.Attribute)} & READ_OF_IT
-    own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
-    for node in nodes:
-        match node:
-            case (
-                ast.Attribute(attr="__dict__", value=ast.Name(id=name) | ast.Attribute(attr=name))
-                | ast.Call(
-                    func=ast.Name(id="vars"), args=[ast.Name(id=name) | ast.Attribute(attr=name)]
-                )
-            ) if name[:1].isupper() and not name[1:].isupper() and name not in own:
-                found.add(f"{name}.__dict__")
-            case _:
-                pass
-    if reading := sorted((READING & words) | found):
-        raise RefusedError(
-            f"{what} uses {reading[0]}, which needs the sample's text, types or functions in its "
-            "own process; the sample runs elsewhere: test what it returns"
-        )
 
 
 PROGRAMS: Final = (
