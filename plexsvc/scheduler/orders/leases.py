@@ -1,9 +1,10 @@
 """Leases of nodes, renewed on a thread of its own: nothing that the event loop does delays them.
 
-A lease is renewed every third of its length and is over when `ATTEMPTS` renewals in a row failed,
-or when its agent refuses one. Attempts are counted, not time: after a service that stood still
-(SIGSTOP, a suspended machine) the next renewals decide. The event loop takes no part: it is told
-the end of a lease, and otherwise may be blocked for any time.
+A lease is renewed every quarter of its length and is over when `ATTEMPTS` renewals in a row failed,
+so its length after the last one that was answered, or when its agent refuses one. Attempts are
+counted, not time: after a service that stood still (SIGSTOP, a suspended machine) the next renewals
+decide. The event loop takes no part: it is told the end of a lease, and otherwise may be blocked
+for any time.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Leases:
     def __init__(self, *, lease_us: int, ttl_us: int, epoch: int, keys: ClusterKeys) -> None:
         """Renew each lease of `lease_us`; its agent keeps its ranks for `ttl_us` from each time."""
         self.epoch = epoch
-        self._look_us = lease_us * (ATTEMPTS - 1) // ATTEMPTS  # and has an attempt's time for it
-        self._period_s = lease_us / ATTEMPTS / 1e6
+        self._look_us = lease_us * 5 // 8  # looking takes a second, and the ranks have to end
+        self._period_s = lease_us / (ATTEMPTS + 1) / 1e6
         self._ttl_us = ttl_us
         self._keys = keys
         self._leases: list[_Lease] = []
