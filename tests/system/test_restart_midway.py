@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import plexclient as plex
 from benchmarks import padded_engines
+from plexsvc.node import found
 from tests.rigs.live_cluster import ROLLOUT, SHARES_ALL, TRAIN, Service
+from tests.rigs.processes import descendants
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program
+from tests.system.test_durable_nodes import three_steps
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,9 +33,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Pa
         yield service, directory / "up.log"
 
 
-def deploy(job: plex.Job, model: Path) -> plex.Actor:
+def deploy(job: plex.Job, model: Path, *, durability: str = "none") -> plex.Actor:
     return job.deploy(
-        "actor", model=str(model), backend="megatron", optimizer=plex.AdamW(lr=1e-2), seed=3
+        "actor",
+        model=str(model),
+        backend="megatron",
+        optimizer=plex.AdamW(lr=1e-2),
+        seed=3,
+        durability=durability,
     )
 
 
@@ -66,6 +77,50 @@ def test_a_deployment_on_the_way_arrives_with_its_bits(
             assert actor.digest() == expected
     assert {job.reason for job in service.live.jobs().values()} == {""}
     wait_until(lambda: not held(service), what="no copy is left")
+
+
+@pytest.mark.parametrize("said", ["node agent died", "deployment lost"])
+def test_a_durable_deployment_whose_node_and_service_die_goes_on_with_its_bits(
+    pair: tuple[Service, Path], tiny_model: Path, said: str
+) -> None:
+    service, log = pair
+    wait_until(lambda: len(service.live.status().nodes) == 2, what="both nodes are there")
+
+    def train(name: str, *, is_hit: bool) -> tuple[list[Any], Any]:
+        with connection.job(name) as job:
+            actor = deploy(job, tiny_model, durability="step" if is_hit else "none")
+            calls = three_steps(actor)
+            answers = [call() for call in calls[:3]]
+            if is_hit:
+                answers[-1].result()
+                wait_until(lambda: "; if its node is lost" in rebuilt_from(), what="a second copy")
+            answers += [call() for call in calls[3:5]]
+            if is_hit:
+                seen = log.stat().st_size
+                (home,) = where(service, actor)
+                kill_agent(service, home)
+                wait_until(lambda: said in log.read_bytes()[seen:].decode(), what=said)
+                service.kill()
+                service.start()
+            answers += [call() for call in calls[5:]]
+            return [one.result(120).metrics for one in answers], actor.digest()
+
+    def rebuilt_from() -> str:
+        (job,) = [
+            one for one in service.live.jobs().values() if one.name == "hit" and not one.ended_us
+        ]
+        return service.live.explain(job.job_id)
+
+    with service.live.connect() as connection:
+        assert train("hit", is_hit=True) == train("alone", is_hit=False)
+
+
+def kill_agent(service: Service, node_id: str) -> None:
+    """Kill -9 a node's agent and all that it runs."""
+    agents = {agent.node_id: agent.pid for agent in found.find_all(service.live.state_dir)}
+    for pid in [agents[node_id], *descendants(agents[node_id])]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def where(service: Service, actor: plex.Actor) -> list[str]:
