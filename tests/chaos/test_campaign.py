@@ -10,23 +10,21 @@ is killed again and again, at moments that have nothing to do with operations: `
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -39,23 +37,35 @@ from plexclient.wire.v1 import (
     statemanager_pb2,
     statemanager_pb2_grpc,
 )
-from plexsvc.cluster.places import keys_file
-from plexsvc.node import found
 from plexsvc.rpc.channels import open_blocking_channel
-from tests.rigs.chaos_proxy import ChaosProxy, running_proxy
+from tests.rigs.chaos_kinds import (
+    ENDS,
+    EXCLUDED,
+    KINDS,
+    MOMENTS,
+    ON_DEVICE,
+    ONLY_ON,
+    REBUILT,
+    Cluster,
+    Fault,
+    Router,
+    Victims,
+    drawn,
+    free_address,
+    pause,
+    show,
+)
 from tests.rigs.chaos_proxy import Faults as Line
+from tests.rigs.chaos_proxy import running_proxy
 from tests.rigs.live_cluster import (
     ROLLOUT,
-    ROOT,
-    TETHERED,
     TRAIN,
     Service,
     rank_processes,
-    rewards_address,
     state_beside,
 )
-from tests.rigs.postgres import Postgres, running_postgres
-from tests.rigs.processes import command_of, descendants, is_alive, running
+from tests.rigs.postgres import running_postgres
+from tests.rigs.processes import descendants, is_alive, running
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
@@ -69,8 +79,6 @@ ONLY: Final = os.environ.get("PLEX_CHAOS_KINDS", "")  # noqa: TID251 - of `make 
 """What the names of the kinds begin with, if not of all."""
 FEW: Final = 6
 """Faults in `make test`."""
-STALL_S: Final = 1.5
-"""For how long what nobody replaces stands still."""
 BOOT_S: Final = 6.0
 """Within which a service that takes over is hit."""
 ANSWERED_S: Final = 300.0
@@ -87,261 +95,12 @@ SIZES: Final = {"inline": 6, "staged": 220}
 """Sequences of each job's batches: some go inside their operation, others by the node's memory."""
 APART: Final = "staged"
 """The job whose client goes through a line that breaks, to a router apart."""
+OF_NO_OPERATION: Final = {"switch_in", "switch_out", "turns", "memory", "pooled"}
+"""What a job also pays for."""
 PROMPTS: Final = [[3, 4, 12, 5, 16], [7, 8, 9]]
 SAMPLING: Final = plex.SamplingOptions(n=2, max_tokens=48, temperature=1.0, ignore_eos=True)
 Start = Callable[[], "Future[Any] | None"]
 Outcome = list[Any]
-
-
-@dataclass(slots=True)
-class Cluster:
-    """What the jobs run on, and what is done to it."""
-
-    service: Service
-    proxy: ChaosProxy
-    router: Router
-    hands: ThreadPoolExecutor
-    """The thread that starts processes: they die with the thread that started them."""
-    postgres: Postgres | None = None
-    disk: Path | None = None
-    """A file that takes all the disk has left."""
-
-    @property
-    def agent(self) -> int:
-        (agent,) = found.find_all(self.service.live.state_dir)
-        return agent.pid
-
-    def below(self, module: str, *, pid: int) -> int:
-        """Return the first process that runs a module below another."""
-        return running(module, below=pid)[0]
-
-    @property
-    def zygote(self) -> int:
-        """The process that ranks are forked from: the oldest of that command."""
-        pids = running("plexsvc.node.zygote", below=self.agent)
-        return next(pid for pid in pids if "plexsvc.worker.preload" in command_of(pid))
-
-
-def free_address() -> str:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{sock.getsockname()[1]}"
-
-
-@dataclass(slots=True)
-class Router:
-    """A router apart at a fixed address."""
-
-    config: Path
-    address: str
-    process: subprocess.Popen[str] | None = None
-
-    @classmethod
-    def before(cls, service: Service, directory: Path) -> Self:
-        """Start one before a service."""
-        address = free_address()
-        config = directory / "router.toml"
-        config.write_text(
-            f'listen = "{address}"\nscheduler = "{service.live.scheduler}"\n'
-            f'keys_file = "{keys_file(service.live.state_dir)}"\n'
-            f'reward = "{rewards_address(service.live)}"\n'
-            f'[tokens]\n"{service.live.token}" = "default"\n[roots]\ndefault = ["{ROOT}"]\n'
-        )
-        router = cls(config, address)
-        router.start()
-        return router
-
-    def start(self) -> None:
-        """Start it; return when it listens."""
-        command = [*TETHERED, "-m", "plexsvc.router.main", "--config", str(self.config)]
-        with self.config.with_suffix(".log").open("a") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self.process.stdout is not None
-        assert json.loads(self.process.stdout.readline())["address"] == self.address
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal; one that is killed is reaped."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        if number == signal.SIGKILL:
-            self.process.communicate()
-
-
-# Kinds of faults: each hits, and after the yield mends what nothing else does.
-
-Victims = dict[str, int]
-Hit = Callable[[Cluster, Victims], Iterator[None]]
-
-
-def service_killed(cluster: Cluster, _: Victims) -> Iterator[None]:
-    cluster.service.kill()
-    yield
-    cluster.service.start()
-
-
-def service_stopped(cluster: Cluster, _: Victims) -> Iterator[None]:
-    process = cluster.service.process
-    process.send_signal(signal.SIGSTOP)
-    yield
-    pause(STALL_S)
-    process.send_signal(signal.SIGCONT)
-
-
-def service_replaced(cluster: Cluster, _: Victims) -> Iterator[None]:
-    """Stop the leader; a standby that waits takes over and ends it."""
-    leader = cluster.service.process
-    cluster.service.stand_by()
-    leader.send_signal(signal.SIGSTOP)
-    yield
-    cluster.service.succeed()
-    assert leader.wait(timeout=20) == -signal.SIGKILL
-
-
-def router_killed(cluster: Cluster, _: Victims) -> Iterator[None]:
-    cluster.router.send(signal.SIGKILL)
-    yield
-    cluster.router.start()
-
-
-def router_stopped(cluster: Cluster, _: Victims) -> Iterator[None]:
-    cluster.router.send(signal.SIGSTOP)
-    yield
-    pause(STALL_S)
-    cluster.router.send(signal.SIGCONT)
-
-
-def agent_stopped(cluster: Cluster, _: Victims) -> Iterator[None]:
-    agent = cluster.agent
-    os.kill(agent, signal.SIGSTOP)
-    yield
-    pause(STALL_S)
-    os.kill(agent, signal.SIGCONT)
-
-
-def zygote_killed(cluster: Cluster, _: Victims) -> Iterator[None]:
-    os.kill(cluster.zygote, signal.SIGKILL)
-    yield
-
-
-def hit(name: str, number: signal.Signals) -> Hit:
-    """Return the fault of a process that others find out about and replace."""
-
-    def hits(_: Cluster, victims: Victims) -> Iterator[None]:
-        os.kill(victims[name], number)
-        yield
-
-    return hits
-
-
-def line(faults: Line) -> Hit:
-    """Return the fault of a line that is cut, and behaves badly until it is cut again."""
-
-    def behaves(cluster: Cluster, _: Victims) -> Iterator[None]:
-        cluster.proxy.turn(faults)
-        yield
-        pause(STALL_S)
-        cluster.proxy.turn(Line())
-
-    return behaves
-
-
-def disk_full(cluster: Cluster, _: Victims) -> Iterator[None]:
-    assert cluster.disk is not None
-    with suppress(OSError), cluster.disk.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
-    yield
-    pause(STALL_S)
-    cluster.disk.unlink()
-
-
-def database_restarted(cluster: Cluster, _: Victims) -> Iterator[None]:
-    """End it as a crash: what was not committed is lost."""
-    assert cluster.postgres is not None
-    cluster.postgres.stop()
-    yield
-    cluster.postgres.restart()
-
-
-KINDS: Final[dict[str, Hit]] = {
-    "service killed": service_killed,
-    "service stopped": service_stopped,
-    "service replaced": service_replaced,
-    "router killed": router_killed,
-    "router stopped": router_stopped,
-    "agent stopped": agent_stopped,
-    "agent killed": hit("agent", signal.SIGKILL),
-    "state manager killed": hit("statemanager", signal.SIGKILL),
-    "state manager stopped": hit("statemanager", signal.SIGSTOP),
-    "rank killed": hit("rank", signal.SIGKILL),
-    "rank stopped": hit("rank", signal.SIGSTOP),
-    "zygote killed": zygote_killed,
-    "manager killed": hit("rollout", signal.SIGKILL),
-    "manager stopped": hit("rollout", signal.SIGSTOP),
-    "instance killed": hit("instance", signal.SIGKILL),
-    "instance stopped": hit("instance", signal.SIGSTOP),
-    "rewards killed": hit("reward", signal.SIGKILL),
-    "rewards stopped": hit("reward", signal.SIGSTOP),
-    "line cut": line(Line(cut_mean_bytes=4000)),
-    "line repeats": line(Line(duplicate_mean_bytes=3000)),
-    "line delays": line(Line(delay_share=0.5, delay_max_s=0.3)),
-    "disk full": disk_full,
-    "database restarted": database_restarted,
-}
-ONLY_ON: Final = {
-    "sqlite": {"disk full"},
-    "postgres": {"service replaced", "database restarted"},
-}
-"""Kinds that need a database of their own."""
-ENDS: Final = {"agent killed"}
-"""Kinds after which the jobs of the only node end, by name: no copy lies elsewhere. Controllers are
-not among the kinds, for none comes back by itself."""
-MOMENTS: Final = (
-    *("mid-switch", "mid-pass", "between", "mid-step", "mid-save", "mid-load"),
-    *("mid-publish", "mid-generate", "mid-score", "mid-takeover"),
-)
-"""When a fault hits: `between` is after `forward_backward` and before `step`."""
-ON_DEVICE: Final = {"mid-pass", "mid-step", "mid-save", "mid-load", "mid-publish"}
-"""When an operation may begin with a switch."""
-REBUILT: Final = ("rank", "zygote")
-"""What durable deployments outlive where their state can be rebuilt (`docs/recovery.md`)."""
-EXCLUDED: Final = {
-    *(
-        (f"{name} {how}", "mid-takeover")
-        for name in ("manager", "rewards")
-        for how in ("killed", "stopped")
-    ),
-    ("service replaced", "mid-takeover"),
-}
-"""Managers and the reward proxy are the service's: none lives while it takes over."""
-
-
-def pause(longest_s: float) -> None:
-    time.sleep(longest_s)  # noqa: TID251 - real processes stand still for real time
-
-
-def show(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - to replay and to judge it
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    kind: str
-    moment: str
-
-
-def drawn(dice: random.Random, count: int, *, kinds: Sequence[str]) -> list[Fault]:
-    """Return `count` faults: each kind at each moment as often as the others, give or take one."""
-    cells = [
-        Fault(kind, moment)
-        for kind in kinds
-        for moment in MOMENTS
-        if (kind, moment) not in EXCLUDED
-    ]
-    faults = list[Fault]()
-    while len(faults) < count:
-        faults += dice.sample(cells, k=len(cells))
-    return faults[:count]
 
 
 @dataclass(slots=True)
@@ -626,6 +385,10 @@ def check_what_is_left(storm: Storm, *, failed: int = 0) -> None:
         billed = sum(getattr(one, name) for one in bill)
         expected = sum(getattr(device, measured) for device in devices)
         assert abs(billed - expected) <= expected / 1000, (name, billed, expected)
+    for job_id in {one.job_id for one in bill}:
+        asked = service_pb2.CostRequest(job_id=job_id, by_operation=True)
+        rest = {one.kind for one in ask(storm, "GetCost", asked).costs if not one.operation_id}
+        assert rest <= OF_NO_OPERATION, "every operation's cost is known"
 
 
 @contextmanager
