@@ -14,6 +14,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 SPECIALS: Final = ("<pad>", "<eos>")
 ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz+-*/=#<>?:,. ()'_"
+CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 EOS: Final = 1
 VOCAB_SIZE: Final = 64
 """More than the characters need: a size that divides over tensor-parallel ranks."""
@@ -65,7 +69,11 @@ def make_model(directory: Path, *, seed: int, shape: Shape = Shape()) -> int:
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     _tokenizer().save(str(directory / "tokenizer.json"))
-    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIALS[EOS]}
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIALS[EOS],
+        "chat_template": CHAT_TEMPLATE,
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     return sum(array.size for array in weights.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jinja2
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -54,6 +55,14 @@ def test_every_character_is_one_token_and_comes_back(model: Path) -> None:
     assert len(set(ids)) == len(ALPHABET)
     assert max(ids) < VOCAB_SIZE
     assert tokenizer.decode([*ids, EOS]) == ALPHABET
+
+
+def test_the_chat_template_writes_what_the_tokenizer_knows(model: Path) -> None:
+    template = json.loads((model / "tokenizer_config.json").read_text())["chat_template"]
+    said = [{"role": "user", "content": "find it."}]
+    text = jinja2.Template(template).render(messages=said, add_generation_prompt=True)
+    assert text == "user: find it. assistant: "
+    assert set(text) <= set(ALPHABET)
 
 
 def test_a_device_for_one_job_does_not_hold_two() -> None:
