@@ -8,6 +8,7 @@ import importlib
 import itertools
 import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -105,6 +106,14 @@ def test_the_life_of_an_operation_names_no_more_functions_than_it_says() -> None
 @pytest.mark.parametrize(("file", "name", "called"), calls_named())
 def test_an_arrow_of_a_life_is_a_call(file: str, name: str, called: str) -> None:
     assert re.search(rf"\b{called.rpartition('.')[2]}\b", source_of(file, name)), (file, name)
+
+
+def test_the_recording_is_small_and_shows_commands_to_the_last() -> None:
+    recording = ROOT / "docs" / "recording.svg"
+    assert recording.stat().st_size < 64 << 10
+    lines = [node.text or "" for node in ET.parse(recording).iter() if node.tag.endswith("}text")]
+    assert lines[0].startswith("$ plexctl ")
+    assert "$ plexctl down" in lines[:-1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
