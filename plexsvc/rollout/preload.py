@@ -30,6 +30,7 @@ CPU_MODULES: Final = (
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.worker.cpu_model_runner",
     "vllm.v1.attention.backends.cpu_attn",
+    "vllm.model_executor.layers.fused_moe.experts.cpu_moe",
 )
 CUDA_MODULES: Final = (
     "vllm.v1.worker.gpu_worker",

@@ -24,6 +24,7 @@ from plexsvc.rollout.instance import EXIT_BROKEN
 from plexsvc.rpc.channels import open_channel
 from tests.rigs.engine_contract import TIMEOUT_S, EngineContract, Stub, answers, refusal
 from tests.rigs.keys import KEYS
+from tests.rigs.model_families import BOTH, make_model
 from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
 from tests.rigs.tiny_models import ALPHABET, SPECIALS, make_qwen3
 from tests.rigs.vllm_process import lying_in, publish_arrays, vllm_instance
@@ -294,6 +295,28 @@ async def test_weights_are_replaced_in_place_and_equal_a_fresh_engines(
         assert np.abs(np.array(answer.logprobs) - expected).max() <= 1e-3
     publish_arrays(tmp_path / "v6", load_file(models[0] / "model.safetensors"), version=6)
     await load(stub, tmp_path / "v6", version=6)
+
+
+async def test_weights_of_experts_are_replaced_in_place_too(tmp_path: Path) -> None:
+    """vLLM's own kernel packs them when it loads them: what came later would land elsewhere."""
+    case = {
+        **BOTH["qwen3_moe"],
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 32,
+        "vocab_size": 50,
+        "hidden_size": 64,
+        "moe_intermediate_size": 64,
+    }
+    first, second = (make_model(tmp_path / str(seed), case, seed=seed) for seed in (0, 1))
+    publish_arrays(tmp_path / "v1", load_file(second / "model.safetensors"), version=1)
+    with vllm_instance(first) as address:
+        async with open_channel(address, KEYS) as channel:
+            stub: Stub = rollout_pb2_grpc.RolloutInstanceStub(channel)
+            for model in (first, second):
+                answer = (await answers(stub, request(PROMPTS[0], ignore_eos=True)))[0, 0]
+                expected = reference(model, PROMPTS[0], answer.tokens)
+                assert np.abs(np.array(answer.logprobs) - expected).max() <= 1e-4
+                assert (await load(stub, tmp_path / "v1", version=1)).error.code == ""
 
 
 async def test_a_swap_under_way_says_which_tokens_each_version_made(

@@ -23,6 +23,7 @@ from plexsvc.errors import bad_request
 from plexsvc.rollout.engines import sizes
 from plexsvc.rollout.engines.drawing import draw_by_position
 from plexsvc.rollout.engines.model_dir import ModelDir
+from plexsvc.rollout.engines.vllm import experts
 from plexsvc.rollout.engines.weights import Target
 from plexsvc.weights.dtypes import DTYPES
 
@@ -91,6 +92,7 @@ def prepare_process(architectures: Sequence[str]) -> None:
             ModelRegistry.register_model(name, entry.load_model_cls())
     if current_platform.is_cpu():
         _be_alone()
+        experts.compute_unpacked()
     vllm_core.cleanup_dist_env_and_memory = lambda *_, **__: None
 
 
@@ -117,7 +119,12 @@ def arguments_of(config: VllmConfig) -> dict[str, Any]:
         dtype = config.dtype or "float32"
         return common | {"dtype": dtype, "enforce_eager": True, "block_size": BLOCK_TOKENS}
     dtype = config.dtype or "bfloat16"
-    return common | {"dtype": dtype, "gpu_memory_utilization": chosen.gpu_share}
+    # Other kernels reorder the weights of experts, which are then replaced in place.
+    return common | {
+        "dtype": dtype,
+        "gpu_memory_utilization": chosen.gpu_share,
+        "moe_backend": "triton",
+    }
 
 
 def _be_alone() -> None:
