@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plexsvc.errors import PlexError
+from tests.rigs.direct_io import needs_direct_io
 from tests.rigs.state_daemon import Client, Daemon
 from tests.rigs.waiting import wait_until
 
@@ -85,6 +88,30 @@ def test_a_reader_that_is_killed_leaves_it_to_the_others_and_the_last_one_frees_
         client.process.kill()
     wait_until(lambda: used(daemon) == (0, 0), what="nothing is left")
     assert reader(daemon, "dddd")("read_only") == []
+
+
+@needs_direct_io
+def test_its_copy_is_on_disk_where_host_memory_is_full(tmp_path: Path) -> None:
+    full = f"host_bytes = {4 * MIB}\ndisk_bytes = {16 * MIB}\nstaging_bytes = {MIB}\n"
+    with ExitStack() as stack:
+        disk = f'disk_dir = "{tmp_path / "disk"}"'
+        daemon = Daemon(tmp_path, stack, keys=full + disk, devices=1)
+        big = daemon.client("big")
+        big("allocate", regions=[{"name": "own", "nbytes": 4 * MIB}])
+        kept = big("fill", name="own", seed=3)
+        assert daemon.move("big", "HOST").error.code == ""
+        first, second, filled = pair(daemon)
+        for wpg_id, to in (("a", "HOST"), ("bb", "HOST"), ("big", "DEVICE"), ("big", "HOST")):
+            assert daemon.move(wpg_id, to).error.code == ""
+        assert daemon.move("bb", "DEVICE").nbytes == MIB + MIB // 2
+        assert second("hash", name="model") == filled
+        assert daemon.move("bb", "HOST").error.code == ""
+        assert daemon.move("big", "DEVICE").error.code == ""
+        assert big("hash", name="own") == kept
+        for client in (first, second, big):
+            client.process.kill()
+        wait_until(lambda: used(daemon) == (0, 0), what="nothing is left")
+        wait_until(lambda: daemon.inventory().disk_bytes_used == 0, what="nor on disk")
 
 
 def test_while_one_fills_it_another_has_memory_of_its_own(daemon: Daemon) -> None:
