@@ -38,6 +38,13 @@ def job(cluster: LiveCluster) -> Iterator[plex.Job]:
         yield running
 
 
+@pytest.fixture
+def sampled(cluster: LiveCluster) -> Iterator[plex.Job]:
+    """A job that gives its engines' devices back."""
+    with cluster.connect() as connection, connection.job("sampled") as running:
+        yield running
+
+
 def deploy(job: plex.Job, name: str, model: Path, **more: Any) -> plex.Actor:
     given: dict[str, Any] = {"lora": LORA, "micro_batch_tokens": 64, **more}
     optimizer = plex.AdamW(lr=1e-2)
@@ -64,8 +71,9 @@ def gap(actor: plex.Actor, samples: plex.Samples) -> float:
 
 
 def test_an_engine_samples_from_the_model_with_its_adapters(
-    job: plex.Job, actor: plex.Actor, tmp_path: Path
+    sampled: plex.Job, tiny_model: Path, tmp_path: Path
 ) -> None:
+    job, actor = sampled, deploy(sampled, "actor", tiny_model)
     rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=128)
     before = rollout.generate(PROMPTS, n=4, max_tokens=16, seed=1)
     assert gap(actor, before) <= 1e-3, "B is zeros: the adapters add nothing"
@@ -85,11 +93,11 @@ def test_an_engine_samples_from_the_model_with_its_adapters(
     assert refused.value.code == "bad_request"
 
 
-def test_an_engine_samples_with_an_adapted_unembedding(job: plex.Job, tmp_path: Path) -> None:
+def test_an_engine_samples_with_an_adapted_unembedding(sampled: plex.Job, tmp_path: Path) -> None:
     model, exported = make_qwen3(tmp_path / "untied", seed=3, tied=False), tmp_path / "exported"
     whole = plex.LoRA(rank=4, alpha=8.0, unembedding=True)
-    actor = deploy(job, "untied", model, lora=whole)
-    rollout = job.deploy("from-untied", model=actor, backend="vllm", max_model_len=128)
+    actor = deploy(sampled, "untied", model, lora=whole)
+    rollout = sampled.deploy("from-untied", model=actor, backend="vllm", max_model_len=128)
     before = rollout.generate(PROMPTS, n=4, max_tokens=16, seed=1)
     advantages = np.linspace(-1, 1, len(before))
     for lr in (0.05, 0.05):
