@@ -44,7 +44,8 @@ def took_s(act: Callable[[], object], until: Callable[[], object], *, what: str)
 
 
 def other_home(cluster: HostCluster, job: plex.Job) -> str:
-    """Return a host of the job that is not the service's."""
+    """Return a host of the job that is not the service's, once the job can do without it."""
+    cluster.wait_for_copies(job)
     return next(name for name in cluster.homes(job) if name != NAMES[0])
 
 
@@ -110,7 +111,7 @@ def noops_ms(address: str, token: str, model: str) -> dict[str, float]:
     with plex.connect(address, token=token) as cluster, cluster.job("noops") as job:
         for number in range(len(NAMES)):
             actor = job.deploy(
-                f"actor-{number}", model=model, backend="noop", optimizer=plex.AdamW()
+                f"actor-{number}", role="actor", model=model, backend="noop", optimizer=plex.AdamW()
             )
             times_s = []
             for _ in range(400):

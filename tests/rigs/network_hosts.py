@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -215,6 +216,16 @@ class HostCluster:
     def host(self, name: str) -> NetworkHost:
         """Return the host of a node."""
         return self.hosts[self.names.index(name)]
+
+    def wait_for_copies(self, job: plex.Job) -> None:
+        """Return when each of a job's durable deployments has a second copy of its last step."""
+
+        def has_copies() -> bool:
+            said = self.live.explain(job.job_id)
+            found = re.findall(r"after seq (\d+) .* if its node is lost, after seq (\d+)", said)
+            return bool(found) and all(first == second for first, second in found)
+
+        wait_until(has_copies, what=f"{job.job_id} has second copies", timeout_s=120)
 
     def joining(self, host: NetworkHost, *, name: str, token: str = "") -> tuple[str, ...]:
         """Return the command by which a host joins; without a token it joined before."""

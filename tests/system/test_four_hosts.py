@@ -51,13 +51,15 @@ class Training:
     """Of each operation."""
 
     def begin(self) -> list[Future[Any]]:
-        """Submit the passes of a step and the step."""
+        """Submit the passes of a step."""
         number = len(self.metrics)
         passes = [fixed_batch(100 * self.seed + number + part) for part in range(2)]
         calls = [partial(self.actor.forward_backward.submit, one, loss="ppo") for one in passes]
-        return [call() for call in (*calls, self.actor.step.submit)]
+        return [call() for call in calls]
 
     def end(self, operations: list[Future[Any]]) -> None:
+        """Submit the step, and wait for all."""
+        operations.append(self.actor.step.submit())
         self.metrics += [operation.result(120).metrics for operation in operations]
 
 
@@ -75,7 +77,7 @@ def start(job: plex.Job, model: Path, *, seed: int, durability: str, pp: int) ->
 
 @contextmanager
 def stepping(*trainings: Training) -> Iterator[None]:
-    """Have each make a step, all at once, while the block runs."""
+    """Have each make a step, all at once; the block runs with their passes."""
     under_way = [training.begin() for training in trainings]
     yield
     for training, operations in zip(trainings, under_way, strict=True):
@@ -109,6 +111,8 @@ def test_two_jobs_outlive_every_fault_of_a_host(
         narrow = start(other, tiny_model, seed=2, durability="step", pp=1)
 
         def home() -> str:
+            for one in (job, other):
+                cluster.wait_for_copies(one)
             return next(name for name in cluster.homes(job) if name != NAMES[0])
 
         def becomes(name: str, state: str) -> None:
