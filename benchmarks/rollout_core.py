@@ -49,7 +49,6 @@ class World:
             events.SamplesSubmitted(
                 operation_id=OP,
                 samples=dict.fromkeys(self.left, 0),
-                prompt_tokens=(100,) * (samples // 8 + 1),
             )
         )
 
