@@ -13,7 +13,9 @@ from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2, wo
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.events import NodeCordoned, NodeUncordoned
 from plexsvc.scheduler.ledger.durable import Durable
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord
 from tests.fakes.fake_cluster import applied, failed, no_room, staged_payload
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig, until
 
@@ -42,8 +44,12 @@ async def pair(tmp_path: Path) -> AsyncIterator[Rig]:
         yield started
 
 
+def of_deployment(rig: Rig) -> DeploymentRecord:
+    return rig.driver.registry.deployments[DeploymentId("job-1/actor")]
+
+
 def of(rig: Rig) -> Durable:
-    found = rig.driver.registry.deployments[DeploymentId("job-1/actor")].durable
+    found = of_deployment(rig).durable
     assert found is not None
     return found
 
@@ -191,6 +197,44 @@ async def test_results_on_a_lost_node_are_read_elsewhere_unless_no_copy_came_to_
     assert "node-1" in now.node_ids
     is_dropped = b"wpg-1-2" in pair.behaviour.dropped
     assert is_dropped == (is_copied and not steps), "only what nobody will read"
+
+
+@pytest.mark.parametrize("is_home", [True, False], ids=["home", "copy"])
+async def test_another_node_that_is_lost_amid_the_replay_costs_nothing(
+    tmp_path: Path, *, is_home: bool
+) -> None:
+    config = SchedulerConfig(node_lease_us=2_000_000, connect_retry_us=10_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}] * 3, config=config) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1", durable=True)
+        durable = of(rig)
+        for kind in ("forward_backward", "step", "forward_backward"):
+            await rig.run("job-1", kind)
+        await until(lambda: durable.second is not None)
+        assert durable.second is not None
+        (copy,) = durable.second.nodes
+        rig.driver.post(NodeCordoned(node_id=copy))  # it is rebuilt on the third
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def hold(request: worker_pb2.ExecuteRequest) -> None:
+            if request.wpg_id == "wpg-1-2" and request.operation.HasField("forward_backward"):
+                begun.set()
+                await go.wait()
+
+        rig.behaviour.on_execute = hold
+        await rig.agents[0].stop()
+        await asyncio.wait_for(begun.wait(), 30)
+        (home,) = of_deployment(rig).nodes
+        assert copy != home
+        rig.driver.post(NodeUncordoned(node_id=copy))
+        lost = home if is_home else copy
+        await next(agent for agent in rig.agents if agent.node_id == lost).stop()
+        if not is_home:
+            await until(lambda: len(rig.driver.cluster.nodes) == 1)
+            go.set()
+        assert (await insist(rig, rig.operation("job-1", "step"))).state == ANSWERED
+        last = "wpg-1-3" if is_home else "wpg-1-2"
+        assert ran_on(rig, last) == [("initialize", 0), ("forward_backward", 3), ("step", 4)]
 
 
 async def test_without_a_second_copy_a_lost_node_ends_the_deployment(pair: Rig) -> None:
