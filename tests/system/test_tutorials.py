@@ -19,7 +19,7 @@ import pytest
 
 from tests.rigs import tinker_sdk
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
@@ -101,7 +101,7 @@ class Reader:
                 start_new_session=True,
             )
             try:
-                status = shell.wait(timeout=100)
+                status = shell.wait(timeout=240)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(shell.pid, signal.SIGKILL)
