@@ -120,6 +120,10 @@ def of_pass(
     That is the activations that the backward pass needs, with as many micro-batches in flight as
     the pipeline has stages, the logits, the parameters that fsdp gathers, and what one layer's
     backward pass works in. On a CPU norms of bfloat16 compute in float32 and hold a quarter more.
+
+    Layers are counted as by Korthikanti et al. (2022, "Reducing Activation Recomputation in Large
+    Transformer Models"), for kernels that keep no attention scores. Tokens are taken to be dealt to
+    experts evenly: ranks whose experts are asked for more hold more.
     """
     itemsize = HALF_BYTES if dtype == "bfloat16" else FLOAT32_BYTES
     hidden, tp = config["hidden_size"], parallel.tp
