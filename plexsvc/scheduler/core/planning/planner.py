@@ -95,7 +95,7 @@ class Planner:
         self._queue_news = True
 
     def press(self, *, now_us: int) -> None:
-        """Let jobs join others whose reservation is due for so long that nobody will leave."""
+        """Have those that may join others near their bounds look for such a place."""
         for resident_id in self.kept.press(now_us):
             self.ask_again(resident_id)
 

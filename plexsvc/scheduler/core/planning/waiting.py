@@ -32,8 +32,7 @@ _PATIENCES: Final = 2
 """Of its patiences that a job waits before it has the highest priority somebody waits with."""
 
 PRESS_US: Final = 60 * SECOND_US
-"""How long a reservation is due before its job may join others up to their own bounds: those that
-can move elsewhere are asked to several times before."""
+"""How long a job with a granted priority waits before it may join others up to their own bounds."""
 
 RETURN_US: Final = 10 * SECOND_US
 """How long the units that a lost place leaves are kept for jobs that come back."""
@@ -221,8 +220,7 @@ class Kept:
         the return of those jobs, and the group."""
 
         self.pressed: dict[ResidentId, None] = {}
-        """Blocked jobs for whom nobody leaves the units that are kept for them: they may join
-        others up to everybody's own bound."""
+        """Blocked jobs that may join others up to everybody's own bound."""
 
         self.has_reopened = False
         """Whether units that were kept, or not to be had, may be had by those who wait."""
@@ -289,16 +287,16 @@ class Kept:
         self.has_reopened = True
 
     def press(self, now_us: int) -> list[ResidentId]:
-        """Return for whom nobody will leave any more, since their reservation is due for so long.
+        """Return who may join others up to everybody's own bound from now on.
 
-        One with a granted priority does not wait until it is due.
+        Those with a granted priority may: what is filled beyond the targets drains later.
         """
         found = []
         for resident_id, kept in self.reservations.items():
             demand = self.waiting[resident_id]
-            since_us = min(kept.due_us, demand.arrived_us) if demand.priority > 0 else kept.due_us
-            is_due = now_us - since_us >= PRESS_US and not kept.lost_place
-            if is_due and resident_id not in self.pressed:
+            has_waited = now_us - demand.arrived_us >= PRESS_US
+            has_right = demand.priority > 0 and not kept.lost_place
+            if has_right and has_waited and resident_id not in self.pressed:
                 self.pressed[resident_id] = None
                 found.append(resident_id)
         return found

@@ -301,6 +301,16 @@ def test_a_granted_priority_joins_jobs_up_to_everybodys_own_bound_and_no_others_
             assert all(ppm <= 1_375_000 for ppm in one.predicted(group).values())
 
 
+def test_patience_alone_joins_nobody_beyond_the_targets() -> None:
+    one = planner(SERVICE, units=1)
+    admit(one, small("a", hours=9, busy=50))
+    one.submit(gang(1, priority=0, busy=45))
+    for now_us in (20 * HOUR_US, 21 * HOUR_US, 21 * HOUR_US + 2 * PRESS_US):
+        one.press(now_us=now_us)
+        assert one.admit(now_us) == []
+    assert one.kept.reservations[ResidentId("gang")].due_us < 21 * HOUR_US
+
+
 def test_a_granted_priority_joins_nobody_of_a_higher_one_and_breaks_no_bound() -> None:
     higher = replace(small("a", hours=9, busy=50), priority=2)
     for resident in (higher, small("a", hours=9, busy=80)):
