@@ -31,7 +31,7 @@ from plexsvc.scheduler.core.planning import (
     profile,
     waiting,
 )
-from plexsvc.scheduler.core.planning.policies import PLEX, Policy, QueueOrder
+from plexsvc.scheduler.core.planning.policies import PLEX, Policy
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS
 from plexsvc.scheduler.core.relocate import movers
@@ -86,6 +86,13 @@ def _no_return(policy: Policy) -> Policy:
     return policy
 
 
+def _no_reservations(policy: Policy) -> Policy:
+    """Have the longest job go first however long others wait, and nothing kept for anybody."""
+    for module in (waiting, planner):
+        module.may_reserve = lambda *_, **__: False  # type: ignore[attr-defined]
+    return replace(policy, patience_ppm=1 << 62, patience_us=1 << 62)
+
+
 def _no_parts(policy: Policy) -> Policy:
     """Have a job live on groups of its size and on idle gangs alone."""
     for module in (places, planner):
@@ -100,8 +107,8 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "bounds": _policy(is_bounded=False),
     "duty cap": _policy(duty_cap_ppm=PPM),
     "repacking": _policy(repacks=False),
-    "reservations": _policy(patience_ppm=None, queue=QueueOrder.LONGEST),
-    "longest first": _policy(queue=QueueOrder.FIFO),
+    "reservations": _no_reservations,
+    "longest first": _off(waiting, "_key", lambda demand, *_: (demand.arrived_us,)),
     "making room": _still("making room"),
     "fair turns": _policy(is_fair=False),
     "relief": _still("relief"),

@@ -170,7 +170,7 @@ def _check_group(group: Group, *, cordoned: Collection[UnitId]) -> None:
     residents = group.residents.values()
     if residents:
         assert [units for units, _ in connected(residents)] == [set(group.units)], group.group_id
-    assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
+    assert group.duty_ppm == sum(r.demand.profile.duty_ppm for r in group.residents.values()), group
     assert group.is_closed == any(unit_id in cordoned for unit_id in group.units), group
     assert group.is_uniform == all(len(r.units) == group.size for r in residents), group
 

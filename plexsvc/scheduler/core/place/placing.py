@@ -459,7 +459,6 @@ def _beside_own(
         units = tuple(place.unit for place in places)
         if wanted is None or not claims.take(wanted, units):
             return None
-        planner.withdraw(deployment.resident_id)
         planner.place_at(demand(placement, deployment), units, now_us=placement.now_us)
         return places
     return None

@@ -33,14 +33,11 @@ class Board:
 
         Tenants' use of them goes into `shares`, what is booked on their hosts into `memory`.
         """
-        self.rooms = Rooms(units)
+        self.rooms = Rooms(())
         self.kind = kind
         self.shares = shares or Shares({})
         self.memory = memory or HostMemory()
-        for unit_id in self.rooms:
-            self.memory.grow(self.rooms[unit_id], 1)
-            self._count(self.rooms[unit_id], 1)
-        self.idle: dict[UnitId, None] = dict.fromkeys(self.rooms.in_order(self.rooms))
+        self.idle: dict[UnitId, None] = {}
         self._is_idle_sorted = True
         self.num_freed = 0
         """Times a unit became idle: grows with every chance to open a group."""
@@ -64,6 +61,8 @@ class Board:
         """Grows with every change of a group."""
 
         self._next_group = 1
+        for room in units:
+            self.join(room)
 
     def first_idle(self, num_units: int, *, barred: Collection[UnitId] = ()) -> Gang | None:
         """Return the first idle units by host, position and name; None if too few."""
@@ -353,7 +352,7 @@ class Board:
         for at, (units, jobs) in enumerate(pieces):
             piece = group if at == 0 else self._new_group(self.rooms.in_order(units))
             piece.residents = {j: r for j, r in residents.items() if j in jobs}
-            piece.duty_ppm = sum(p.duty_ppm for p in piece.profiles)
+            piece.duty_ppm = sum(r.load.duty_ppm for r in piece.residents.values())
             if at == 0:
                 self._span(piece, units)
             self.group_of.update(dict.fromkeys(piece.residents, piece.group_id))

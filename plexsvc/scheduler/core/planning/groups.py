@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.profile import Demand, Load, Lodger, Profile
+from plexsvc.scheduler.core.planning.profile import Demand, Load, Lodger
 from plexsvc.scheduler.core.planning.rooms import Gang
 
 NOISE_SHARE: Final = 4
@@ -87,11 +87,6 @@ class Group:
     def is_probing(self) -> bool:
         """Whether the cycle of some job is not known yet."""
         return any(resident.demand.is_cold for resident in self.residents.values())
-
-    @property
-    def profiles(self) -> list[Profile]:
-        """Return the cycles of its jobs."""
-        return [resident.demand.profile for resident in self.residents.values()]
 
     def see_uniform(self) -> None:
         """Note whether every job lives on all of its units by now."""

@@ -296,20 +296,13 @@ class Planner:
         has_group = has_part or any(group.size == num_units for group in changed)
         return has_group or self.board.idle_gang(num_units) is not None
 
-    def place_at(self, demand: Demand, units: Sequence[UnitId], *, now_us: int) -> Placed:
+    def place_at(self, demand: Demand, units: Sequence[UnitId], *, now_us: int) -> None:
         """Let a job live exactly on `units`, which are in groups, idle or cordoned; nothing asked.
 
-        For an operator's will, for taking a move back, and for what is found running. Groups that
-        share the units become one. The job may wait, live elsewhere, or be new.
+        Groups that share the units become one. The job waits or is new.
         """
-        if demand.resident_id in self.waiting:
-            self.withdraw(demand.resident_id)
-        if demand.resident_id in self.board.group_of:
-            return self.move(demand.resident_id, tuple(units))
         spot = Spot(units=tuple(units), groups=self.search.groups_at(units))
-        placed = self._commit(demand, spot, now_us=now_us)
-        self.touch(placed.group_id)
-        return placed
+        self.touch(self._commit(demand, spot, now_us=now_us).group_id)
 
     def rehome(
         self,
@@ -317,12 +310,12 @@ class Planner:
         *,
         now_us: int,
         onto: Collection[UnitId] | None = None,
-    ) -> Placed | None:
+    ) -> Gang | None:
         """Book a resident elsewhere: in another group or on idle units, within everyone's bounds.
 
-        It touches none of its units, and with `onto` only those. None, with nothing changed, if
-        there is no such place. Whoever has to leave may take a part of a larger group also while
-        groups of its size are full.
+        It touches none of its units, and with `onto` only those. Returns where; None, with nothing
+        changed, if there is no such place. Whoever has to leave may take a part of a larger group
+        also while groups of its size are full.
         """
         resident = self.group_of(resident_id).residents[resident_id]
         demand, barred = resident.demand, set(resident.units)
@@ -338,7 +331,10 @@ class Planner:
             must_leave=True,
             now_us=now_us,
         )
-        return None if spot is None else self.move(resident_id, spot.units)
+        if spot is None:
+            return None
+        self.move(resident_id, spot.units)
+        return spot.units
 
     def arrived(self, resident_id: ResidentId) -> None:
         """Note that a resident runs where it is booked, and no longer on the units that it left."""
@@ -461,23 +457,15 @@ class Planner:
             merged=tuple(g.group_id for g in spot.groups if g is not group),
         )
 
-    def move(self, resident_id: ResidentId, units: Gang) -> Placed:
+    def move(self, resident_id: ResidentId, units: Gang) -> None:
         """Let a placed job live on other units."""
-        met = {g.group_id for g in self.search.groups_at(units)}
         self.paces.restart(resident_id)
         before = self.group_of(resident_id).residents[resident_id]
         left = self.board.move(resident_id, units)
         gone = tuple(unit_id for unit_id in before.units if unit_id not in units)
         self.board.leaving[resident_id] = gone, before.demand.profile.duty_ppm
-        group = self.group_of(resident_id)
-        for each in (*left, group):
+        for each in (*left, self.group_of(resident_id)):
             self.touch(each.group_id)
-        return Placed(
-            resident_id=resident_id,
-            group_id=group.group_id,
-            units=units,
-            merged=tuple(sorted(met - self.board.groups.keys())),
-        )
 
     def group_of(self, resident_id: ResidentId) -> Group:
         """Return the group a placed job lives in."""

@@ -26,15 +26,6 @@ ROOM_PPM: Final = 750_000
 place."""
 
 
-class QueueOrder(StrEnum):
-    """In which order waiting jobs are offered resources."""
-
-    FIFO = "fifo"
-    LONGEST = "longest"
-    PATIENT = "patient"
-    """Longest first, but a job that has waited for its patience before all others."""
-
-
 class Preference(StrEnum):
     """Which of several possible places a job takes."""
 
@@ -54,7 +45,6 @@ class Policy:
     duty_cap_ppm: int = PPM
     """Bound on the sum of a group's duties."""
 
-    queue: QueueOrder = QueueOrder.FIFO
     backfill: bool = False
     preference: Preference = Preference.SPREAD
     is_bounded: bool = False
@@ -71,7 +61,7 @@ class Policy:
 
     patience_ppm: int | None = None
     """Wait, relative to a job's expected run, after which it goes first and units are kept for it;
-    None: never."""
+    before that the longest goes first. None: first in, first out."""
 
     patience_us: int = 24 * 3600 * SECOND_US
     """The longest such wait, however long the job."""
@@ -104,7 +94,6 @@ PLEX: Final = Policy(
     name="plex",
     max_jobs=5,
     duty_cap_ppm=900_000,
-    queue=QueueOrder.PATIENT,
     backfill=True,
     preference=Preference.PLEX,
     is_bounded=True,

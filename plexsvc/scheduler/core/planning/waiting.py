@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Resident
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import lived_with
-from plexsvc.scheduler.core.planning.policies import Policy, QueueOrder
+from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.shares import Turn
@@ -106,22 +106,15 @@ def may_reserve(demand: Demand, *, policy: Policy, now_us: int) -> bool:
 
 
 def _key(demand: Demand, policy: Policy, now_us: int) -> tuple[int, ...]:
-    match policy.queue:
-        case QueueOrder.FIFO:
-            return (demand.arrived_us,)
-        case QueueOrder.LONGEST:
-            return (-demand.expected_us, demand.arrived_us)
-        case QueueOrder.PATIENT:
-            return _patient(demand, policy, now_us)
-
-
-def _patient(demand: Demand, policy: Policy, now_us: int) -> tuple[int, int, int]:
     """Sort impatient jobs ahead, by when they became so; the others longest first.
 
     Who comes later than a job becomes impatient is never sorted before it: a stream of short jobs
     holds a long one back no longer than its patience.
     """
-    ends_us = demand.arrived_us + (_patience_us(demand, policy) or 0)
+    patience_us = _patience_us(demand, policy)
+    if patience_us is None:
+        return (demand.arrived_us,)
+    ends_us = demand.arrived_us + patience_us
     return (0, ends_us, 0) if ends_us <= now_us else (1, -demand.expected_us, demand.arrived_us)
 
 

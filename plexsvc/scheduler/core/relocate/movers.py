@@ -255,11 +255,10 @@ def _send(lives: Lives, deployment: Deployment, *, reason: str, to: NodeId | Non
         return False
     planner, key = demands.planner_of(lives.devices.placement, deployment)
     onto = None if to is None else planner.board.rooms.of_host(to)
-    placed = planner.rehome(key, now_us=lives.now_us, onto=onto)
-    if placed is not None:
-        _begin(lives, deployment, placed.units, reason=reason)
+    units = planner.rehome(key, now_us=lives.now_us, onto=onto)
+    if units is not None:
+        _begin(lives, deployment, units, reason=reason)
         return True
-    units = None
     if onto is not None:
         units = placing.least_used(lives.devices.placement, deployment, among=onto)
     if units is not None:
