@@ -32,16 +32,10 @@ PROMPTS = [[3, 4, 12, 5, 16], [7, 7, 12, 9, 16, 3]]
 LORA = plex.LoRA(rank=4, alpha=8.0)
 
 
-@pytest.fixture(scope="module")
-def job(cluster: LiveCluster) -> Iterator[plex.Job]:
-    with cluster.connect() as connection, connection.job("adapters") as running:
-        yield running
-
-
 @pytest.fixture
-def sampled(cluster: LiveCluster) -> Iterator[plex.Job]:
-    """A job that gives its engines' devices back."""
-    with cluster.connect() as connection, connection.job("sampled") as running:
+def job(cluster: LiveCluster) -> Iterator[plex.Job]:
+    """A job that gives its devices back."""
+    with cluster.connect() as connection, connection.job("adapters") as running:
         yield running
 
 
@@ -51,11 +45,6 @@ def deploy(job: plex.Job, name: str, model: Path, **more: Any) -> plex.Actor:
     return job.deploy(
         name, role="actor", model=str(model), backend="fsdp", optimizer=optimizer, **given
     )
-
-
-@pytest.fixture(scope="module")
-def actor(job: plex.Job, tiny_model: Path) -> plex.Actor:
-    return deploy(job, "actor", tiny_model)
 
 
 def train(actor: plex.Actor, *numbers: int) -> None:
@@ -71,9 +60,9 @@ def gap(actor: plex.Actor, samples: plex.Samples) -> float:
 
 
 def test_an_engine_samples_from_the_model_with_its_adapters(
-    sampled: plex.Job, tiny_model: Path, tmp_path: Path
+    job: plex.Job, tiny_model: Path, tmp_path: Path
 ) -> None:
-    job, actor = sampled, deploy(sampled, "actor", tiny_model)
+    actor = deploy(job, "actor", tiny_model)
     rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=128)
     before = rollout.generate(PROMPTS, n=4, max_tokens=16, seed=1)
     assert gap(actor, before) <= 1e-3, "B is zeros: the adapters add nothing"
@@ -93,11 +82,11 @@ def test_an_engine_samples_from_the_model_with_its_adapters(
     assert refused.value.code == "bad_request"
 
 
-def test_an_engine_samples_with_an_adapted_unembedding(sampled: plex.Job, tmp_path: Path) -> None:
+def test_an_engine_samples_with_an_adapted_unembedding(job: plex.Job, tmp_path: Path) -> None:
     model, exported = make_qwen3(tmp_path / "untied", seed=3, tied=False), tmp_path / "exported"
     whole = plex.LoRA(rank=4, alpha=8.0, unembedding=True)
-    actor = deploy(sampled, "untied", model, lora=whole)
-    rollout = sampled.deploy("from-untied", model=actor, backend="vllm", max_model_len=128)
+    actor = deploy(job, "untied", model, lora=whole)
+    rollout = job.deploy("from-untied", model=actor, backend="vllm", max_model_len=128)
     before = rollout.generate(PROMPTS, n=4, max_tokens=16, seed=1)
     advantages = np.linspace(-1, 1, len(before))
     for lr in (0.05, 0.05):
@@ -114,8 +103,9 @@ def test_an_engine_samples_with_an_adapted_unembedding(sampled: plex.Job, tmp_pa
 
 
 def test_a_checkpoint_has_the_adapters_and_goes_on_bit_for_bit(
-    job: plex.Job, actor: plex.Actor, tiny_model: Path, tmp_path: Path
+    job: plex.Job, tiny_model: Path, tmp_path: Path
 ) -> None:
+    actor = deploy(job, "actor", tiny_model)
     train(actor, 1, 2)
     saved, exported = tmp_path / "saved", tmp_path / "exported"
     actor.save(saved, optimizer=True)
@@ -162,6 +152,7 @@ def test_a_durable_one_that_is_killed_ends_with_the_bits_it_would_have_had(
     assert ends[0] == ends[1]
 
 
+@pytest.mark.timeout(600)
 def test_tenants_share_a_model_and_end_with_the_bits_each_has_alone(
     cluster: LiveCluster, wide_model: Path
 ) -> None:
