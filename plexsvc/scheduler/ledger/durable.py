@@ -220,8 +220,15 @@ class Durable:
         return any(done.held.operation.operation_id == operation_id for done in self.since.values())
 
     def take(self, copy: Published, *, seq: int) -> list[Done]:
-        """Go on from a newer copy; return the operations that are not needed any more."""
+        """Go on from a newer copy; return the operations that are not needed any more.
+
+        Where there is no second copy, the one before is it, if it lies on other nodes: so it does
+        after a deployment was rebuilt from its second copy.
+        """
+        before, before_seq = self.copy, self.seq
         self.copy, self.seq = copy, seq
+        if self.second_seq is None and _is_apart(before, copy.nodes):
+            self.second, self.second_seq, self.alone = before, before_seq, ""
         return self._drop_to(self._needed_to)
 
     def take_second(self, copy: Published, *, seq: int) -> list[Done]:
@@ -248,6 +255,11 @@ class Durable:
         self.copy, self.seq = self.second, self.second_seq
         self.lose_second("it was rebuilt from that")
 
+    def outlives(self, nodes: Sequence[NodeId]) -> bool:
+        """Return whether there is a copy, or the model's weights, when these nodes are lost."""
+        copies = (self.copy, self.second)
+        return self.second_seq == 0 or any(_is_apart(copy, nodes) for copy in copies)
+
     @property
     def _needed_to(self) -> int:
         return self.seq if self.second_seq is None else min(self.seq, self.second_seq)
@@ -267,6 +279,10 @@ class Durable:
 
     def _drop_to(self, seq: int) -> list[Done]:
         return [self.since.pop(number) for number in sorted(self.since) if number <= seq]
+
+
+def _is_apart(copy: Published | None, nodes: Sequence[NodeId]) -> bool:
+    return copy is not None and not set(copy.nodes) & set(nodes)
 
 
 def staged(gone: Sequence[Done]) -> list[bytes]:

@@ -77,6 +77,8 @@ async def _keep(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
     try:
         published, replies = await managed.publish(reach, record, request)
         before, gone = durable.copy, durable.take(published, seq=action.seq)
+        if before is durable.second:
+            before = None
         step = Step(
             copy=published,
             number=max(reply.step for reply in replies),
@@ -95,9 +97,14 @@ async def _keep(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
 async def _keep_second(
     reach: Reach, action: KeepState, *, record: WpgRecord, published: Published
 ) -> None:
-    """Have another node copy the copy, if one has room and copies none now."""
+    """Have another node copy the copy, if one has room and copies none now.
+
+    If none has, an older copy on another node stays the second one.
+    """
     durable = _of(record)
-    if action.beside is None:
+    if action.beside is None and durable.second is not None and durable.outlives(record.nodes):
+        durable.alone = "no other node has room"
+    elif action.beside is None:
         before, gone = durable.second, durable.lose_second("no other node has room")
         await _changed(reach, record, gone=gone, before=before)
     elif not durable.is_sending:
@@ -135,6 +142,8 @@ async def _send(reach: Reach, record: WpgRecord, published: Published, *, to: No
         return
     before, gone = durable.second, durable.take_second(copy, seq=copy.version.version)
     await _changed(reach, record, gone=gone, before=before)
+    for done in list(durable.since.values()):  # what ran while there was none
+        await _send_inputs(reach, done.held, record)
 
 
 async def _changed(
@@ -201,13 +210,10 @@ async def _is_there(reach: Reach, copy: Published | None) -> bool:
 @asynccontextmanager
 async def inputs_kept(reach: Reach, held: Held, record: WpgRecord) -> AsyncIterator[None]:
     """Have another node get an operation's staged inputs while the body runs it."""
-    to = _other_node(reach, record) if held.staged_on else None
-    if to is None or to in held.staged_on:
-        yield
-        return
     async with asyncio.TaskGroup() as group:
-        group.create_task(_send_inputs(reach, held, record, to=to))
+        group.create_task(_send_inputs(reach, held, record))
         yield
+    await _send_inputs(reach, held, record)  # if a copy has come to another node meanwhile
 
 
 async def keep_results(reach: Reach, held: Held, record: WpgRecord, result: results.Result) -> None:
@@ -225,20 +231,24 @@ async def keep_results(reach: Reach, held: Held, record: WpgRecord, result: resu
 
 
 def _other_node(reach: Reach, record: WpgRecord) -> NodeId | None:
-    """Return the node that has, or may get, the second copy of a durable deployment."""
+    """Return the node of the copy that a durable deployment goes on from if its own are lost."""
     durable = record.deployment.durable
-    if durable is None or durable.second_seq is None:
+    if durable is None or (durable.second_seq is None and not durable.outlives(record.nodes)):
         return None
+    copy = durable.second or durable.copy
     others = [link.node_id for link in reach.nodes.links if link.is_up]
     others = [node_id for node_id in others if node_id not in record.nodes]
-    wanted = durable.second.nodes[0] if durable.second is not None else None
+    wanted = copy.nodes[0] if copy is not None else None
     to = wanted if wanted in others else next(iter(others), None)
     if to is not None:
         durable.other_nodes[to] = None
     return to
 
 
-async def _send_inputs(reach: Reach, held: Held, record: WpgRecord, *, to: NodeId) -> None:
+async def _send_inputs(reach: Reach, held: Held, record: WpgRecord) -> None:
+    to = _other_node(reach, record) if held.staged_on else None
+    if to is None or to in held.staged_on:
+        return
     durable = _of(record)
     try:
         await carry.pass_on(reach, held, to=to)

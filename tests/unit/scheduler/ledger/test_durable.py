@@ -60,6 +60,22 @@ def test_what_ran_since_the_second_copy_is_kept_too() -> None:
     assert caught.value.code is ErrorCode.DEPLOYMENT_FAILED
 
 
+def test_after_a_fall_back_the_copy_before_is_the_second_one_where_it_lies_elsewhere() -> None:
+    durable = Durable()
+    durable.take(copy(1), seq=1)
+    durable.take_second(copy(1, on="m"), seq=1)
+    durable.fall_back()
+    assert durable.outlives([NodeId("k")])
+    assert not durable.outlives([NodeId("m")])
+    assert Durable().outlives([NodeId("k")]), "from the model's weights"
+    durable.note(done(2, nbytes=10))
+    assert durable.take(copy(2, on="k"), seq=2) == []
+    assert str(durable).endswith("if its node is lost, after seq 1 on m")
+    durable.lose_second("that was lost, too")
+    durable.take(copy(3, on="k"), seq=3)
+    assert durable.second is None
+
+
 def test_too_much_since_the_second_copy_costs_that_copy_alone() -> None:
     durable = Durable(most_bytes=100)
     durable.take(copy(1), seq=1)

@@ -125,10 +125,10 @@ async def test_a_second_copy_that_lags_is_gone_on_from_with_all_that_ran_since(p
     assert pair.behaviour.versions == [1]
 
 
-async def test_staged_inputs_are_sent_to_another_node_and_dropped_there(pair: Rig) -> None:
-    durable = of(pair)
-    operation = pair.operation("job-1", "forward_backward", payload=staged_payload(7))
-    pair.behaviour.staged["node-0", operation.operation_id] = b"payload"
+async def run_staged(rig: Rig) -> bytes:
+    """Run a pass whose inputs are staged on the first node; return their id."""
+    operation = rig.operation("job-1", "forward_backward", payload=staged_payload(7))
+    rig.behaviour.staged["node-0", operation.operation_id] = b"payload"
     announced = service_pb2.PayloadStagedRequest(
         operation_id=operation.operation_id,
         job_id="job-1",
@@ -137,15 +137,34 @@ async def test_staged_inputs_are_sent_to_another_node_and_dropped_there(pair: Ri
         node_ids=["node-0"],
     )
     async with asyncio.TaskGroup() as group:
-        first = group.create_task(pair.scheduler.submit(operation))
-        await pair.scheduler.call("PayloadStaged", announced, service_pb2.PayloadStagedReply)
+        first = group.create_task(rig.scheduler.submit(operation))
+        await rig.scheduler.call("PayloadStaged", announced, service_pb2.PayloadStagedReply)
     assert first.result().state == ANSWERED
-    assert pair.behaviour.staged["node-1", operation.operation_id] == b"payload"
+    return operation.operation_id
+
+
+async def test_inputs_of_what_ran_without_a_second_copy_follow_one_that_comes(pair: Rig) -> None:
+    of(pair).lose_second("there was no room")
+    pair.behaviour.hangs.add("Publish")
+    await pair.run("job-1", "step")
+    staging_id = await run_staged(pair)
+    assert ("node-1", staging_id) not in pair.behaviour.staged
+    pair.behaviour.answers.set()
+    await until(lambda: ("node-1", staging_id) in pair.behaviour.staged)
+    await lose_first_node(pair)
+    assert (await insist(pair, pair.operation("job-1", "step"))).state == ANSWERED
+    assert ran_on(pair, "wpg-1-2") == [("initialize", 0), ("forward_backward", 2), ("step", 3)]
+
+
+async def test_staged_inputs_are_sent_to_another_node_and_dropped_there(pair: Rig) -> None:
+    durable = of(pair)
+    staging_id = await run_staged(pair)
+    assert pair.behaviour.staged["node-1", staging_id] == b"payload"
     await lose_first_node(pair)
     assert (await insist(pair, pair.operation("job-1", "step"))).state == ANSWERED
     assert ran_on(pair, "wpg-1-2") == [("initialize", 0), ("forward_backward", 1), ("step", 2)]
     await until(lambda: durable.seq == 2)
-    await until(lambda: operation.operation_id in pair.behaviour.dropped)
+    await until(lambda: staging_id in pair.behaviour.dropped)
 
 
 @pytest.mark.parametrize("is_copied", [True, False], ids=["copied", "not-copied"])
@@ -235,6 +254,30 @@ async def test_another_node_that_is_lost_amid_the_replay_costs_nothing(
         assert (await insist(rig, rig.operation("job-1", "step"))).state == ANSWERED
         last = "wpg-1-3" if is_home else "wpg-1-2"
         assert ran_on(rig, last) == [("initialize", 0), ("forward_backward", 3), ("step", 4)]
+
+
+async def test_a_node_lost_after_the_first_step_of_a_rebuilt_deployment_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    config = SchedulerConfig(node_lease_us=2_000_000, connect_retry_us=10_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}] * 3, config=config) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1", durable=True)
+        durable = of(rig)
+        await rig.run("job-1", "step")
+        await until(lambda: durable.second is not None)
+        assert durable.second is not None
+        (copy,) = durable.second.nodes
+        rig.driver.post(NodeCordoned(node_id=copy))  # it is rebuilt on the third
+        await rig.agents[0].stop()
+        rig.behaviour.publish_errors += [None, no_room()]  # and makes no second copy
+        assert (await insist(rig, rig.operation("job-1", "step"))).state == ANSWERED
+        await until(lambda: durable.seq == 2 and not durable.is_sending)
+        rig.driver.post(NodeUncordoned(node_id=copy))
+        (home,) = of_deployment(rig).nodes
+        await next(agent for agent in rig.agents if agent.node_id == home).stop()
+        assert (await insist(rig, rig.operation("job-1", "step"))).state == ANSWERED
+        assert ran_on(rig, "wpg-1-3") == [("initialize", 0), ("step", 2), ("step", 3)]
 
 
 async def test_without_a_second_copy_a_lost_node_ends_the_deployment(pair: Rig) -> None:
