@@ -146,11 +146,14 @@ class LoraBackend(fsdp.FsdpBackend):
         return name.startswith("model.layers.") and self._lora.adapts(name)
 
     def _model_key(self) -> str:
-        """Return what all ranks with the same bytes of the same files call them."""
+        """Return what all ranks with the same bytes of the same files call them.
+
+        A file's owner may set its mtime, and an inode is used again; nobody sets its ctime.
+        """
         files = []
         for path in sorted(Path(self._config.model).glob(MODEL)):
             found = path.stat()
-            files.append([found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns])
+            files.append([found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns])
         places = [[held.name, held.padded.offset, held.local_shape] for held in self._layout.held]
         config = self._config
         key = [files, places, config.dtype, config.rank, config.world_size]
