@@ -210,6 +210,9 @@ async def _is_there(reach: Reach, copy: Published | None) -> bool:
 @asynccontextmanager
 async def inputs_kept(reach: Reach, held: Held, record: WpgRecord) -> AsyncIterator[None]:
     """Have another node get an operation's staged inputs while the body runs it."""
+    if record.deployment.durable is None or not held.staged_on:
+        yield
+        return
     async with asyncio.TaskGroup() as group:
         group.create_task(_send_inputs(reach, held, record))
         yield
