@@ -130,17 +130,45 @@ def _carry_failed(action: CarryState, fault: Fault) -> Event:
     return CarryFailed(deployment_id=action.deployment_id, move_id=action.move_id, fault=fault)
 
 
-async def bring_payload(reach: Reach, held: Held, record: WpgRecord) -> None:
+async def bring_payload(
+    reach: Reach, held: Held, record: WpgRecord, *, is_checked: bool = False
+) -> None:
     """Return when an operation's staged payload lies on every node that it runs on.
+
+    `is_checked`: it is looked for there, since the node may have been lost and come back.
 
     Raises:
         PlexError: `unavailable` when no node that has it can be reached any more.
     """
-    if not held.staged_on or record.is_rollout or not _misses(held, record):
+    if not held.staged_on or record.is_rollout:
+        return
+    misses = [node_id for node_id in record.nodes if node_id not in held.staged_on]
+    if is_checked:
+        bundle, job_id = held.operation.payload.staged, held.operation.job_id
+        misses = [n for n in record.nodes if not await is_staged(reach, bundle, job_id, on=n)]
+    if not misses:
         return
     async with reach.underway.turn(record.deployment.deployment_id):
-        for node_id in _misses(held, record):
-            await pass_on(reach, held, to=node_id)
+        for node_id in misses:
+            if is_checked or node_id not in held.staged_on:  # it may have come in its turn
+                await pass_on(reach, held, to=node_id)
+
+
+async def is_staged(reach: Reach, bundle: common_pb2.StagedBundle, job_id: str, *, on: str) -> bool:
+    """Return whether a node has a staged bundle, whole."""
+    request = statemanager_pb2.ReadStagedRequest(
+        staging_id=bundle.staging_id, offset=bundle.nbytes, job_id=job_id
+    )
+
+    async def read(state: statemanager_pb2_grpc.StateManagerAsyncStub) -> None:
+        async for _ in state.ReadStaged(request):
+            pass
+
+    try:
+        await reach.ask_state(NodeId(on), read)
+    except (PlexError, grpc.aio.AioRpcError):
+        return False
+    return True
 
 
 async def _bring_payloads(reach: Reach, record: WpgRecord) -> None:
@@ -158,10 +186,6 @@ async def _bring_payloads(reach: Reach, record: WpgRecord) -> None:
             await bring_payload(reach, held, record)
 
 
-def _misses(held: Held, record: WpgRecord) -> list[NodeId]:
-    return [node_id for node_id in record.nodes if node_id not in held.staged_on]
-
-
 async def pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
     """Stream a staged payload from a node that has it to one that needs it.
 
@@ -175,7 +199,7 @@ async def pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
     bundle.staging_id = held.operation.operation_id
     bundle.node_ids[:] = held.staged_on
     await copy_staged(reach, held.operation, bundle, to=to)
-    reach.recorder.staged(held, on=(*held.staged_on, to))
+    reach.recorder.staged(held, on=dict.fromkeys((*held.staged_on, to)))
 
 
 async def copy_staged(

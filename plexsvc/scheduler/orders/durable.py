@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import grpc.aio
 
-from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc, worker_pb2
+from plexclient.wire.v1 import common_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, OperationId, VersionId, WpgId
 from plexsvc.log import Log
@@ -402,16 +402,7 @@ async def _are_staged(reach: Reach, result: results.Result, *, of: DeploymentRec
 async def _is_staged(
     reach: Reach, bundle: common_pb2.StagedBundle, *, of: DeploymentRecord
 ) -> bool:
-    request = statemanager_pb2.ReadStagedRequest(
-        staging_id=bundle.staging_id, offset=bundle.nbytes, job_id=of.job_id
-    )
-
-    async def read(state: statemanager_pb2_grpc.StateManagerAsyncStub) -> None:
-        async for _ in state.ReadStaged(request):
-            pass
-
     for node_id in bundle.node_ids:
-        with suppress(PlexError, grpc.aio.AioRpcError):
-            await reach.ask_state(NodeId(node_id), read)
+        if await carry.is_staged(reach, bundle, of.job_id, on=node_id):
             return True
     return False

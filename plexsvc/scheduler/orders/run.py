@@ -235,7 +235,7 @@ def _failed(action: StartOperation, fault: Fault, *, is_refusal: bool = False) -
 
 async def _again(reach: Reach, action: StartOperation, record: WpgRecord, held: Held) -> Replies:
     """Run an operation once more, in the `Initialize` of another WPG than before."""
-    await carry.bring_payload(reach, held, record)
+    await carry.bring_payload(reach, held, record, is_checked=True)
     return await _execute(reach, action, held=held, record=record)
 
 

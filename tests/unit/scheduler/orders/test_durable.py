@@ -128,6 +128,7 @@ async def test_a_second_copy_that_lags_is_gone_on_from_with_all_that_ran_since(p
 async def run_staged(rig: Rig) -> bytes:
     """Run a pass whose inputs are staged on the first node; return their id."""
     operation = rig.operation("job-1", "forward_backward", payload=staged_payload(7))
+    operation.payload.staged.staging_id = operation.operation_id
     rig.behaviour.staged["node-0", operation.operation_id] = b"payload"
     announced = service_pb2.PayloadStagedRequest(
         operation_id=operation.operation_id,
@@ -154,6 +155,15 @@ async def test_inputs_of_what_ran_without_a_second_copy_follow_one_that_comes(pa
     await lose_first_node(pair)
     assert (await insist(pair, pair.operation("job-1", "step"))).state == ANSWERED
     assert ran_on(pair, "wpg-1-2") == [("initialize", 0), ("forward_backward", 2), ("step", 3)]
+
+
+async def test_inputs_come_back_to_a_node_that_was_lost_and_is_there_again(pair: Rig) -> None:
+    staging_id = await run_staged(pair)
+    assert pair.behaviour.staged.pop(("node-0", staging_id)) == b"payload"
+    await pair.agents[0].die("wpg-1-1/0")
+    assert (await insist(pair, pair.operation("job-1", "step"))).state == ANSWERED
+    assert ran_on(pair, "wpg-1-2") == [("initialize", 0), ("forward_backward", 1), ("step", 2)]
+    assert pair.behaviour.staged["node-0", staging_id] == b"payload"
 
 
 async def test_staged_inputs_are_sent_to_another_node_and_dropped_there(pair: Rig) -> None:
