@@ -77,7 +77,7 @@ class Rebuilt:
     replayed: int = 0
 
     def __str__(self) -> str:
-        at_us = (
+        moments = (
             self.lost_us,
             self.stopped_us,
             self.placed_us,
@@ -85,6 +85,7 @@ class Rebuilt:
             self.restored_us,
             self.going_on_us,
         )
+        at_us = list(itertools.accumulate(moments, max))  # one that no service saw took no time
         names = ("end", "place", "start", "restore", "replay")
         parts = [
             f"{name} {(until_us - since_us) / 1e6:.2f} s"

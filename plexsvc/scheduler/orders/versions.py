@@ -34,6 +34,8 @@ class _Shelf:
     """Of a durable deployment: the copy of its last step."""
     second: Published | None = None
     """The one on another node, perhaps of an earlier step."""
+    has_model: bool = False
+    """Whether all that ran on the model's weights is kept, so that they are the second copy."""
     unknown_to: int | None = None
     """What ran up to this number since is not in the store; None: that is not known."""
     is_gone: bool = False
@@ -47,6 +49,7 @@ class _KeptShelf:
     handed_out: dict[int, int]
     copy: Published | None = None
     second: Published | None = None
+    has_model: bool = False
     unknown_to: int | None = None
 
 
@@ -121,6 +124,7 @@ class Versions:
             handed_out=shelf.handed_out,
             copy=shelf.copy,
             second=shelf.second,
+            has_model=shelf.has_model,
             unknown_to=shelf.unknown_to,
         )
         return msgspec.json.encode(kept)
@@ -135,6 +139,7 @@ class Versions:
                 dict(found.handed_out),
                 copy=found.copy,
                 second=found.second,
+                has_model=found.has_model,
                 unknown_to=found.unknown_to,
             )
 
@@ -150,6 +155,7 @@ class Versions:
         """Note where the copies of a durable deployment's last steps are."""
         shelf = self._shelf(deployment_id)
         shelf.copy, shelf.second = durable.copy, durable.second
+        shelf.has_model = durable.second_seq == 0
         shelf.unknown_to = durable.unknown_to
 
     def recall(self, deployment_id: DeploymentId, durable: Durable) -> None:
@@ -160,7 +166,9 @@ class Versions:
         if shelf.copy is not None:
             durable.copy, durable.seq = shelf.copy, shelf.copy.version.version
             durable.second = shelf.second
-            durable.second_seq = None if shelf.second is None else shelf.second.version.version
+            durable.second_seq = 0 if shelf.has_model else None
+            if shelf.second is not None:
+                durable.second_seq = shelf.second.version.version
 
     def forget(self, deployment_id: DeploymentId) -> None:
         """Note that a deployment is gone: its versions stay only while they are used."""

@@ -114,3 +114,5 @@ def test_a_pause_says_what_it_was_spent_on() -> None:
         "was rebuilt from its state after seq 12 and 2 operations since in 2.00 s "
         "(end 0.25 s, place 0.25 s, start 0.75 s, restore 0.25 s, replay 0.50 s): signal 9"
     )
+    pause.stopped_us = 0
+    assert "(end 0.00 s, place 0.50 s, start 0.75 s," in str(pause)

@@ -14,6 +14,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, VersionId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.planning.memory import Use
+from plexsvc.scheduler.ledger.durable import Durable
 from plexsvc.scheduler.ledger.held import Published
 from plexsvc.scheduler.orders.versions import Versions
 from tests.rigs.scheduler_rig import Rig, start_rig
@@ -150,3 +151,22 @@ def test_another_scheduler_finds_the_versions_but_takes_none_for_the_state_of_no
     after.restore(DeploymentId("job/critic"), b"")
     with pytest.raises(PlexError, match="known: none"):
         after.find(DeploymentId("job/critic"), 1)
+
+
+@pytest.mark.parametrize("second_seq", [0, 4, None])
+def test_the_next_scheduler_knows_which_copies_a_durable_deployment_has(
+    second_seq: int | None,
+) -> None:
+    def copy(seq: int, node_id: str) -> Published:
+        version = VersionId(ACTOR, 1, seq)
+        return Published(version=version, nodes=(NodeId(node_id),), nbytes=(7,))
+
+    second = copy(second_seq, "m") if second_seq else None
+    before = Durable(copy=copy(5, "n"), seq=5, second=second, second_seq=second_seq)
+    versions, after = Versions(keep=2), Durable()
+    versions.copied(ACTOR, before)
+    later = Versions(keep=2)
+    later.restore(ACTOR, versions.kept(ACTOR))
+    later.recall(ACTOR, after)
+    assert (after.copy, after.seq) == (before.copy, 5)
+    assert (after.second, after.second_seq) == (second, second_seq)
