@@ -69,6 +69,8 @@ class Behaviour:
     on_move: MoveHook | None = None
     on_materialize: WriteHook | None = None
     publish_errors: list[PlexError | None] = field(default_factory=list)
+    describe_failures: int = 0
+    """Calls to a rank for what it is that fail from now on: it is dead."""
     executed: list[tuple[str, str, int]] = field(default_factory=list)
     moves: list[tuple[str, int]] = field(default_factory=list)
     leases: list[int] = field(default_factory=list)
@@ -131,6 +133,9 @@ class FakeRank(worker_pb2_grpc.WorkerServicer):
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Any
     ) -> worker_pb2.DescribeReply:
+        if self._behaviour.describe_failures:
+            self._behaviour.describe_failures -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset by peer")
         return worker_pb2.DescribeReply(
             wpg_id=request.wpg_id,
             device_bytes=self._behaviour.device_bytes,

@@ -119,10 +119,11 @@ async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
 
 
 async def _spawn(reach: Reach, wpg: WpgRecord) -> events.Event | None:
-    """Start every rank of a WPG; return once all answer, None if it was forgotten meanwhile.
+    """Start every rank of a WPG; return once all answer, None if it was stopped meanwhile.
 
     Raises:
         ExceptionGroup: of `PlexError` (what an agent refused or a rank died of) and call failures.
+        AioRpcError: a rank does not answer, and its agent knows of no death.
     """
     hosts = [reach.nodes.link(place.node_id).description for place in wpg.places]
     rendezvous = specs.rendezvous_of(wpg, hosts)
@@ -139,7 +140,25 @@ async def _spawn(reach: Reach, wpg: WpgRecord) -> events.Event | None:
             return None
         reach.ranks.add(wpg.wpg_id, [task.result() for task in tasks])
         opened.pop_all()  # `forget` closes them
-    return await describe(reach, wpg)
+
+    async def may_answer(error: grpc.aio.AioRpcError) -> bool:
+        return error.code() is grpc.StatusCode.UNAVAILABLE and not wpg.is_stopping
+
+    try:
+        return await retry(
+            lambda: describe(reach, wpg),
+            on=grpc.aio.AioRpcError,
+            again=may_answer,
+            clock=reach.clock,
+            patience=Patience(
+                pause_us=reach.config.connect_retry_us, within_us=reach.config.node_lease_us
+            ),
+            what=f"what {wpg.wpg_id} takes",
+        )
+    except grpc.aio.AioRpcError:
+        if wpg.is_stopping:  # its agent has told of a death
+            return None
+        raise
 
 
 async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> events.Event | None:

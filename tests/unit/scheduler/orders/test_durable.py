@@ -89,6 +89,18 @@ async def test_what_was_applied_since_the_copy_runs_again(rig: Rig, durable: Dur
     assert "after seq 2 and 2 operations since" in str(durable.pause)
 
 
+async def test_a_rank_that_dies_before_it_says_what_it_takes_is_replaced(rig: Rig) -> None:
+    await rig.job("job-1")
+    rig.behaviour.describe_failures = 1_000
+    async with asyncio.TaskGroup() as group:
+        deploying = group.create_task(rig.deploy("job-1", durable=True))
+        await until(lambda: rig.behaviour.describe_failures < 1_000)
+        await rig.agents[0].die("wpg-1-1/0")
+        rig.behaviour.describe_failures = 0
+    assert deploying.result().deployment_id == "job-1/actor"
+    assert ran_on(rig, "wpg-1-2") == [("initialize", 0)]
+
+
 async def lose_first_node(rig: Rig) -> None:
     await rig.agents[0].stop()
     await until(lambda: len(rig.driver.cluster.nodes) == 1)
