@@ -1,4 +1,4 @@
-"""Whether other hosts can be reached from a node, and whether their ports serve."""
+"""Reachability of other hosts from a node, and of their ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operations have cost."""
+"""Charges of operations, by job."""
 
 from __future__ import annotations
 
