@@ -49,6 +49,7 @@ class World:
             events.SamplesSubmitted(
                 operation_id=OP,
                 samples=dict.fromkeys(self.left, 0),
+                prompt_tokens=(100,) * (samples // 8 + 1),
             )
         )
 

@@ -119,6 +119,7 @@ class Floor(Timeline, ABC):
             events.SamplesSubmitted(
                 operation_id=self.operation,
                 samples=samples,
+                prompt_tokens=(self._prompt_tokens,) * len(self.lengths),
             )
         )
 

@@ -394,6 +394,7 @@ class AgenticRun(Timeline):
             events.SamplesSubmitted(
                 operation_id=_operation(number),
                 samples={KEY: 0},
+                prompt_tokens=(one.context,),
                 is_turn=True,
                 session=str(one.number),
             )

@@ -56,9 +56,11 @@ class Generation:
             return 0
         self._answer = asyncio.get_running_loop().create_future()
         self._deployment.begin(self._id, self.perform)
+        prompts = self._record.operation.generate.prompts
         submitted = events.SamplesSubmitted(
             operation_id=self._id,
             samples=samples,
+            prompt_tokens=tuple(len(prompt.token_ids) for prompt in prompts),
             is_turn=not self._record.operation.seq,
             session=self._record.operation.generate.session,
             at_us=self._clock.monotonic_us(),

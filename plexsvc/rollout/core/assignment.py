@@ -18,7 +18,7 @@ from plexsvc.rollout.core import orders
 from plexsvc.rollout.core.balance import NEVER
 from plexsvc.rollout.core.dealing import deal, deal_turns
 from plexsvc.rollout.core.events import InstanceId, SampleKey
-from plexsvc.rollout.core.instances import TURN_CAP, Instance, Phase
+from plexsvc.rollout.core.instances import Instance, Phase
 from plexsvc.rollout.core.orders import Order
 
 MAX_SESSIONS: Final = 65_536
@@ -30,6 +30,7 @@ class Sample:
     """One sample of a generate."""
 
     num_tokens: int
+    prompt_tokens: int = 0
     instance_id: InstanceId | None = None
     call: int = 0
     """The latest that carried it."""
@@ -155,6 +156,7 @@ class Assignment:
         for key in keys:
             sample = generate.samples[key]
             sample.instance_id, sample.call = instance_id, self._calls
+            instance.context_tokens += sample.prompt_tokens + sample.num_tokens
             instance.pending[operation_id, key] = NEVER if sample.is_moved else self._ticks
         return orders.StartSamples(
             operation_id=operation_id,
@@ -184,7 +186,7 @@ class Assignment:
             return 0
         room = self.max_pending - len(instance.pending)
         if generate.is_turn:
-            room = min(room, TURN_CAP - instance.turns)
+            room = min(room, instance.turn_cap - instance.turns)
         return 0 if instance.rests else max(0, room)
 
     def _loads(self, instances: Sequence[Instance]) -> list[int]:
@@ -237,6 +239,7 @@ class Assignment:
             return
         instance.load -= 1
         instance.turns -= self.generates[operation_id].is_turn
+        instance.context_tokens -= sample.prompt_tokens + sample.num_tokens
         instance.pending.pop((operation_id, key), None)
         if not instance.load:
             instance.peak = 0

@@ -9,6 +9,14 @@ from typing import Final
 from plexsvc.ids import OperationId
 from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.instances import Instance
+from plexsvc.rollout.core.profile import PLATEAU
+
+KEPT: Final = 0.2
+"""Share of its highest throughput that an instance keeps when it hands samples to an idle one.
+
+RLBoost keeps most of it. But whoever has nothing to do costs as much as whoever has, and a sample
+in a smaller batch ends sooner: for that the last ones of a step are waited for.
+"""
 
 NEVER: Final = 1 << 62
 """The tick of a sample that is not taken for one that waits."""
@@ -50,12 +58,8 @@ def choose(serving: Mapping[InstanceId, Instance], *, tick: int) -> Handover | N
     wait in the engine's queue. It may also be in a long prefill, which a move begins anew, so it is
     moved once until it has a token. While one instance has such and another has none, half of them
     move. Where no sample waits and an instance has nothing at all, the one with the longest work
-    hands over half, or, where it is slower, what the other ends sooner. Never so many that it would
-    be done first. One that has turns alone keeps them, unless it is slower: their prefix is there.
-
-    RLBoost has it keep the batch that has most of its throughput. But whoever has nothing to do
-    costs as much as whoever has, and a sample in a smaller batch ends sooner: for that the last
-    ones of a step are waited for.
+    hands over half, beyond the batch that its profile says to keep; or, where it is slower, what
+    the other ends sooner. Never so many that it would be done first.
     """
     if len(serving) <= 1:
         return None
@@ -77,9 +81,13 @@ def choose(serving: Mapping[InstanceId, Instance], *, tick: int) -> Handover | N
 def _beyond(instance: Instance, *, than: int) -> int:
     """Return how many samples should leave for an idle instance that is so slow."""
     running, both = instance.running, instance.slowness + than
-    if instance.turns == instance.load and instance.slowness <= than:
-        return 0
-    return (2 * running * instance.slowness + both - 1) // (2 * both)  # halves stay
+    level = (2 * running * instance.slowness + both - 1) // (2 * both)  # halves stay
+    if instance.slowness > than:
+        return level
+    context = instance.context_tokens / max(1, instance.load)
+    share = PLATEAU if instance.turns else KEPT  # turns leave their prefix behind
+    kept = instance.profile.plateau(context=context, share=share)
+    return 0 if kept is None else min(running - kept, level)
 
 
 def queued_in(instance: Instance, *, before: int) -> list[tuple[OperationId, SampleKey]]:

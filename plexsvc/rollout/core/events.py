@@ -103,6 +103,8 @@ class SamplesSubmitted:
 
     operation_id: OperationId
     samples: dict[SampleKey, int]
+    prompt_tokens: tuple[int, ...] = ()
+    """Length of each prompt."""
     is_turn: bool = False
     """Whether it goes beside the order of operations, one turn of a trajectory at a time."""
     session: str = ""

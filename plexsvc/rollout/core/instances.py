@@ -20,9 +20,10 @@ from typing import Final
 
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core.events import SampleKey
+from plexsvc.rollout.core.profile import Profile
 
 TURN_CAP: Final = 16
-"""Turns that an instance gets at once."""
+"""Turns that an instance gets at once while its profile is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,10 @@ class Instance:
     """Those of them that it has sent no token of, oldest first; with the tick of their start."""
     turns: int = 0
     """Those of them that are turns of trajectories."""
+    turn_cap: int = TURN_CAP
+    """Turns that it gets at once: the batch from which on a larger one gains it little."""
+    context_tokens: int = 0
+    """Prompts and tokens of the samples that it has."""
     tokens: int = 0
     """Tokens it has sent since it joined."""
     tokens_per_s: float = 0.0
@@ -128,6 +133,7 @@ class Instance:
     """As of the last tick."""
     quiet_us: int = 0
     """Since the last tick before which it sent tokens: a slow one sends none between most ticks."""
+    profile: Profile = field(default_factory=Profile)
     batch: float = 0.0
     step_s: float = 0.0
     """A steady batch that it had, and how long a step took: recent ticks count for more."""
@@ -140,15 +146,20 @@ class Instance:
         self.phase = PHASES[self.phase, trigger]
 
     def measure(self, *, elapsed_us: int) -> None:
-        """Note what it did since the last tick."""
+        """Note what it did since the last tick; a steady batch goes into its profile."""
         sent, self.tokens_then = self.tokens - self.tokens_then, self.tokens
         before, self.running_then = self.running_then, self.running
         self.tokens_per_s = sent * 1e6 / max(1, elapsed_us)
         self.quiet_us += elapsed_us
+        if self.turns:
+            context = self.context_tokens / self.load
+            self.turn_cap = self.profile.plateau(context=context) or TURN_CAP
         if not sent:
             return
         took_us, self.quiet_us = max(1, self.quiet_us), 0
         if self.running and self.running == before:
+            context = self.context_tokens / self.load
+            self.profile.observe(batch=before, context=context, tokens_per_s=sent * 1e6 / took_us)
             parts = 2 if self.step_s else 1
             self.batch = (self.batch + before) / parts
             self.step_s = (self.step_s + before * took_us / sent / 1e6) / parts

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from plexsvc.rollout.core.events import InstanceId
-from plexsvc.rollout.core.instances import TURN_CAP, Phase
+from plexsvc.rollout.core.instances import Phase
 from plexsvc.rollout.core.machine import RolloutCore
 
 
 def check(core: RolloutCore) -> None:
     """Assert the invariants. `O(instances + samples)`."""
     loads: dict[InstanceId, int] = {}
+    contexts: dict[InstanceId, int] = {}
     turns: dict[InstanceId, int] = {}
     for operation_id, generate in core.generates.items():
         waiting = set(generate.waiting)
@@ -25,6 +26,8 @@ def check(core: RolloutCore) -> None:
             if held is not None:
                 loads[held] = loads.get(held, 0) + 1
                 turns[held] = turns.get(held, 0) + generate.is_turn
+                context = sample.prompt_tokens + sample.num_tokens
+                contexts[held] = contexts.get(held, 0) + context
         assert generate.incomplete == left
         assert all(not generate.samples[key].is_complete for key in waiting)
     assert core.spared <= set(core.instances)
@@ -35,6 +38,7 @@ def check(core: RolloutCore) -> None:
         assert instance.phase is not Phase.GONE
         assert instance.load == loads.get(one, 0), "a load counts the incomplete samples"
         assert instance.turns == turns.get(one, 0)
+        assert instance.context_tokens == contexts.get(one, 0)
         assert len(instance.pending) <= core.max_pending
         for operation_id, key in instance.pending:
             assert core.generates[operation_id].samples[key].instance_id == one
@@ -43,7 +47,7 @@ def check(core: RolloutCore) -> None:
         if instance.is_serving:
             assert instance.version == core.version
             if len(instance.pending) < core.max_pending and not instance.rests:
-                takes_turns = instance.turns < TURN_CAP
+                takes_turns = instance.turns < instance.turn_cap
                 idle = [g for g in core.generates.values() if g.waiting and not g.is_held]
                 is_spared = one in core.spared
                 assert not any(takes_turns if g.is_turn else not is_spared for g in idle)

@@ -12,7 +12,7 @@ Of several generates that wait, the one with the fewest samples on instances get
 and samples of others that only wait in an engine's queue make room for it at the next tick.
 Turns of trajectories, which go beside the order of operations, are dealt turn by turn: to the
 instance that had the session's last turn, whose cache has the prefix, or to the least loaded where
-that is faster or the other is full, of those with fewer turns than `TURN_CAP`; what waits of
+that is faster or the other is full, of those with fewer turns than their `turn_cap`; what waits of
 them goes before other samples (ROSE). A sample leaves an instance when its call ends, or when it is
 *stopped* there, because the instance is drained or `balance` gives it to another. It goes on
 elsewhere from its recorded tokens; draws depend on the position, so it continues exactly. A sample
@@ -153,7 +153,11 @@ class RolloutCore(Membership):
     # ---- samples
 
     def _submit(self, event: events.SamplesSubmitted) -> list[Order]:
-        samples = {key: Sample(num_tokens) for key, num_tokens in event.samples.items()}
+        lengths = event.prompt_tokens
+        samples = {
+            key: Sample(num_tokens, prompt_tokens=lengths[key[0]] if lengths else 0)
+            for key, num_tokens in event.samples.items()
+        }
         self.generates[event.operation_id] = Generate(
             samples,
             len(samples),
@@ -240,6 +244,7 @@ class RolloutCore(Membership):
         sender = self.instances.get(event.instance_id)
         if sender is not None and sample.instance_id == event.instance_id:
             sender.tokens += grown
+            sender.context_tokens += grown
             sender.pending.pop((event.operation_id, arrival.key), None)
 
     def _end_call(self, event: events.CallEnded) -> list[Order]:

@@ -13,7 +13,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import assignment, events, orders
 from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
-from plexsvc.rollout.core.instances import Phase
+from plexsvc.rollout.core.instances import TURN_CAP, Phase
 from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.rollout.core.membership import MAX_PROBES
@@ -430,6 +430,9 @@ def test_a_sample_in_a_long_prefill_is_moved_once_and_not_from_an_instance_that_
 def test_half_of_the_samples_move_to_an_idle_instance(count: int) -> None:
     core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
     core.handle(joined(v(0)))
+    profile = core.instances[ONE].profile
+    for batch in (2, 4, 8, 16, 32, 64) * 2:  # 8 samples have 80 % of the highest throughput
+        profile.observe(batch=batch, context=10, tokens_per_s=batch / (0.002 + 0.001 * batch))
     keys = [(prompt, 0) for prompt in range(count)]
     core.handle(submitted(*keys))
     core.handle(arrived(ONE, *[Arrival(key, 0, 1 + key[0], is_last=False) for key in keys]))
@@ -440,9 +443,12 @@ def test_half_of_the_samples_move_to_an_idle_instance(count: int) -> None:
     assert stop.samples == keys[: count // 2], "the shortest"
 
 
-def test_turns_stay_with_their_prefix_beside_an_idle_instance() -> None:
+def test_turns_stay_with_their_prefix_while_a_smaller_batch_would_be_slower() -> None:
     core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
     core.handle(joined(v(0)))
+    profile = core.instances[ONE].profile
+    for batch in (2, 4, 8, 16, 32, 64) * 2:  # 8 samples have 80 % of the highest throughput
+        profile.observe(batch=batch, context=10, tokens_per_s=batch / (0.002 + 0.001 * batch))
     asked = [turn(session, 1) for session in "abcdefgh"]
     for one in asked:
         core.handle(one)
@@ -537,12 +543,11 @@ def test_a_turn_goes_where_its_prefix_is_cached_and_others_to_the_least_loaded(
     assert where(core.handle(turn("", 1))) == [ONE], "no session, the least loaded"
 
 
-def test_a_turn_goes_elsewhere_where_its_instance_is_full_and_waits_where_all_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(assignment, "TURN_CAP", 1)
+def test_a_turn_goes_elsewhere_where_its_instance_is_full_and_waits_where_all_are() -> None:
     core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
     core.handle(joined(v(0), v(0)))
+    for instance in core.instances.values():
+        instance.turn_cap = 1
     first = turn("a", 1)
     core.handle(first)
     assert where(core.handle(turn("a", 2))) == [TWO]
@@ -567,6 +572,17 @@ def test_turns_go_before_samples_of_a_large_batch_that_wait(core: RolloutCore) -
     begun = core.handle(arrived(ONE, Arrival((0, 0), 0, 1, is_last=False)))
     (start,) = [order for order in begun if isinstance(order, orders.StartSamples)]
     assert start.operation_id == asked.operation_id
+
+
+def test_the_cap_on_turns_follows_the_profile(core: RolloutCore) -> None:
+    one = core.instances[ONE]
+    core.handle(turn("a", 1))
+    core.handle(events.Ticked(at_us=1))
+    assert one.turn_cap == TURN_CAP
+    for batch in (2, 4, 8, 16, 32, 64) * 2:  # the plateau is at 8 samples
+        one.profile.observe(batch=batch, context=10, tokens_per_s=batch / (0.002 + 0.001 * batch))
+    core.handle(events.Ticked(at_us=2))
+    assert one.turn_cap == 8
 
 
 def test_the_oldest_session_is_forgotten_beyond_the_bound(
@@ -855,9 +871,11 @@ class Course(RuleBasedStateMachine):
         else:
             self.tell(events.InstanceEnded(instance_id=one, because="reclaimed"))
 
-    @rule()
-    def tick(self) -> None:
+    @rule(plateau=st.sampled_from([1, 2, 16]))
+    def tick(self, plateau: int) -> None:
         self.at_us += 1_000_000
+        for instance in self.core.instances.values():
+            instance.profile.plateau = lambda **_: plateau  # type: ignore[method-assign]
         self.tell(events.Ticked(at_us=self.at_us))
 
     @precondition(lambda self: self.calls)
