@@ -52,9 +52,16 @@ class Sample:
     is_plain: bool = True
 
 
+FRAME_BITS: Final = 24
+"""A cursor's lowest bits number the frames of a record, those above are the record's own number."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """New tokens of one sample, the first at `position`; `sample` is set when they finish it."""
+    """New tokens of one sample, the first at `position`; `sample` is set when they finish it.
+
+    Positions come once, but for those of a sample that begins anew: its service lost its record.
+    """
 
     prompt_index: int
     sample_index: int
@@ -110,6 +117,8 @@ class Samples(Sequence[Sample]):
 
 @dataclass(slots=True)
 class _Growing:
+    record: int
+    """The number of the record that its tokens are from."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     prompt_logprobs: FloatArray | None = None
@@ -119,8 +128,10 @@ class _Growing:
 class TokenRecord:
     """What has arrived of one generate: each position of each sample exactly once.
 
-    Frames may come again after a cut; those at or below `cursor` are dropped. A sample takes room
-    when its first tokens come, so asking for more than the service gives costs nothing.
+    Frames may come again after a cut; those at or below `cursor` are dropped. When the service lost
+    its own record, it begins another, whose frames have other cursors: samples that had finished
+    stay, the others begin anew. A sample takes room when its first tokens come, so asking for more
+    than the service gives costs nothing.
     """
 
     def __init__(
@@ -149,12 +160,17 @@ class TokenRecord:
         Raises:
             PlexError: `internal` when positions are missing or samples were never asked for.
         """
-        if frame.cursor <= self.cursor:
+        record = frame.cursor >> FRAME_BITS
+        if record != self.cursor >> FRAME_BITS:
+            finished = {key: one for key, one in self._growing.items() if one.done is not None}
+            self._growing = finished
+        elif frame.cursor <= self.cursor:
             return []
         self.cursor = frame.cursor
         if frame.HasField("result"):
             self.result = frame.result
-        return [self._grow(delta) for delta in frame.deltas]
+        grown = [self._grow(delta, record=record) for delta in frame.deltas]
+        return [delta for delta in grown if delta is not None]
 
     def samples(self) -> Samples:
         """Return all samples in order.
@@ -175,18 +191,16 @@ class TokenRecord:
     def _keys(self) -> Iterator[tuple[int, int]]:
         return ((p, i) for p in range(len(self._prompts)) for i in range(self._num_samples))
 
-    def _sample(self, key: tuple[int, int]) -> _Growing | None:
-        """Return what there is of a sample, None when it was not asked for."""
-        prompt, index = key
-        if prompt >= len(self._prompts) or index >= self._num_samples:
-            return None
-        return self._growing.setdefault(key, _Growing())
-
-    def _grow(self, delta: operations_pb2.SampleDelta) -> Delta:
+    def _grow(self, delta: operations_pb2.SampleDelta, *, record: int) -> Delta | None:
+        """Add a delta; return what is new, None where an earlier record had finished the sample."""
         key = (delta.prompt_index, delta.sample_index)
-        growing = self._sample(key)
-        if growing is None or growing.done is not None:
-            raise _broken(f"tokens came for sample {key}, which was not asked for or had finished")
+        if key[0] >= len(self._prompts) or key[1] >= self._num_samples:
+            raise _broken(f"tokens came for sample {key}, which was not asked for")
+        growing = self._growing.setdefault(key, _Growing(record))
+        if growing.record != record:
+            return None
+        if growing.done is not None:
+            raise _broken(f"tokens came for sample {key}, which had finished")
         if delta.position != len(growing.tokens) or len(delta.logprobs) != len(delta.token_ids):
             raise _broken(
                 f"sample {key} has {len(growing.tokens)} tokens; {len(delta.token_ids)} tokens "

@@ -4,13 +4,16 @@ Theory of operation. The rollout core says how much of a delta is new; the recor
 deltas are *pending* until they are *sealed* into frames numbered 1, 2, 3, ...; a sealed frame never
 changes, so any number of readers replay the same stream from any cursor. It is in the record's file
 before a reader gets it: when the manager is killed, its successor takes the frames from there, and
-samples go on from the positions that they have. The last frame carries the result. Generation does
+samples go on from the positions that they have. Where the file is lost, too, another record begins.
+Its draws may differ, so each record has a number of its own in its cursors, and a reader that comes
+with a cursor of another record gets every frame. The last frame carries the result. Generation does
 not depend on readers, of which there may be none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from array import array
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +21,14 @@ from typing import Final
 
 import xxhash
 
+from plexclient.samples import FRAME_BITS
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.engines.base import extend_spans
 from plexsvc.rollout.recordfiles import Entry, RecordFile
+
+RECORD_BITS: Final = 28
+"""With a frame's bits, a cursor is a number that every language counts exactly."""
 
 FRAME_BYTES: Final = 1 << 20
 """A frame is closed at this size; far below the largest gRPC message."""
@@ -69,12 +76,14 @@ class OperationRecord:
         self.operation = operation
         self.frames = [entry.frame for entry in kept]
         """Serialised."""
+        self._start = (1 + secrets.randbelow((1 << RECORD_BITS) - 1)) << FRAME_BITS
         self.result: operations_pb2.OperationResult | None = None
         self.nbytes = sum(map(len, self.frames))
         self.generated = 0
         self._file, self._kept = file, kept
         for frame in map(operations_pb2.GenerateFrame.FromString, self.frames):
             self.generated += sum(len(delta.token_ids) for delta in frame.deltas)
+            self._start = frame.cursor >> FRAME_BITS << FRAME_BITS
             if frame.HasField("result"):
                 self.result = frame.result
         self.dirty = asyncio.Event()
@@ -120,16 +129,14 @@ class OperationRecord:
         taken, self._pending = self._pending, []
         spans = _new_spans(taken)
         for deltas in _cut(taken):
-            frame = operations_pb2.GenerateFrame(cursor=len(self.frames) + 1, deltas=deltas)
-            self._add(frame, spans=spans)
+            self._add(operations_pb2.GenerateFrame(deltas=deltas), spans=spans)
             spans = b""
 
     def finish(self, result: operations_pb2.OperationResult) -> None:
         """Seal what is pending and end the stream with `result`."""
         self.seal()
         self.result = result
-        last = operations_pb2.GenerateFrame(cursor=len(self.frames) + 1, result=result)
-        self._add(last)
+        self._add(operations_pb2.GenerateFrame(result=result))
 
     def discard(self) -> None:
         """Delete what a successor would read."""
@@ -137,8 +144,13 @@ class OperationRecord:
             self._file.remove()
 
     async def read(self, after_cursor: int) -> AsyncGenerator[bytes]:
-        """Yield the frames after `after_cursor`, then live, up to the one with the result."""
-        at = min(after_cursor, len(self.frames))
+        """Yield the frames after `after_cursor`, then live, up to the one with the result.
+
+        All of them, if the cursor is none of this record's.
+        """
+        at = after_cursor - self._start
+        if not 0 <= at <= len(self.frames):
+            at = 0
         while True:
             while at < len(self.frames):
                 frame = self.frames[at]
@@ -200,6 +212,7 @@ class OperationRecord:
         return sample.pending
 
     def _add(self, frame: operations_pb2.GenerateFrame, *, spans: bytes = b"") -> None:
+        frame.cursor = self._start + len(self.frames) + 1
         data = frame.SerializeToString()
         if self._file is not None:
             self._file.append(Entry(data, spans))

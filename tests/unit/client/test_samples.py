@@ -7,7 +7,7 @@ import pytest
 
 from plexclient import sampling
 from plexclient.errors import PlexError
-from plexclient.samples import TokenRecord, spans_of_tokens
+from plexclient.samples import FRAME_BITS, TokenRecord, spans_of_tokens
 from plexclient.wire.v1 import operations_pb2
 
 SamplingParams = operations_pb2.SamplingParams
@@ -75,6 +75,16 @@ def test_frames_that_come_again_add_nothing() -> None:
     record.add(frame(2, delta(2, [3], done=True)))
     record.add(last(3))
     assert record.samples()[0].tokens == [1, 2, 3]
+
+
+def test_another_record_keeps_what_had_finished_and_begins_the_rest_anew() -> None:
+    record, other = TokenRecord([[9]], sampling=SamplingParams(n=2)), 7 << FRAME_BITS
+    record.add(frame(1, delta(0, [1, 2], done=True), delta(0, [5, 6], sample=1)))
+    news = record.add(frame(other + 1, delta(0, [3]), delta(0, [7], sample=1)))
+    assert [(new.sample_index, new.position, new.tokens) for new in news] == [(1, 0, [7])]
+    record.add(frame(other + 2, delta(1, [4], done=True), delta(1, [8], sample=1, done=True)))
+    record.add(last(other + 3))
+    assert [sample.tokens for sample in record.samples()] == [[1, 2], [7, 8]]
 
 
 def test_text_is_decoded_when_the_sample_is_finished() -> None:

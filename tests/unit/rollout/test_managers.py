@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from plexclient.samples import TokenRecord
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.recordfiles import RecordFile
 from tests.fakes.fake_instances import start_instance
 from tests.rigs.rollout_bench import APPLIED, Bench, bench
 from tests.rigs.rollout_requests import collect
@@ -62,6 +64,30 @@ async def test_a_successor_goes_on_from_the_tokens_that_readers_were_given() -> 
         }
         assert all(one.versions == [4] * 12 for one in answers.values())
         assert (await b.execute(b.generate())).weight_version == 4
+
+
+async def test_a_record_that_is_lost_begins_anew_and_its_reader_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RecordFile, "append", lambda *_: None)
+    async with bench(held=True) as b:
+        operation = b.generate(seed=3)
+        prompts = [list(prompt.token_ids) for prompt in operation.generate.prompts]
+        reader = TokenRecord(prompts, sampling=operation.generate.sampling)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(3)
+            for frame in await frames_until(b, operation):
+                reader.add(parse(frame))
+            await b.kill_manager()
+            b.instances[0].engine.release()
+        assert running.result().state == APPLIED
+        for rest in await b.frames(operation.operation_id, after=reader.cursor):
+            reader.add(rest)
+        answers = await b.answers(operation)
+        assert [one.tokens for one in reader.samples()] == [
+            answers[key].tokens for key in sorted(answers)
+        ]
 
 
 async def test_a_generate_that_had_ended_is_answered_from_its_record() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plexclient.samples import FRAME_BITS
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.ids import VersionId
 from plexsvc.rollout.engines.base import FINISH_ABORT, FINISH_LENGTH, extend_spans
@@ -18,6 +19,12 @@ TOKENS = list(range(100, 140))
 
 def frames_of(made: OperationRecord) -> list[operations_pb2.GenerateFrame]:
     return [operations_pb2.GenerateFrame.FromString(frame) for frame in made.frames]
+
+
+def numbers_of(frames: list[operations_pb2.GenerateFrame]) -> list[int]:
+    """Return the numbers of a record's frames, which all name one record."""
+    assert len({frame.cursor >> FRAME_BITS for frame in frames}) == 1
+    return [frame.cursor % (1 << FRAME_BITS) for frame in frames]
 
 
 def record(*, generated: int = 0, samples: int = 1) -> OperationRecord:
@@ -117,7 +124,7 @@ def test_a_frame_is_cut_before_it_grows_too_large() -> None:
         add(made, many)
     made.seal()
     assert [len(frame.deltas) for frame in frames_of(made)] == [1, 1, 1]
-    assert [frame.cursor for frame in frames_of(made)] == [1, 2, 3]
+    assert numbers_of(frames_of(made)) == [1, 2, 3]
 
 
 async def test_a_reader_that_comes_late_or_never_changes_nothing() -> None:
@@ -127,7 +134,17 @@ async def test_a_reader_that_comes_late_or_never_changes_nothing() -> None:
     add(made, delta(3, 4, finish=FINISH_LENGTH))
     made.finish(operations_pb2.OperationResult(weight_version=9))
     frames = [operations_pb2.GenerateFrame.FromString(frame) async for frame in made.read(0)]
-    assert [frame.cursor for frame in frames] == [1, 2, 3]
-    assert [frame async for frame in made.read(2)] == made.frames[2:]
-    assert [frame async for frame in made.read(99)] == []
+    assert numbers_of(frames) == [1, 2, 3]
+    assert [frame async for frame in made.read(frames[1].cursor)] == made.frames[2:]
+    assert [frame async for frame in made.read(frames[2].cursor)] == []
     assert made.nbytes == sum(frame.ByteSize() for frame in frames)
+
+
+async def test_a_reader_of_another_record_gets_every_frame() -> None:
+    lost, made = record(), record()
+    for one in (lost, made):
+        add(one, delta(0, 3))
+        one.seal()
+        add(one, delta(3, 4, finish=FINISH_LENGTH))
+        one.finish(operations_pb2.OperationResult())
+    assert [frame async for frame in made.read(frames_of(lost)[1].cursor)] == made.frames
