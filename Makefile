@@ -12,7 +12,7 @@ SEED ?= 22
 
 setup: $(VENV)/.installed-$(ENGINES)
 
-# What tests start as others run it, each in an environment of its own: ray, tinker.
+# What tests start as others run it, each in an environment of its own: ray, tinker, kubernetes.
 $(VENV)/%/.installed: requirements/%.txt | setup
 	$(PYTHON) -m venv $(VENV)/$*
 	$(VENV)/$*/bin/pip install -qq --no-deps -r requirements/$*.txt
@@ -46,7 +46,7 @@ demo: setup
 	$(BIN)/plexctl demo $(DEMO)
 
 # Two processes share the files out, because most tests wait. What failed leaves its logs in the directory.
-test: setup $(VENV)/ray/.installed $(VENV)/tinker/.installed $(OLDER_SDKS) browser
+test: setup $(VENV)/ray/.installed $(VENV)/kubernetes/.installed $(VENV)/tinker/.installed $(OLDER_SDKS) browser
 	logs=$$(mktemp -d /tmp/plexXXXX) && \
 		$(BIN)/python -m pytest --run-slow -n 2 --dist loadfile --basetemp $$logs $(PYTEST) && rm -rf $$logs
 
