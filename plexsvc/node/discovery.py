@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from plexsvc.node.config import DeviceConfig
@@ -18,6 +19,8 @@ SHARED_ROLLOUT_SHARE: Final = 0.4
 """Parts of the only GPU of a machine, which trains and generates."""
 
 GRANULE: Final = 2 << 20
+_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+"""Only a container, which sees its own control group as the root, has it there."""
 
 
 def on_gpus(gpus: Sequence[Gpu], *, kind: str = "") -> tuple[DeviceConfig, ...]:
@@ -38,9 +41,11 @@ def on_gpus(gpus: Sequence[Gpu], *, kind: str = "") -> tuple[DeviceConfig, ...]:
     return (*trains, *(_device("rollout", gpu, share=ROLLOUT_SHARE) for gpu in gpus[half:]))
 
 
-def half_of_memory() -> int:
-    """Return half of the bytes of this host's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+def half_of_memory(limit: Path = _LIMIT) -> int:
+    """Return half of the bytes of this host's memory, or of what this container may take of it."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return min(whole, int(allowed) if allowed != "max" else whole) // 2
 
 
 def _device(kind: str, gpu: Gpu, *, share: float) -> DeviceConfig:
