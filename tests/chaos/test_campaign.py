@@ -4,8 +4,10 @@ Two jobs that share a device train, save, load, publish, generate and score on f
 hits one operation of one of them at a drawn instant; the next one comes when that is answered. So
 each run of the jobs meets many faults, and ends as the undisturbed one did.
 
-`PLEX_CHAOS_FAULTS` says how many faults there are, `PLEX_CHAOS_SEED` which. Beside that the service
-is killed again and again, at moments that have nothing to do with operations: `PLEX_CHAOS_KILLS`.
+`PLEX_CHAOS_FAULTS` says how many faults there are, `PLEX_CHAOS_SEED` draws. Of the faults that may
+hit an operation one comes that has hit least, in earlier campaigns too if `PLEX_CHAOS_HITS` names a
+file: it gets the hits of runs that ended well. Beside that the service is killed again and again,
+at moments that have nothing to do with operations: `PLEX_CHAOS_KILLS`.
 """
 
 from __future__ import annotations
@@ -40,9 +42,7 @@ from plexclient.wire.v1 import (
 from plexsvc.rpc.channels import open_blocking_channel
 from tests.rigs.chaos_kinds import (
     ENDS,
-    EXCLUDED,
     KINDS,
-    MOMENTS,
     ON_DEVICE,
     ONLY_ON,
     REBUILT,
@@ -50,10 +50,13 @@ from tests.rigs.chaos_kinds import (
     Fault,
     Router,
     Victims,
-    drawn,
+    cells,
     free_address,
     pause,
+    read_hits,
     show,
+    table,
+    write_hits,
 )
 from tests.rigs.chaos_proxy import Faults as Line
 from tests.rigs.chaos_proxy import running_proxy
@@ -77,13 +80,16 @@ LIVES_S: Final = 5.0
 """At most so long it then serves."""
 ONLY: Final = os.environ.get("PLEX_CHAOS_KINDS", "")  # noqa: TID251 - of `make chaos`
 """What the names of the kinds begin with, if not of all."""
+HITS: Final = os.environ.get("PLEX_CHAOS_HITS", "")  # noqa: TID251 - of `make chaos`
+"""A file of what campaigns hit so far."""
 FEW: Final = 6
 """Faults in `make test`."""
 BOOT_S: Final = 6.0
 """Within which a service that takes over is hit."""
 ANSWERED_S: Final = 300.0
 MAX_INSTANCES: Final = 2
-"""Of a run: a deployment whose instances break more often ends."""
+INSTANCES_S: Final = 620.0
+"""So many in so long: a deployment whose instances break more often ends."""
 
 pytestmark = [
     pytest.mark.process,
@@ -110,15 +116,20 @@ class Storm:
     cluster: Cluster
     dice: random.Random
     due: list[Fault]
+    """Those that may come."""
     most: int
     """Faults that hit, all in all."""
     loops: dict[str, Loop] = field(default_factory=dict)
     hits: Counter[Fault] = field(default_factory=Counter)
-    missed: Counter[Fault] = field(default_factory=Counter)
+    """Those of earlier campaigns too."""
+    count: int = 0
+    """Faults that hit in this one."""
+    late: int = 0
+    """Faults that would have come after their operation."""
     usual_s: dict[str, float] = field(default_factory=dict)
     """How long each operation took undisturbed."""
-    instances: Counter[str] = field(default_factory=Counter)
-    """Those hit in this run, by job."""
+    instances: dict[str, list[float]] = field(default_factory=dict)
+    """When instances were hit in this run, by job."""
     one: threading.Lock = field(default_factory=threading.Lock)
     last: Loop | None = None
     """The job that was hit last."""
@@ -128,7 +139,7 @@ class Storm:
     def at(self, loop: Loop, moment: str, start: Start) -> Any:
         """Run an operation, and have a fault that is due hit it; return its result."""
         begun = time.monotonic()
-        if not self.due or self.hits.total() == self.most:
+        if not self.due or self.count == self.most:
             result = answer(start())
             self.usual_s.setdefault(moment, time.monotonic() - begun)
             return result
@@ -145,10 +156,10 @@ class Storm:
                 future = start()
                 is_hit = self._strike(fault, moment, future, loop, victims)
             result = answer(future)
-            (self.hits if is_hit else self.missed)[fault] += 1
-            if is_hit:
-                self.due.remove(fault)
-                self.instances[loop.name] += fault.kind.startswith("instance")
+            self.hits[fault] += is_hit
+            self.count, self.late = self.count + is_hit, self.late + (not is_hit)
+            if is_hit and fault.kind.startswith("instance"):
+                self.instances.setdefault(loop.name, []).append(time.monotonic())
             show(f"  {'hit' if is_hit else 'missed'}: {time.monotonic() - begun:.1f} s")
             return result
         finally:
@@ -159,8 +170,9 @@ class Storm:
         if moment in ON_DEVICE and self._is_away(loop):
             moments.add("mid-switch")
         fits = [f for f in self.due if f.moment in moments and self._may(f.kind, loop)]
-        switches = [fault for fault in fits if fault.moment == "mid-switch"]
-        return self.dice.choice(switches or fits) if fits else None
+        self.dice.shuffle(fits)
+        # A switch to hit is rarer than anything else.
+        return min(fits, key=lambda f: (self.hits[f], f.moment != "mid-switch"), default=None)
 
     def _is_away(self, loop: Loop, *, has_device: bool = False) -> bool:
         """Return whether a job's state is in host memory, and nobody has the device, or the job."""
@@ -173,7 +185,8 @@ class Storm:
 
     def _may(self, kind: str, loop: Loop) -> bool:
         if kind.startswith("instance"):
-            return self.instances[loop.name] < MAX_INSTANCES
+            since = time.monotonic() - INSTANCES_S
+            return sum(at > since for at in self.instances.get(loop.name, [])) < MAX_INSTANCES
         if kind.startswith(("line", "router")):
             return loop.name == APART
         if kind.startswith(REBUILT):
@@ -245,20 +258,6 @@ class Storm:
             pause(self.dice.uniform(0, 0.5))
         if takes_over:
             arrive(service)
-
-    def table(self) -> str:
-        """Return how often each kind hit at each moment."""
-        kinds = [kind for kind in KINDS if any(fault.kind == kind for fault in self.hits)]
-        lines = [" " * 22 + " ".join(f"{moment:>12}" for moment in MOMENTS)]
-        for kind in kinds:
-            cells = [
-                "-" if (kind, moment) in EXCLUDED else str(self.hits[Fault(kind, moment)])
-                for moment in MOMENTS
-            ]
-            lines.append(f"{kind:22}" + " ".join(f"{cell:>12}" for cell in cells))
-        return "\n".join(
-            [*lines, f"{self.hits.total()} faults, {self.missed.total()} came too late"]
-        )
 
 
 def arrive(service: Service) -> None:
@@ -451,12 +450,15 @@ def test_two_jobs_end_as_if_nothing_had_happened(
         if not FAULTS:  # that a proxy hangs while it starts is found after a minute
             left_out |= {"rewards stopped"}
         kinds = [kind for kind in KINDS if kind not in left_out and kind.startswith(ONLY)]
-        storm.due = drawn(dice, FAULTS or 3 * FEW, kinds=kinds)
-        show(f"\nseed {SEED}, {len(storm.due)} faults on {database}, without {sorted(left_out)}")
-        while storm.hits.total() < storm.most:
+        storm.due = cells(kinds)
+        storm.hits.update(read_hits(Path(HITS)) if HITS else {})
+        show(f"\nseed {SEED}, {storm.most} faults on {database}, without {sorted(left_out)}")
+        while storm.count < storm.most:
             assert run(storm, tiny_model, cycles=cycles) == expected
             check_what_is_left(storm)
-            show(storm.table())
+            show(f"{table(storm.hits)}\n{storm.count} faults hit, {storm.late} came too late")
+            if HITS:
+                write_hits(Path(HITS), storm.hits)
             if not FAULTS:
                 break
         if FAULTS and not ONLY:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -266,15 +265,38 @@ class Fault:
     moment: str
 
 
-def drawn(dice: random.Random, count: int, *, kinds: Sequence[str]) -> list[Fault]:
-    """Return `count` faults: each kind at each moment as often as the others, give or take one."""
-    cells = [
+def cells(kinds: Sequence[str]) -> list[Fault]:
+    """Return each of these kinds at each moment at which it can hit."""
+    return [
         Fault(kind, moment)
         for kind in kinds
         for moment in MOMENTS
         if (kind, moment) not in EXCLUDED
     ]
-    faults = list[Fault]()
-    while len(faults) < count:
-        faults += dice.sample(cells, k=len(cells))
-    return faults[:count]
+
+
+def table(hits: Mapping[Fault, int]) -> str:
+    """Return how often each kind hit at each moment."""
+    kinds = [kind for kind in KINDS if any(fault.kind == kind for fault in hits)]
+    lines = [" " * 22 + " ".join(f"{moment:>12}" for moment in MOMENTS)]
+    for kind in kinds:
+        row = [
+            "-" if (kind, moment) in EXCLUDED else str(hits.get(Fault(kind, moment), 0))
+            for moment in MOMENTS
+        ]
+        lines.append(f"{kind:22}" + " ".join(f"{cell:>12}" for cell in row))
+    return "\n".join(lines)
+
+
+def read_hits(path: Path) -> dict[Fault, int]:
+    """Return what earlier campaigns hit: a line each of a count, a kind and a moment."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    parts = [line.split(",") for line in lines]
+    return {Fault(kind, moment): int(count) for count, kind, moment in parts}
+
+
+def write_hits(path: Path, hits: Mapping[Fault, int]) -> None:
+    """Keep what campaigns hit."""
+    path.write_text(
+        "".join(f"{n},{one.kind},{one.moment}\n" for one, n in sorted(hits.items(), key=str))
+    )
