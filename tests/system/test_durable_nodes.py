@@ -167,3 +167,29 @@ def test_the_second_copy_follows_each_step(cluster: InnerCluster, tiny_model: Pa
         for call in three_steps(actor)[:3]:
             call().result()
         assert "can be rebuilt from its state after seq" in str(durable(cluster))
+
+
+def test_one_rebuilt_on_the_node_of_its_second_copy_outlives_that_too_without_a_step(
+    cluster: InnerCluster, tiny_model: Path, undisturbed: Outcome
+) -> None:
+    """The first node comes back and copies what is on the other one; then that one is killed."""
+
+    def disturb(number: int) -> None:
+        if number != 4:
+            return
+        wait_until(lambda: durable(cluster).second_seq == 3, what="the second copy is whole")
+        for _ in range(2):
+            kill_home(cluster)
+            wait_until(has_two_copies, what="there is a second copy", timeout_s=60)
+
+    def has_two_copies() -> bool:
+        return durable(cluster).second_seq == 3 and not durable(cluster).is_lost
+
+    assert trained(cluster, tiny_model, durability="step", disturb=disturb) == undisturbed
+
+
+def kill_home(cluster: InnerCluster) -> None:
+    """Kill the node that a deployment is on; return when it is on another."""
+    home = home_of(cluster)
+    kill_node(cluster, home)
+    wait_until(lambda: home_of(cluster) != home, what="it is elsewhere", timeout_s=60)

@@ -139,6 +139,7 @@ class KeepState:
 
     wpg_id: WpgId
     seq: int
+    """0: there is a copy, and another node is to have one, too."""
     lease_no: int
     beside: NodeId | None = None
     """Which other node keeps a second copy; None: none has room for it."""

@@ -59,6 +59,8 @@ def handlers(reach: Reach) -> list[Handler[Any]]:
 def keep(reach: Reach, action: KeepState) -> Work:
     """Copy the state that an operation left; those that write weights wait from here on."""
     record = reach.registry.by_wpg[action.wpg_id]
+    if not action.seq:
+        return _keep_beside(reach, action, record=record)
     _of(record).copied.clear()
     return _keep(reach, action, record=record)
 
@@ -92,6 +94,27 @@ async def _keep(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
         group.create_task(_keep_second(reach, action, record=record, published=published))
         if is_due:
             group.create_task(checkpoints.write(reach, record))
+
+
+async def _keep_beside(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
+    """Have another node copy what there is one copy of: its node, or that of the other, was lost.
+
+    The weights of a model need no copy, only what ran since.
+    """
+    durable = _of(record)
+    await durable.copied.wait()
+    if durable.second is not None and not await _is_there(reach, durable.second):
+        before, gone = durable.second, durable.lose_second("its node was lost")
+        await _changed(reach, record, gone=gone, before=before)
+    if durable.second_seq is not None or durable.is_over:
+        return
+    if durable.copy is not None:
+        await _keep_second(reach, action, record=record, published=durable.copy)
+        return
+    durable.second_seq = 0
+    await _changed(reach, record, gone=(), before=None)
+    for done in list(durable.since.values()):
+        await _send_inputs(reach, done.held, record)
 
 
 async def _keep_second(

@@ -49,6 +49,13 @@ def join(devices: Devices, event: NodeJoined) -> None:
         )
         if node_id in placement.cordoned:
             planner.board.cordon(name)
+    _keep_copies(devices)
+
+
+def _keep_copies(devices: Devices) -> None:
+    """Have a node that takes work again copy what there is one copy of."""
+    for deployment in devices.deployments.values():
+        rebuilding.keep_beside(devices, deployment)
 
 
 def lose(devices: Devices, event: NodeLost) -> None:
@@ -59,6 +66,9 @@ def lose(devices: Devices, event: NodeLost) -> None:
     node_id = event.node_id
     devices.placement.nodes.pop(node_id, None)
     _close(devices, node_id)
+    for deployment in devices.deployments.values():
+        if deployment.kept_on == node_id:
+            deployment.kept_on = None
     fault = Fault(
         code=ErrorCode.NODE_LOST,
         message=f"node {node_id} is lost: {event.reason}; its processes are dead"
@@ -101,6 +111,7 @@ def uncordon(devices: Devices, event: NodeUncordoned) -> None:
         for planner in devices.placement.planning.planners.values():
             for unit_id in planner.board.rooms.of_host(event.node_id):
                 planner.open(unit_id)
+        _keep_copies(devices)
 
 
 def _close(devices: Devices, node_id: NodeId) -> None:

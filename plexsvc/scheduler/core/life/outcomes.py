@@ -235,7 +235,8 @@ def _initialized(
     endings.answer(devices.queues, operation, run_us=event.run_us)
     if devices.is_current(wpg):
         deployment = devices.deployments[wpg.deployment_id]
-        deployment.state, deployment.lost, deployment.lost_us = DeploymentState.READY, None, 0
+        deployment.state = DeploymentState.READY
+        rebuilding.rebuilt(devices, deployment)
         deployments.announce(devices, deployment)
 
 

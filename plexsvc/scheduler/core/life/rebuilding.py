@@ -6,7 +6,8 @@ number back, and comes again from its client; the rest keeps its place and waits
 what was staged on a lost node. The WPG is stopped and forgotten. Then a new one comes up at the
 same places, or waits for others where a node is lost (`go_on`). Its `Initialize` reads the copy,
 that of another node if need be, and runs again what was applied since (`orders/durable.py`); with
-that the deployment goes on.
+that the deployment goes on. Where it is now on the node of its only copy, another one copies that,
+or the next that joins or is opened (`keep_beside`).
 
 One that is starting is started again when its processes are killed: its copy is the model.
 
@@ -121,6 +122,25 @@ def applied(devices: Devices, wpg: Wpg, operation: Operation) -> None:
                 beside=deployment.kept_on,
             )
         )
+
+
+def rebuilt(devices: Devices, deployment: Deployment) -> None:
+    """Note that a deployment's processes have its state again."""
+    was_lost, deployment.lost, deployment.lost_us = deployment.lost is not None, None, 0
+    if was_lost:
+        keep_beside(devices, deployment)
+
+
+def keep_beside(devices: Devices, deployment: Deployment) -> None:
+    """Have another node copy the last copy, where none does and one has room."""
+    wpg = devices.wpg_of(deployment)
+    is_whole = deployment.state is DeploymentState.READY and deployment.lost is None
+    if wpg is None or not deployment.is_durable or not is_whole:
+        return
+    home = _second_home(devices.placement, deployment, wpg)
+    if home not in {None, deployment.kept_on}:
+        deployment.kept_on = home
+        devices.emit(KeepState(wpg_id=wpg.wpg_id, seq=0, lease_no=wpg.lease_no, beside=home))
 
 
 def _second_home(placement: Placement, deployment: Deployment, wpg: Wpg) -> NodeId | None:

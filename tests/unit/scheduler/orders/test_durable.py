@@ -11,7 +11,7 @@ import pytest
 
 from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId
+from plexsvc.ids import DeploymentId, NodeId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeCordoned, NodeUncordoned
 from plexsvc.scheduler.ledger.durable import Durable
@@ -238,6 +238,33 @@ async def test_results_on_a_lost_node_are_read_elsewhere_unless_no_copy_came_to_
     assert "node-1" in now.node_ids
     is_dropped = b"wpg-1-2" in pair.behaviour.dropped
     assert is_dropped == (is_copied and not steps), "only what nobody will read"
+
+
+@pytest.mark.parametrize("is_copied", [True, False], ids=["copy", "model"])
+async def test_one_rebuilt_on_its_second_copy_s_node_outlives_that_without_a_step(
+    tmp_path: Path, *, is_copied: bool
+) -> None:
+    config = SchedulerConfig(node_lease_us=2_000_000, connect_retry_us=10_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}] * 3, config=config) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1", durable=True)
+        durable, third = of(rig), NodeId("node-2")
+        rig.driver.post(NodeCordoned(node_id=third))
+        if not is_copied:  # beside the first copy there are the weights of its model
+            rig.behaviour.publish_errors += [None, no_room()]
+        await rig.run("job-1", "step")
+        await until(lambda: durable.seq == 1 and not durable.is_sending)
+        assert durable.second_seq == is_copied
+        await rig.agents[0].stop()
+        await until(lambda: durable.pause is not None and not durable.is_lost)
+        rig.behaviour.publish_errors.clear()
+        assert durable.second_seq is None
+        rig.driver.post(NodeUncordoned(node_id=third))
+        await until(lambda: durable.second_seq == is_copied)
+        await rig.agents[1].stop()
+        assert (await insist(rig, rig.operation("job-1", "step"))).state == ANSWERED
+        replayed = [] if is_copied else [("step", 1)]
+        assert ran_on(rig, "wpg-1-3") == [("initialize", 0), *replayed, ("step", 2)]
 
 
 @pytest.mark.parametrize("is_home", [True, False], ids=["home", "copy"])

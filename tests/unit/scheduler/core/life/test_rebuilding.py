@@ -324,6 +324,38 @@ def test_another_node_keeps_a_second_copy_if_it_has_room(world: FakeWorld) -> No
     assert kept_on() == "n3"
 
 
+def beside(actions: list[Action]) -> list[tuple[int, NodeId | None]]:
+    return [(action.seq, action.beside) for action in actions if isinstance(action, KeepState)]
+
+
+def test_one_rebuilt_on_the_node_of_its_second_copy_gets_another_at_once(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1)
+    world.drain()
+    world.join("n2")
+    lose_node(world, "n0")
+    world.report_next(StopWpg)
+    world.report_next(ForgetWpg)
+    assert world.places() == ["n1:0"]
+    world.report_next(SpawnWpg)
+    (order,) = (one for one in world.orders if isinstance(one, StartOperation))
+    assert beside(world.report(order)) == [(0, "n2")]
+
+
+def test_one_whose_other_node_was_lost_gets_a_second_copy_when_one_joins(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1)
+    world.drain()
+    lose_node(world, "n1")
+    world.log.clear()
+    world.join("n2", host_bytes=1)
+    assert beside(world.log) == []
+    world.join("n1")
+    world.join("n3")
+    assert beside(world.log) == [(0, "n1")], "one is enough"
+    died(world)
+    world.drain()
+    assert beside(world.log) == [(0, "n1")], "it is still there"
+
+
 def test_a_job_that_ends_meanwhile_leaves_nothing(world: FakeWorld) -> None:
     world.die(A)
     world.end("a")
