@@ -45,6 +45,7 @@ from plexsvc.rollout.links import (
 )
 from plexsvc.rollout.spot import Pools
 from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.keys import ClusterKeys
 
 log = Log(__name__)
@@ -413,12 +414,12 @@ class Managers(Pools):
 
         An instance that keeps it from that for `SILENT_US` does not come back by itself.
         """
-        begun_us, reported = self._clock.monotonic_us(), set[str]()
+        begun_us, reported, told = self._clock.monotonic_us(), set[str](), ""
         while not deployment.is_gone and deployment.link.incarnation == incarnation:
             try:
                 reply = await deployment.link.worker.Execute(restoring(deployment))
             except grpc.aio.AioRpcError as error:
-                log.warning("rollout deployment not restored yet", error=error)
+                because = error_from(error)
             else:
                 if not reply.result.HasField("error"):
                     async with asyncio.TaskGroup() as group:
@@ -429,13 +430,15 @@ class Managers(Pools):
                     await deployment.tell_again()
                     return
                 because = from_wire(reply.result.error)
-                log.warning("rollout deployment not restored yet", error=because)
                 address = str(because.facts.get("instance", ""))
                 is_late = self._clock.monotonic_us() - begun_us > SILENT_US
                 is_known = address in deployment.addresses and address not in reported
                 if is_late and is_known and self._report is not None:
                     reported.add(address)
                     self._report(deployment.wpg_id, address, because.message)
+            if because.message != told:
+                told = because.message
+                log.warning("rollout deployment not restored yet", error=because)
             await self._clock.sleep(RETRY_US)
 
     async def _restore_other(self, deployment: LedDeployment, address: str, *, kind: str) -> None:
