@@ -209,7 +209,8 @@ class Storm:
                 victims[module] = next(iter(running(f"plexsvc.{module}.main", below=pid)), 0)
             with suppress(KeyError):
                 ids = [one.deployment_id for one in (loop.actor, loop.rollout) if one is not None]
-                victims["rank"], victims["instance"] = rank_processes(live, ids)
+                up = rank_processes(live, ids, are_up=True)  # a start that hangs has minutes
+                victims["rank"], victims["instance"] = up
                 return all(victims.values())
             return False
 

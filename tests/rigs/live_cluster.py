@@ -316,8 +316,12 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=5)
 
 
-def rank_processes(cluster: LiveCluster, deployment_ids: list[str]) -> list[int]:
-    """Return the pids of the deployments' ranks, in the order of the ids."""
+def rank_processes(
+    cluster: LiveCluster, deployment_ids: list[str], *, are_up: bool = False
+) -> list[int]:
+    """Return the pids of the deployments' ranks, in the order of the ids; those that start, too,
+    unless they must be up.
+    """
     status = cluster.status()
     wpg_of = {d.deployment_id: d.wpg_id for d in status.deployments}
     procs: dict[str, list[int]] = {}
@@ -326,7 +330,7 @@ def rank_processes(cluster: LiveCluster, deployment_ids: list[str]) -> list[int]
             reply = node_pb2_grpc.NodeStub(channel).Describe(
                 node_pb2.NodeDescribeRequest(), timeout=60
             )
-        for proc in reply.procs:
+        for proc in [one for one in reply.procs if one.address or not are_up]:
             procs.setdefault(proc.wpg_id, []).append(proc.pid)
     return [pid for deployment in deployment_ids for pid in procs[wpg_of[deployment]]]
 
