@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from plexsvc.node.agent_process import AgentProcess
 log = Log(__name__)
 
 START_S: Final = 60.0
+YOUNG_S: Final = 10.0
+"""How long a process serves before others may find that it hangs: they have to reach it first."""
 STOP_S: Final = 5.0
 PAUSE_US: Final = 500_000
 """Between the death of a process and its successor."""
@@ -35,6 +38,8 @@ class ServiceProcess:
         self._log_path = logs / f"{name}.log"
         self._process: AgentProcess | None = None
         self._is_starting = False
+        self._served_s = 0.0
+        """When it began to serve."""
 
     async def start(self) -> str:
         """Start the process; return its address when it serves.
@@ -53,6 +58,7 @@ class ServiceProcess:
             said = await process.announcement(f"the {self._name}", timeout_s=START_S)
         finally:
             self._is_starting = False
+        self._served_s = asyncio.get_running_loop().time()
         return str(said["address"])
 
     async def start_or_be_replaced(self) -> str:
@@ -77,7 +83,8 @@ class ServiceProcess:
 
     def kill(self) -> None:
         """Kill the process, which `replace` then starts again; one that starts has `START_S`."""
-        if self._process is not None and not self._is_starting:
+        is_young = asyncio.get_running_loop().time() - self._served_s < YOUNG_S
+        if self._process is not None and not self._is_starting and not is_young:
             self._process.kill()
 
     async def stop(self) -> None:

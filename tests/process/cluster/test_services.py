@@ -54,3 +54,23 @@ async def test_what_hangs_as_it_starts_is_replaced(process: Noted) -> None:
         await process.serves.wait()
         replacing.cancel()
     await process.stop()
+
+
+async def test_one_that_has_just_come_up_is_not_taken_for_one_that_hangs(
+    process: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        starting = tasks.create_task(process.start_or_be_replaced())
+        replacing = tasks.create_task(process.replace(SystemClock()))
+        await starting
+        await process.serves.wait()
+        process.serves.clear()
+        process.kill()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):
+                await process.serves.wait()
+        monkeypatch.setattr(services, "YOUNG_S", 0.0)
+        process.kill()
+        await process.serves.wait()
+        replacing.cancel()
+    await process.stop()
