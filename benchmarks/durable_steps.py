@@ -1,16 +1,18 @@
 """Cost of `durability="step"`, and the pause of a job whose rank is killed.
 
-    python -m benchmarks.durable_steps [--steps 8] [--kills 4]
+    python -m benchmarks.durable_steps [--rounds 4] [--kills 4]
 
-Two actors of one model (about 0.3 GB of parameters and moments) train on devices of their own, one
-step each in turn: one durable, one not. `step_s` is the median time of two passes and the step that
-follows them, `cost` by how much longer the durable one's is. The state is copied beside the passes
-of the next step, so this also holds what the copy takes of the processors.
+Two actors of one model (about 0.3 GB of parameters and moments) train on devices of their own, in
+turn: one durable, one not. `step_s` is the median time of two passes and the step that follows
+them, `cost` by how much longer the durable one's is. The state is copied beside the passes of the
+next step: so each actor takes a few steps in a row, of which the first does not count, and `cost`
+also holds what the copy takes of the processors. That is measured on one node, and again beside
+another one, which copies each copy: `copies` is how many there were of the last step.
 
-Then a rank of the durable one is killed, after a step and after two passes, which are run again.
-`pause_s` is the time from the signal until the next operation has its answer, less what that takes
-otherwise; the parts are those that `plexctl explain` tells, without the time until the death is
-known. Medians, one JSON line each.
+Then, on the one node, a rank of the durable one is killed, after a step and after two passes, which
+are run again. `pause_s` is the time from the signal until the next operation has its answer, less
+what that takes otherwise; the parts are those that `plexctl explain` tells, without the time until
+the death is known. Medians, one JSON line each.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +41,10 @@ MODEL: Final = Shape(
 Figures = dict[str, float]
 
 DEVICE: Final = '{ kind = "train", bytes_total = 1073741824 }'
+ONE_NODE: Final = {"node": [DEVICE, DEVICE]}
+TWO_NODES: Final = {**ONE_NODE, "other": []}
+IN_A_ROW: Final = 4
+"""Steps of an actor before the other one's turn."""
 
 
 def passes(actor: plex.Actor, *, seed: int) -> None:
@@ -58,14 +64,13 @@ def step_s(actor: plex.Actor, *, seed: int) -> float:
 
 @contextmanager
 def two_actors(
-    options: dict[str, dict[str, Any]],
+    options: dict[str, dict[str, Any]], *, nodes: Mapping[str, Sequence[str]] = ONE_NODE
 ) -> Iterator[tuple[LiveCluster, dict[str, plex.Job], dict[str, plex.Actor]]]:
     """Yield a service with two jobs, by name, and their actors, deployed with these options."""
     with tempfile.TemporaryDirectory(prefix="pxd") as scratch, ExitStack() as stack:
         home = Path(scratch)
         (home / "run").mkdir()
         report(parameters=make_model(home / "model", seed=0, shape=MODEL))
-        nodes = {"node": [DEVICE, DEVICE]}
         live = stack.enter_context(start_cluster(home / "run", nodes=nodes))
         cluster = stack.enter_context(live.connect())
         jobs = {name: stack.enter_context(cluster.job(name)) for name in options}
@@ -82,14 +87,13 @@ def two_actors(
         yield live, jobs, actors
 
 
-def steps_of(actors: dict[str, plex.Actor], *, count: int) -> dict[str, list[float]]:
-    """Return how long each step of each actor took, in turn, but for the first of each."""
+def steps_of(actors: dict[str, plex.Actor], *, rounds: int) -> dict[str, list[float]]:
+    """Return how long steps of each actor took that followed one of its own."""
     took: dict[str, list[float]] = {name: [] for name in actors}
-    for seed in range(count + 1):
+    for number in range(rounds + 1):
         for name, actor in actors.items():
-            duration_s = step_s(actor, seed=seed)
-            if seed:  # the first step makes the moments
-                took[name].append(duration_s)
+            found = [step_s(actor, seed=IN_A_ROW * number + one) for one in range(IN_A_ROW)]
+            took[name] += found[1:] if number else []  # the first round makes the moments
     return took
 
 
@@ -121,23 +125,35 @@ def pauses(
     return {name: round(seconds, 2) for name, seconds in medians.items()}
 
 
+def report_cost(
+    live: LiveCluster, jobs: dict[str, plex.Job], actors: dict[str, plex.Actor], *, rounds: int
+) -> None:
+    """Measure what copies cost a step."""
+    took = steps_of(actors, rounds=rounds)
+    medians = {name: statistics.median(found) for name, found in took.items()}
+    report(
+        copies=1 + ("if its node is lost, after seq" in live.explain(jobs["step"].job_id)),
+        step_s={name: round(found, 3) for name, found in medians.items()},
+        cost=round(medians["step"] / medians["none"] - 1, 3),
+        quartiles_s={
+            name: [round(one, 3) for one in statistics.quantiles(found, n=4)]
+            for name, found in took.items()
+        },
+        load=round(os.getloadavg()[1], 1),
+    )
+
+
 def main() -> None:
     """Measure both."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--kills", type=int, default=4)
     options = parser.parse_args()
-    with two_actors({"none": {"durability": "none"}, "step": {"durability": "step"}}) as (
-        live,
-        jobs,
-        actors,
-    ):
-        took = steps_of(actors, count=options.steps)
-        medians = {name: statistics.median(found) for name, found in took.items()}
-        report(
-            step_s={name: round(found, 3) for name, found in medians.items()},
-            cost=round(medians["step"] / medians["none"] - 1, 3),
-        )
+    durabilities = {name: {"durability": name} for name in ("none", "step")}
+    with two_actors(durabilities, nodes=TWO_NODES) as (live, jobs, actors):
+        report_cost(live, jobs, actors, rounds=options.rounds)
+    with two_actors(durabilities) as (live, jobs, actors):
+        report_cost(live, jobs, actors, rounds=options.rounds)
         for name, has_passes in (("after a step", False), ("after two passes", True)):
             found = pauses(
                 live, jobs["step"], actors["step"], kills=options.kills, has_passes=has_passes

@@ -99,7 +99,9 @@ class Stream:
         """Hand answers to those who wait, until the stream is given up."""
         await self._call.initial_metadata()
         while (result := await self._call.read()) is not grpc.aio.EOF:
-            self._due.pop(result.operation_id).set_result(result)
+            due = self._due.pop(result.operation_id)
+            if not due.done():  # else its call was given up
+                due.set_result(result)
 
 
 class Service:
