@@ -24,7 +24,9 @@ class Background:
         self._ready = threading.Event()
         self._lock = threading.Lock()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="plexclient", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._main()), name="plexclient", daemon=True
+        )
         self._thread.start()
         self._ready.wait()
 
@@ -97,9 +99,6 @@ class Background:
             self._is_closed = True
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(JOIN_S)
-
-    def _run(self) -> None:
-        asyncio.run(self._main())
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -86,16 +86,11 @@ class Deployment:
     @call
     def explain(self, operation_id: bytes) -> Future[str]:
         """Return why an operation waits or what became of it, from the scheduler's own record."""
-        request = service_pb2.ExplainRequest(
-            operation_id=operation_id, job_id=self.job_session.job_id
-        )
+        session = self.job_session
+        request = service_pb2.ExplainRequest(operation_id=operation_id, job_id=session.job_id)
 
         async def ask() -> str:
-            timeout_s = self.job_session.options.rpc_timeout_s
-            reply = await self.job_session.link.unary(
-                "ExplainOperation", request, timeout_s=timeout_s
-            )
-            return str(reply.text)
+            return str((await session.short("ExplainOperation", request)).text)
 
         return self.background.start(ask)
 

@@ -125,7 +125,7 @@ class Job:
         )
 
         async def add() -> str:
-            kept = await self._call("AddProgram", request)
+            kept = await self.session.ask("AddProgram", request)
             return str(kept.version)
 
         return self.background.start(add)
@@ -237,7 +237,7 @@ class Job:
 
         async def go_on() -> Deployment:
             asked = service_pb2.GetCheckpointsRequest(name=checkpoint)
-            (found,) = (await self._call("GetCheckpoints", asked)).checkpoints
+            (found,) = (await self.session.ask("GetCheckpoints", asked)).checkpoints
             name = found.name.partition("/")[2].partition("@")[0]
             found.spec.ClearField("model_deployment_id")  # its model's path is there
             request = service_pb2.CreateDeploymentRequest(
@@ -294,7 +294,7 @@ class Job:
                 if session.clock.monotonic_s() - begun_s >= limit_s:
                     with suppress(PlexError):
                         asked = service_pb2.ExplainRequest(job_id=self.job_id)
-                        told = await self._call("ExplainOperation", asked)
+                        told = await self.session.ask("ExplainOperation", asked)
                         log.warning("%s", told.text)
                 raise
 
@@ -306,7 +306,7 @@ class Job:
 
     async def _open(self) -> None:
         if not self._is_adopted or self._request.resume_id:
-            job = await self._call("CreateJob", self._request)
+            job = await self.session.ask("CreateJob", self._request)
             if job.state in ENDED:
                 raise ended_error(self.job_id, state=job.state, reason=job.reason)
             self.session.ttl_us, self.session.controller = job.session_ttl_us, job.controller
@@ -344,19 +344,9 @@ class Job:
             controller=self.session.controller,
         )
         try:
-            await self._call("EndJob", request)
+            await self.session.ask("EndJob", request)
         except PlexError as refusal:
             if error is None and refusal.code is not ErrorCode.JOB_ENDED:
                 raise
             if error is not None:
                 error.add_note(f"job {self.job_id} could not be ended: {refusal}")
-
-    async def _call(self, method: str, request: Any) -> Any:
-        options = self.session.options
-        retry = self.session.retry(
-            f"{method} of job {self.job_id}", give_up_after_s=options.operation_timeout_s
-        )
-        return await persist(
-            lambda: self.session.link.unary(method, request, timeout_s=options.rpc_timeout_s),
-            retry=retry,
-        )

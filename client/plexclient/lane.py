@@ -146,9 +146,7 @@ class Lane:
         await ticket.sent.wait()
         while not ticket.answered.is_set():
             try:
-                await session.link.unary(
-                    "CancelOperation", request, timeout_s=session.options.rpc_timeout_s
-                )
+                await session.short("CancelOperation", request)
             except PlexError as error:
                 if error.code is ErrorCode.NOT_FOUND:  # it is on its way
                     error = unavailable(error.message)

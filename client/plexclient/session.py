@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from plexclient import checks
 from plexclient.background import Background
@@ -18,7 +20,7 @@ from plexclient.clock import Clock
 from plexclient.errors import ErrorCode, PlexError, bad_request, payload_too_large, queue_full
 from plexclient.link import Link
 from plexclient.options import ClientOptions
-from plexclient.retry import Retry
+from plexclient.retry import Retry, persist
 from plexclient.wire.v1 import service_pb2
 
 log = logging.getLogger("plexclient")
@@ -30,7 +32,6 @@ ENDED: Final[Mapping[int, str]] = {
 }
 FATAL: Final = frozenset({ErrorCode.JOB_ENDED, ErrorCode.NOT_FOUND, ErrorCode.UNAUTHENTICATED})
 """Answers to a keepalive after which there is no session to keep."""
-
 
 MAX_STEP: Final = 10**15
 MAX_METRICS: Final = 64
@@ -128,6 +129,15 @@ class Session:
             self.clock, retry_for_s=self.options.retry_for_s, give_up_after_s=limit_s, what=what
         )
 
+    async def short(self, method: str, request: Message) -> Any:
+        """Return the reply to one attempt of a short call."""
+        return await self.link.unary(method, request, timeout_s=self.options.rpc_timeout_s)
+
+    async def ask(self, method: str, request: Message) -> Any:
+        """Return the reply to a short call that is tried again."""
+        retry = self.retry(f"{method} of job {self.job_id}")
+        return await persist(lambda: self.short(method, request), retry=retry)
+
     def check_open(self) -> None:
         """Refuse a call on a job that is known to have ended.
 
@@ -194,9 +204,7 @@ class Session:
             controller=self.controller,
             period_us=int(self.pause_s() * 1e6),
         )
-        reply: service_pb2.KeepAliveReply = await self.link.unary(
-            "KeepAlive", request, timeout_s=self.options.rpc_timeout_s
-        )
+        reply: service_pb2.KeepAliveReply = await self.short("KeepAlive", request)
         if reply.notice and not self._is_noticed:
             log.warning("%s: %s", self.job_id, reply.notice)
         self._is_noticed = bool(reply.notice)

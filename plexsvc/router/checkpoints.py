@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from google.protobuf.json_format import ParseDict, ParseError
 
@@ -128,17 +128,13 @@ def _read(seal: Path, root: Path, *, tenant: TenantId) -> pb.Checkpoint | None:
             name=str(directory.relative_to(root)),
             job=about["job"],
             step=about["step"],
-            position=_position(about["position"]),
+            position="" if about["position"] is None else json.dumps(about["position"]),
             spec=ParseDict(about["spec"], pb.DeploymentSpec(), ignore_unknown_fields=True),
             nbytes=sum(file.stat().st_size for file in directory.iterdir()),
             made_us=seal.stat().st_mtime_ns // 1000,
         )
     except (OSError, PlexError, ValueError, KeyError, TypeError, ParseError):
         return None
-
-
-def _position(given: Any) -> str:
-    return "" if given is None else json.dumps(given)
 
 
 def _find(name: str, root: Path, *, tenant: TenantId) -> pb.Checkpoint:

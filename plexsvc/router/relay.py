@@ -201,9 +201,8 @@ class Uploads:
             except TimeoutError as error:
                 raise PlexError(
                     ErrorCode.STAGING_TIMEOUT,
-                    f"an upload sent nothing for {self._config.upload_stall_us / 1e6:g} s "
-                    "and was ended; submit the operation again with the "
-                    "next number",
+                    f"an upload sent nothing for {self._config.upload_stall_us / 1e6:g} s and was "
+                    "ended; submit the operation again with the next number",
                 ) from error
             if message is None:
                 return
@@ -230,11 +229,9 @@ class Uploads:
             for stream in streams:
                 await stream.send(header)
             async for message in upload.messages:
-                # Else the scheduler would take the operation's payload for lost.
+                # Else the scheduler would take the operation's payload for lost; it may not hear.
                 if loop.time() - told_s >= self._config.upload_stall_us / 1e6:
                     told_s = loop.time()
-                    # The operation waits on for a payload that takes long; the scheduler may not
-                    # hear.
                     told = _about(upload.header)
                     told.is_under_way = True
                     with suppress(PlexError):

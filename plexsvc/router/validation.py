@@ -113,7 +113,7 @@ class OperationRules:
             case "forward_backward":
                 body = operation.forward_backward
                 check_loss(body.loss, body.loss_args, role=deployment.spec.role)
-                _check_temperature(operation.forward_backward.temperature)
+                _check_temperature(body.temperature)
             case "backward":
                 _check_temperature(operation.backward.temperature)
             case "step":

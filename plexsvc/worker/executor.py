@@ -358,12 +358,7 @@ def _tail(error: Exception) -> str:
 
 
 def _ended(operation: Operation, error: PlexError, *, is_refusal: bool) -> worker_pb2.ExecuteReply:
-    state = (
-        operations_pb2.OPERATION_STATE_REFUSED
-        if is_refusal
-        else operations_pb2.OPERATION_STATE_FAILED
-    )
-    result = operations_pb2.OperationResult(
-        operation_id=operation.operation_id, state=state, error=wire_errors.to_wire(error)
-    )
+    result = wire_errors.refused(operation.operation_id, error)
+    if not is_refusal:
+        result.state = operations_pb2.OPERATION_STATE_FAILED
     return worker_pb2.ExecuteReply(result=result)

@@ -43,16 +43,11 @@ def main(config: Mapping[str, Any], ready: Callable[[str], None]) -> None:
 def _run(worker: WorkerConfig, ready: Callable[[str], None]) -> None:
     thread = RankThread(name="torch")
     executor = Executor(worker, registry.create(worker), clock=SystemClock())
-    memory = _connect(worker, executor)
+    where = worker.data_socket
+    memory = StateClient(where, worker, handlers=executor) if where else None
     thread.submit(executor.build, memory).result()
     if loops.run(_serve(worker, executor, thread, ready=ready)):
         sys.exit(EXIT_POISONED)
-
-
-def _connect(config: WorkerConfig, executor: Executor) -> StateClient | None:
-    if not config.data_socket:
-        return None
-    return StateClient(config.data_socket, config, handlers=executor)
 
 
 async def _serve(
@@ -79,12 +74,8 @@ async def _serve(
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-    ended = asyncio.wrap_future(thread.submit(_nothing))
+    ended = asyncio.wrap_future(thread.submit(lambda: None))  # after what runs, which answers first
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(ended, service.STOP_GRACE_S)  # what runs answers first
+        await asyncio.wait_for(ended, service.STOP_GRACE_S)
     await server.stop(service.STOP_GRACE_S)
     return servicer.must_exit.is_set()
-
-
-def _nothing() -> None:
-    """Mark that the thread is through with what came before."""

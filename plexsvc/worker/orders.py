@@ -66,9 +66,8 @@ class OrderPort:
             return  # it left before it was let in
         data = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         uid: int = _CREDENTIALS.unpack(data)[1]
-        stranger = None if uid == os.geteuid() else uid
-        if stranger is not None:
-            self._say("line of orders refused", why=f"its other end is of user {stranger}")
+        if uid != os.geteuid():
+            self._say("line of orders refused", why=f"its other end is of user {uid}")
             line.close()
             return
         if len(self._lines) >= MAX_LINES:

@@ -26,8 +26,9 @@ def out_of_memory(error: Exception, *, what: str) -> PlexError | None:
     is_device = isinstance(error, torch.OutOfMemoryError)
     if not (is_device or isinstance(error, MemoryError) or _ON_HOST in str(error)):
         return None
-    found = _ASKED.search(str(error))
-    asked = "some" if found is None else _nbytes(found[1], found[2])
+    asked: object = "some"
+    if (found := _ASKED.search(str(error))) is not None:
+        asked = int(float(found[1]) * (1 << _UNITS.get(found[2].lower(), 0)))
     free, total = torch.cuda.mem_get_info() if is_device and torch.cuda.is_available() else _host()
     place = "device" if is_device else "host"
     return PlexError(
@@ -38,10 +39,6 @@ def out_of_memory(error: Exception, *, what: str) -> PlexError | None:
         free_bytes=free,
         total_bytes=total,
     )
-
-
-def _nbytes(number: str, unit: str) -> int:
-    return int(float(number) * (1 << _UNITS.get(unit.lower(), 0)))
 
 
 def _host() -> tuple[int, int]:

@@ -37,6 +37,7 @@ def replay(
     """Replay a journal; exit 1 at the first event whose actions differ from the live ones."""
     from plexsvc.scheduler.driver.encoding import Recording
     from plexsvc.sim.files import make_directory
+    from plexsvc.sim.predict import predict as predict_run
     from plexsvc.sim.replay import verify
 
     is_predicted = predict or out is not None
@@ -46,7 +47,7 @@ def replay(
     verdict = verify(recorded)
     found = None
     if isinstance(recorded, Recording):
-        found = _predict(recorded, share=share) if verdict.is_identical else None
+        found = predict_run(recorded, share=share) if verdict.is_identical else None
         if found is None:
             typer.echo("not predicted: the journal tells of a run this core did not do", err=True)
     if json:
@@ -67,12 +68,6 @@ def replay(
         _write(found, out)
     if not verdict.is_identical:
         raise typer.Exit(_DIFFERENT)
-
-
-def _predict(recorded: Recording, *, share: float) -> Prediction:
-    from plexsvc.sim.predict import predict
-
-    return predict(recorded, share=share)
 
 
 def _figures(found: Prediction) -> dict[str, object]:

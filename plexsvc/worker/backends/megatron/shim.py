@@ -168,10 +168,6 @@ class _Finder(importlib.abc.MetaPathFinder):
         loader.exec_module = exec_module
 
 
-def _fix_jit(module: Any) -> None:
-    module.disable_jit_fuser()  # jit_fuser is torch.compile
-
-
 def _fix_random(module: Any) -> None:
     module._get_cuda_rng_state = lambda *_a, **_k: torch.get_rng_state()
     module._set_cuda_rng_state = lambda state, *_a, **_k: torch.set_rng_state(state)
@@ -190,7 +186,7 @@ def _move_to_cpu(value: Any, *, as_numpy: bool = False, record_stream: bool = Fa
 
 
 _FIXES: Final[dict[str, Callable[[Any], None]]] = {
-    "megatron.core.jit": _fix_jit,
+    "megatron.core.jit": lambda module: module.disable_jit_fuser(),  # which is torch.compile
     "megatron.core.tensor_parallel.random": _fix_random,
     "megatron.core.transformer.moe.moe_utils": _fix_moe,
 }

@@ -231,7 +231,8 @@ class Trained:
             if kept:
                 self._held.append(_held(param, kept, *views))
         if is_bf16:
-            assert all(_lies_in(held.main, memory[MASTERS]) for held in self._held)
+            base, nbytes = memory[MASTERS].data_ptr(), memory[MASTERS].numel()
+            assert all(0 <= held.main.data_ptr() - base < nbytes for held in self._held)
 
     def plan_update(self, hyper: AdamW) -> Update:
         """Return the step that the clipped gradients make; no weight decay pulls at vectors."""
@@ -371,7 +372,3 @@ def _check_buffers(
 def _buffers(ddp: Any) -> list[Any]:
     """Return Megatron's buffers: of what all data-parallel ranks hold, and of split experts."""
     return [*ddp.buffers, *ddp.expert_parallel_buffers]
-
-
-def _lies_in(tensor: Tensor, memory: Tensor) -> bool:
-    return 0 <= tensor.data_ptr() - memory.data_ptr() < memory.numel()
