@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RowRun:
     """`num_rows` rows of a local tensor from `row` on: a box of the Hugging Face tensor `name`.
 
     The box spans rows `[hf_row, hf_row + num_rows)` and, for matrices, columns from `hf_col` on, as
@@ -44,19 +44,19 @@ class Slice:
     view: torch.Tensor
 
 
-def whole(name: str, shape: Iterable[int]) -> list[Run]:
+def whole(name: str, shape: Iterable[int]) -> list[RowRun]:
     """Return the one run of a tensor that is held whole."""
     shape = tuple(shape)
-    return [Run(row=0, num_rows=shape[0], name=name, global_shape=shape)]
+    return [RowRun(row=0, num_rows=shape[0], name=name, global_shape=shape)]
 
 
-def slices(tensor: torch.Tensor, runs: Iterable[Run]) -> Iterator[Slice]:
+def slices(tensor: torch.Tensor, runs: Iterable[RowRun]) -> Iterator[Slice]:
     """Yield each run's box with the aliasing view of `tensor` (1-D or 2-D) that holds it."""
     return slices_of_range(tensor.view(-1), runs, shape=tensor.shape, first=0)
 
 
 def slices_of_range(
-    flat: torch.Tensor, runs: Iterable[Run], *, shape: Sequence[int], first: int
+    flat: torch.Tensor, runs: Iterable[RowRun], *, shape: Sequence[int], first: int
 ) -> Iterator[Slice]:
     """Yield the boxes that `flat` holds: elements from number `first` on of a tensor of `shape`."""
     width = math.prod(shape[1:])

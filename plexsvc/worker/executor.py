@@ -84,7 +84,7 @@ class After(Enum):
     """Weights may be half written, or a peer is dead."""
 
 
-class Peers(Protocol):
+class RankGroup(Protocol):
     """The ranks of a group: what `process_group` has."""
 
     def agree(self, refusal: PlexError | None) -> PlexError | None:
@@ -118,7 +118,7 @@ class Executor:
         backend: Backend,
         *,
         clock: Clock,
-        peers: Peers = process_group,
+        peers: RankGroup = process_group,
     ) -> None:
         self._peers = peers
         self._config = config

@@ -36,13 +36,13 @@ from plexsvc.weights.reading import OpenedVersion, Published
 from plexsvc.worker import batches, losses, results, sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.results import Answer, Room
+from plexsvc.worker.results import RankAnswer, Room
 
 Operation = operations_pb2.Operation
-Write = Callable[[], Answer]
+Write = Callable[[], RankAnswer]
 """Writes weights and returns the answer; an error in it leaves them half written."""
 
-Run = Callable[[], Answer | Write]
+Run = Callable[[], RankAnswer | Write]
 """What is left of a prepared operation. It writes no weight, but may return what does."""
 
 
@@ -120,7 +120,7 @@ class Operations:
             )
         match kind:
             case "noop":
-                return Answer
+                return RankAnswer
             case "initialize":
                 return self._initialize(published)
             case "forward":
@@ -169,7 +169,7 @@ class Operations:
         if self.is_initialized:
             raise bad_request(f"{self._config.wpg_id} is initialized already")
 
-        def run() -> Answer:
+        def run() -> RankAnswer:
             specs = self._backend.regions()
             if copies.holders:
                 self._start_from(copies, specs)
@@ -181,7 +181,7 @@ class Operations:
             if self._memory is not None:
                 self._memory.set_index(self._backend.pieces() if specs else ())
             self.is_initialized = True
-            return Answer()
+            return RankAnswer()
 
         return run
 
@@ -233,7 +233,7 @@ class Operations:
         room = self._room(batch, held) if keep_outputs else None
         temperature = body.temperature or 1.0
 
-        def run() -> Answer:
+        def run() -> RankAnswer:
             found = self._backend.forward_backward(
                 batch, loss=loss, temperature=temperature, keep_outputs=keep_outputs
             )
@@ -268,10 +268,10 @@ class Operations:
 
         return run
 
-    def _zero_grad(self) -> Answer:
+    def _zero_grad(self) -> RankAnswer:
         self._backend.zero_grad()
         self._broken_by = None
-        return Answer()
+        return RankAnswer()
 
     def _load(self, body: operations_pb2.Load, held: ExitStack, *, tenant: str) -> Run:
         place = paths.Place(path=Path(body.path), root=Path(body.root))
@@ -291,10 +291,10 @@ class Operations:
             reads += self._backend.moments_from(held.enter_context(moments))
         sources.check_finite(reads)
 
-        def run() -> Answer:
+        def run() -> RankAnswer:
             sources.copy(reads)
             self._backend.restore_scalars(scalars)
-            return self._zero_grad() if self._config.has_optimizer else Answer()
+            return self._zero_grad() if self._config.has_optimizer else RankAnswer()
 
         return lambda: run
 
@@ -307,10 +307,10 @@ class Operations:
         version = held.enter_context(self._opened(published))
         reads = self._backend.params_from(sources.VersionTensors(version.parts))
 
-        def run() -> Answer:
+        def run() -> RankAnswer:
             sources.copy(reads)
             reads.clear()  # they hold views of the version, which the caller closes
-            return Answer(weight_version=published.version)
+            return RankAnswer(weight_version=published.version)
 
         return lambda: run
 
@@ -369,9 +369,11 @@ class Operations:
         held.callback(room.drop)  # unless it was filled
         return room
 
-    def _pass_answer(self, found: PassResult, batch: list[MicroBatch], room: Room | None) -> Answer:
+    def _pass_answer(
+        self, found: PassResult, batch: list[MicroBatch], room: Room | None
+    ) -> RankAnswer:
         if not self._backend.shard.owns_results:
-            return Answer()
+            return RankAnswer()
         answer = self._metrics(losses.metrics(found.sums, found.maxima))
         if room is None:
             return answer
@@ -385,11 +387,11 @@ class Operations:
             sequences=[s for micro in batch for s in micro.sequences],
         )
 
-    def _metrics(self, found: Mapping[str, float]) -> Answer:
+    def _metrics(self, found: Mapping[str, float]) -> RankAnswer:
         """Return metrics from the one rank that reports them: sums over all ranks already."""
         shard = self._backend.shard
         reports = shard.owns_results and shard.dp_rank == 0
-        return Answer(metrics=found if reports else {})
+        return RankAnswer(metrics=found if reports else {})
 
     @contextmanager
     def _opened(self, published: PublishedVersion) -> Iterator[OpenedVersion]:

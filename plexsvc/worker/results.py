@@ -84,7 +84,7 @@ def give_back(staging: Staging, staging_id: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RankAnswer:
     """One rank's answer: empty on ranks that own no results."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Answer:
     """`values` on the wire."""
 
 
-def digest(answer: Answer) -> bytes:
+def digest(answer: RankAnswer) -> bytes:
     """Return xxh3-128 of metrics and values, by name: equal when an operation is replayed."""
     state = xxhash.xxh3_128()
     for name in sorted(answer.metrics):
@@ -108,7 +108,7 @@ def digest(answer: Answer) -> bytes:
     return state.digest()
 
 
-def to_wire(answer: Answer, *, operation_id: bytes) -> operations_pb2.OperationResult:
+def to_wire(answer: RankAnswer, *, operation_id: bytes) -> operations_pb2.OperationResult:
     """Return the result of an operation that was applied."""
     result = operations_pb2.OperationResult(
         operation_id=operation_id,

@@ -24,7 +24,7 @@ from plexsvc.worker import sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, Shard, TokenLoss
 from plexsvc.worker.backends.noop import NoopBackend
 from plexsvc.worker.canonical import Slice, piece
-from plexsvc.worker.executor import Executor, Outcome, Peers
+from plexsvc.worker.executor import Executor, Outcome, RankGroup
 from plexsvc.worker.ledger import Ledger
 from plexsvc.worker.operations import StateMemory
 from tests.fakes.fake_backend import CountingClock
@@ -197,7 +197,7 @@ class FaultyGroup:
                 config,
                 cast("Backend", FaultyProxy(model, faults)),
                 clock=CountingClock(),
-                peers=cast("Peers", FaultyProxy(self.meeting, faults)),
+                peers=cast("RankGroup", FaultyProxy(self.meeting, faults)),
             )
             client = FakeStateClient(executor)
             client.versions["job/source", 5] = published_weights()

@@ -243,15 +243,15 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
+class PoolBill:
     """What a deployment had of a pool, from each start of an instance to its process's end."""
 
     held_us: int = 0
     cost: float = 0.0
     """In the unit of the prices, which are an hour's."""
 
-    def __add__(self, other: Bill) -> Bill:
-        return Bill(held_us=self.held_us + other.held_us, cost=self.cost + other.cost)
+    def __add__(self, other: PoolBill) -> PoolBill:
+        return PoolBill(held_us=self.held_us + other.held_us, cost=self.cost + other.cost)
 
 
 class Pool:
@@ -265,7 +265,7 @@ class Pool:
         """Those of `wanted` that generate now."""
         self.closed = set(closed)
         """Those that an operator closed, whether they are there or not."""
-        self.bills: dict[DeploymentId, Bill] = Newest(MAX_BILLS)
+        self.bills: dict[DeploymentId, PoolBill] = Newest(MAX_BILLS)
         """Of deployments that are gone, too; exact to a tick."""
         self._numbers = 0
         self._now_us = 0
@@ -363,8 +363,8 @@ class Pool:
         self._now_us = at_us
         for slot in self.slots.values():
             if slot.user is not None:
-                used = Bill(held_us=lasted_us, cost=slot.price * lasted_us / _HOUR_US)
-                self.bills[slot.user] = self.bills.get(slot.user, Bill()) + used
+                used = PoolBill(held_us=lasted_us, cost=slot.price * lasted_us / _HOUR_US)
+                self.bills[slot.user] = self.bills.get(slot.user, PoolBill()) + used
 
     def _want(self, event: Wanted) -> list[Order]:
         """Note what a deployment wants; it keeps the oldest of what it has too many of."""

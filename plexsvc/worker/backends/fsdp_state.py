@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.weights.boxes import Box, TensorBox
-from plexsvc.worker.canonical import Run, Slice, slices
+from plexsvc.worker.canonical import RowRun, Slice, slices
 from plexsvc.worker.regions import Place, RegionLayout, view
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Held:
         parts = [name for expert in local for name in self.names_of(expert)]
         columns, rows = self.local_shape[2], math.prod(self.local_shape[:2]) // len(parts)
         runs = [
-            Run(row=i * rows, num_rows=rows, name=name, global_shape=(rows, columns))
+            RowRun(row=i * rows, num_rows=rows, name=name, global_shape=(rows, columns))
             for i, name in enumerate(parts)
         ]
         return list(slices(tensor.view(-1, columns), runs))

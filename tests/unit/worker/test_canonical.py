@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plexsvc.weights.boxes import Box
-from plexsvc.worker.canonical import Run, slices, slices_of_range
+from plexsvc.worker.canonical import RowRun, slices, slices_of_range
 
 ROWS, WIDTH = 6, 4
 RUNS = [
-    Run(row=0, num_rows=2, name="q", global_shape=(8, 12), hf_row=4, hf_col=8),
-    Run(row=2, num_rows=3, name="k", global_shape=(3, 12), hf_col=4),  # row 5 is padding
+    RowRun(row=0, num_rows=2, name="q", global_shape=(8, 12), hf_row=4, hf_col=8),
+    RowRun(row=2, num_rows=3, name="k", global_shape=(3, 12), hf_col=4),  # row 5 is padding
 ]
 
 
@@ -40,7 +40,7 @@ def test_boxes_of_ranges_hold_each_element_once_where_it_belongs(cuts: list[int]
 
 
 def test_a_range_of_a_vector_is_one_box() -> None:
-    run = Run(row=0, num_rows=6, name="b", global_shape=(12,), hf_row=6)
+    run = RowRun(row=0, num_rows=6, name="b", global_shape=(12,), hf_row=6)
     (held,) = slices_of_range(torch.arange(2, 5), [run], shape=(6,), first=2)
     assert (held.key.box.start, held.key.box.size) == ((8,), (3,))
     assert held.view.tolist() == [2, 3, 4]

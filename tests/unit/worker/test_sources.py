@@ -18,7 +18,7 @@ from plexsvc.weights import checkpoints
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.reading import Published
 from plexsvc.worker import sources
-from plexsvc.worker.canonical import Run, Slice, piece, slices
+from plexsvc.worker.canonical import RowRun, Slice, piece, slices
 
 SHAPE = (6, 5)
 VALUES = torch.arange(30, dtype=torch.float32).reshape(SHAPE)
@@ -43,7 +43,7 @@ def version(cuts: list[int], *, without: int = 0) -> sources.VersionTensors:
         count = (high - low) * 5
         view = memory[offset : offset + 4 * count].view(torch.float32).view(high - low, 5)
         view.copy_(VALUES[low:high])
-        run = Run(row=0, num_rows=high - low, name="w", global_shape=SHAPE, hf_row=low)
+        run = RowRun(row=0, num_rows=high - low, name="w", global_shape=SHAPE, hf_row=low)
         (held,) = slices(view, [run])
         pieces.append(piece("param", held, region="params", base=memory, rank=rank))
         offset += 4 * count

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from plexsvc.worker.canonical import Run, whole
+from plexsvc.worker.canonical import RowRun, whole
 
 VALUE_HEAD: Final = "value_head.weight"
 
@@ -56,7 +56,7 @@ class Geometry:
 
 def runs_of(
     name: str, shape: tuple[int, ...], *, layer_of: Mapping[int, int], geometry: Geometry
-) -> list[Run]:
+) -> list[RowRun]:
     """Return the runs of Megatron parameter `name`, whose local shape is `shape`.
 
     `layer_of` gives the model's layer number of each local one.
@@ -74,7 +74,7 @@ def runs_of(
 
 
 def names_of(
-    runs: Iterable[Run], *, num_layers: int, num_experts: int = 0, is_tied: bool, is_critic: bool
+    runs: Iterable[RowRun], *, num_layers: int, num_experts: int = 0, is_tied: bool, is_critic: bool
 ) -> frozenset[str]:
     """Return the Hugging Face tensors of the whole model, of which a rank holds `runs`.
 
@@ -92,13 +92,13 @@ def names_of(
     return frozenset(layers | outer | ({head} if is_critic or not is_tied else set()))
 
 
-def _vocabulary(name: str, shape: tuple[int, ...], geometry: Geometry) -> list[Run]:
+def _vocabulary(name: str, shape: tuple[int, ...], geometry: Geometry) -> list[RowRun]:
     is_embedding = name.startswith("embedding") or geometry.is_tied
     first = geometry.tp_rank * shape[0]
     rows = max(0, min(shape[0], geometry.vocab - first))
     if rows == 0:
         return []
-    run = Run(
+    run = RowRun(
         row=0,
         num_rows=rows,
         name="model.embed_tokens.weight" if is_embedding else "lm_head.weight",
@@ -108,7 +108,7 @@ def _vocabulary(name: str, shape: tuple[int, ...], geometry: Geometry) -> list[R
     return [run]
 
 
-def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry) -> list[Run]:
+def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry) -> list[RowRun]:
     if rest in _SIMPLE:
         return whole(prefix + _SIMPLE[rest], shape)
     if rest.startswith("self_attention.linear_qkv."):
@@ -121,7 +121,7 @@ def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry
     if rest == "mlp.linear_fc1.weight":
         half = shape[0] // 2
         return [
-            Run(
+            RowRun(
                 row=at,
                 num_rows=half,
                 name=f"{mlp}{part}.weight",
@@ -139,7 +139,7 @@ def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry
     }
     assert rest in columns, f"no mapping for Megatron parameter {prefix}{rest}"
     name, width = columns[rest]
-    run = Run(
+    run = RowRun(
         row=0,
         num_rows=shape[0],
         name=name,
@@ -149,7 +149,7 @@ def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry
     return [run]
 
 
-def _qkv(shape: tuple[int, ...], *, kind: str, prefix: str, geometry: Geometry) -> list[Run]:
+def _qkv(shape: tuple[int, ...], *, kind: str, prefix: str, geometry: Geometry) -> list[RowRun]:
     """Cut the fused rows: per key-value group its queries, its key, its value."""
     tail = (geometry.hidden,) if kind == "weight" else ()
     hd, kv = geometry.head_dim, geometry.num_kv_heads
@@ -167,7 +167,7 @@ def _qkv(shape: tuple[int, ...], *, kind: str, prefix: str, geometry: Geometry) 
         ):
             low, high = max(base + at, first), min(base + at + rows, last)
             if low < high:
-                run = Run(
+                run = RowRun(
                     row=low - first,
                     num_rows=high - low,
                     name=f"{prefix}self_attn.{part}.{kind}",

@@ -24,7 +24,7 @@ from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker.backends.adamw import Tensors, Update
-from plexsvc.worker.canonical import Run, Slice, piece, slices, slices_of_range
+from plexsvc.worker.canonical import RowRun, Slice, piece, slices, slices_of_range
 from plexsvc.worker.regions import Place, RegionLayout, view
 
 PARAMS: Final = "params"
@@ -43,7 +43,7 @@ class Param:
 
     name: str
     tensor: Any
-    runs: tuple[Run, ...]
+    runs: tuple[RowRun, ...]
 
     @property
     def is_split_expert(self) -> bool:

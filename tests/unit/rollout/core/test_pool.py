@@ -148,7 +148,7 @@ def test_a_deployment_is_billed_for_what_it_holds_until_the_process_is_gone() ->
     made.handle(pool.PoolTicked(at_us=7 * hour_us))
     made.handle(pool.InstanceStopped(slot_id="s:0", number=1))
     made.handle(pool.PoolTicked(at_us=9 * hour_us))
-    assert made.bills == {A: pool.Bill(held_us=2 * hour_us, cost=2.0 + 2.0 + 2.0)}
+    assert made.bills == {A: pool.PoolBill(held_us=2 * hour_us, cost=2.0 + 2.0 + 2.0)}
 
 
 def test_a_notice_drains_and_the_end_kills() -> None:

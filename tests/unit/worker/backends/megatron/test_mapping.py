@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plexsvc.worker.backends.megatron.mapping import Geometry, names_of, runs_of
-from plexsvc.worker.canonical import Run
+from plexsvc.worker.canonical import RowRun
 
 LAYERS = {0: 4}
 
@@ -26,11 +26,11 @@ def geometry(rank: int, *, kv_heads: int, vocab: int = 51, tied: bool = False) -
     )
 
 
-def runs(name: str, shape: tuple[int, ...], where: Geometry) -> list[Run]:
+def runs(name: str, shape: tuple[int, ...], where: Geometry) -> list[RowRun]:
     return runs_of(name, shape, layer_of=LAYERS, geometry=where)
 
 
-def covered(parts: list[tuple[Run, int]]) -> dict[str, np.ndarray]:
+def covered(parts: list[tuple[RowRun, int]]) -> dict[str, np.ndarray]:
     """Count how often each element of each tensor is held by runs of local width `columns`."""
     found: dict[str, np.ndarray] = {}
     for run, columns in parts:
@@ -65,7 +65,7 @@ def test_ranks_together_hold_each_element_once(
     elif "embedding" in name:
         full = (-(-51 // size) * size, 16)
     assert full is not None
-    parts: list[tuple[Run, int]] = []
+    parts: list[tuple[RowRun, int]] = []
     for rank in range(size):
         shape = tuple(n // size if d == dim else n for d, n in enumerate(full))
         held = runs(name, shape, geometry(rank, kv_heads=kv_heads))
