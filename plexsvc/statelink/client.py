@@ -269,6 +269,22 @@ class StateClient:
         finalizer.atexit = False
         return Published(manifest=manifest, data=memoryview(mapped)[: manifest.nbytes])
 
+    def fetch_version(
+        self, version: statemanager_pb2.PublishedVersion, holder: statemanager_pb2.VersionHolder
+    ) -> Published:
+        """Return a part that lies on another host, verified, once it was brought to this node.
+
+        Raises:
+            PlexError: `no_room`, `unavailable`, `checksum_mismatch`.
+        """
+        wanted = statemanager_pb2.PublishedVersion(
+            **VersionId.of(version)._asdict(), holders=[holder]
+        )
+        reply = self._call({"op": "fetch_version"}, body=wanted.SerializeToString())
+        manifest = statemanager_pb2.VersionManifest.FromString(reply.body)
+        data = memoryview(_map_file(reply, is_writable=False))[: manifest.nbytes]
+        return Published(manifest=manifest, data=data)
+
     def close(self) -> None:
         """Leave: the regions are freed, and touching them from now on ends the process."""
         self._session.leave()

@@ -188,6 +188,8 @@ class Clients:
         with self._node.lock:
             freed = self._node.ledger.free_rank(link.wpg_id, link.rank)
             del self._node.links[link.wpg_id, link.rank]
+            if all(other.job_id != link.job_id for other in self._node.links.values()):
+                self._node.arrivals.forget(link.job_id)
         log.info("client left", rank=link.name, freed_bytes=freed)
         return freed
 

@@ -15,7 +15,7 @@ them is parked, until others need the room, and ends with its last reader.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
@@ -38,6 +38,8 @@ class Budget:
     total: int
     used: int = 0
     peak: int = 0
+    spare: Callable[[int], None] | None = None
+    """Gives back as many bytes, if it can, before a lack of them is an error."""
 
     @property
     def free(self) -> int:
@@ -59,6 +61,8 @@ class Budget:
                 need=nbytes,
                 total=self.total,
             )
+        if nbytes > self.free and self.spare is not None:
+            self.spare(nbytes - self.free)
         if nbytes > self.free:
             raise PlexError(
                 ErrorCode.NO_ROOM,

@@ -56,6 +56,7 @@ class DataServer:
             "drop_staged": self._drop_staged,
             "open_version": self._open_version,
             "close_version": self._close_version,
+            "fetch_version": self._fetch_version,
         }
         self._listener = _listen(path)
         self._closed = threading.Event()
@@ -240,6 +241,14 @@ class DataServer:
     def _open_version(self, link: RankLink, request: Message) -> Message:
         fd, manifest = self._node.publisher.open(
             _version_key(request.header), job_id=link.job_id, holder=link.client_id
+        )
+        body = manifest.SerializeToString()
+        return Message(header={"nbytes": manifest.nbytes}, body=body, fds=(fd,))
+
+    def _fetch_version(self, link: RankLink, request: Message) -> Message:
+        version = statemanager_pb2.PublishedVersion.FromString(request.body)
+        fd, manifest = self._node.arrivals.open(
+            version, version.holders[0], job_id=link.job_id, tell=link.say_done
         )
         body = manifest.SerializeToString()
         return Message(header={"nbytes": manifest.nbytes}, body=body, fds=(fd,))

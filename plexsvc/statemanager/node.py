@@ -14,6 +14,8 @@ from plexsvc.fencing import Fence
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
+from plexsvc.rpc.keys import read_keys
+from plexsvc.statemanager.arrivals import Arrivals
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.caller import Tally
 from plexsvc.statemanager.config import StateManagerConfig
@@ -78,6 +80,9 @@ class Node:
             staging_bytes=config.staging_bytes, max_per_job=config.max_staged_per_job
         )
         self.publisher = Publisher(shelf, node_id=config.node_id, lock=self.lock, book=book)
+        self.arrivals = Arrivals(
+            self.ledger.host, lock=self.lock, keys=lambda: read_keys(config.keys_file)
+        )
         self.staging = Staging(room, lock=self.lock, book=book)
         self.shared = SharedRegions(
             self.ledger,

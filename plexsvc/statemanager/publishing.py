@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from plexclient.wire.tensors import CHUNK_BYTES
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc import lora
 from plexsvc.errors import PlexError, bad_request, not_found
@@ -27,7 +26,7 @@ from plexsvc.statemanager.memfiles import MemoryFile, reserve
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights import pieces
 from plexsvc.weights.checksums import BLOCK_BYTES, block_checksums
-from plexsvc.weights.pieces import Array, RegionBytes
+from plexsvc.weights.pieces import RegionBytes
 from plexsvc.weights.reading import Published
 
 Placed = tuple[CanonicalPiece, CanonicalPiece]
@@ -236,28 +235,6 @@ class Publisher:
         finally:
             self.unhold(key, holder)
 
-    def read(self, key: VersionId, wanted: Sequence[CanonicalPiece]) -> Generator[Array]:
-        """Yield the bytes of each wanted box (name, start, size), or of the whole region for none.
-
-        The version is held until the iterator ends or is dropped.
-
-        Raises:
-            PlexError: `not_found` for a version or box that is not here.
-        """
-        with self.reading(key) as version:
-            bytes_of = np.frombuffer(version.data, dtype=np.uint8)
-            if not wanted:
-                yield bytes_of
-                return
-            tensors = {(t.kind, t.name): t for t in pieces.tensors(version.manifest.pieces)}
-            for piece in wanted:
-                tensor = tensors.get((piece.kind or "param", piece.name))
-                if tensor is None:
-                    raise not_found(f"{key} has no {piece.name!r}")
-                yield pieces.assemble(
-                    tensor, pieces.box_of(piece), region=lambda _rank, _name: bytes_of
-                )
-
     def close(self) -> None:
         """Let go of all versions."""
         with self._lock:
@@ -294,13 +271,6 @@ class Publisher:
 
 def _record(key: VersionId) -> Key:
     return ("version", key.deployment_id, f"{key.incarnation}.{key.version}")
-
-
-def chunked(array: Array) -> Iterator[bytes]:
-    """Yield an array's bytes in stream-sized pieces."""
-    flat = array.reshape(-1).view(np.uint8)
-    for low in range(0, flat.size, CHUNK_BYTES):
-        yield flat[low : low + CHUNK_BYTES].tobytes()
 
 
 def _copied(

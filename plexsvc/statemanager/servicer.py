@@ -11,9 +11,10 @@ import asyncio
 import json
 import re
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -33,7 +34,7 @@ from plexsvc.residency import Residency
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.residency import ON_WIRE, TARGETS
 from plexsvc.rpc.services import add_service
-from plexsvc.statelink.opening import Far
+from plexsvc.statelink.far import Far
 from plexsvc.statemanager import checkpoints, snapshot
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.clients import Clients
@@ -47,10 +48,9 @@ from plexsvc.statemanager.publishing import (
     PUBLISHED_KINDS,
     Draft,
     Progress,
-    chunked,
 )
+from plexsvc.statemanager.sending import AHEAD, streaming
 from plexsvc.weights import pieces
-from plexsvc.weights.checksums import verify
 from plexsvc.weights.manifests import part_name, scalars_by_rank, steps
 from plexsvc.weights.reading import Published
 
@@ -151,20 +151,21 @@ class StateManagerServicer:
             caller.leave()
             work.cancel()
 
-    async def read_version(
-        self, request: pb.ReadVersionRequest
-    ) -> AsyncGenerator[common_pb2.Chunk]:
-        """Stream the wanted boxes of a version one after the other, or all of its region."""
-        offset = 0
-        arrays = self._node.publisher.read(VersionId.of(request), request.pieces)
-        chunks = (data for array in arrays for data in chunked(array))
+    async def read_version(self, request: pb.ReadVersionRequest) -> AsyncGenerator[pb.VersionChunk]:
+        """Stream the blocks of a version, made ready beside the event loop."""
+        loop = asyncio.get_running_loop()
+        held = ExitStack()
         try:
-            while (data := await self._run(lambda _: next(chunks, None))) is not None:
-                yield common_pb2.Chunk(offset=offset, data=data)
-                offset += len(data)
+            version = held.enter_context(streaming(self._node.publisher, request))
+            ahead: deque[asyncio.Future[list[pb.VersionChunk]]] = deque()
+            for low in [*version.lows(request.offset), *[None] * AHEAD]:
+                if low is not None:
+                    ahead.append(loop.run_in_executor(self._threads, version.block, low))
+                if ahead and (low is None or len(ahead) > AHEAD):
+                    for chunk in await ahead.popleft():
+                        yield chunk
         finally:
-            with suppress(ValueError):  # a read that was given up still runs, and ends the hold
-                await asyncio.get_running_loop().run_in_executor(self._threads, arrays.close)
+            await loop.run_in_executor(self._threads, held.close)
 
     async def digest(self, request: pb.DigestRequest) -> pb.DigestReply:
         """Hash the state, the same wherever it is."""
@@ -207,6 +208,7 @@ class StateManagerServicer:
                 risen_bytes=self._parking.risen_bytes,
                 queued_bytes=self._parking.queued_bytes(),
                 spared_bytes=self._mover.spared_bytes,
+                arrived_bytes=self._node.arrivals.arrived_bytes,
                 staging_bytes_used=used,
                 staging_bytes_total=total,
                 max_scheduler_epoch=ledger.max_epoch,
@@ -432,7 +434,6 @@ class StateManagerServicer:
         manifest = far.read_manifest(copies)
         with self._parking.booked(manifest.nbytes):
             streamed = far.read_whole(manifest)
-            verify(streamed.manifest, streamed.data)
             yield streamed
 
 

@@ -33,12 +33,21 @@ def verify(manifest: statemanager_pb2.VersionManifest, data: memoryview) -> str:
     count = -(-manifest.nbytes // BLOCK_BYTES)
     if len(expected) != count:
         raise _mismatch(manifest, f"the manifest has {len(expected)} checksums for {count} blocks")
-    found = block_checksums(data[: manifest.nbytes])
-    for block, (checksum, wanted) in enumerate(zip(found, expected, strict=True)):
-        if checksum != wanted:
-            text = f"block {block} (bytes {block * BLOCK_BYTES} on) has another checksum"
-            raise _mismatch(manifest, text, block=block)
+    for low in range(0, manifest.nbytes, BLOCK_BYTES):
+        verify_block(manifest, data[low : min(low + BLOCK_BYTES, manifest.nbytes)], at=low)
     return xxhash.xxh3_128_hexdigest(b"".join(expected))
+
+
+def verify_block(manifest: statemanager_pb2.VersionManifest, data: memoryview, *, at: int) -> None:
+    """Compare the block that begins `at` so many bytes.
+
+    Raises:
+        PlexError: `checksum_mismatch`, naming the version and the block.
+    """
+    block = at // BLOCK_BYTES
+    if manifest.block_checksums[block : block + 1] != [xxhash.xxh3_128_digest(data)]:
+        text = f"block {block} (bytes {at} on) has another checksum"
+        raise _mismatch(manifest, text, block=block)
 
 
 def _mismatch(manifest: statemanager_pb2.VersionManifest, found: str, **facts: int) -> PlexError:

@@ -27,6 +27,11 @@ def adds_pieces(manifest: VersionManifest, held: Iterable[VersionManifest]) -> b
     return not boxes.issuperset(map(_key, manifest.pieces))
 
 
+def is_alike(one: VersionManifest, other: VersionManifest) -> bool:
+    """Return whether two versions have the same pieces at the same places."""
+    return one.nbytes == other.nbytes and list(one.pieces) == list(other.pieces)
+
+
 def part_name(manifest: VersionManifest) -> str:
     """Return a name that two parts of one version share if either will do for the other."""
     told = xxhash.xxh3_128()

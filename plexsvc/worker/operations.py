@@ -23,7 +23,7 @@ import torch
 from plexclient.specs import AdamW
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
-from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
+from plexclient.wire.v1.statemanager_pb2 import PublishedVersion, VersionHolder
 from plexsvc import lora, paths
 from plexsvc.batches import arrays_of, check_arrays, rules_of
 from plexsvc.errors import ErrorCode, PlexError, bad_batch, bad_request, unavailable
@@ -83,6 +83,9 @@ class StateMemory(results.Staging, Protocol):
 
     def open_version(self, version: VersionId) -> Published:
         """Return this node's part of a published version, read-only."""
+
+    def fetch_version(self, version: PublishedVersion, holder: VersionHolder) -> Published:
+        """Return another node's part of one, read-only."""
 
 
 class Operations:
@@ -398,7 +401,7 @@ class Operations:
         """Open a version and verify what was opened; no view of it may outlive the block."""
         from plexsvc.statelink.opening import VersionOpener
 
-        opener = VersionOpener(self._config, here=self._state_memory().open_version)
+        opener = VersionOpener(self._config, here=self._state_memory())
         with closing(opener):
             version = opener.open(published)
             for part in version.parts:

@@ -102,6 +102,14 @@ class FakeStateClient:
     def open_version(self, version: VersionId) -> Published:
         return self.versions[version.deployment_id, version.version]
 
+    def fetch_version(
+        self,
+        version: statemanager_pb2.PublishedVersion,
+        holder: statemanager_pb2.VersionHolder,
+    ) -> Published:
+        del holder
+        return self.open_version(VersionId.of(version))
+
     def park(self) -> dict[str, int]:
         """Copy what is dirty, take every page away; return the bytes kept by region."""
         assert self.handlers is not None

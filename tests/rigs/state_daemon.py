@@ -48,12 +48,19 @@ class Daemon:
     node_id = "n0"
 
     def __init__(
-        self, directory: Path, stack: ExitStack, *, keys: str, devices: int, node_id: str = "n0"
+        self,
+        directory: Path,
+        stack: ExitStack,
+        *,
+        keys: str,
+        devices: int,
+        node_id: str = "n0",
+        device_bytes: int = 4 << 20,
     ) -> None:
         self._stack = stack
         self.node_id = node_id
         config = directory / "sm.toml"
-        device = "[[devices]]\nindex = {}\nbytes_total = 4194304\n"
+        device = f"[[devices]]\nindex = {{}}\nbytes_total = {device_bytes}\n"
         text = f'node_id = "{node_id}"\nruntime_dir = "{directory}"\n{keys}\n'
         text += f'keys_file = "{keys_file(directory)}"\n'
         config.write_text(text + "".join(device.format(i) for i in range(devices)))

@@ -124,6 +124,19 @@ class Rank:
         self.held.append(view)
         return hashlib.sha256(view).hexdigest()
 
+    def do_fetch_version(self, version: dict[str, Any], holder: dict[str, Any]) -> str:
+        view = self.client.fetch_version(
+            statemanager_pb2.PublishedVersion(**version), statemanager_pb2.VersionHolder(**holder)
+        ).data
+        assert view.readonly
+        self.held.append(view)
+        return hashlib.sha256(view).hexdigest()
+
+    def do_change(self, name: str, seed: int, share: float) -> None:
+        """Turn a bit of each of some elements of 32 bits."""
+        target = self.bytes_of(name).view(np.uint32)
+        target[np.random.default_rng(seed).random(target.size) < share] ^= 1
+
     def do_hash_held(self) -> str:
         return hashlib.sha256(self.held[-1]).hexdigest()
 

@@ -16,7 +16,7 @@ import pytest
 import xxhash
 from safetensors.numpy import load_file
 
-from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
 from tests.rigs.state_daemon import Client, Daemon
 
@@ -218,10 +218,11 @@ class Altering(statemanager_pb2_grpc.StateManagerServicer):
 
     def ReadVersion(
         self, request: statemanager_pb2.ReadVersionRequest, context: object
-    ) -> Iterator[common_pb2.Chunk]:
+    ) -> Iterator[statemanager_pb2.VersionChunk]:
         del context
         for chunk in self._stub.ReadVersion(request, timeout=30):
-            yield common_pb2.Chunk(offset=chunk.offset, data=bytes(b ^ 1 for b in chunk.data))
+            data = bytes(b ^ 1 for b in chunk.data)
+            yield statemanager_pb2.VersionChunk(offset=chunk.offset, data=data)
 
 
 @contextmanager
@@ -251,17 +252,6 @@ def test_a_parked_deployment_publishes_from_host_memory(daemon: Daemon) -> None:
     halves = packed(WEIGHT[:2]) + packed(WEIGHT[2:])
     assert got == hashlib.sha256(halves).hexdigest()
     assert [list(p.start) for p in manifest.pieces] == [[0, 0], [2, 0]]
-
-
-def test_slices_of_a_version_are_read_whatever_boxes_hold_them(daemon: Daemon) -> None:
-    build(daemon, "a", [slice(0, 2), slice(2, 4)])
-    daemon.publish("a", 1)
-    wanted = statemanager_pb2.CanonicalPiece(name="w", start=[1, 2], size=[2, 3])
-    request = statemanager_pb2.ReadVersionRequest(
-        deployment_id="job/actor", version=1, pieces=[wanted]
-    )
-    data = b"".join(chunk.data for chunk in daemon.stub.ReadVersion(request, timeout=30))
-    assert data == WEIGHT[1:3, 2:5].tobytes()
 
 
 def test_versions_are_bounded_and_freed_with_their_last_reader(daemon: Daemon) -> None:

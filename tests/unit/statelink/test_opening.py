@@ -12,11 +12,12 @@ import grpc
 import pytest
 
 from plexclient.errors import ErrorCode, PlexError
-from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
 from plexsvc import progress
 from plexsvc.ids import VersionId
 from plexsvc.rpc.channels import listen, new_server
-from plexsvc.statelink.opening import Far, VersionOpener
+from plexsvc.statelink.far import Far
+from plexsvc.statelink.opening import VersionOpener
 from plexsvc.weights.checksums import verify
 from plexsvc.weights.reading import Published
 from tests.fakes.fake_engine import FakeEngine
@@ -44,11 +45,11 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
 
     async def ReadVersion(
         self, request: statemanager_pb2.ReadVersionRequest, context: Context
-    ) -> AsyncIterator[common_pb2.Chunk]:
+    ) -> AsyncIterator[statemanager_pb2.VersionChunk]:
         del context
         data = bytes(SHELF[VersionId.of(request)].data) + self.extra
         for at in range(0, len(data), 1 << 18):
-            yield common_pb2.Chunk(offset=at, data=data[at : at + (1 << 18)])
+            yield statemanager_pb2.VersionChunk(offset=at, data=data[at : at + (1 << 18)])
 
 
 def far_version() -> statemanager_pb2.PublishedVersion:
@@ -101,13 +102,35 @@ async def test_a_holder_that_breaks_off_is_asked_again_and_one_that_stays_away_i
 
 
 async def test_a_stream_longer_than_its_manifest_is_not_taken_for_it(tmp_path: Path) -> None:
-    assert len((await read(FakeStateManager(extra=b"x"), tmp_path)).data) == len(DATA)
+    with pytest.raises(PlexError, match="out of turn"):
+        await read(FakeStateManager(extra=b"x"), tmp_path)
 
 
 def test_a_version_out_of_reach_names_its_node() -> None:
     with pytest.raises(PlexError, match="node far") as caught:
         VersionOpener(FakeInstance(FakeEngine()).config).open(far_version())
     assert caught.value.code == ErrorCode.NOT_FOUND
+
+
+class Shelf:
+    """This node: has one part, and notes from whom others are brought."""
+
+    def __init__(self, part: Published, brought: list[str]) -> None:
+        self._part, self._brought = part, brought
+
+    def open_version(self, version: VersionId) -> Published:
+        del version
+        return self._part
+
+    def fetch_version(
+        self,
+        version: statemanager_pb2.PublishedVersion,
+        holder: statemanager_pb2.VersionHolder,
+    ) -> Published:
+        del version
+        self._brought.append(holder.node_id)
+        manifest = statemanager_pb2.VersionManifest(node_id=holder.node_id)
+        return Published(manifest=manifest, data=memoryview(b""))
 
 
 def test_a_version_is_read_from_other_nodes_only_for_what_is_not_here(
@@ -128,17 +151,12 @@ def test_a_version_is_read_from_other_nodes_only_for_what_is_not_here(
     }
     streamed: list[str] = []
 
-    def stream(far: Far, manifest: statemanager_pb2.VersionManifest) -> Published:
-        streamed.append(far.holder.node_id)
-        return Published(manifest=manifest, data=memoryview(b""))
-
     def asked(far: Far, _: object) -> statemanager_pb2.VersionManifest:
         return held[far.holder.node_id].manifest
 
     monkeypatch.setattr(Far, "read_manifest", asked)
-    monkeypatch.setattr(Far, "read_whole", stream)
     config = replace(FakeInstance(FakeEngine()).config, node_id="here")
-    opener = VersionOpener(config, here=lambda *_: held["here"])
+    opener = VersionOpener(config, here=Shelf(held["here"], streamed))
 
     def opened(*node_ids: str) -> list[str]:
         streamed.clear()

@@ -91,18 +91,6 @@ def test_a_version_that_is_read_stays_until_it_is_read(rig: Rig) -> None:
     assert rig.host.used == 0
 
 
-def test_a_version_released_in_mid_stream_keeps_its_budget_until_the_stream_ends(rig: Rig) -> None:
-    with rig.publisher.making(KEY):
-        rig.publisher.enter(rig.draft(piece("w")), Caller())
-    stream = rig.publisher.read(KEY, [])
-    next(stream)
-    used = rig.host.used
-    rig.publisher.release(KEY)
-    assert rig.host.used == used > 0
-    del stream
-    assert rig.host.used == 0
-
-
 def test_gradients_of_every_rank_are_kept_and_shared_tensors_once(rig: Rig) -> None:
     index = [piece("t", kind=kind, rank=rank) for kind in ("param", "grad") for rank in (0, 1)]
     manifest = rig.publisher.enter(rig.draft(*index), Caller())

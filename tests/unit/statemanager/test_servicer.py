@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,6 +32,7 @@ from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.parking import Parking
+from plexsvc.statemanager.sending import VersionStream
 from plexsvc.statemanager.servicer import MAX_CONTROL_CALLS, StateManagerServicer
 from plexsvc.weights.checkpoints import SCRATCH
 from tests.rigs.faults import ERRORS, Faults, FaultyProxy
@@ -372,14 +373,13 @@ async def test_bytes_of_a_version_are_copied_beside_the_event_loop(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await daemon.publish(1)
-    read, threads = daemon.node.publisher.read, set[int]()
+    make, threads = VersionStream.block, set[int]()
 
-    def noting(*args: Any) -> Iterator[Any]:
-        for array in read(*args):
-            threads.add(threading.get_ident())
-            yield array
+    def noting(outgoing: VersionStream, low: int) -> list[statemanager_pb2.VersionChunk]:
+        threads.add(threading.get_ident())
+        return make(outgoing, low)
 
-    monkeypatch.setattr(daemon.node.publisher, "read", noting)
+    monkeypatch.setattr(VersionStream, "block", noting)
     request = statemanager_pb2.ReadVersionRequest(deployment_id="d", version=1)
     chunks = [chunk.data async for chunk in daemon.servicer.read_version(request)]
     assert len(b"".join(chunks)) == STATE_BYTES

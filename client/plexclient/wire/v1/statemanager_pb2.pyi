@@ -228,16 +228,30 @@ class MaterializeReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReadVersionRequest(_message.Message):
-    __slots__ = ("deployment_id", "version", "pieces", "incarnation")
+    __slots__ = ("deployment_id", "version", "incarnation", "offset", "base", "bytes_per_s")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    PIECES_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     version: int
-    pieces: _containers.RepeatedCompositeFieldContainer[CanonicalPiece]
     incarnation: int
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    offset: int
+    base: VersionId
+    bytes_per_s: int
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., incarnation: _Optional[int] = ..., offset: _Optional[int] = ..., base: _Optional[_Union[VersionId, _Mapping]] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
+
+class VersionChunk(_message.Message):
+    __slots__ = ("offset", "data", "width")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    width: int
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., width: _Optional[int] = ...) -> None: ...
 
 class DigestRequest(_message.Message):
     __slots__ = ("wpg_id", "fence", "copies")
@@ -287,7 +301,7 @@ class InventoryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InventoryReply(_message.Message):
-    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket", "versions", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes", "queued_bytes", "spared_bytes")
+    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket", "versions", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes", "queued_bytes", "spared_bytes", "arrived_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     WPGS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +318,7 @@ class InventoryReply(_message.Message):
     RISEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SPARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     wpgs: _containers.RepeatedCompositeFieldContainer[WpgState]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceMemory]
@@ -320,7 +335,8 @@ class InventoryReply(_message.Message):
     risen_bytes: int
     queued_bytes: int
     spared_bytes: int
-    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionId, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ...) -> None: ...
+    arrived_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionId, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ..., arrived_bytes: _Optional[int] = ...) -> None: ...
 
 class WpgState(_message.Message):
     __slots__ = ("wpg_id", "incarnation", "residency", "device_bytes", "host_bytes", "switch_bytes", "lease_no", "applied_seq", "disk_bytes", "move_us", "moved_bytes", "worked_bytes")

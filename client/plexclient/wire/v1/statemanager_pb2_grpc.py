@@ -64,7 +64,7 @@ class StateManagerStub:
         self.ReadVersion = channel.unary_stream(
                 '/plexsvc.v1.StateManager/ReadVersion',
                 request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.ReadVersionRequest.SerializeToString,
-                response_deserializer=plexsvc_dot_v1_dot_common__pb2.Chunk.FromString,
+                response_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.VersionChunk.FromString,
                 _registered_method=True)
         self.Digest = channel.unary_unary(
                 '/plexsvc.v1.StateManager/Digest',
@@ -139,7 +139,8 @@ class StateManagerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadVersion(self, request, context):
-        """Slices of a published version for an instance that cannot map it.
+        """The bytes of this node's part of a version for another host, from a block on: each block as it is, in pieces, or as a
+        delta to the same block of a version that the reader has, whichever is expected to be sooner there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,7 +214,7 @@ def add_StateManagerServicer_to_server(servicer, server):
             'ReadVersion': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadVersion,
                     request_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.ReadVersionRequest.FromString,
-                    response_serializer=plexsvc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+                    response_serializer=plexsvc_dot_v1_dot_statemanager__pb2.VersionChunk.SerializeToString,
             ),
             'Digest': grpc.unary_unary_rpc_method_handler(
                     servicer.Digest,
@@ -407,7 +408,7 @@ class StateManager:
             target,
             '/plexsvc.v1.StateManager/ReadVersion',
             plexsvc_dot_v1_dot_statemanager__pb2.ReadVersionRequest.SerializeToString,
-            plexsvc_dot_v1_dot_common__pb2.Chunk.FromString,
+            plexsvc_dot_v1_dot_statemanager__pb2.VersionChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,8 +47,10 @@ class StateManagerStub:
     how many bytes are written whenever they have become more; the last reply has an error or the files. The checkpoint
     does not appear if the caller leaves before.
     """
-    ReadVersion: _grpc.UnaryStreamMultiCallable[_statemanager_pb2.ReadVersionRequest, _common_pb2.Chunk]
-    """Slices of a published version for an instance that cannot map it."""
+    ReadVersion: _grpc.UnaryStreamMultiCallable[_statemanager_pb2.ReadVersionRequest, _statemanager_pb2.VersionChunk]
+    """The bytes of this node's part of a version for another host, from a block on: each block as it is, in pieces, or as a
+    delta to the same block of a version that the reader has, whichever is expected to be sooner there.
+    """
     Digest: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.DigestRequest, _statemanager_pb2.DigestReply]
     Forget: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.ForgetRequest, _statemanager_pb2.ForgetReply]
     """Forgets a WPG: frees all it has on every tier. Safe to repeat."""
@@ -74,8 +76,10 @@ class StateManagerAsyncStub(StateManagerStub):
     how many bytes are written whenever they have become more; the last reply has an error or the files. The checkpoint
     does not appear if the caller leaves before.
     """
-    ReadVersion: _aio.UnaryStreamMultiCallable[_statemanager_pb2.ReadVersionRequest, _common_pb2.Chunk]  # type: ignore[assignment]
-    """Slices of a published version for an instance that cannot map it."""
+    ReadVersion: _aio.UnaryStreamMultiCallable[_statemanager_pb2.ReadVersionRequest, _statemanager_pb2.VersionChunk]  # type: ignore[assignment]
+    """The bytes of this node's part of a version for another host, from a block on: each block as it is, in pieces, or as a
+    delta to the same block of a version that the reader has, whichever is expected to be sooner there.
+    """
     Digest: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.DigestRequest, _statemanager_pb2.DigestReply]  # type: ignore[assignment]
     Forget: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.ForgetRequest, _statemanager_pb2.ForgetReply]  # type: ignore[assignment]
     """Forgets a WPG: frees all it has on every tier. Safe to repeat."""
@@ -128,8 +132,10 @@ class StateManagerServicer:
         self,
         request: _statemanager_pb2.ReadVersionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_common_pb2.Chunk], _abc.AsyncIterator[_common_pb2.Chunk]]:
-        """Slices of a published version for an instance that cannot map it."""
+    ) -> _typing.Union[_abc.Iterator[_statemanager_pb2.VersionChunk], _abc.AsyncIterator[_statemanager_pb2.VersionChunk]]:
+        """The bytes of this node's part of a version for another host, from a block on: each block as it is, in pieces, or as a
+        delta to the same block of a version that the reader has, whichever is expected to be sooner there.
+        """
 
     def Digest(
         self,

@@ -1,0 +1,241 @@
+"""Reader of published versions on other hosts: each block is verified as it comes.
+
+What breaks off goes on at the first block that is not verified, with whoever answers for that node
+then. A reader that has an older version asks for deltas to it; where one of them does not give what
+was published, it reads the rest without.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import grpc
+
+from plexclient.wire.v1.statemanager_pb2 import (
+    GetManifestRequest,
+    PublishedVersion,
+    ReadVersionRequest,
+    VersionChunk,
+    VersionHolder,
+    VersionManifest,
+)
+from plexclient.wire.v1.statemanager_pb2 import VersionId as WireVersionId
+from plexclient.wire.v1.statemanager_pb2_grpc import StateManagerStub
+from plexsvc import progress
+from plexsvc.errors import PlexError, unavailable
+from plexsvc.ids import VersionId
+from plexsvc.log import Log
+from plexsvc.rpc.channels import open_blocking_channel
+from plexsvc.rpc.keys import ClusterKeys
+from plexsvc.statelink.client import READER_PATIENCE_S
+from plexsvc.weights import deltas
+from plexsvc.weights.checksums import BLOCK_BYTES, verify_block
+from plexsvc.weights.reading import Published
+
+log = Log(__name__)
+
+T = TypeVar("T")
+
+READ_TIMEOUT_S: Final = 120.0
+"""Longest time that a manifest may take to arrive from another host."""
+
+SLOWEST_BYTES_PER_S: Final = 1 << 20
+"""A version that arrives more slowly than this is given up; what hangs, its operation's watch."""
+
+STALL_S: Final = 20.0
+"""A stream that brings nothing for so long is broken off, within twice the time."""
+
+MAX_READS: Final = 2
+"""Times that a version is asked for in vain: its holder may die and be replaced."""
+
+
+def _advance(nbytes: int) -> None:
+    del nbytes
+    progress.advance()
+
+
+class Incoming:
+    """A version that arrives in `into`; its first `done` bytes are verified."""
+
+    def __init__(
+        self, manifest: VersionManifest, into: memoryview, *, base: Published | None
+    ) -> None:
+        self.manifest = manifest
+        self.base = base
+        self.done = 0
+        self._into = into
+        self._filled = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all has come."""
+        return self.done == self.manifest.nbytes
+
+    def rewind(self) -> None:
+        """Begin again after what is verified."""
+        self._filled = self.done
+
+    def take(self, chunk: VersionChunk) -> None:
+        """Put what came in its place.
+
+        Raises:
+            PlexError: `checksum_mismatch`, `bad_request`: it is not what was published.
+        """
+        low, block = chunk.offset, min(self.done + BLOCK_BYTES, self.manifest.nbytes)
+        end = block if chunk.width else low + len(chunk.data)
+        if low != self._filled or end > block or (chunk.width and self.base is None):
+            raise unavailable(f"{VersionId.of(self.manifest)}: bytes from {low} came out of turn")
+        if chunk.width and self.base is not None:
+            base = self.base.data[low:end]
+            deltas.decode(self._into[low:end], base=base, delta=chunk.data, width=chunk.width)
+        else:
+            self._into[low:end] = chunk.data
+        self._filled = end
+        if end == block:
+            verify_block(self.manifest, self._into[self.done : end], at=self.done)
+            self.done = end
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """A holder of a version whose bytes must be asked for; calls raise `unavailable`."""
+
+    holder: VersionHolder
+    keys: Callable[[], ClusterKeys]
+    tell: Callable[[int], None] = _advance
+    """Takes the bytes of each chunk that came."""
+
+    def read_manifest(self, version: PublishedVersion) -> VersionManifest:
+        """Return the manifest of its part, asked of its state manager or the successor."""
+        request = GetManifestRequest(**VersionId.of(version)._asdict())
+        with self._state() as state:
+            cause: Exception | None = None
+            for _ in range(MAX_READS):
+                try:
+                    return state.GetManifest(request, timeout=READ_TIMEOUT_S)
+                except grpc.RpcError as error:
+                    cause = error
+                    if not _has_successor(state, request):
+                        break
+        raise self._unread(version, cause)
+
+    def read_whole(self, manifest: VersionManifest) -> Published:
+        """Return its part, verified, streamed from its state manager or the successor.
+
+        Raises:
+            PlexError: `checksum_mismatch`.
+        """
+        data = bytearray(manifest.nbytes)
+        self.read_into(memoryview(data), manifest)
+        return Published(manifest=manifest, data=memoryview(data).toreadonly())
+
+    def read_into(
+        self,
+        into: memoryview,
+        manifest: VersionManifest,
+        *,
+        base: Published | None = None,
+        bytes_per_s: int = 0,
+    ) -> None:
+        """Have its part in `into`, verified; as deltas to `base` where that is sooner.
+
+        Raises:
+            PlexError: `checksum_mismatch`.
+        """
+        incoming, in_vain = Incoming(manifest, into, base=base), 0
+        with self._state() as state:
+            while not incoming.is_whole:
+                before = incoming.done
+                error = self._try(state, incoming, bytes_per_s)
+                in_vain = in_vain + 1 if error is not None and incoming.done == before else 0
+                if error is not None and in_vain == MAX_READS:
+                    raise error
+
+    def _try(
+        self, state: StateManagerStub, incoming: Incoming, bytes_per_s: int
+    ) -> PlexError | None:
+        """Read on; return why that ended early, unless the rest may come without deltas."""
+        manifest = incoming.manifest
+        try:
+            self._stream(state, incoming, bytes_per_s)
+        except PlexError as error:
+            if incoming.base is None:
+                return error
+            log.warning("deltas given up", node=manifest.node_id, error=error)
+            incoming.base = None
+        except grpc.RpcError as error:
+            unread = self._unread(manifest, error)
+            version = GetManifestRequest(**VersionId.of(manifest)._asdict())
+            if not _has_successor(state, version):
+                raise unread from error
+            return unread
+        else:
+            return None if incoming.is_whole else self._unread(manifest, None)
+        return None
+
+    def _stream(self, state: StateManagerStub, incoming: Incoming, bytes_per_s: int) -> None:
+        manifest = incoming.manifest
+        incoming.rewind()
+        request = ReadVersionRequest(
+            **VersionId.of(manifest)._asdict(), offset=incoming.done, bytes_per_s=bytes_per_s
+        )
+        if incoming.base is not None:
+            base = VersionId.of(incoming.base.manifest)
+            request.base.CopyFrom(WireVersionId(**base._asdict()))
+        timeout_s = READ_TIMEOUT_S + manifest.nbytes / SLOWEST_BYTES_PER_S
+        call = state.ReadVersion(request, timeout=timeout_s)
+        try:
+            with _watched(call, lambda: incoming.done):
+                for chunk in call:
+                    incoming.take(chunk)
+                    self.tell(len(chunk.data))
+                    if incoming.is_whole:
+                        return
+        finally:
+            call.cancel()
+
+    @contextmanager
+    def _state(self) -> Iterator[StateManagerStub]:
+        with open_blocking_channel(self.holder.state_manager, self.keys()) as channel:
+            yield StateManagerStub(channel)
+
+    def _unread(
+        self, version: PublishedVersion | VersionManifest, cause: Exception | None
+    ) -> PlexError:
+        return unavailable(
+            f"{VersionId.of(version)} could not be read from {self.holder.state_manager}: {cause}"
+        )
+
+
+def _has_successor(state: StateManagerStub, version: GetManifestRequest) -> bool:
+    """Return whether whoever answers for the node has the version; that is waited for."""
+    try:
+        state.GetManifest(version, timeout=READER_PATIENCE_S, wait_for_ready=True)
+    except grpc.RpcError:
+        return False
+    return True
+
+
+@contextmanager
+def _watched(call: grpc.RpcContext, count: Callable[[], int]) -> Iterator[None]:
+    """Cancel a call of the block once `count` stays the same for too long."""
+    over = threading.Event()
+
+    def watch() -> None:
+        seen = -1
+        while not over.wait(STALL_S):
+            if (now := count()) == seen:
+                call.cancel()
+                return
+            seen = now
+
+    thread = threading.Thread(target=watch, name="stall", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -1,0 +1,196 @@
+"""Versions of other hosts, brought to this node once for all of a job that read them here.
+
+The newest part of each deployment stays, in memory that nobody else needs: the next one comes as
+deltas to it. It is dropped when a newer one is here, the job's last process on this node leaves, or
+something else needs the memory. A successor of the state manager fetches anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from plexclient.wire.v1.statemanager_pb2 import PublishedVersion, VersionHolder, VersionManifest
+from plexsvc.errors import PlexError, internal
+from plexsvc.ids import JobId, VersionId
+from plexsvc.log import Log
+from plexsvc.rpc.keys import ClusterKeys
+from plexsvc.statelink.far import Far
+from plexsvc.statemanager.caller import Tell
+from plexsvc.statemanager.core import Budget
+from plexsvc.statemanager.memfiles import MemoryFile, reserve
+from plexsvc.weights.manifests import is_alike
+from plexsvc.weights.reading import Published
+
+log = Log(__name__)
+
+TELL_S: Final = 0.5
+"""How often who waits is told how far it is."""
+
+
+class Key(NamedTuple):
+    """Whose part of which version it is."""
+
+    job_id: JobId
+    version: VersionId
+    part: str
+    """Its name, or the node that holds it where it has none."""
+
+
+class Arrival:
+    """A part that comes, or is here."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.error: PlexError | None = None
+        self.manifest = VersionManifest()
+        self.file: MemoryFile | None = None
+        self.done_bytes = 0
+        self.pins = 0
+        """How many arrivals are made from it."""
+
+    def advance(self, nbytes: int) -> None:
+        """Count bytes that came."""
+        self.done_bytes += nbytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be dropped."""
+        return self.over.is_set() and not self.pins
+
+
+class Arrivals:
+    """Fetches parts; `lock` guards `host`, which takes back from here what it lacks."""
+
+    def __init__(
+        self, host: Budget, *, lock: threading.Lock, keys: Callable[[], ClusterKeys]
+    ) -> None:
+        self._host = host
+        self._lock = lock
+        self._keys = keys
+        self._arrivals: dict[Key, Arrival] = {}
+        self._bytes_per_s: dict[str, int] = {}
+        """Of the line to a state manager, as the last whole part came."""
+        self.arrived_bytes = 0
+        host.spare = self._spare
+
+    def open(
+        self, version: PublishedVersion, holder: VersionHolder, *, job_id: JobId, tell: Tell
+    ) -> tuple[int, VersionManifest]:
+        """Return a descriptor of a part's bytes and its manifest once it is here, verified.
+
+        Raises:
+            PlexError: `no_room`, `unavailable`, `checksum_mismatch`.
+            OSError: what `tell` raises: who waits has left.
+        """
+        key, told = Key(job_id, VersionId.of(version), holder.part or holder.node_id), 0
+        with self._lock:
+            arrival = self._arrivals.get(key)
+            if arrival is None:
+                arrival = self._arrivals[key] = Arrival()
+                arguments = (key, arrival, version, holder)
+                threading.Thread(
+                    target=self._fetch, args=arguments, name="arrival", daemon=True
+                ).start()
+        while not arrival.over.wait(TELL_S):
+            if (done := arrival.done_bytes) > told:
+                tell(done - told)
+                told = done
+        if arrival.error is not None:
+            raise arrival.error
+        with self._lock:
+            assert arrival.file is not None
+            return arrival.file.duplicate(), arrival.manifest
+
+    def forget(self, job_id: JobId) -> None:
+        """Drop what a job has here; the caller holds the lock."""
+        for key in [key for key, one in self._arrivals.items() if one.is_idle]:
+            if key.job_id == job_id:
+                self._drop(key)
+
+    def _fetch(
+        self, key: Key, arrival: Arrival, version: PublishedVersion, holder: VersionHolder
+    ) -> None:
+        far = Far(holder, self._keys, arrival.advance)
+        base: Arrival | None = None
+        try:
+            manifest = far.read_manifest(version)
+            with self._lock:
+                base = self._base(key, manifest)
+                self._host.take(manifest.nbytes)
+                arrival.manifest = manifest
+            arrival.file = self._received(far, manifest, base)
+        except Exception as error:  # noqa: BLE001 - all who wait are told, whatever it is
+            arrival.error = error if isinstance(error, PlexError) else internal(repr(error))
+            log.warning("version not brought", version=key.version, error=error)
+        with self._lock:
+            if base is not None:
+                base.pins -= 1
+            self.arrived_bytes += arrival.done_bytes
+            arrival.over.set()
+            if arrival.error is not None:
+                self._drop(key)
+                return
+            for older in self._of(key):
+                if older != key and self._arrivals[older].is_idle:
+                    self._drop(older)
+
+    def _received(self, far: Far, manifest: VersionManifest, base: Arrival | None) -> MemoryFile:
+        """Return a part's bytes, immutable, and note how fast they came if they came whole."""
+        file = MemoryFile("plexsvc-arrival", manifest.nbytes)
+        reserve(file.fd, manifest.nbytes)
+        mapped, started_s = file.map(is_writable=True), time.monotonic()
+        address = far.holder.state_manager
+        with memoryview(mapped) as whole, whole[: manifest.nbytes] as into:
+            far.read_into(
+                into,
+                manifest,
+                base=None if base is None else _published(base),
+                bytes_per_s=self._bytes_per_s.get(address, 0),
+            )
+        if base is None:
+            took_s = time.monotonic() - started_s
+            self._bytes_per_s[address] = int(manifest.nbytes / max(took_s, 1e-6))
+        mapped.close()  # a file with a writable mapping cannot be frozen
+        file.freeze()
+        return file
+
+    def _base(self, key: Key, manifest: VersionManifest) -> Arrival | None:
+        """Pin and return the newest part here with the same pieces, if any."""
+        for older in sorted(self._of(key), reverse=True):
+            found = self._arrivals[older]
+            if older != key and found.over.is_set() and is_alike(found.manifest, manifest):
+                found.pins += 1
+                return found
+        return None
+
+    def _of(self, key: Key) -> list[Key]:
+        """Return the same part of all versions of a deployment."""
+        return [
+            one
+            for one in self._arrivals
+            if (one.job_id, one.part) == (key.job_id, key.part)
+            and one.version.deployment_id == key.version.deployment_id
+        ]
+
+    def _spare(self, nbytes: int) -> None:
+        """Give back memory, the oldest first; the caller holds the lock."""
+        for key in [key for key, one in self._arrivals.items() if one.is_idle]:
+            if nbytes <= 0:
+                return
+            nbytes -= self._arrivals[key].manifest.nbytes
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        arrival = self._arrivals.pop(key)
+        self._host.give(arrival.manifest.nbytes)
+        if arrival.file is not None:
+            arrival.file.close()
+
+
+def _published(arrival: Arrival) -> Published:
+    assert arrival.file is not None
+    data = memoryview(arrival.file.map(is_writable=False))
+    return Published(manifest=arrival.manifest, data=data)
