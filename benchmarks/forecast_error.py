@@ -1,4 +1,4 @@
-"""Error of the forecast: predicted against measured slowdown of each shared placement.
+"""Error of the ring: predicted against measured slowdown of each shared placement.
 
 `python -m benchmarks.forecast_error [--preset cluster-256] [--seeds 1 2 3]` plays the preset as it
 ships and prints one line for each way to predict. A *stay* is the time that a job spends with the
@@ -6,7 +6,8 @@ same company. What a way says when a stay begins is compared with the cycles tha
 it, over what they take alone. Stays of fewer than `MIN_CYCLES` cycles are left out: one late cycle
 would decide them.
 
-- `forecast`: what placement asks (`planning/forecast.py`).
+- `ring`: what placement asks (`planning/ring.py`).
+- `at once`: the same with all ready at the start, not where they were last seen.
 - `flat`: its closed form for every job, rounds never played.
 - `device time`: the sum of everyone's device time over the period, as if nobody met by chance.
 - `nothing`: sharing costs nothing.
@@ -22,18 +23,26 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from plexsvc.ids import ResidentId
-from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import policy_named
 from plexsvc.scheduler.core.planning.profile import PPM, Lodger
+from plexsvc.scheduler.core.planning.ring import turned
 from plexsvc.sim.presets import preset_named
 from plexsvc.sim.run import play
 
 MIN_CYCLES: Final = 10
 
 
+def _ring(lodgers: Sequence[Lodger]) -> dict[ResidentId, int]:
+    return turned(lodgers).slowdowns
+
+
+def _at_once(lodgers: Sequence[Lodger]) -> dict[ResidentId, int]:
+    return _ring([replace(one, since_us=0) for one in lodgers])
+
+
 def _flat(lodgers: Sequence[Lodger]) -> dict[ResidentId, int]:
-    return forecast([replace(one, load=replace(one.load, bursts=())) for one in lodgers])
+    return _ring([replace(one, load=replace(one.load, bursts=())) for one in lodgers])
 
 
 def _device_time(lodgers: Sequence[Lodger]) -> dict[ResidentId, int]:
@@ -45,7 +54,8 @@ def _device_time(lodgers: Sequence[Lodger]) -> dict[ResidentId, int]:
 
 
 WAYS: Final[dict[str, Callable[[Sequence[Lodger]], dict[ResidentId, int]]]] = {
-    "forecast": forecast,
+    "ring": _ring,
+    "at once": _at_once,
     "flat": _flat,
     "device time": _device_time,
     "nothing": lambda lodgers: {one.resident_id: PPM for one in lodgers},
@@ -75,7 +85,7 @@ class Watch:
         """Count the cycle that ends now, or begin another stay."""
         group = planner.group_of(resident_id)
         mine = group.residents[resident_id]
-        lodgers = [one.lodger for one in group.residents.values()]
+        lodgers = [planner.paces.lodger(one) for one in group.residents.values()]
         company = frozenset(one.demand.resident_id for one in group.on(mine.units))
         stay = self.stays.get(resident_id)
         if stay is not None and stay.company == company:

@@ -33,8 +33,6 @@ UP_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.5
 GOING_ON: Final = frozenset({service_pb2.JOB_STATE_QUEUED, service_pb2.JOB_STATE_RUNNING})
-SLOT_US: Final = 20_000
-"""Slot of the planning horizon: the demo's cycles take a second or so."""
 NO_BOUND_PPM: Final = 100_000_000
 """The jobs are to share the one device even where the planner knows that it costs them time."""
 STATE: Final = "state"
@@ -176,7 +174,6 @@ def open_stage(
         router=RouterConfig(roots={DEFAULT_TENANT: (out_dir.absolute() / "models",)}),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
-            slot_us=SLOT_US,
             duty_cap_ppm=NO_BOUND_PPM,
             max_slowdown_ppm=NO_BOUND_PPM,
             target_slowdown_ppm=NO_BOUND_PPM,

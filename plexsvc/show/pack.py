@@ -12,7 +12,6 @@ from rich.text import Text
 from plexclient.wire.v1 import service_pb2
 from plexsvc.show.pack_plan import (
     PPM,
-    Spans,
     Window,
     compact,
     label,
@@ -20,7 +19,6 @@ from plexsvc.show.pack_plan import (
     notes,
     planned,
     ratio,
-    shared,
     shares,
     slowdown,
     title,
@@ -40,8 +38,8 @@ def pack_view(pack: service_pb2.PackReply, *, width: int) -> RenderableType:
     """Return the picture of every group, and who waits outside. Lines fit in `width`."""
     window = Window.of(pack)
     head = Text(
-        f"policy {pack.policy} · slots of {length(pack.slot_us)}, horizon "
-        f"{length(pack.horizon_us)}, shown: the next {length(window.length_us)}",
+        f"policy {pack.policy} · rings of up to {length(pack.horizon_us)}, shown: the next "
+        f"{length(window.length_us)}",
         style="dim",
     )
     parts: list[RenderableType] = [head]
@@ -62,10 +60,11 @@ def what_if_view(reply: service_pb2.WhatIfReply) -> RenderableType:
     joined = " and ".join(map(str, reply.group_ids))
     where = "a group of its own" if reply.opens_group else f"group {joined}"
     head = (
-        f"it would start at once on {compact(reply.devices)} ({where}), shifted by "
-        f"{length(reply.shift_us)}, {reply.overlap_ppm / PPM:.0%} of its device time overlapping "
-        f"others'; predicted slowdown {ratio(reply.predicted_ppm)}"
+        f"it would start at once on {compact(reply.devices)} ({where}); predicted slowdown "
+        f"{ratio(reply.predicted_ppm)}"
     )
+    if reply.place:
+        head += f"\n{reply.place}"
     if not reply.neighbours:
         return Text(head)
     table = table_of("costs", "slowdown now", "then", "bound")
@@ -92,28 +91,19 @@ def moves_view(reply: service_pb2.MovesReply) -> RenderableType:
 
 def _ring(group: service_pb2.PackGroup, window: Window, *, width: int) -> RenderableType:
     labels = [_label(r)[:_MAX_LABEL] for r in group.residents]
-    indent = max([len("overlap"), *map(len, labels)])
+    indent = max(map(len, labels), default=0)
     columns = min(_MAX_COLUMNS, max(_MIN_COLUMNS, width - indent - 4))
-    lanes = [planned(resident, window) for resident in group.residents]
     lines = [Text(title(group), style="bold"), Text(" " * (indent + 2) + _axis(window, columns))]
-    for number, (name, lane) in enumerate(zip(labels, lanes, strict=True)):
-        lines.append(_lane(name, lane, window, indent=indent, columns=columns, color=number))
-    both = shared(group, window)
-    if both:
-        lines.append(_lane("overlap", both, window, indent=indent, columns=columns, color=None))
+    for number, (name, resident) in enumerate(zip(labels, group.residents, strict=True)):
+        parts = shares(planned(resident, window), window, columns=columns)
+        if not resident.busy:  # flat: mass at its duty
+            parts = [resident.duty_ppm / PPM] * columns
+        bars = "".join(_LEVELS[-int(-share * (len(_LEVELS) - 1) // 1)] for share in parts)
+        line = Text(name.ljust(indent) + " ▕").append(bars, style=COLORS[number % len(COLORS)])
+        lines.append(line.append("▏"))
+    told = zip(labels, group.residents, strict=True)
+    lines += [Text(f"{name}: {one.place}", style="dim") for name, one in told if one.place]
     return Group(*lines)
-
-
-def _lane(
-    name: str, lane: Spans, window: Window, *, indent: int, columns: int, color: int | None
-) -> Text:
-    levels = len(_LEVELS) - 1
-    bars = "".join(
-        _LEVELS[-int(-share * levels // 1)] for share in shares(lane, window, columns=columns)
-    )
-    style = "red" if color is None else COLORS[color % len(COLORS)]
-    line = Text(name.ljust(indent) + " ▕", style="dim" if color is None else "")
-    return line.append(bars, style=style).append("▏")
 
 
 def _axis(window: Window, columns: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,73 +32,22 @@ class Window:
 
     @classmethod
     def of(cls, pack: service_pb2.PackReply) -> Window:
-        """Return the window of a reply, from the slot in hand."""
-        start_us = pack.now_us // max(1, pack.slot_us) * pack.slot_us
-        return cls(start_us=start_us, length_us=max(1, pack.window_us))
+        """Return the window of a reply."""
+        return cls(start_us=pack.now_us, length_us=max(1, pack.window_us))
 
 
 def planned(resident: service_pb2.PackResident, window: Window) -> Spans:
-    """Return when a resident is planned to have its devices. `O(spans)`.
+    """Return the windows of a resident on the ring; of a flat one none.
 
-    >>> cycle = service_pb2.PackResident(
-    ...     period_us=10, busy=[service_pb2.BusySpan(start_us=8, end_us=10)]
-    ... )
-    >>> planned(cycle, Window(start_us=9, length_us=15))
-    [(9, 10), (18, 20)]
+    >>> busy = [service_pb2.BusySpan(start_us=8, end_us=10)]
+    >>> planned(service_pb2.PackResident(busy=busy), Window(start_us=9, length_us=15))
+    [(9, 10)]
     """
-    spans: Spans = []
-    if not resident.period_us:
-        return spans
-    for cycle in range(
-        window.start_us // resident.period_us, -(-window.end_us // resident.period_us)
-    ):
-        base_us = cycle * resident.period_us
-        for busy in resident.busy:
-            start_us = max(window.start_us, base_us + busy.start_us)
-            end_us = min(window.end_us, base_us + busy.end_us)
-            if start_us < end_us:
-                spans.append((start_us, end_us))
-    return spans
-
-
-def overlaps(lanes: Iterable[Spans]) -> Spans:
-    """Return where two or more lanes are busy at once. `O(n log n)`.
-
-    >>> overlaps([[(0, 5), (8, 9)], [(3, 8)], [(4, 6)]])
-    [(3, 6)]
-    """
-    edges = sorted((at, step) for lane in lanes for s, e in lane for at, step in ((s, 1), (e, -1)))
-    found: Spans = []
-    depth, since = 0, 0
-    for at, step in edges:
-        before, depth = depth, depth + step
-        if before < 2 <= depth:
-            since = at
-        elif before >= 2 > depth and since < at:
-            found.append((since, at))
-    return found
-
-
-def shared(group: service_pb2.PackGroup, window: Window) -> Spans:
-    """Return when some device of a group is planned for two or more at once."""
-    lanes = [(set(r.devices), planned(r, window)) for r in group.residents]
-    crowds = {frozenset(i for i, (on, _) in enumerate(lanes) if d in on) for d in group.devices}
-    return union([overlaps(lanes[i][1] for i in crowd) for crowd in crowds])
-
-
-def union(lanes: Iterable[Spans]) -> Spans:
-    """Return when any lane is busy.
-
-    >>> union([[(0, 2), (5, 6)], [(1, 3)]])
-    [(0, 3), (5, 6)]
-    """
-    found: Spans = []
-    for start, end in sorted(span for lane in lanes for span in lane):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((start, end))
-    return found
+    clipped = (
+        (max(window.start_us, busy.start_us), min(window.end_us, busy.end_us))
+        for busy in resident.busy
+    )
+    return [(start_us, end_us) for start_us, end_us in clipped if start_us < end_us]
 
 
 def shares(spans: Spans, window: Window, *, columns: int) -> list[float]:

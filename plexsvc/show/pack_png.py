@@ -14,21 +14,18 @@ from matplotlib.figure import Figure
 from plexclient.wire.v1 import service_pb2
 from plexsvc.show.pack_plan import (
     PPM,
-    Spans,
     Window,
     label,
     length,
     notes,
     planned,
     ratio,
-    shared,
     title,
 )
 
 COLORS: Final = (
     *("tab:cyan", "tab:purple", "tab:orange", "tab:green", "tab:blue", "tab:pink", "tab:gray"),
 )
-OVERLAP_COLOR: Final = "tab:red"
 _ROW_INCHES: Final = 0.45
 _HEAD_INCHES: Final = 0.9
 _MAX_INCHES: Final = 200.0
@@ -36,7 +33,7 @@ _DPI: Final = 120
 
 
 def draw_pack(path: Path, pack: service_pb2.PackReply) -> None:
-    """Write one row of axes a group, one lane a deployment, and a lane of what overlaps.
+    """Write one row of axes a group, one lane a deployment.
 
     Raises:
         OSError: the file cannot be written.
@@ -44,7 +41,7 @@ def draw_pack(path: Path, pack: service_pb2.PackReply) -> None:
     """
     window = Window.of(pack)
     groups = list(pack.groups)
-    heights = [_HEAD_INCHES + _ROW_INCHES * (len(g.residents) + 1) for g in groups] or [1.0]
+    heights = [_HEAD_INCHES + _ROW_INCHES * len(g.residents) for g in groups] or [1.0]
     size = (11, min(_MAX_INCHES, sum(heights)))
     figure = Figure(figsize=size, layout="constrained")
     rows = figure.subplots(len(heights), squeeze=False, height_ratios=heights)
@@ -57,21 +54,18 @@ def draw_pack(path: Path, pack: service_pb2.PackReply) -> None:
 
 
 def _draw_group(axes: Axes, group: service_pb2.PackGroup, window: Window) -> None:
-    lanes = [planned(resident, window) for resident in group.residents]
     names = [_name(resident) for resident in group.residents]
-    for number, lane in enumerate(lanes):
-        _draw_lane(axes, lane, window, row=number, color=COLORS[number % len(COLORS)])
-    _draw_lane(axes, shared(group, window), window, row=len(lanes), color=OVERLAP_COLOR)
-    axes.set_yticks(range(len(lanes) + 1), [*names, "overlap"], fontsize=7)
-    axes.set(xlim=(0, window.length_us / 1e6), ylim=(len(lanes) + 0.5, -0.5))
+    for number, resident in enumerate(group.residents):
+        color, is_flat = COLORS[number % len(COLORS)], not resident.busy
+        spans = [(window.start_us, window.end_us)] if is_flat else planned(resident, window)
+        bars = [((s - window.start_us) / 1e6, (e - s) / 1e6) for s, e in spans]
+        height = 0.8 * (resident.duty_ppm / PPM if is_flat else 1)  # flat: mass at its duty
+        axes.broken_barh(bars, (number - height / 2, height), facecolors=color)
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set(xlim=(0, window.length_us / 1e6), ylim=(len(names) - 0.5, -0.5))
     axes.set_xlabel("seconds from now", fontsize=7)
     axes.tick_params(axis="x", labelsize=7)
     axes.set_title(title(group), fontsize=9, loc="left")
-
-
-def _draw_lane(axes: Axes, lane: Spans, window: Window, *, row: int, color: str) -> None:
-    bars = [((s - window.start_us) / 1e6, (e - s) / 1e6) for s, e in lane]
-    axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=color)
 
 
 def _name(resident: service_pb2.PackResident) -> str:

@@ -26,7 +26,7 @@ TRAIN = f'{{ kind = "train", bytes_total = {MIB} }}'
 TENANTS = """
 tokens = { "token-of-ops" = "ops", "token-of-lab" = "lab", "token-of-rival" = "rival" }
 """
-BOUNDS = f"{SHARES_ALL}slot_us = 20_000\n"
+BOUNDS = SHARES_ALL
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     nodes = {"left": [TRAIN, TRAIN], "right": [TRAIN]}
-    extra, bounds = OPEN, f"{SHARES_ALL}slot_us = 20_000\n"
+    extra, bounds = OPEN, SHARES_ALL
     with start_cluster(
         tmp_path_factory.mktemp("page"), nodes=nodes, extra=extra, scheduler=bounds
     ) as live:

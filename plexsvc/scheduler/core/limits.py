@@ -45,8 +45,6 @@ class Limits:
     """How long a relocation waits for its new processes and a step boundary."""
     policy: str = "plex"
     """How jobs are placed and operations ordered, by the names that `plexctl simulate` knows."""
-    slot_us: int = 1_000_000
-    """Length of a slot of the planning horizon, which has 28,800."""
     max_deployments_per_group: int = 5
     """Training deployments that may time-share a group of devices."""
     duty_cap_ppm: int = 900_000

@@ -1,4 +1,4 @@
-"""The pictures of a plan: what is planned when, what overlaps, and whose names may be read."""
+"""The pictures of a plan: which windows are whose, and whose names may be read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rich.console import Console, RenderableType
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.show.pack import moves_view, pack_view, what_if_view
-from plexsvc.show.pack_plan import Spans, Window, overlaps, planned, shared, shares
+from plexsvc.show.pack_plan import Window, planned, shares
 from plexsvc.show.pack_png import draw_pack
 
 S = 1_000_000
+NOW = 100 * S
 
 
 def shown(view: RenderableType, *, width: int = 120) -> list[str]:
@@ -25,7 +26,7 @@ def shown(view: RenderableType, *, width: int = 120) -> list[str]:
 
 
 def resident(job: str = "math", *busy: tuple[int, int], **more: object) -> pb.PackResident:
-    """A deployment with a ten second cycle, busy at the given seconds of it."""
+    """A deployment with a ten second cycle, and windows at the given seconds from now."""
     return pb.PackResident(
         **{
             "deployment_id": f"{job}/actor",
@@ -38,7 +39,7 @@ def resident(job: str = "math", *busy: tuple[int, int], **more: object) -> pb.Pa
             "duty_ppm": 200_000,
             "bound_ppm": 1_500_000,
             "predicted_ppm": 1_040_000,
-            "busy": [pb.BusySpan(start_us=a * S, end_us=b * S) for a, b in busy],
+            "busy": [pb.BusySpan(start_us=NOW + a * S, end_us=NOW + b * S) for a, b in busy],
         }
         | more  # type: ignore[arg-type]
     )
@@ -59,22 +60,20 @@ def reply(*residents: pb.PackResident, **more: object) -> pb.PackReply:
         ],
         residents=residents,
     )
-    facts = {"now_us": 100 * S, "slot_us": S, "horizon_us": 28_800 * S, "window_us": 20 * S}
+    facts = {"now_us": NOW, "horizon_us": 100 * S, "window_us": 20 * S}
     return pb.PackReply(groups=[group], policy="plex", **(facts | more))  # type: ignore[arg-type]
 
 
-def test_a_lane_is_full_where_the_plan_says_busy_and_overlap_is_shown_apart() -> None:
-    pack = reply(resident("math", (0, 2)), resident("code", (1, 5)))
+def test_a_lane_is_full_in_its_windows_and_a_flat_one_is_as_high_as_its_duty() -> None:
+    pack = reply(resident("math", (0, 2), (10, 12)), resident("code", place="of 3 places"))
     lines = shown(pack_view(pack, width=54))
-    math, code, overlap = (
+    math, code = (
         next(line for line in lines if line.startswith(name) and "▕" in line)
-        for name in ("math", "code", "overlap")
+        for name in ("math", "code")
     )
-    bars = [line.split("▕")[1].rstrip("▏") for line in (math, code, overlap)]
-    assert [len(bar) for bar in bars] == [40, 40, 40]  # two columns a second
-    assert bars == [
-        cycle * 2 for cycle in ("████".ljust(20), "  ████████".ljust(20), "  ██".ljust(20))
-    ]
+    bars = [line.split("▕")[1].rstrip("▏") for line in (math, code)]
+    assert bars == ["████".ljust(20) * 2, "▂" * 40]  # two columns a second
+    assert "code/actor: of 3 places" in lines
     assert any("n:0,1 m:0" in line and "duty 40% of at most 90%" in line for line in lines)
     assert "host memory 600 of 4,096 MiB (state 500, copies 100)" in lines
 
@@ -119,11 +118,12 @@ def test_a_what_if_says_where_and_what_it_costs_or_why_it_waits() -> None:
         job_name="math", name="actor", before_ppm=1_000_000, after_ppm=1_030_000
     )
     fits = pb.WhatIfReply(
-        fits=True, devices=["n:0"], group_ids=[3], shift_us=4 * S, predicted_ppm=1_060_000
+        fits=True, devices=["n:0"], group_ids=[3], predicted_ppm=1_060_000, place="slides by 4 s"
     )
     fits.neighbours.append(one)
     lines = shown(what_if_view(fits), width=200)
-    assert "n:0 (group 3), shifted by 4 s" in lines[0]
+    assert "n:0 (group 3); predicted slowdown 1.06" in lines[0]
+    assert lines[1] == "slides by 4 s"
     assert lines[-1].split() == ["math/actor", "1.00", "1.03", "-"]
     waits = pb.WhatIfReply(reasons=["duty would pass 90% (duty_cap)"])
     assert shown(what_if_view(waits))[-1].strip() == "duty would pass 90% (duty_cap)"
@@ -144,38 +144,10 @@ def test_a_png_is_written_for_any_number_of_groups(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)), max_size=6)
-
-
-def disjoint(pairs: list[tuple[int, int]]) -> Spans:
-    spans, at = [], 0
-    for gap, length in pairs:
-        spans.append((at + gap, at + gap + length))
-        at += gap + length
-    return spans
-
-
-@given(st.lists(SPANS, max_size=4))
-def test_overlaps_are_where_a_count_by_points_says(lanes: list[list[tuple[int, int]]]) -> None:
-    spans = [disjoint(lane) for lane in lanes]
-    found = overlaps(spans)
-    last = max((e for lane in spans for _, e in lane), default=0)
-    for at in range(last + 1):
-        deep = sum(any(s <= at < e for s, e in lane) for lane in spans)
-        assert any(s <= at < e for s, e in found) == (deep >= 2), at
-
-
 @given(st.integers(0, 100), st.integers(1, 60), st.integers(1, 30))
 def test_shares_add_up_to_the_planned_time(start: int, length: int, columns: int) -> None:
     window = Window(start_us=start, length_us=length)
-    spans = planned(resident("x", busy=[pb.BusySpan(start_us=2, end_us=5)], period_us=7), window)
+    busy = [pb.BusySpan(start_us=at, end_us=at + 3) for at in range(2, 170, 7)]
+    spans = planned(resident("x", busy=busy), window)
     total = sum(shares(spans, window, columns=columns)) * length / columns
     assert total == pytest.approx(sum(e - s for s, e in spans), abs=1e-6)
-
-
-def test_residents_of_different_devices_of_a_group_do_not_overlap() -> None:
-    one, two = resident("math", (0, 4)), resident("code", (2, 6), devices=["n:1"])
-    both = resident("tool", (3, 5), devices=["n:0", "n:1"])
-    window = Window(start_us=0, length_us=10 * S)
-    assert shared(reply(one, two).groups[0], window) == []
-    assert shared(reply(one, two, both).groups[0], window) == [(3 * S, 5 * S)]

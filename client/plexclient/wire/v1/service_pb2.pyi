@@ -904,9 +904,8 @@ class PackRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., window_us: _Optional[int] = ...) -> None: ...
 
 class PackReply(_message.Message):
-    __slots__ = ("now_us", "slot_us", "horizon_us", "window_us", "groups", "waiting", "idle", "policy", "prefetches", "prefetch_hits", "prefetches_wasted", "demand")
+    __slots__ = ("now_us", "horizon_us", "window_us", "groups", "waiting", "idle", "policy", "prefetches", "prefetch_hits", "prefetches_wasted", "demand")
     NOW_US_FIELD_NUMBER: _ClassVar[int]
-    SLOT_US_FIELD_NUMBER: _ClassVar[int]
     HORIZON_US_FIELD_NUMBER: _ClassVar[int]
     WINDOW_US_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -918,7 +917,6 @@ class PackReply(_message.Message):
     PREFETCHES_WASTED_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     now_us: int
-    slot_us: int
     horizon_us: int
     window_us: int
     groups: _containers.RepeatedCompositeFieldContainer[PackGroup]
@@ -929,7 +927,7 @@ class PackReply(_message.Message):
     prefetch_hits: int
     prefetches_wasted: int
     demand: _containers.RepeatedCompositeFieldContainer[KindDemand]
-    def __init__(self, now_us: _Optional[int] = ..., slot_us: _Optional[int] = ..., horizon_us: _Optional[int] = ..., window_us: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PackGroup, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[PackWaiting, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., prefetches: _Optional[int] = ..., prefetch_hits: _Optional[int] = ..., prefetches_wasted: _Optional[int] = ..., demand: _Optional[_Iterable[_Union[KindDemand, _Mapping]]] = ...) -> None: ...
+    def __init__(self, now_us: _Optional[int] = ..., horizon_us: _Optional[int] = ..., window_us: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PackGroup, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[PackWaiting, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., prefetches: _Optional[int] = ..., prefetch_hits: _Optional[int] = ..., prefetches_wasted: _Optional[int] = ..., demand: _Optional[_Iterable[_Union[KindDemand, _Mapping]]] = ...) -> None: ...
 
 class KindDemand(_message.Message):
     __slots__ = ("kind", "idle", "wanted", "missing")
@@ -983,13 +981,12 @@ class HostUse(_message.Message):
     def __init__(self, use: _Optional[str] = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class PackResident(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "devices", "anchor_us", "shift_us", "period_us", "segments", "duty_ppm", "bound_ppm", "predicted_ppm", "measured_ppm", "wait_us", "wait_ratio_ppm", "state_bytes", "is_cold", "is_pinned", "is_late", "moving_to", "residency", "is_running", "name", "busy")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "devices", "shift_us", "period_us", "segments", "duty_ppm", "bound_ppm", "predicted_ppm", "measured_ppm", "wait_us", "wait_ratio_ppm", "state_bytes", "is_cold", "is_pinned", "is_late", "moving_to", "residency", "is_running", "name", "busy", "place")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
-    ANCHOR_US_FIELD_NUMBER: _ClassVar[int]
     SHIFT_US_FIELD_NUMBER: _ClassVar[int]
     PERIOD_US_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -1008,12 +1005,12 @@ class PackResident(_message.Message):
     IS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     job_name: str
     tenant: str
     devices: _containers.RepeatedScalarFieldContainer[str]
-    anchor_us: int
     shift_us: int
     period_us: int
     segments: _containers.RepeatedCompositeFieldContainer[CycleSegment]
@@ -1032,7 +1029,8 @@ class PackResident(_message.Message):
     is_running: bool
     name: str
     busy: _containers.RepeatedCompositeFieldContainer[BusySpan]
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., anchor_us: _Optional[int] = ..., shift_us: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., duty_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., is_cold: _Optional[bool] = ..., is_pinned: _Optional[bool] = ..., is_late: _Optional[bool] = ..., moving_to: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., is_running: _Optional[bool] = ..., name: _Optional[str] = ..., busy: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ...) -> None: ...
+    place: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., shift_us: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., duty_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., is_cold: _Optional[bool] = ..., is_pinned: _Optional[bool] = ..., is_late: _Optional[bool] = ..., moving_to: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., is_running: _Optional[bool] = ..., name: _Optional[str] = ..., busy: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ..., place: _Optional[str] = ...) -> None: ...
 
 class PackWaiting(_message.Message):
     __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "since_us", "reason", "name", "short_of")
@@ -1095,26 +1093,26 @@ class WhatIfRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., job: _Optional[_Union[JobShape, _Mapping]] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class WhatIfReply(_message.Message):
-    __slots__ = ("fits", "devices", "opens_group", "group_ids", "shift_us", "overlap_ppm", "predicted_ppm", "neighbours", "reasons")
+    __slots__ = ("fits", "devices", "opens_group", "group_ids", "shift_us", "predicted_ppm", "neighbours", "reasons", "place")
     FITS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     OPENS_GROUP_FIELD_NUMBER: _ClassVar[int]
     GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
     SHIFT_US_FIELD_NUMBER: _ClassVar[int]
-    OVERLAP_PPM_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_PPM_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     fits: bool
     devices: _containers.RepeatedScalarFieldContainer[str]
     opens_group: bool
     group_ids: _containers.RepeatedScalarFieldContainer[int]
     shift_us: int
-    overlap_ppm: int
     predicted_ppm: int
     neighbours: _containers.RepeatedCompositeFieldContainer[WhatIfNeighbour]
     reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, fits: _Optional[bool] = ..., devices: _Optional[_Iterable[str]] = ..., opens_group: _Optional[bool] = ..., group_ids: _Optional[_Iterable[int]] = ..., shift_us: _Optional[int] = ..., overlap_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., neighbours: _Optional[_Iterable[_Union[WhatIfNeighbour, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+    place: str
+    def __init__(self, fits: _Optional[bool] = ..., devices: _Optional[_Iterable[str]] = ..., opens_group: _Optional[bool] = ..., group_ids: _Optional[_Iterable[int]] = ..., shift_us: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., neighbours: _Optional[_Iterable[_Union[WhatIfNeighbour, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ..., place: _Optional[str] = ...) -> None: ...
 
 class WhatIfNeighbour(_message.Message):
     __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "before_ppm", "after_ppm", "bound_ppm", "name")

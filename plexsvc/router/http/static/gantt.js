@@ -63,7 +63,7 @@ export class Gantt {
     this.count = 0;
     this.read = 0; // number of the last bar that came
     this.shown = { count: 0, at: 0 }; // how many bars there were at a draw, and when that was first
-    this.plans = []; // [{device, job, period, busy: [[start, end]]}]
+    this.plans = []; // [{device, deployment, duty, busy: [[start, end]]}]
     this.running = new Map(); // device -> {deployment, since}
     this.now = 0; // of the service
     this.ahead = 0.15; // share of the window that shows the plan
@@ -233,19 +233,18 @@ export class Gantt {
     for (const plan of this.plans) if (plan.device === name) this.#plan(plan, y, high);
   }
 
-  #plan({ deployment, period, busy }, y, high) {
+  #plan({ deployment, duty, busy }, y, high) {
     const c = this.context, from = Math.max(this.now, this.start);
     c.strokeStyle = c.fillStyle = this.fill(deployment, "");
-    for (let cycle = Math.floor(from / period); cycle * period < this.end; cycle++) {
-      for (const [start, end] of busy) {
-        const left = this.x(Math.max(from, cycle * period + start)), right = this.x(cycle * period + end);
-        if (right - left < 1) continue;
-        c.globalAlpha = 0.22;
-        c.fillRect(left, y, right - left, high);
-        c.globalAlpha = 0.7;
-        c.strokeRect(left + 0.5, y + 0.5, right - left - 1, high - 1);
-      }
-      if (period * this.scale < 2) break; // finer than a pixel
+    const spans = busy.length ? busy : [[from, this.end]];
+    const tall = busy.length ? high : high * duty; // flat: mass at its duty
+    for (const [start, end] of spans) {
+      const left = this.x(Math.max(from, start)), right = this.x(Math.min(end, this.end));
+      if (right - left < 1) continue;
+      c.globalAlpha = 0.22;
+      c.fillRect(left, y + high - tall, right - left, tall);
+      c.globalAlpha = 0.7;
+      if (busy.length) c.strokeRect(left + 0.5, y + 0.5, right - left - 1, high - 1);
     }
     c.globalAlpha = 1;
   }

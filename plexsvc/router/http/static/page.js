@@ -141,9 +141,9 @@ function remember(name, job, at, value) {
 function plans(pack) {
   return (pack.groups || []).flatMap((group) => group.residents.flatMap((one) =>
     one.devices.map((device) => ({
-      device, deployment: one.deployment_id, period: num(one.period_us),
+      device, deployment: one.deployment_id, duty: num(one.duty_ppm) / 1e6,
       busy: one.busy.map((span) => [num(span.start_us), num(span.end_us)]),
-    })).filter((plan) => plan.period)));
+    }))));
 }
 
 function said(text, isBad) {

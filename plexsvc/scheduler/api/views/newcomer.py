@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning import answers
-from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.places import whole_groups
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import Demand, Load, Lodger
+from plexsvc.scheduler.core.planning.ring import Taken, simulate_insert, turned
 from plexsvc.scheduler.core.planning.rooms import Gang
 
 
@@ -38,6 +38,9 @@ class WhatIf:
     slowdown_ppm: int = 1_000_000
     """Its own predicted cycle shared over alone."""
 
+    taken: Taken | None = None
+    """What it would get among others, and why there."""
+
     meets: tuple[Meeting, ...] = ()
     refusals: tuple[str, ...] = ()
     """When there is no place: why, place by place."""
@@ -55,18 +58,22 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     spot = planner.search.spot_for(demand, groups, barred=barred, now_us=now_us)
     if spot is None:
         return WhatIf(refusals=tuple(answers.reasons_for(planner, demand, now_us=now_us)))
-    there = [r.lodger for group in spot.groups for r in group.residents.values()]
+    residents = [r for group in spot.groups for r in group.residents.values()]
+    there = list(map(planner.paces.lodger, residents))
     met = {r.demand.resident_id for r in spot.met()}
     own = Lodger(resident_id=demand.resident_id, load=Load.of(demand), units=spot.units)
-    before, after = forecast(there), forecast([*there, own])
-    own_ppm = after.pop(demand.resident_id)
+    before = turned(there, now_us=now_us).slowdowns
+    ring = simulate_insert(there, own, now_us=now_us)
+    taken = ring.taken(own, why=spot.why, at_us=now_us)
+    del ring.slowdowns[demand.resident_id]
     return WhatIf(
         units=spot.units,
         group_ids=tuple(group.group_id for group in spot.groups),
-        slowdown_ppm=own_ppm,
+        slowdown_ppm=taken.slowdown_ppm,
+        taken=taken,
         meets=tuple(
             Meeting(resident_id=resident_id, before_ppm=before[resident_id], after_ppm=ppm)
-            for resident_id, ppm in after.items()
+            for resident_id, ppm in ring.slowdowns.items()
             if ppm != before[resident_id] or resident_id in met
         ),
     )

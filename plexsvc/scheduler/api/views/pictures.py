@@ -5,7 +5,6 @@ A resident of the planner's board is a training deployment; a node of the board 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -18,13 +17,21 @@ from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import newcomer
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
-from plexsvc.scheduler.api.views.ring import RING_SLOTS, Cycle, laid, least_overlap
+from plexsvc.scheduler.api.views.story import place_of, window_told
 from plexsvc.scheduler.api.views.waiting import Waits
 from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.places import why_closed
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import PRIOR_JOB_US
-from plexsvc.scheduler.core.planning.profile import Demand, Mode, Profile, Segment, SyncAt
+from plexsvc.scheduler.core.planning.profile import (
+    SECOND_US,
+    Demand,
+    Mode,
+    Profile,
+    Segment,
+    SyncAt,
+)
+from plexsvc.scheduler.core.planning.ring import ROUNDS, SETTLED
 from plexsvc.scheduler.live import LiveScheduler
 
 DEFAULT_KIND: Final = "train"
@@ -32,7 +39,10 @@ ROLLOUT_KIND: Final = "rollout"
 WINDOW_PERIODS: Final = 3
 """How many of the longest cycles a picture shows unless asked for a window."""
 
-MIN_WINDOW_SLOTS: Final = 30
+MIN_WINDOW_US: Final = 30 * SECOND_US
+MAX_SPANS: Final = 1024
+"""Windows of one resident that a picture has: of a short cycle beside a long one, the first."""
+
 GIB: Final = 1 << 30
 
 _Choice = TypeVar("_Choice", Mode, SyncAt)
@@ -55,8 +65,6 @@ async def pack(scheduler: LiveScheduler, request: service_pb2.PackRequest) -> se
     cluster = scheduler.cluster
     reply = service_pb2.PackReply(
         now_us=scheduler.clock.wall_us(),
-        slot_us=cluster.limits.slot_us,
-        horizon_us=RING_SLOTS * cluster.limits.slot_us,
         policy=cluster.policy.name,
         prefetches=cluster.prefetches.ordered,
         prefetch_hits=cluster.prefetches.hits,
@@ -67,7 +75,10 @@ async def pack(scheduler: LiveScheduler, request: service_pb2.PackRequest) -> se
         for group in planner.board.groups.values():
             reply.groups.append(_group(look, planner, group, kind=kind))
     _waiting(look, reply)
-    reply.window_us = _window_us(reply, asked_us=request.window_us)
+    longest_us = max((r.period_us for g in reply.groups for r in g.residents), default=0)
+    reply.horizon_us = max(longest_us * (SETTLED + ROUNDS), MIN_WINDOW_US)
+    wanted_us = request.window_us or max(longest_us * WINDOW_PERIODS, MIN_WINDOW_US)
+    reply.window_us = min(wanted_us, reply.horizon_us)
     return reply
 
 
@@ -97,7 +108,7 @@ async def what_if(
     demand = _demand(scheduler, request.job, tenant=TenantId(request.tenant), now_us=now_us)
     copied = scheduler.cluster.copy_of(kind)
     ask = partial(newcomer.what_if, copied, demand, now_us=now_us)
-    reply = _answer(look, copied, demand, await scheduler.beside.run(ask))
+    reply = _answer(look, copied, await scheduler.beside.run(ask))
     lacking = _lacks_rollout(scheduler, request.job)
     if lacking:
         reply.fits = False
@@ -106,7 +117,8 @@ async def what_if(
 
 
 def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service_pb2.PackGroup:
-    predicted, crowd = planner.predicted(group), group.crowd(group.units)
+    now_us = look.scheduler.clock.wall_us()
+    ring, crowd = planner.ring(group, now_us=now_us), group.crowd(group.units)
     memory = planner.board.memory
     tightest = min(group.units, key=lambda u: memory.total_at(u) - memory.booked_at(u))
     view = service_pb2.PackGroup(
@@ -123,45 +135,33 @@ def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service
         ],
         closed=look.lens.text(why_closed(group)) if group.is_closed or group.late else "",
     )
-    lies = _laid(look, planner, group.residents.values())
-    for (key, resident), (cycle, shift) in zip(group.residents.items(), lies, strict=True):
-        shown = _resident(look, resident, cycle=cycle, shift=shift)
-        shown.predicted_ppm = predicted.get(key, 0)
+    for key, resident in group.residents.items():
+        shown = _resident(look, resident)
+        shown.predicted_ppm = ring.slowdowns[key]
+        if key in ring.courses:
+            course = ring.courses[key]
+            coming = [span for span in course.windows if span[1] > now_us]
+            shown.busy.extend(
+                service_pb2.BusySpan(start_us=start_us, end_us=end_us)
+                for start_us, end_us in coming[:MAX_SPANS]
+            )
+            shown.shift_us = course.shift_us
+        shown.place = look.lens.text("".join(place_of(planner, key, now_us=now_us)))
         shown.measured_ppm = planner.paces.measured(key) or 0
         shown.is_late = resident.is_late
         view.residents.append(shown)
     return view
 
 
-def _laid(look: _Look, planner: Planner, residents: Iterable[Resident]) -> list[tuple[Cycle, int]]:
-    """Return the cycles of residents as they are expected to lie on the ring, and their shifts."""
-    slot_us, paces = look.scheduler.cluster.limits.slot_us, planner.paces
-    cycles = []
-    for resident in residents:
-        key, profile = resident.demand.resident_id, resident.demand.profile
-        seen_us = paces.phase_us(key)
-        at_us = paces.began_us(key, default_us=0) if seen_us is None else seen_us
-        cycles.append((Cycle.of(profile, at_us=at_us, slot_us=slot_us), seen_us is not None))
-    return laid(cycles)
-
-
-def _resident(
-    look: _Look, resident: Resident, *, cycle: Cycle, shift: int
-) -> service_pb2.PackResident:
-    demand, slot_us = resident.demand, look.scheduler.cluster.limits.slot_us
+def _resident(look: _Look, resident: Resident) -> service_pb2.PackResident:
+    demand = resident.demand
     view = service_pb2.PackResident(
-        anchor_us=(cycle.start - shift) * slot_us,
-        shift_us=shift * slot_us,
-        period_us=cycle.period * slot_us,
+        period_us=demand.profile.period_us,
         duty_ppm=demand.profile.duty_ppm,
         bound_ppm=demand.max_slowdown_ppm,
         state_bytes=demand.state_bytes,
         is_cold=demand.is_cold,
         devices=resident.units,
-        busy=[
-            service_pb2.BusySpan(start_us=start * slot_us, end_us=end * slot_us)
-            for start, end in cycle.spans()
-        ],
         segments=[
             service_pb2.CycleSegment(
                 phase=s.phase, offset_us=s.offset_us, duration_us=s.duration_us
@@ -213,13 +213,6 @@ def _waiting(look: _Look, reply: service_pb2.PackReply) -> None:
     reply.demand.extend(demand.values())
 
 
-def _window_us(reply: service_pb2.PackReply, *, asked_us: int) -> int:
-    periods = (r.period_us for group in reply.groups for r in group.residents)
-    least_us = MIN_WINDOW_SLOTS * reply.slot_us
-    wanted_us = asked_us or max(max(periods, default=0) * WINDOW_PERIODS, least_us)
-    return min(wanted_us, reply.horizon_us or wanted_us)
-
-
 def _demand(
     scheduler: LiveScheduler, job: service_pb2.JobShape, *, tenant: TenantId, now_us: int
 ) -> Demand:
@@ -257,23 +250,18 @@ def _choice(kind: type[_Choice], name: str, *, field: str) -> _Choice:
         raise bad_request(f"{field} is {name!r}; wanted one of {known}") from error
 
 
-def _answer(
-    look: _Look, planner: Planner, demand: Demand, found: newcomer.WhatIf
-) -> service_pb2.WhatIfReply:
+def _answer(look: _Look, planner: Planner, found: newcomer.WhatIf) -> service_pb2.WhatIfReply:
     if not found.units:
         return service_pb2.WhatIfReply(reasons=map(look.lens.text, found.refusals))
-    slot_us, groups = look.scheduler.cluster.limits.slot_us, planner.board.groups
-    met = [r for group_id in found.group_ids for r in groups[group_id].on(found.units)]
-    there = [cycle for cycle, _ in _laid(look, planner, met)]
-    fit = least_overlap(Cycle.of(demand.profile, at_us=demand.arrived_us, slot_us=slot_us), there)
+    taken = found.taken
     reply = service_pb2.WhatIfReply(
         fits=True,
         devices=found.units,
         opens_group=found.opens,
         group_ids=found.group_ids,
-        shift_us=fit.slots * slot_us,
-        overlap_ppm=fit.overlap_ppm,
+        shift_us=taken.course.shift_us if taken is not None and taken.course is not None else 0,
         predicted_ppm=found.slowdown_ppm,
+        place="" if taken is None or found.opens else f"{taken.why}; {window_told(taken)}",
     )
     for meeting in found.meets:
         view = service_pb2.WhatIfNeighbour(

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from plexsvc.ids import JobId, OperationId, WpgId, show
+from plexsvc.ids import JobId, OperationId, ResidentId, WpgId, show
 from plexsvc.residency import Residency
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.profile import PPM
+from plexsvc.scheduler.core.planning.ring import Taken
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import (
@@ -84,7 +87,7 @@ def _deployment_story(
         since = _ago(now_us - (deployment.lost_us or deployment.requested_us))
         return f"waits for devices since {since}: {_no_place(cluster, deployment)}", []
     facts = [f"{wpg.wpg_id} is {wpg.state}, its state on {wpg.residency}, at {_where(wpg)}"]
-    facts += _plan(cluster, deployment)
+    facts += _plan(cluster, deployment, now_us=now_us)
     if deployment.lost is not None:
         since = _ago(now_us - deployment.lost_us)
         is_new = deployment.state is DeploymentState.STARTING
@@ -152,26 +155,52 @@ def _relocation(cluster: ClusterView, deployment: Deployment, *, now_us: int) ->
     return []
 
 
-def _plan(cluster: ClusterView, deployment: Deployment) -> list[str]:
+def _plan(cluster: ClusterView, deployment: Deployment, *, now_us: int) -> list[str]:
     """Say how the planner sees a training deployment: its company, slowdown, and whether late."""
     planner = cluster.planners[deployment.device_kind]
     key = deployment.resident_id
     if key not in planner.board.group_of:
-        return []
+        return place_of(planner, key, now_us=now_us)
     group = planner.board.groups[planner.board.group_of[key]]
     demand, measured = group.residents[key].demand, planner.paces.measured(key)
     ratios = [
         f"bound {_ratio(demand.max_slowdown_ppm)}",
-        f"predicted {_ratio(planner.predicted(group)[key])}",
+        f"predicted {_ratio(planner.ring(group).slowdowns[key])}",
         f"measured {_ratio(measured)}" if measured is not None else "not measured yet",
     ]
     company = f"shares its devices with {len(group.residents) - 1} others"
-    facts = [f"{company}; slowdown: {', '.join(ratios)}"]
+    facts = [f"{company}; slowdown: {', '.join(ratios)}", *place_of(planner, key, now_us=now_us)]
     if demand.is_cold:
         facts.append("its cycle is being profiled")
     if group.residents[key].is_late:
         facts.append("it is late: measured past its bound, so its group takes no further job")
     return facts
+
+
+def place_of(planner: Planner, resident_id: ResidentId, *, now_us: int) -> list[str]:
+    """Say what a deployment got when it was put among others, if it was, and why there."""
+    taken = planner.taken.get(resident_id)
+    if taken is None:
+        return []
+    told = f"it was put there {_ago(now_us - taken.at_us)} ago: {taken.why}"
+    return [f"{told}; {window_told(taken)}"]
+
+
+def window_told(taken: Taken) -> str:
+    """Say which window on the ring a job got, and what that was predicted to cost."""
+    told = f"it is flat: mass at its duty of {taken.duty_ppm / PPM:.0%}, at any time alike"
+    if taken.course is not None:
+        start_us, end_us = taken.course.window
+        told = (
+            f"its window, {_ago(end_us - start_us)} long, comes "
+            f"{_ago(start_us - taken.at_us)} later and every "
+            f"{_ago(taken.period_us * taken.slowdown_ppm // PPM)}; for that it slides by "
+            f"{_ago(taken.course.shift_us)}"
+        )
+    if not taken.slowdown_ppm:
+        return "what that costs could not be told"
+    others = f", {_ratio(taken.others_ppm)} at most for others" if taken.others_ppm else ""
+    return f"{told}; predicted: {_ratio(taken.slowdown_ppm)} for it{others}"
 
 
 def _waits(cluster: ClusterView, job_id: JobId) -> list[str]:

@@ -21,6 +21,7 @@ from plexsvc.ids import DeploymentId, JobId, ResidentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place import demands, sharing
 from plexsvc.scheduler.core.planning.groups import Group
+from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import Spot, refusal
 from plexsvc.scheduler.core.planning.profile import Load
 from plexsvc.scheduler.core.state import Deployment, Wpg
@@ -146,6 +147,7 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
         memory.book(one.demand, one.units)
     load, policy = Load.of(demand), planner.policy
     ask = partial(refusal, demand=demand, load=load, policy=policy, memory=memory)
+    ask = partial(ask, paces=Paces(), now_us=None)  # whenever that is
     burden = {u: len(group.on((u,))) for group in kept.values() for u in group.units}
     usable = {u: None for u in board.rooms if u not in barred}
     for gang in board.rooms.gangs(

@@ -399,6 +399,7 @@ def free(placement: Placement, wpg: Wpg) -> None:
     planner, key = planner_of(placement, deployment)
     hosts.leave(placement, wpg)
     if wpg.is_rollout:
+        planner.taken.pop(key, None)
         planner.board.release(_holder(deployment, incarnation=wpg.incarnation))
         return
     if placement.is_current(wpg) and key in planner.board.group_of:

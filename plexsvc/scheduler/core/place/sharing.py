@@ -2,7 +2,7 @@
 
 A job that shares takes turns twice: on its rollout devices while others train, and on its training
 devices while others roll out. Once the cycles of all whom it would meet are known, their rounds are
-played on both pools (`planning/forecast`), and it joins only where nobody's whole cycle is
+played on both pools (`planning/ring`), and it joins only where nobody's whole cycle is
 predicted to pass its bound. Training that is placed in the same decision is a part of that: where
 it breaks a bound, the job is refused both. While a cycle is not known nothing can be played: then
 idle devices come first, and where there are none the emptiest.
@@ -11,13 +11,22 @@ idle devices come first, and where there are none the emptiest.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from plexsvc.ids import DeploymentId, JobId, UnitId, WpgId
 from plexsvc.scheduler.core.cluster import Placement
-from plexsvc.scheduler.core.place.demands import demand
-from plexsvc.scheduler.core.planning.forecast import Turns, keeps_bounds, play, together, turns_of
+from plexsvc.scheduler.core.place.demands import demand, planner_of
 from plexsvc.scheduler.core.planning.profile import Demand, Mode
+from plexsvc.scheduler.core.planning.ring import (
+    Course,
+    Taken,
+    Turns,
+    play,
+    together,
+    turns_of,
+    within_bounds,
+)
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.vocabulary import Place, WpgState
@@ -55,14 +64,42 @@ def place(
         met = {placement.wpgs[wpg_id].job_id for wpg_id in there} - {job_id}
         if job is None or any(players.get(other) is None for other in met):
             is_known = False
-        elif keeps_bounds(job, _known(players, but=job_id)):
+        elif courses := within_bounds(job, _known(players, but=job_id), now_us=placement.now_us):
+            why = f"the first of {len(gangs)} place(s) where all bounds are kept"
+            _note(placement, wanted, why=why, period_us=job.period_us, courses=courses)
             return units
     if held is not None:
         job = _turns(placement, job_id, at={**_deal(wanted, held), **beside}) if beside else None
-        return held if job is None or keeps_bounds(job, _known(players, but=job_id)) else None
+        if job is None or within_bounds(job, _known(players, but=job_id), now_us=placement.now_us):
+            return held
+        return None
     if is_known or len(mixed) < num_devices:
         return None
+    _note(placement, wanted, why="the emptiest, since a cycle there is not known")
     return mixed
+
+
+def _note(
+    placement: Placement,
+    wanted: Sequence[Deployment],
+    *,
+    why: str,
+    period_us: int = 0,
+    courses: Sequence[Course] = (),
+) -> None:
+    """Note what deployments get among others; the first of `courses` is their job's."""
+    taken = Taken(at_us=placement.now_us, why=why)
+    if courses:
+        taken = replace(
+            taken,
+            slowdown_ppm=courses[0].slowdown_ppm,
+            others_ppm=max((course.slowdown_ppm for course in courses[1:]), default=0),
+            period_us=period_us,
+            course=courses[0],
+        )
+    for one in wanted:
+        planner, key = planner_of(placement, one)
+        planner.taken[key] = taken
 
 
 def crowded(placement: Placement) -> Iterator[Deployment]:
@@ -75,8 +112,8 @@ def crowded(placement: Placement) -> Iterator[Deployment]:
         if job is None:
             continue
         among = together(job, _known(players, but=job_id))
-        slowdowns = zip(among, play(among), strict=True)
-        if len(among) == 1 or all(ppm <= one.most_ppm for one, ppm in slowdowns):
+        played = zip(among, play(among), strict=True)
+        if len(among) == 1 or all(c.slowdown_ppm <= one.most_ppm for one, c in played):
             continue
         for one in _rollouts(placement, job_id):
             wpg = placement.wpg_of(one)

@@ -6,7 +6,6 @@ Each asks what placement would ask, so an answer and the decision after it agree
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
@@ -82,7 +81,8 @@ def reasons_for(
             load,
             policy=policy,
             memory=board.memory,
-            last_burst=partial(planner.paces.last_burst, now_us=now_us),
+            paces=planner.paces,
+            now_us=now_us,
             without=without,
         )
         reason = why_not or "may be joined"

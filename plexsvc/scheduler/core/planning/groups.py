@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.profile import Demand, Load, Lodger
+from plexsvc.scheduler.core.planning.profile import Demand, Load
 from plexsvc.scheduler.core.planning.rooms import Gang
 
 NOISE_SHARE: Final = 4
@@ -29,12 +29,6 @@ class Resident:
 
     is_late: bool = False
     """Whether its measured cycle passed its bound."""
-
-    @property
-    def lodger(self) -> Lodger:
-        """Return it as the forecast takes it."""
-        name = self.demand.resident_id
-        return Lodger(resident_id=name, load=self.load, units=self.units)
 
     @property
     def grew_ppm(self) -> int:

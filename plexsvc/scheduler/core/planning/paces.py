@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from plexsvc.ids import ResidentId
-from plexsvc.scheduler.core.planning.profile import PPM, Demand
+from plexsvc.scheduler.core.planning.groups import Resident
+from plexsvc.scheduler.core.planning.profile import PPM, Demand, Lodger
+from plexsvc.scheduler.core.planning.ring import first_us
 
 SMOOTHING: Final = 8
 """A measured cycle weighs one over this in a job's pace."""
@@ -54,9 +56,15 @@ class Paces:
         """Return a job's averaged cycle over its cycle alone, in ppm; None before two cycles."""
         return self._paces.get(resident_id)
 
-    def phase_us(self, resident_id: ResidentId) -> int | None:
-        """Return when a job's cycle was last seen to start."""
-        return self._phases.get(resident_id)
+    def lodger(self, resident: Resident) -> Lodger:
+        """Return a resident as it lies on the ring: from when its cycle was last seen to start.
+
+        One that was just placed lies where it was put.
+        """
+        name, load = resident.demand.resident_id, resident.load
+        seen_us = self._phases.get(name)
+        since_us = first_us(load, self.began_us(name, default_us=0)) if seen_us is None else seen_us
+        return Lodger(resident_id=name, load=load, units=resident.units, since_us=since_us)
 
     def began_us(self, resident_id: ResidentId, *, default_us: int) -> int:
         """Return when a job was placed."""

@@ -6,7 +6,7 @@ live on some, each unit has its own sums, and jobs that share no unit do not slo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
@@ -14,12 +14,12 @@ from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
 from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Lodger
+from plexsvc.scheduler.core.planning.ring import simulate_insert, turned
 from plexsvc.scheduler.core.planning.rooms import Gang
 
 SETTLED_PPM: Final = 750_000
@@ -27,9 +27,6 @@ SETTLED_PPM: Final = 750_000
 drain no sooner (`steady`)."""
 
 NOBODY: Final = ResidentId("")
-
-LastBurst = Callable[[Demand], tuple[int, int] | None]
-"""Says when a run of one cycle trains; None of another."""
 
 LAST_PPM: Final = 700_000
 """The share of its bound that a job may lose by waits of its last burst: they seldom all happen."""
@@ -54,6 +51,9 @@ class Spot:
 
     cost_ppm: int = 0
     """What all are predicted to lose there together, once `refusal` was asked."""
+
+    why: str = "as ordered"
+    """Why a job takes it rather than another."""
 
     @property
     def size(self) -> int:
@@ -93,14 +93,15 @@ def refusal(
     *,
     policy: Policy,
     memory: HostMemory,
-    last_burst: LastBurst = lambda _: None,
+    paces: Paces,
+    now_us: int | None,
     without: ResidentId = NOBODY,
 ) -> str | None:
     """Return why a place does not take a job, None if it would; notes the cost on `spot`.
 
-    `last_burst` tells runs of one cycle that meet from others (`Paces.last_burst`); without it, any
-    two may. `without` is a resident that is about to leave; what it has in host memory stays there
-    until it has moved.
+    Without a time, runs of one cycle are not told to meet: any other time may be theirs.
+    `without` is a resident that is about to leave; what it has in host memory stays there until it
+    has moved.
     """
     shut = _why_shut(spot, demand, policy=policy, without=without)
     if shut is not None:
@@ -115,8 +116,14 @@ def refusal(
         return NO_ROOM
     if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
         return None
-    is_late = _breaks_bound(spot, demand, load, policy=policy, without=without) or _ends_late(
-        spot, demand, load, policy=policy, last_burst=last_burst, without=without
+    company = [r for g in spot.groups for r in g.residents.values() if not r.demand.is_cold]
+    there = [paces.lodger(r) for r in company if r.demand.resident_id != without]
+    new = Lodger(resident_id=demand.resident_id, load=load, units=spot.units)
+    slowdowns = simulate_insert(there, new, now_us=now_us or 0).slowdowns
+    spot.cost_ppm = sum(slowdowns.values())
+    is_late = policy.is_bounded and _is_beyond([*there, new], slowdowns, policy=policy)
+    is_late = is_late or _ends_late(
+        spot, demand, load, policy=policy, paces=paces, now_us=now_us, without=without
     )
     return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
 
@@ -165,14 +172,14 @@ def lived_with(demand: Demand, other: Resident, group: Group) -> bool:
     return demand.lost_place > 0 and demand.lost_place in there
 
 
-def is_over(group: Group, *, policy: Policy) -> bool:
+def is_over(group: Group, policy: Policy, paces: Paces) -> bool:
     """Return whether jobs of a group, as they are known by now, would not be placed together."""
     if not policy.is_bounded or len(group.residents) == 1:
         return False
     if group.duty_ppm > policy.duty_cap_ppm and group.is_uniform:
         return True
-    lodgers = [r.lodger for r in group.residents.values() if not r.demand.is_cold]
-    return _is_beyond(lodgers, forecast(lodgers), policy=policy)
+    lodgers = [paces.lodger(r) for r in group.residents.values() if not r.demand.is_cold]
+    return _is_beyond(lodgers, turned(lodgers).slowdowns, policy=policy)
 
 
 def _target_ppm(load: Load, policy: Policy, *, is_settled: bool) -> int:
@@ -194,29 +201,14 @@ def _is_beyond(
     )
 
 
-def _breaks_bound(
-    spot: Spot, demand: Demand, load: Load, *, policy: Policy, without: ResidentId
-) -> bool:
-    """Return whether someone's slowdown would pass its bound; note what sharing would cost."""
-    lodgers = [
-        resident.lodger
-        for group in spot.groups
-        for resident_id, resident in group.residents.items()
-        if resident_id != without and not resident.demand.is_cold
-    ]
-    lodgers.append(Lodger(resident_id=demand.resident_id, load=load, units=spot.units))
-    slowdowns = forecast(lodgers)
-    spot.cost_ppm = sum(slowdowns.values())
-    return policy.is_bounded and _is_beyond(lodgers, slowdowns, policy=policy)
-
-
 def _ends_late(
     spot: Spot,
     demand: Demand,
     load: Load,
     *,
     policy: Policy,
-    last_burst: LastBurst,
+    paces: Paces,
+    now_us: int | None,
     without: ResidentId,
 ) -> bool:
     """Return whether someone's run may end too late; note what that costs, too.
@@ -224,9 +216,13 @@ def _ends_late(
     Runs of one cycle that are not expected to meet cost each other nothing, but rollouts vary: the
     bound counts them as if they did.
     """
-    own, do_meet, costs = last_burst(demand), False, []
+    own, do_meet, costs = None, False, []
+    if now_us is not None:
+        own = paces.last_burst(demand, now_us=now_us)
     for resident in spot.met(without=without):
-        one, other = resident.load, None if own is None else last_burst(resident.demand)
+        one, other = resident.load, None
+        if own is not None and now_us is not None:
+            other = paces.last_burst(resident.demand, now_us=now_us)
         costs.append((one, one.last_ppm(load)))
         if own is not None and other is not None:
             if own[0] >= other[1] or other[0] >= own[1]:
@@ -311,11 +307,14 @@ def best(demand: Demand, spots: Sequence[Spot], *, policy: Policy) -> Spot | Non
     if not spots:
         return None
     if demand.is_cold:
-        return min(spots, key=_by_crowd)
-    if policy.preference is Preference.PLEX:
-        return min(spots, key=_by_cost)
-    sign = -1 if policy.preference is Preference.PACK else 1
-    return min(spots, key=lambda spot: _by_number(spot, sign))
+        found, why = min(spots, key=_by_crowd), "the emptiest, since its cycle is not known"
+    elif policy.preference is Preference.PLEX:
+        found, why = min(spots, key=_by_cost), "the least predicted loss"
+    else:
+        sign = -1 if policy.preference is Preference.PACK else 1
+        found, why = min(spots, key=lambda spot: _by_number(spot, sign)), policy.name
+    found.why = f"{why}, of {len(spots)} place(s) that take it"
+    return found
 
 
 def _by_cost(spot: Spot) -> tuple[int, ...]:
@@ -418,7 +417,8 @@ class Search:
             load=self._load_of(demand),
             policy=policy or self.policy,
             memory=self.board.memory,
-            last_burst=partial(self.paces.last_burst, now_us=now_us),
+            paces=self.paces,
+            now_us=now_us,
         )
         return [spot for spot in spots if ask(spot, without=without) is None]
 

@@ -13,7 +13,6 @@ from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import (
@@ -30,6 +29,7 @@ from plexsvc.scheduler.core.planning.places import (
 )
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Demand, Profile
+from plexsvc.scheduler.core.planning.ring import Ring, Taken, simulate_insert, turned
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.planning.waiting import Kept, in_turn, may_reserve
 
@@ -64,6 +64,9 @@ class Planner:
         self.search = Search(board, policy=policy, paces=self.paces, waiting=self.waiting)
         self.kept = Kept(board, policy=policy, paces=self.paces, waiting=self.waiting)
         self.noun = noun
+        self.taken: dict[ResidentId, Taken] = {}
+        """Of residents that were put among others: what they got, and why there."""
+
         self._unseen: set[ResidentId] = set()
         self._changed: dict[int, None] = {}
         self._freed_seen = 0
@@ -116,6 +119,7 @@ class Planner:
         if resident.demand.host_bytes:
             self._touch_hosts(resident.units)
         self.paces.forget(resident_id)
+        self.taken.pop(resident_id, None)
 
     def lose(self, resident_id: ResidentId, *, now_us: int) -> int:
         """Keep the units that a placed job leaves, since it lost one of them, for its return.
@@ -212,7 +216,7 @@ class Planner:
         for group_id in list(self._relearned):
             group = groups.get(group_id)
             has_grown = group is not None and any(r.grew_ppm for r in group.residents.values())
-            if group is None or not (has_grown and is_over(group, policy=self.policy)):
+            if group is None or not has_grown or not is_over(group, self.policy, self.paces):
                 del self._relearned[group_id]
         late = [g.group_id for g in groups.values() if g.late and len(g.residents) > 1]
         return [groups[group_id] for group_id in dict.fromkeys([*late, *self._relearned])]
@@ -333,7 +337,7 @@ class Planner:
         )
         if spot is None:
             return None
-        self.move(resident_id, spot.units)
+        self.move(resident_id, spot.units, why=spot.why, now_us=now_us)
         return spot.units
 
     def arrived(self, resident_id: ResidentId) -> None:
@@ -450,6 +454,7 @@ class Planner:
         if demand.resident_id in self.waiting:
             self.withdraw(demand.resident_id)
         self.paces.begin(demand.resident_id, now_us=now_us)
+        self._note_taken(demand.resident_id, why=spot.why, now_us=now_us)
         return Placed(
             resident_id=demand.resident_id,
             group_id=group.group_id,
@@ -457,7 +462,23 @@ class Planner:
             merged=tuple(g.group_id for g in spot.groups if g is not group),
         )
 
-    def move(self, resident_id: ResidentId, units: Gang) -> None:
+    def _note_taken(self, resident_id: ResidentId, *, why: str, now_us: int) -> None:
+        """Note what a job got: the ring by which its place was found."""
+        group = self.group_of(resident_id)
+        mine = group.residents[resident_id]
+        self.taken.pop(resident_id, None)
+        if len(group.on(mine.units)) == 1:
+            return
+        others = [r for r in group.residents.values() if r is not mine]
+        if not mine.demand.is_cold:  # else all it goes by are guesses
+            others = [r for r in others if not r.demand.is_cold]
+        new, there = self.paces.lodger(mine), list(map(self.paces.lodger, others))
+        ring = simulate_insert(there, new, now_us=now_us)
+        self.taken[resident_id] = ring.taken(new, why=why, at_us=now_us)
+
+    def move(
+        self, resident_id: ResidentId, units: Gang, *, why: str = "as ordered", now_us: int
+    ) -> None:
         """Let a placed job live on other units."""
         self.paces.restart(resident_id)
         before = self.group_of(resident_id).residents[resident_id]
@@ -466,11 +487,12 @@ class Planner:
         self.board.leaving[resident_id] = gone, before.demand.profile.duty_ppm
         for each in (*left, self.group_of(resident_id)):
             self.touch(each.group_id)
+        self._note_taken(resident_id, why=why, now_us=now_us)
 
     def group_of(self, resident_id: ResidentId) -> Group:
         """Return the group a placed job lives in."""
         return self.board.groups[self.board.group_of[resident_id]]
 
-    def predicted(self, group: Group) -> dict[ResidentId, int]:
-        """Return the predicted slowdown of each job of a group, in ppm."""
-        return forecast([resident.lodger for resident in group.residents.values()])
+    def ring(self, group: Group, *, now_us: int = 0) -> Ring:
+        """Return what the jobs of a group are predicted to do from now on."""
+        return turned(list(map(self.paces.lodger, group.residents.values())), now_us=now_us)

@@ -23,10 +23,10 @@ from typing import Final, TypeVar
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.forecast import forecast
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
+from plexsvc.scheduler.core.planning.ring import turned
 from plexsvc.scheduler.core.planning.rooms import Gang
 
 T = TypeVar("T")
@@ -110,7 +110,8 @@ def relieve(planner: Planner, *, busy: AbstractSet[ResidentId]) -> list[Move]:
     for group in planner.in_trouble():
         if group.group_id in taken or len(moves) == MAX_RELIEVED:
             continue
-        leaving = [group.residents[name].demand for name in _worst_first(group) if name not in busy]
+        names = [name for name in _worst_first(planner, group) if name not in busy]
+        leaving = [group.residents[name].demand for name in names]
         found = (_move(planner, one, group, taken, onto_idle=claimed) for one in leaving)
         move = next((one for one in found if one is not None), None)
         if move is not None:
@@ -120,11 +121,11 @@ def relieve(planner: Planner, *, busy: AbstractSet[ResidentId]) -> list[Move]:
     return moves
 
 
-def _worst_first(group: Group) -> list[ResidentId]:
+def _worst_first(planner: Planner, group: Group) -> list[ResidentId]:
     def cost(resident_id: ResidentId) -> tuple[int, int, int, ResidentId]:
         resident = group.residents[resident_id]
-        others = [r.lodger for j, r in group.residents.items() if j != resident_id]
-        sum_ppm = sum(forecast(others).values())
+        others = [r for j, r in group.residents.items() if j != resident_id]
+        sum_ppm = sum(turned(list(map(planner.paces.lodger, others))).slowdowns.values())
         return -resident.grew_ppm, sum_ppm, -resident.load.duty_ppm, resident_id
 
     return sorted(group.residents, key=cost)

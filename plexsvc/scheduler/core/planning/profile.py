@@ -172,7 +172,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What of a cycle the forecast needs, worked out once a job."""
+    """What of a cycle the ring needs, worked out once a job."""
 
     period_us: int
     held_us: int
@@ -233,6 +233,8 @@ class Lodger:
     resident_id: ResidentId
     load: Load
     units: tuple[UnitId, ...]
+    since_us: int = 0
+    """When its cycle was last seen to start, or is expected to."""
 
 
 def is_sharp(profile: Profile) -> bool:

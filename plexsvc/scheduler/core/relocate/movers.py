@@ -271,7 +271,7 @@ def _send_to(
 ) -> None:
     """Send a training deployment to exactly these devices."""
     planner, key = demands.planner_of(lives.devices.placement, deployment)
-    planner.move(key, units)
+    planner.move(key, units, why=reason, now_us=lives.now_us)
     _begin(lives, deployment, units, reason=reason)
 
 
@@ -330,7 +330,7 @@ def _book_as_it_is(devices: Devices) -> None:
         planner, key = demands.planner_of(placement, deployment)
         units = tuple(place.unit for place in wpg.places)
         if planner.group_of(key).residents[key].units != units:
-            planner.move(key, units)
+            planner.move(key, units, why="it had not left yet", now_us=devices.now_us)
             hosts.spread(placement, deployment)
             _try_later(devices, deployment)
         planner.arrived(key)

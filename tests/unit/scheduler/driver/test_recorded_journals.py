@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from plexsvc.scheduler.api.views import story
 from plexsvc.scheduler.driver import encoding
 from plexsvc.scheduler.driver.encoding import Line, Recording
 from plexsvc.sim.replay import verify
@@ -44,6 +45,34 @@ def test_the_invariants_hold_after_every_recorded_event(path: Path) -> None:
     for event in recording:
         core.handle(event)
         core_invariants.check(core.cluster)
+
+
+def test_every_shared_placement_says_what_it_got_on_the_ring_and_why() -> None:
+    """That of a live run is in its journal: whoever replays it reads it."""
+    shared = told = 0
+    for path in JOURNALS:
+        recording = recorded(path)
+        core = recording.configured.new_core()
+        lived: dict[object, object] = {}
+        for event in recording:
+            core.handle(event)
+            for planner in core.view.planners.values():
+                for group in planner.board.groups.values():
+                    for name, mine in group.residents.items():
+                        if lived.get(name) == mine.units:
+                            continue
+                        lived[name] = mine.units
+                        if len(group.on(mine.units)) == 1:
+                            continue
+                        shared += 1
+                        taken = planner.taken.get(name)
+                        if taken is None or taken.at_us != event.at_us:
+                            continue
+                        told += bool(taken.why) and taken.slowdown_ppm >= 1_000_000
+                        text = story.place_of(planner, name, now_us=event.at_us)[0]
+                        assert ("its window" in text) != ("it is flat" in text), text
+    assert shared >= 20
+    assert told >= 0.95 * shared
 
 
 def test_every_recording_can_be_made_anew() -> None:

@@ -145,7 +145,7 @@ def test_jobs_that_share_no_node_count_against_no_common_cap() -> None:
     assert admit(planner, demand("r", busy=20)) == {"r": "a:1"}
     assert admit(planner, demand("too", busy=30)) == {}
     assert "duty would pass 90%" in why(planner, ResidentId("too"), now_us=0)
-    slowdowns = planner.predicted(planner.board.groups[1])
+    slowdowns = planner.ring(planner.board.groups[1]).slowdowns
     assert slowdowns[ResidentId("l")] == slowdowns[ResidentId("r")]
 
 
@@ -217,7 +217,7 @@ def test_a_cold_job_that_turns_out_not_to_fit_is_the_one_that_moves() -> None:
     planner = live(a=2)
     warm = [demand("at-a0", busy=30), demand("at-a1", busy=10)]
     admit(planner, *warm, demand("cold", is_cold=True))
-    planner.move(ResidentId("cold"), (UnitId("a:0"),))
+    planner.move(ResidentId("cold"), (UnitId("a:0"),), now_us=0)
     planner.learned(ResidentId("cold"), demand("x", busy=25).profile)
     moves = relieve(planner, busy=frozenset())
     assert [(move.resident_id, move.units) for move in moves] == [("cold", ("a:1",))]
@@ -282,7 +282,7 @@ def test_place_at_puts_a_job_exactly_there_against_every_bound() -> None:
     planner.place_at(demand("big", 4, busy=50), rooms_of("a", 4), now_us=5)
     check_board(planner.board)
     assert list(shape(planner).values()) == [["big", "l", "r"]]
-    planner.move(ResidentId("big"), rooms_of("a", 4)[:2])
+    planner.move(ResidentId("big"), rooms_of("a", 4)[:2], now_us=0)
     check_board(planner.board)
     assert planner.group_of(ResidentId("big")).residents[ResidentId("big")].units == ("a:0", "a:1")
 
@@ -317,7 +317,7 @@ def test_a_job_of_a_drained_host_is_booked_elsewhere_or_stays_as_it_was() -> Non
     check_board(planner.board)
     assert planner.rehome(ResidentId("three"), now_us=9, onto=[UnitId("b:1")]) == ("b:1",)
     assert planner.board.out == set(rooms_of("a", 2))
-    planner.move(ResidentId("three"), (UnitId("a:0"),))
+    planner.move(ResidentId("three"), (UnitId("a:0"),), now_us=0)
     check_board(planner.board)
 
 
@@ -435,7 +435,7 @@ class LiveHistory(RuleBasedStateMachine):
         )
         held = [unit for units in self.board.exclusive.values() for unit in units]
         if blocks and not {*blocks[at % len(blocks)]} & {*held}:
-            self.planner.move(resident_id, blocks[at % len(blocks)])
+            self.planner.move(resident_id, blocks[at % len(blocks)], now_us=0)
 
     @precondition(lambda self: self.board.group_of)
     @rule(number=st.integers(0, 99), busy=st.integers(1, 60))

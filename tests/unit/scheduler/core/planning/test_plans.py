@@ -60,7 +60,7 @@ def test_one_of_two_lonely_groups_moves_in_with_the_other() -> None:
     moves = propose(planner, busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0)
     there = (UnitId("n1"),)
     assert moves == [Move(resident_id=ResidentId("a"), to_group=2, units=there)]
-    planner.move(ResidentId("a"), there)
+    planner.move(ResidentId("a"), there, now_us=0)
     check_board(planner.board)
     assert planner.admit(1) == [], "it runs there still: the duty cap holds"
     planner.arrived(ResidentId("a"))
@@ -102,7 +102,7 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     assert "a there waits past its bound" in why(planner, ResidentId("d"), now_us=0)
     moves = relieve(planner, busy=set())
     assert [(m.resident_id, m.to_group) for m in moves] == [("long", 2)]
-    planner.move(ResidentId("long"), moves[0].units)
+    planner.move(ResidentId("long"), moves[0].units, now_us=0)
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
     assert not planner.needs_relief
@@ -135,7 +135,7 @@ def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody
     assert relieve(planner, busy=set(planner.board.group_of)) == []
     (move,) = relieve(planner, busy=set())
     assert (move.resident_id, move.to_group, move.units) == (grown, NEW_GROUP, (UnitId("n1"),))
-    planner.move(grown, move.units)
+    planner.move(grown, move.units, now_us=0)
     assert not relieve(planner, busy=set())
     assert not planner.needs_relief
     check_board(planner.board)

@@ -298,7 +298,7 @@ def test_a_granted_priority_joins_jobs_up_to_everybodys_own_bound_and_no_others_
         assert placed == ["gang"] * priority
         if placed:
             group = one.group_of(ResidentId("gang"))
-            assert all(ppm <= 1_375_000 for ppm in one.predicted(group).values())
+            assert all(ppm <= 1_375_000 for ppm in one.ring(group).slowdowns.values())
 
 
 def test_patience_alone_joins_nobody_beyond_the_targets() -> None:

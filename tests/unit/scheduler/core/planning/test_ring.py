@@ -1,15 +1,18 @@
-"""What sharing costs: rounds of sharp jobs, the mean of flat ones, slack, few cycles, two pools."""
+"""The ring: windows and rounds of sharp jobs, the mean of flat ones, slack, few cycles, pools."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.api.views.newcomer import what_if
-from plexsvc.scheduler.core.planning.forecast import Stage, Turns, forecast, play, together
 from plexsvc.scheduler.core.planning.paces import Paces
+from plexsvc.scheduler.core.planning.planner import Placed, Planner
 from plexsvc.scheduler.core.planning.profile import (
     PPM,
     SECOND_US,
@@ -22,6 +25,13 @@ from plexsvc.scheduler.core.planning.profile import (
     Segment,
     is_sharp,
 )
+from plexsvc.scheduler.core.planning.ring import (
+    Stage,
+    Turns,
+    play,
+    together,
+    turned,
+)
 from tests.unit.scheduler.core.planning.test_live_planning import admit, live
 
 HERE = (UnitId("n0"),)
@@ -30,7 +40,12 @@ HERE = (UnitId("n0"),)
 def forecasts(*demands: Demand) -> dict[str, int]:
     """Return what jobs that live on one unit lose."""
     lodgers = [Lodger(resident_id=d.resident_id, load=Load.of(d), units=HERE) for d in demands]
-    return {str(name): ppm for name, ppm in forecast(lodgers).items()}
+    return {str(name): ppm for name, ppm in turned(lodgers).slowdowns.items()}
+
+
+def paces(jobs: list[Turns]) -> list[int]:
+    """Return what jobs that are all ready at once lose."""
+    return [course.slowdown_ppm for course in play(jobs)]
 
 
 def job(
@@ -49,25 +64,25 @@ def job(
 
 def test_a_long_and_a_short_rollout_fill_both_pools_and_cost_nobody_anything() -> None:
     pair = [job(("r", 750), ("t", 250)), job(("r", 250), ("t", 750))]
-    assert play(pair) == [PPM, PPM]
+    assert paces(pair) == [PPM, PPM]
 
 
 def test_jobs_that_share_one_pool_alone_wait_there_alone() -> None:
     rolls_here, rolls_there = job(("r", 500), ("t", 500)), job(("s", 500), ("t", 500))
-    assert play([rolls_here, rolls_there]) == [PPM, PPM]
+    assert paces([rolls_here, rolls_there]) == [PPM, PPM]
     third = job(("u", 500), ("t", 500))
-    assert play([rolls_here, rolls_there, third]) == [1_500_000] * 3
+    assert paces([rolls_here, rolls_there, third]) == [1_500_000] * 3
 
 
 def test_a_switch_comes_on_top_when_another_was_there_before() -> None:
     pair = [job(("r", 500), ("t", 500), switch_us=50) for _ in range(2)]
-    assert play(pair) == [1_100_000, 1_100_000]
-    assert play(pair[:1]) == [PPM]
+    assert paces(pair) == [1_100_000, 1_100_000]
+    assert paces(pair[:1]) == [PPM]
 
 
 def test_a_gang_waits_for_the_last_of_its_units() -> None:
     wide, narrow = job(("rs", 600), ("t", 400)), job(("s", 600), ("u", 400))
-    assert min(play([wide, narrow])) >= 1_190_000
+    assert min(paces([wide, narrow])) >= 1_190_000
 
 
 def test_together_are_those_who_meet_directly_or_over_others() -> None:
@@ -77,7 +92,7 @@ def test_together_are_those_who_meet_directly_or_over_others() -> None:
 
 def test_a_job_that_pauses_by_itself_leaves_its_devices_to_others() -> None:
     idle = job(("r", 100), ("t", 100), period_us=1000)
-    assert play([idle, job(("r", 700), ("t", 300))]) == [PPM, 1_000_000]
+    assert paces([idle, job(("r", 700), ("t", 300))]) == [PPM, 1_000_000]
 
 
 def bursts(name: str, *bursts: tuple[int, int], period: int = 100, steps: int = 0) -> Demand:
@@ -116,15 +131,15 @@ def test_a_run_of_one_cycle_is_protected_from_newcomers_too() -> None:
 
 
 def test_only_runs_of_one_cycle_with_slack_end_in_their_only_burst() -> None:
-    one, paces = bursts("one", (0, 20), steps=1), Paces()
+    one, seen = bursts("one", (0, 20), steps=1), Paces()
     assert one.profile.mode is Mode.ASYNC1
     end_us = 7 * SECOND_US + one.profile.period_us
-    assert paces.last_burst(one, now_us=7 * SECOND_US) == (
+    assert seen.last_burst(one, now_us=7 * SECOND_US) == (
         end_us - 20 * SECOND_US - one.profile.switch_us,
         end_us,
     )
-    assert paces.last_burst(bursts("two", (0, 20), steps=2), now_us=0) is None
-    assert paces.last_burst(bursts("any", (0, 20)), now_us=0) is None
+    assert seen.last_burst(bursts("two", (0, 20), steps=2), now_us=0) is None
+    assert seen.last_burst(bursts("any", (0, 20)), now_us=0) is None
 
 
 @pytest.mark.parametrize(("after_s", "takes"), [(0, False), (10, False), (20, True), (50, True)])
@@ -204,3 +219,75 @@ def test_a_sharp_job_joins_whom_it_never_meets_and_no_flat_job_does() -> None:
             planner.place_at(each, [UnitId("a:0")], now_us=0)
         new = regular("new", period=100, busy=29, jitter_ppm=jitter_ppm)
         assert bool(admit(planner, new)) is takes
+
+
+def test_a_new_job_slides_into_what_those_who_were_seen_leave_free() -> None:
+    planner = live(a=1)
+    first = regular("first", period=100, busy=60)
+    admit(planner, first)
+    planner.note_phase(first.resident_id, 1000 * SECOND_US)
+    new = regular("new", period=100, busy=20)
+    (placed,) = enter(planner, new, at_s=1050)
+    taken = planner.taken[new.resident_id]
+    assert placed.units == ("a:0",)
+    assert taken.course is not None
+    # It rolls out for 80 s and is ready at 1130 s; the other has 1100-1160 s, and so each cycle.
+    assert taken.course.windows[0] == (1160 * SECOND_US, 1180 * SECOND_US)
+    start_us, end_us = taken.course.window
+    assert (start_us // SECOND_US % 100, end_us // SECOND_US % 100) == (60, 80)
+    assert taken.course.shift_us == 30 * SECOND_US
+    assert (taken.slowdown_ppm, taken.others_ppm) == (PPM, PPM)
+    assert "least predicted loss" in taken.why
+
+
+def enter(planner: Planner, new: Demand, *, at_s: int) -> list[Placed]:
+    """Have a job wait and admit it at a time."""
+    planner.submit(new)
+    return planner.admit(at_s * SECOND_US)
+
+
+def test_what_is_shown_are_the_windows_by_which_was_decided() -> None:
+    planner = live(a=1, b=1)
+    for name, unit, at_s in (("one", "a:0", 1000), ("two", "b:0", 1040)):
+        planner.place_at(regular(name, period=100, busy=55), [UnitId(unit)], now_us=0)
+        planner.note_phase(ResidentId(name), at_s * SECOND_US)
+    new = regular("new", period=100, busy=25)
+    asked = what_if(planner, new, now_us=1050 * SECOND_US)
+    enter(planner, new, at_s=1050)
+    taken, group = planner.taken[new.resident_id], planner.group_of(new.resident_id)
+    assert asked.taken == taken
+    assert taken.course is not None
+    seen_us = taken.course.windows[3][0]
+    planner.note_phase(new.resident_id, seen_us)
+    shown = planner.ring(group, now_us=seen_us).courses[new.resident_id]
+    assert set(taken.course.windows[3:]) <= set(shown.windows)
+
+
+def test_a_flat_job_has_no_window_and_one_alone_took_nothing() -> None:
+    planner = live(a=1)
+    for name in ("one", "two"):
+        enter(planner, regular(name, period=1000, busy=20, jitter_ppm=0), at_s=1)
+    assert ResidentId("one") not in planner.taken
+    taken = planner.taken[ResidentId("two")]
+    assert (taken.course, taken.duty_ppm, taken.at_us) == (None, 20_000, SECOND_US)
+    planner.remove(ResidentId("two"))
+    assert planner.taken == {}
+
+
+@given(st.lists(st.tuples(st.integers(5, 60), st.integers(0, 300)), min_size=2, max_size=4))
+def test_windows_on_one_unit_never_overlap_and_go_on_from_what_was_seen(
+    jobs: list[tuple[int, int]],
+) -> None:
+    stage = [Stage(units=HERE, busy_us=b, switch_us=3, pause_us=100 - b) for b, _ in jobs]
+    turns = [
+        Turns(period_us=100, stages=(one,), most_ppm=PPM, since_us=1000 + since)
+        for one, (_, since) in zip(stage, jobs, strict=True)
+    ]
+    courses = play(turns, now_us=1200)
+    windows = sorted(window for course in courses for window in course.windows)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(windows))
+    for course, (busy, _), one in zip(courses, jobs, turns, strict=True):
+        assert all(end - start == busy for start, end in course.windows)
+        first_us = min(w[0] for w in course.windows)
+        assert first_us > max(1200, *(t.since_us for t in turns)) - 100
+        assert 0 <= course.shift_us < one.period_us

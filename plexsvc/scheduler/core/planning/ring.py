@@ -1,13 +1,17 @@
-"""Forecast of sharing: what jobs cost each other on the devices that they would share.
+"""The ring: when jobs that share devices have them, and what that costs each.
 
-Every shared placement asks this, live and in the simulator, and nothing else answers it. A job
-is the bursts of its cycle. Each burst is spread by how much its job's cycles were measured to vary:
+Every shared placement asks it, live and in the simulator, and nothing else answers. A job lies on
+it from the last start of its cycle that was seen, and all are played forward from there
+(`turned`). `simulate_insert` adds a new one. Each burst is spread by how much its job's cycles were
+measured to vary:
 
 - *Sharp*: a synchronous job whose cycles vary little. Its bursts come when they are expected. What
   it waits once makes all its later cycles later, so sharp jobs that share devices settle into
-  rounds. The rounds are played forward (`play`): whoever is ready first goes first.
+  rounds. The rounds are played (`play`): whoever is ready first goes first. So each burst has a
+  *window*, and a new job slides (micro-shift) until its windows are free.
 - *Flat*: any other job. The spread is as wide as the cycle, so a burst is as likely here as there.
-  The mean wait for flat jobs has a closed form (`Load`).
+  It has no window: it lies on the ring as mass at its duty, for which the mean wait has a closed
+  form (`Load`).
 
 A job loses what it waits in rounds for sharp jobs, if it is sharp itself, and the mean wait for
 all others. Jobs that take turns on two pools are played the same way, over both.
@@ -32,7 +36,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Lodger
@@ -71,19 +75,95 @@ class Turns:
     most_ppm: int
     """The slowdown it accepts."""
 
+    since_us: int = 0
+    """When its cycle was last seen to start, or is expected to; 0: it is ready when played."""
+
     @property
     def units(self) -> Iterable[UnitId]:
         """Return the units of all stages."""
         return (unit_id for stage in self.stages for unit_id in stage.units)
 
 
-def forecast(lodgers: Sequence[Lodger]) -> dict[ResidentId, int]:
-    """Return each job's cycle shared over alone, in ppm. `O(lodgers^2)`, and the rounds played."""
+Window = tuple[int, int]
+"""From when to when a burst has its devices."""
+
+
+class Course(NamedTuple):
+    """What one job does on the ring."""
+
+    slowdown_ppm: int
+    """Its cycle shared over alone."""
+
+    windows: list[Window]
+    """Those of its stages, one after another."""
+
+    window: Window
+    """That of its first stage, once the rounds have settled."""
+
+    shift_us: int
+    """How far that slid from where it would lie were the job alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a job got when it was put among others, and why there."""
+
+    at_us: int
+    why: str
+    slowdown_ppm: int = 0
+    """What it was predicted to have there; 0: that could not be told."""
+
+    others_ppm: int = 0
+    """The most that somebody else there was predicted to have."""
+
+    period_us: int = 0
+    duty_ppm: int = 0
+    course: Course | None = None
+    """What it was to do on the ring; None: it is flat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """What jobs that share devices are predicted to do."""
+
+    slowdowns: dict[ResidentId, int]
+    """Each job's cycle shared over alone, in ppm."""
+
+    courses: dict[ResidentId, Course]
+    """Of sharp jobs."""
+
+    def taken(self, one: Lodger, *, why: str, at_us: int) -> Taken:
+        """Return what one of them gets."""
+        name = one.resident_id
+        return Taken(
+            at_us=at_us,
+            why=why,
+            slowdown_ppm=self.slowdowns[name],
+            others_ppm=max((p for n, p in self.slowdowns.items() if n != name), default=0),
+            period_us=one.load.period_us,
+            duty_ppm=one.load.duty_ppm,
+            course=self.courses.get(name),
+        )
+
+
+def simulate_insert(there: Iterable[Lodger], new: Lodger, *, now_us: int) -> Ring:
+    """Return the ring of those that live on some units with one that would join them now."""
+    return turned([*there, replace(new, since_us=first_us(new.load, now_us))])
+
+
+def first_us(load: Load, now_us: int) -> int:
+    """Return when a job that begins now is ready for its first burst: it rolls out before."""
+    return now_us + (load.bursts[-1][1] if load.bursts else 0)
+
+
+def turned(lodgers: Sequence[Lodger], *, now_us: int = 0) -> Ring:
+    """Return the ring of some jobs, from the latest start that was seen on, or from later.
+
+    `O(lodgers^2)`, and the rounds played.
+    """
     sharp = [one for one in lodgers if one.load.bursts]
-    played = dict.fromkeys((one.resident_id for one in lodgers), PPM)
-    if len(sharp) > 1:
-        paces = play([_alone(one) for one in sharp])
-        played.update((one.resident_id, ppm) for one, ppm in zip(sharp, paces, strict=True))
+    played = play([_alone(one) for one in sharp], now_us=now_us)
+    courses = {one.resident_id: course for one, course in zip(sharp, played, strict=True)}
     is_uniform = all(one.units == lodgers[0].units for one in lodgers)
     total_ppm = sum(one.load.total_ppm for one in lodgers)
     found = {}
@@ -91,16 +171,18 @@ def forecast(lodgers: Sequence[Lodger]) -> dict[ResidentId, int]:
         others, most_ppm = [other.load for other in lodgers if other is not one], total_ppm
         if not is_uniform:
             others, most_ppm = _apart(one, lodgers)
-        played_ppm = played[one.resident_id]
+        course = courses.get(one.resident_id)
+        played_ppm = PPM if course is None else course.slowdown_ppm
         found[one.resident_id] = _slowdown_ppm(
             one.load, others, played_ppm=played_ppm, total_ppm=most_ppm
         )
-    return found
+    return Ring(slowdowns=found, courses=courses)
 
 
-def play(jobs: Sequence[Turns]) -> list[int]:
-    """Return each job's cycle shared over alone, in ppm, with rounds played.
+def play(jobs: Sequence[Turns], *, now_us: int = 0) -> list[Course]:
+    """Return what each of some sharp jobs does, with rounds played.
 
+    They are played from `now_us` or the latest start on: each first starts at most a cycle before.
     `O(rounds * jobs * stages * units)`.
 
     >>> rolls, trains = (UnitId("r"),), (UnitId("t"),)
@@ -108,39 +190,60 @@ def play(jobs: Sequence[Turns]) -> list[int]:
     ...     stages = (Stage(units=rolls, busy_us=roll_us, switch_us=0),
     ...               Stage(units=trains, busy_us=train_us, switch_us=0))
     ...     return Turns(period_us=roll_us + train_us, stages=stages, most_ppm=PPM)
-    >>> play([job(75, 25), job(25, 75)])
+    >>> [course.slowdown_ppm for course in play([job(75, 25), job(25, 75)])]
     [1000000, 1000000]
-    >>> play([job(50, 50), job(50, 50), job(50, 50)])
-    [1500000, 1500000, 1500000]
+    >>> one, two = play([job(50, 50), job(50, 50)])
+    >>> one.windows[:4], two.shift_us
+    ([(0, 50), (50, 100), (100, 150), (150, 200)], 50)
     """
-    until_us = (ROUNDS + SETTLED) * max(job.period_us for job in jobs)
-    ready = [(at, at, 0) for at in range(len(jobs))]
+    if not jobs:
+        return []
+    at_us = max(now_us, *(job.since_us for job in jobs))
+    since_us = [
+        job.since_us + (at_us - job.since_us) // job.period_us * job.period_us
+        if job.since_us
+        else at_us
+        for job in jobs
+    ]
+    until_us = at_us + (ROUNDS + SETTLED) * max(job.period_us for job in jobs)
+    ready = [(start_us, at, 0) for at, start_us in enumerate(since_us)]
+    heapq.heapify(ready)
     free_us: dict[UnitId, int] = {}
     last: dict[UnitId, int] = {}
     starts: list[list[int]] = [[] for _ in jobs]
+    windows: list[list[Window]] = [[] for _ in jobs]
     while ready:
-        now_us, at, number = heapq.heappop(ready)
+        ready_us, at, number = heapq.heappop(ready)
         stages = jobs[at].stages
         if number == 0:
-            starts[at].append(now_us)
-            if now_us >= until_us:
+            starts[at].append(ready_us)
+            if ready_us >= until_us:
                 continue
         stage = stages[number]
         left_us = max(free_us.get(unit_id, 0) for unit_id in stage.units)
         if any(last.get(unit_id, at) != at for unit_id in stage.units):
             left_us += stage.switch_us  # its state is brought in ahead, as soon as they are free
-        start_us = max(now_us, left_us)
+        start_us = max(ready_us, left_us)
         end_us = start_us + stage.busy_us
+        windows[at].append((start_us, end_us))
         free_us.update(dict.fromkeys(stage.units, end_us))
         last.update(dict.fromkeys(stage.units, at))
         next_number = (number + 1) % len(stages)
         heapq.heappush(ready, (end_us + stage.pause_us, at, next_number))
-    paces = []
-    for job, begun in zip(jobs, starts, strict=True):
-        first = min(SETTLED, len(begun) - 2)
-        alone_us = (len(begun) - 1 - first) * job.period_us
-        paces.append(max(PPM, (begun[-1] - begun[first]) * PPM // alone_us))
-    return paces
+    return [_course(*each) for each in zip(jobs, starts, windows, strict=True)]
+
+
+def _course(job: Turns, starts: list[int], windows: list[Window]) -> Course:
+    """Return what a job does, by the starts of its cycles and the windows of its stages."""
+    first = min(SETTLED, len(starts) - 2)
+    alone_us = (len(starts) - 1 - first) * job.period_us
+    window = windows[first * len(job.stages)]
+    return Course(
+        slowdown_ppm=max(PPM, (starts[-1] - starts[first]) * PPM // alone_us),
+        windows=windows,
+        window=window,
+        shift_us=(window[0] - starts[0]) % job.period_us,
+    )
 
 
 def turns_of(parts: Sequence[tuple[Demand, Gang]]) -> Turns:
@@ -173,13 +276,18 @@ def together(job: Turns, others: Iterable[Turns]) -> list[Turns]:
         units.update(unit_id for one in met for unit_id in one.units)
 
 
-def keeps_bounds(job: Turns, players: Iterable[Turns]) -> bool:
-    """Return whether a job and all it meets keep to their bounds, with room for what varies."""
+def within_bounds(job: Turns, players: Iterable[Turns], *, now_us: int) -> list[Course]:
+    """Return what a job, and all it meets, do; nothing where somebody's bound is not kept.
+
+    Some of it is left for what varies.
+    """
     among = together(job, players)
-    return all(
-        ppm <= PPM + (one.most_ppm - PPM) * ROOM_PPM // PPM
-        for one, ppm in zip(among, play(among), strict=True)
+    courses = play(among, now_us=now_us)
+    is_within = all(
+        course.slowdown_ppm <= PPM + (one.most_ppm - PPM) * ROOM_PPM // PPM
+        for one, course in zip(among, courses, strict=True)
     )
+    return courses if is_within else []
 
 
 def _alone(one: Lodger) -> Turns:
@@ -189,7 +297,12 @@ def _alone(one: Lodger) -> Turns:
         Stage(units=one.units, busy_us=busy_us, switch_us=load.switch_us, pause_us=pause_us)
         for busy_us, pause_us in load.bursts
     )
-    return Turns(period_us=load.period_us, stages=stages, most_ppm=load.bound_ppm)
+    return Turns(
+        period_us=load.period_us,
+        stages=stages,
+        most_ppm=load.bound_ppm,
+        since_us=one.since_us,
+    )
 
 
 def _apart(one: Lodger, lodgers: Sequence[Lodger]) -> tuple[list[Load], int]:
