@@ -50,7 +50,7 @@ REPACK_EVERY_US: Final = 600_000_000
 """Shortest time between two repackings."""
 
 APART_EVERY_US: Final = 60_000_000
-"""Shortest time between two looks at engines that share where a bound is forecast to break."""
+"""Shortest time between two looks at engines that share where a bound is predicted to break."""
 
 MAX_ATTEMPTS: Final = 3
 """Times that a plan is computed anew because its base did not stand; then it waits for its turn."""
