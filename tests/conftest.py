@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from tests.rigs.live_cluster import LiveCluster, start_cluster
 from tests.rigs.tiny_models import make_qwen3
@@ -16,6 +18,31 @@ from tests.rigs.tiny_models import make_qwen3
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)
 settings.load_profile("same")
+
+
+FIRST: Final = ("chaos", "system", "process")
+ON_ONE_CLUSTER: Final = frozenset(
+    {
+        "process/demo/test_controllers",
+        "system/test_bad_input",
+        "system/test_checkpoints",
+        "system/test_client_alone",
+        "system/test_custom_loss",
+        "system/test_device_budget",
+        "system/test_durable",
+        "system/test_groups",
+        "system/test_instances",
+        "system/test_kills",
+        "system/test_lora",
+        "system/test_resumed",
+        "system/test_retries",
+        "system/test_rl_loop",
+        "system/test_roles",
+        "system/test_router_apart",
+        "system/test_same_result",
+    }
+)
+"""Files of tests that use `cluster`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,12 +56,33 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=_begins_late)
     if config.getoption("--run-slow"):
         return
     skip = pytest.mark.skip(reason="longer than a second; pass --run-slow (make test does)")
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+def _begins_late(item: pytest.Item) -> int:
+    """Have files that take minutes begin first, so that no process ends long before the others."""
+    kind = item.path.relative_to(Path(__file__).parent).parts[0]
+    return FIRST.index(kind) if kind in FIRST else len(FIRST)
+
+
+class OneCluster(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives processes files; those that share `cluster` are as one, so that one is started."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        name = file.removeprefix("tests/").removesuffix(".py")
+        return "" if name in ON_ONE_CLUSTER else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return OneCluster(config, log)
 
 
 @pytest.fixture(scope="session")
