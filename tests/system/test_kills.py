@@ -16,16 +16,14 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import service_pb2
-from tests.rigs.live_cluster import (
-    LiveCluster,
-    rank_processes,
-    start_cluster,
-)
+from tests.rigs.live_cluster import TRAIN, LiveCluster, rank_processes, start_cluster
 from tests.rigs.processes import descendants, is_alive, running
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fill_other_devices, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+
+ONE = {"only": [TRAIN]}
 
 CONTROLLER = """
 import sys, time
@@ -129,7 +127,7 @@ def test_a_killed_controller_ends_its_job_after_the_grace_period(
 
 @pytest.mark.parametrize("victim", ["up", "agent", "statemanager"])
 def test_nothing_remains_after_kill_9(tmp_path: Path, tiny_model: Path, victim: str) -> None:
-    with start_cluster(tmp_path, node="orphan_us = 5_000_000") as live:
+    with start_cluster(tmp_path, nodes=ONE, node="orphan_us = 5_000_000") as live:
         options = plex.ClientOptions(retry_for_s=2)
         with (  # noqa: PT012 - leaving the job is part of it
             pytest.raises(plex.PlexError) as caught,
@@ -184,7 +182,7 @@ def _kill_successors(live: LiveCluster, *, rank: int) -> None:
 def test_jobs_outlive_a_service_that_stands_still_for_longer_than_their_sessions(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    with start_cluster(tmp_path) as live, live.connect() as connection:
+    with start_cluster(tmp_path, nodes=ONE) as live, live.connect() as connection:
         with (
             connection.job("one", session_ttl_s=15) as one,
             connection.job("two", session_ttl_s=15) as two,

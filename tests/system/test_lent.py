@@ -88,7 +88,8 @@ def test_a_job_has_a_lent_engine_as_an_instance_until_its_owner_takes_it_back(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     make_qwen3(tmp_path / "chat", seed=1)
-    with start_cluster(tmp_path) as cluster, cluster.connect() as connection:
+    nodes = {"only": [TRAIN, ROLLOUT]}
+    with start_cluster(tmp_path, nodes=nodes) as cluster, cluster.connect() as connection:
         lending = ("--lend", "--lend-model", str(tiny_model), "--cluster", str(cluster.state_dir))
         with connection.job("borrower") as job:
             actor = job.deploy(

@@ -30,10 +30,15 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
-@pytest.fixture
-def service(postgres: Postgres, tmp_path: Path) -> Iterator[Service]:
-    url = postgres.create(f"s{abs(hash(str(tmp_path)))}")
-    with Service(tmp_path, nodes={"only": [TRAIN]}, extra=f'database = "{url}"\n') as running:
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def service(postgres: Postgres, home: Path) -> Iterator[Service]:
+    extra = f'database = "{postgres.create("home")}"\n'
+    with Service(home, nodes={"only": [TRAIN]}, extra=extra) as running:
         yield running
 
 
@@ -72,7 +77,7 @@ def test_a_job_goes_on_bit_for_bit_when_its_leader_is_killed_or_stands_still(
                     # One that stands still is ended by its successor.
                     assert leader.wait(timeout=20) == -signal.SIGKILL
             assert actor.digest() == expected
-        assert [j.reason for j in service.live.jobs().values()] == ["", ""]
+        assert service.live.jobs()[job.job_id].reason == ""
 
 
 def test_a_job_goes_on_bit_for_bit_when_its_database_dies_and_comes_back(
@@ -93,7 +98,7 @@ def test_a_job_goes_on_bit_for_bit_when_its_database_dies_and_comes_back(
                     back.append(thread.submit(postgres.restart))
             assert actor.digest() == expected
             assert [one.result() for one in back] == [None, None]
-        assert [j.reason for j in service.live.jobs().values()] == ["", ""]
+        assert service.live.jobs()[job.job_id].reason == ""
 
 
 def free_port() -> int:
@@ -106,7 +111,7 @@ def test_a_leader_that_wakes_after_it_was_replaced_changes_nothing(
     postgres: Postgres, tmp_path: Path, tiny_model: Path
 ) -> None:
     """Each has a state directory of its own, as on two hosts; the node that trains is neither's."""
-    url = postgres.create(f"w{abs(hash(str(tmp_path)))}")
+    url = postgres.create("homes")
     extra = f'database = "{url}"\ntokens = {{ "a-long-secret" = "default" }}\n'
     homes = [tmp_path / name for name in ("one", "two", "node")]
     for home in homes:
@@ -156,13 +161,13 @@ def closing_standbys(service: Service) -> Iterator[None]:
 
 
 def test_a_second_service_that_does_not_wait_says_who_leads(
-    service: Service, tmp_path: Path
+    service: Service, home: Path, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for more in ([], ["--state-dir", str(state_beside(elsewhere))]):
         command = [sys.executable, "-m", "plexsvc.cli.main", "up", "--config"]
-        config = str(tmp_path / "cluster.toml")
+        config = str(home / "cluster.toml")
         again = subprocess.run(
             [*command, config, *more], capture_output=True, text=True, timeout=90, check=False
         )

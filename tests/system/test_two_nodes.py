@@ -71,12 +71,11 @@ def test_a_group_over_two_nodes_trains_and_delivers_like_one_rank(
         assert gap.max() <= 1e-3
 
 
-def test_a_version_outlives_a_node_whose_part_another_has(tmp_path: Path, tiny_model: Path) -> None:
-    with (
-        start_cluster(tmp_path, nodes=NODES) as live,
-        live.connect() as connection,
-        connection.job("left-over") as job,
-    ):
+def test_a_version_outlives_a_node_whose_part_another_has(
+    two_nodes: LiveCluster, tiny_model: Path
+) -> None:
+    live = two_nodes  # which loses a node: the last test here
+    with live.connect() as connection, connection.job("left-over") as job:
         spread = train(job, "spread", tiny_model, plex.Parallel(dp=2))
         rollout = job.deploy("rollout", model=spread, backend="vllm", max_model_len=64)
         version = rollout.sync(spread)
