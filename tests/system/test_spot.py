@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.rigs.workloads import fixed_batch
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
 OPTIONS = plex.SamplingOptions(n=2, max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
-KILLS = 20
+KILLS = int(os.environ.get("PLEX_CHAOS_KILLS") or 4)  # noqa: TID251 - of `make chaos`
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +144,8 @@ def test_micro_batches_give_the_gradient_of_the_whole(
         assert np.abs(found[0] - found[1]).max() < 1e-5
 
 
-@pytest.mark.parametrize(("notice_s", "scale"), [(0, 6.0), (30, 4.0)])
 def test_a_job_samples_on_while_a_trace_takes_its_spot_devices(
-    tmp_path: Path, tiny_model: Path, notice_s: int, scale: float
+    tmp_path: Path, tiny_model: Path
 ) -> None:
     trace = tmp_path / "trace.csv"
     rows = [(0, "add", "n0;n1")]
@@ -154,8 +154,8 @@ def test_a_job_samples_on_while_a_trace_takes_its_spot_devices(
         rows += [(at_ms, "remove", f"n{turn}"), (at_ms + 5_000, "add", f"n{turn + 2}")]
     lines = [f"short,{at_ms},{event},{nodes}" for at_ms, event, nodes in rows]
     trace.write_text("\n".join(["segment,t_ms,event,nodes", *lines, ""]))
-    settings = f'[rollout.spot]\ntrace = "{trace}"\nsegment = "short"\nscale = {scale}\n'
-    settings += f"notice_us = {notice_s * 1_000_000}\n"
+    settings = f'[rollout.spot]\ntrace = "{trace}"\nsegment = "short"\nscale = 4.0\n'
+    settings += "notice_us = 30_000_000\n"
     with (
         start_cluster(tmp_path, nodes=NODES, scheduler=f"{SHARES_ALL}\n{settings}") as cluster,
         cluster.connect() as connection,
@@ -171,9 +171,8 @@ def test_a_job_samples_on_while_a_trace_takes_its_spot_devices(
         expected = tokens(rollout.generate(PROMPTS, **OPTIONS))
         removed, drained = 0, False
         # An engine that comes up as late as it is taken back is not drained, but ended.
-        while removed < 4 or (notice_s and not drained):
+        while removed < 2 or not drained:
             assert tokens(rollout.generate(PROMPTS, **OPTIONS)) == expected
             removed = (tmp_path / "up.log").read_text().count("event=remove")
             manager = (cluster.state_dir / "rollout/manager-0.log").read_text()
             drained = "instance drained" in manager
-        assert drained == (notice_s > 0)
