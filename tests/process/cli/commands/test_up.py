@@ -59,22 +59,6 @@ def cluster_pid(tmp_path: Path) -> Iterator[int]:
     wait_until(lambda: not any(is_alive(p) for p in family), what="the cluster's processes gone")
 
 
-def test_a_second_cluster_is_refused_in_a_line_and_down_ends_the_first(
-    tmp_path: Path, cluster_pid: int
-) -> None:
-    log = (tmp_path / "up.log").read_bytes()
-    second = plexctl(tmp_path, "up", "--config", str(tmp_path / "cluster.toml"), "--detach")
-    assert second.returncode == 1
-    (line,) = second.stderr.splitlines()
-    assert f"already (pid {cluster_pid})" in line
-    assert (tmp_path / "up.log").read_bytes().startswith(log), "it is the first one's"
-    family = [cluster_pid, *descendants(cluster_pid)]
-    down = plexctl(tmp_path, "down", "--json")
-    assert json.loads(down.stdout)["pid"] == cluster_pid, down.stderr
-    assert not any(is_alive(pid) for pid in family)
-    assert plexctl(tmp_path, "down").stdout.startswith("no cluster runs in")
-
-
 def state_manager(state_dir: Path) -> int:
     """Return since when the state manager has its socket, 0 while there is none."""
     status = json.loads(plexctl(state_dir, "status", "--json").stdout)
@@ -89,21 +73,42 @@ def agent_pid(cluster: int) -> int:
     raise AssertionError("no node agent runs")
 
 
-def test_a_cluster_runs_a_submitted_controller_and_leaves_nothing_at_term(
-    tmp_path: Path, cluster_pid: int
-) -> None:
-    (tmp_path / "loop.py").write_text(CONTROLLER)
-    second = plexctl(tmp_path, "up", "--config", str(tmp_path / "cluster.toml"))
-    assert second.returncode == 1
-    assert "runs in" in second.stderr
-    done = plexctl(tmp_path, "submit", "--attach", str(tmp_path / "loop.py"))
+def run_controller(state_dir: Path) -> str:
+    """Run the controller; return its job."""
+    (state_dir / "loop.py").write_text(CONTROLLER)
+    done = plexctl(state_dir, "submit", "--attach", str(state_dir / "loop.py"))
     assert done.returncode == 0, done.stdout + done.stderr
     job_id = done.stdout.splitlines()[0]
     assert f"done {job_id}" in done.stdout
+    return job_id
+
+
+@pytest.mark.timeout(240)
+def test_a_cluster_runs_a_submitted_controller_and_leaves_nothing_at_term(
+    tmp_path: Path, cluster_pid: int
+) -> None:
+    """So does one whose node agent was killed: it is replaced, and takes jobs again."""
+    up, log = ("up", "--config", str(tmp_path / "cluster.toml")), (tmp_path / "up.log").read_bytes()
+    second = plexctl(tmp_path, *up)
+    assert second.returncode == 1
+    assert "runs in" in second.stderr
+    second = plexctl(tmp_path, *up, "--detach")
+    assert second.returncode == 1
+    (line,) = second.stderr.splitlines()
+    assert f"already (pid {cluster_pid})" in line
+    assert (tmp_path / "up.log").read_bytes().startswith(log), "it is the first one's"
+    job_id = run_controller(tmp_path)
     status = json.loads(plexctl(tmp_path, "status", "--json").stdout)
     assert [device["kind"] for device in status["devices"]] == ["train", "reward"]
     jobs = json.loads(plexctl(tmp_path, "job", "list", "--all", "--json").stdout)["jobs"]
     assert [(job["job_id"], job["state"]) for job in jobs] == [(job_id, "JOB_STATE_COMPLETED")]
+    first, before = agent_pid(cluster_pid), state_manager(tmp_path)
+    below = descendants(first)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not any(is_alive(pid) for pid in below), what="what it ran is gone")
+    wait_until(lambda: state_manager(tmp_path) not in {0, before}, what="the new agent has joined")
+    assert agent_pid(cluster_pid) != first
+    run_controller(tmp_path)
     family = [cluster_pid, *descendants(cluster_pid)]
     os.kill(cluster_pid, signal.SIGTERM)
     wait_until(lambda: not any(is_alive(pid) for pid in family), what="all processes gone")
@@ -111,18 +116,12 @@ def test_a_cluster_runs_a_submitted_controller_and_leaves_nothing_at_term(
     assert plexctl(tmp_path, "status").returncode == 1
 
 
-def test_a_killed_agent_is_replaced_and_its_node_takes_jobs_again(
-    tmp_path: Path, cluster_pid: int
-) -> None:
-    (tmp_path / "loop.py").write_text(CONTROLLER)
-    first, before = agent_pid(cluster_pid), state_manager(tmp_path)
-    below = descendants(first)
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not any(is_alive(pid) for pid in below), what="what it ran is gone")
-    wait_until(lambda: state_manager(tmp_path) not in {0, before}, what="the new agent has joined")
-    assert agent_pid(cluster_pid) != first
-    done = plexctl(tmp_path, "submit", "--attach", str(tmp_path / "loop.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_down_ends_a_cluster(tmp_path: Path, cluster_pid: int) -> None:
+    family = [cluster_pid, *descendants(cluster_pid)]
+    down = plexctl(tmp_path, "down", "--json")
+    assert json.loads(down.stdout)["pid"] == cluster_pid, down.stderr
+    assert not any(is_alive(pid) for pid in family)
+    assert plexctl(tmp_path, "down").stdout.startswith("no cluster runs in")
 
 
 def test_agents_outlive_a_killed_service_and_down_ends_them(
