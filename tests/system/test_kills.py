@@ -127,7 +127,7 @@ def test_a_killed_controller_ends_its_job_after_the_grace_period(
 
 @pytest.mark.parametrize("victim", ["up", "agent", "statemanager"])
 def test_nothing_remains_after_kill_9(tmp_path: Path, tiny_model: Path, victim: str) -> None:
-    with start_cluster(tmp_path, nodes=ONE, node="orphan_us = 5_000_000") as live:
+    with start_cluster(tmp_path, nodes=ONE, node="orphan_us = 20_000_000") as live:
         options = plex.ClientOptions(retry_for_s=2)
         with (  # noqa: PT012 - leaving the job is part of it
             pytest.raises(plex.PlexError) as caught,
