@@ -115,6 +115,13 @@ def operation_of(asked: Asked, *, is_chat: bool, session: str) -> operations_pb2
     return _operation(asked, generate)
 
 
+_NOT_SAMPLING: Final = {
+    *("echo", "max_completion_tokens", "model", "prompt", "response_format"),
+    *("return_token_ids", "stream", "stream_options", *UNREAD),
+}
+"""Fields of a completion that vLLM's sampling parameters do not have."""
+
+
 def tokens_of(asked: Asked, *, session: str) -> operations_pb2.Operation:
     """Return the operation of a request in the form of vLLM's `/inference/v1/generate`.
 
@@ -134,8 +141,8 @@ def tokens_of(asked: Asked, *, session: str) -> operations_pb2.Operation:
     if not isinstance(asked.get("request_id", ""), str):
         raise _bad("request_id", asked["request_id"], "a text")
     read = {"detokenize": bool(sampling.get("stop")), **given(sampling)}
-    if outside := {"model", "prompt"} & read.keys():
-        raise _bad("sampling_params", outside.pop(), "an object of sampling parameters")
+    for name in _NOT_SAMPLING & read.keys():
+        raise _bad("sampling_params", name, "an object of sampling parameters")
     asked = {"model": asked.get("model"), "prompt": tokens, **read}
     return operation_of(asked, is_chat=False, session=session)
 
@@ -198,7 +205,11 @@ def given(asked: Asked) -> Asked:
 
 
 def check_fields(
-    asked: Asked, honoured: Collection[str], *, neutral: Mapping[str, Sequence[object]]
+    asked: Asked,
+    honoured: Collection[str],
+    *,
+    neutral: Mapping[str, Sequence[object]],
+    within: str = "",
 ) -> None:
     """Refuse what would be ignored.
 
@@ -211,7 +222,7 @@ def check_fields(
             found == one and isinstance(found, bool) == isinstance(one, bool) for one in values
         ):
             wanted = f"one of {json.dumps(values)}" if values else "left out: it is not known here"
-            raise _bad(name, found, wanted)
+            raise _bad(within + name, found, wanted)
 
 
 def wants(asked: Asked, name: str, *, default: bool = False) -> bool:
@@ -249,7 +260,7 @@ def wants_usage(asked: Asked) -> bool:
     if not isinstance(options, dict) or not wants(asked, "stream"):
         raise _bad("stream_options", options, 'an object beside "stream": true')
     neutral = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
-    check_fields(given(options), {"include_usage"}, neutral=neutral)
+    check_fields(given(options), {"include_usage"}, neutral=neutral, within="stream_options.")
     return wants(options, "include_usage")
 
 

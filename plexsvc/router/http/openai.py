@@ -179,8 +179,12 @@ async def _complete(
 async def _generate(endpoint: Endpoint, request: web.Request) -> web.Response:
     asked, caller = await read_json(request), request[CALLER]
     operation = asking.tokens_of(asked, session=_session_of(request))
-    has_logprobs = (asked.get("sampling_params") or {}).get("logprobs") is not None
-    form = Form(is_chat=False, has_logprobs=has_logprobs)
+    sampling = asking.given(asked.get("sampling_params") or {})
+    form = Form(
+        is_chat=False,
+        has_logprobs="logprobs" in sampling,
+        has_prompt_logprobs="prompt_logprobs" in sampling,
+    )
     with endpoint.hold(request[TENANT]):
         async with aclosing(_frames(endpoint.samples, operation, caller=caller)) as frames:
             prompts = list((await anext(frames)).prompts)
@@ -267,7 +271,9 @@ class _Answer:
         return {
             "request_id": self._head["id"],
             "choices": [choice.of_tokens() for choice in self._choices],
-            "prompt_logprobs": None,
+            "prompt_logprobs": self._choices[0].of_prompt()
+            if self._form.has_prompt_logprobs
+            else None,
             "usage": self._usage(),
         }
 

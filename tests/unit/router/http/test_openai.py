@@ -277,6 +277,7 @@ async def test_tokens_go_in_and_out_in_the_form_of_vllms_generate(samples: FakeS
         told = await generate(url, {**body, "request_id": "mine"})
         bare = {"token_ids": [7], "sampling_params": {}, "return_token_ids": True}
         plain = await generate(url, {"model": MODEL, **bare})
+        prompted = await generate(url, {**body, "sampling_params": {"prompt_logprobs": 2}})
     asked = samples.asked[0][0].generate
     assert list(asked.prompts[0].token_ids) == [7, 8, 9]
     assert (asked.sampling.seed, list(asked.sampling.stop_token_ids)) == (3, [1])
@@ -294,6 +295,13 @@ async def test_tokens_go_in_and_out_in_the_form_of_vllms_generate(samples: FakeS
     ]
     assert choice["finish_reason"] == "length"
     assert (plain["choices"][0]["logprobs"], plain["prompt_token_ids"]) == (None, [7])
+    assert plain["prompt_logprobs"] is None
+    first, *others = prompted["prompt_logprobs"]
+    assert first is None
+    assert [one[str(token)]["logprob"] for one, token in zip(others, (8, 9), strict=True)] == [
+        -1,
+        -2,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -308,6 +316,9 @@ async def test_tokens_go_in_and_out_in_the_form_of_vllms_generate(samples: FakeS
         ({"sampling_params": [1]}, "sampling_params"),
         ({"sampling_params": {"prompt": [1]}}, "sampling_params"),
         ({"sampling_params": {"model": "other"}}, "sampling_params"),
+        ({"sampling_params": {"stream": True}}, "sampling_params"),
+        ({"sampling_params": {"echo": True}}, "sampling_params"),
+        ({"sampling_params": {"return_token_ids": True}}, "sampling_params"),
         ({"sampling_params": {"temperature": -1}}, "temperature"),
         ({"sampling_params": {"routed_experts_prompt_start": 3}}, "routed_experts_prompt_start"),
     ],
@@ -430,7 +441,7 @@ async def test_a_stop_string_ends_the_text_and_nothing_of_it_is_told(
         ({"tools": [1]}, "tools"),
         ({"max_completion_tokens": 5, "max_tokens": "x"}, "max_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"usage": True}}, "usage"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": []}, "stream_options"),
     ],
 )
