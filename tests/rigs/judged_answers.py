@@ -99,6 +99,19 @@ NUMERIC_RIGHT: list[tuple[str, Any]] = [
     ("1) 42", "42"),
     ("0.30000000000000004", 0.30000000000000004),
     ("4! = 24", "24"),
+    ("20% of 50 = 10", 10),
+    ("2 plus 3 = 5", 5),
+    ("The square root of 16 = 4", 4),
+    ("17 mod 5 = 2", 2),
+    ("84 divided by 2 is 42", 42),
+    ("so 84/2 = 42", 42),
+    ("so 1km = 1000 m", 1000),
+    ("The average is 10/3 ≈ 3.33", 3.33),
+    ("so 41.6 \\approx 42", 42),
+    ("2/3 ≈ 0.66", 0.66),
+    ("\\frac{35}{-9}", "-35/9"),
+    ("It comes up to 42", 42),
+    ("If x = 2 then 42", 42),
 ]
 
 NUMERIC_WRONG: list[tuple[str, Any]] = [
@@ -244,6 +257,15 @@ NUMERIC_WRONG: list[tuple[str, Any]] = [
     ("$41 = 42$", 42),
     ("9" * 300, "9" * 299 + "8"),
     ("I think 42 but maybe 43", "43"),
+    ("42 choose 2", 2),
+    ("42 mod 5", 5),
+    ("42 divided by 2", 2),
+    ("up to 42 apples", 42),
+    ("42 if x is 1, else 43", 43),
+    ("If yes then 42, if no then 43", 43),
+    ("42 ≈ 100", 100),
+    ("so 10/4 = 3", 3),
+    ("The answer is 41 = 42", 42),
 ]
 
 MATH_RIGHT: list[tuple[str, Any]] = [

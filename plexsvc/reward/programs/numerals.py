@@ -52,12 +52,14 @@ _UNIT: Final = re.compile(
 _DENIED_BEFORE: Final = re.compile(
     r"(?:\b(?:not|never|neither|nor|cannot|except|or|plus|minus|times|over|versus|vs|than|out of|"
     r"under|below|above|exceeds?|almost|nearly|anything but|ln|log|exp|sqrt|sin|cos|tan|"
-    r"(?:is|are|of) up to|"
+    r"(?<!\bcomes )(?<!\badds )(?<!\badd )(?<!\bsums )(?<!\bsum )(?<!\bamounts )up to|"
+    r"else|otherwise|then \d[^\n.]*\bif\b[^\n.]*\bthen|"
     r"(?:twice|double|half|root|square|cube)(?: of)?)|n't|"
     r"\bat (?:least|most)|[≠<>≤≥±+*/^|√∑∫∏&-]|[A-Za-z_]\(|\}\{|"
-    r"\d\s*x|\d:(?!\s)|[<>]=)(?:\s+(?:equals?|to|be|is|are|an?|the|as|maybe|perhaps|even))*"
+    r"\d\W*(?:x|choose|mod(?:ulo)?|divided by|multiplied by|to the power(?: of)?)|"
+    r"\d:(?!\s)|[<>]=)(?:\s+(?:equals?|to|be|is|are|an?|the|as|maybe|perhaps|even))*"
     r"[ \t({\[\"']*\Z|"
-    r"\d[^\w\n=:.]{0,3}(?:\b(?:or|and|to|through|until)\b)?(?:\s+(?:maybe|perhaps|also|even))*"
+    r"\d[^\w\n=≈:.]{0,3}(?:\b(?:or|and|to|through|until)\b)?(?:\s+(?:maybe|perhaps|also|even))*"
     r"[ \t({\[\"']*\Z|"
     r"\d\W{1,3}but\s+(?:also|even|maybe|perhaps|possibly)\s*\Z|"
     r"\d[^\w\n]{0,3}\bor\s+[A-Za-z]\w*\s*=\s*\Z|"  # x = 1 or y = 2
@@ -87,7 +89,10 @@ _DENIED_AFTER_UNIT: Final = re.compile(
 _AROUND: Final = 256
 """Characters around a number that are looked at."""
 _LEFT_OF_EQUALS: Final = re.compile(
-    r"(?:^|[\n,;:]|(?<![*+/-])(?<![*+/-]\s)\$|[A-Za-z.]\s)\s*([-+\d][^\s=]*)\s*\Z"
+    r"(?:^|[\n,;:]|(?<![*+/-])(?<![*+/-]\s)\$|\.\s|"
+    r"\b(?:and|answer|get|have|hence|is|says?|so|that|then|therefore|thus)\s)"
+    r"\s*([-+\d][^\s=≈]*)\s*\Z",
+    re.IGNORECASE,
 )
 
 _WRITTEN: Final = (
@@ -104,7 +109,9 @@ _WRITTEN: Final = (
     (re.compile(r"\\\\(?![A-Za-z])|\\(?:pounds|euro)(?![A-Za-z])"), " "),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\[,;: ]|~"), _THIN),
-    (re.compile(r"\\(?:q?quad|implies|Rightarrow|therefore|approx)(?![A-Za-z])|[≈⇒→∴]|[=-]>"), " "),
+    (re.compile(r"\\(?:q?quad|implies|Rightarrow|therefore)(?![A-Za-z])|[⇒→∴]|[=-]>"), " "),
+    (re.compile(r"\\approx(?![A-Za-z])"), "≈"),
+    (re.compile(r"\\([dtc]?frac\s*\{\s*\d+\s*\}\s*\{)\s*-\s*(?=\d)"), r"-\\\1"),
     (re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[×·⋅]"), "*"),
     (re.compile(r"\\neq?(?![A-Za-z])|!="), "≠"),
     (re.compile(r"\\%|％"), "%"),
@@ -267,9 +274,14 @@ def _checked(text: str, found: re.Match[str]) -> Number | None:
     value *= _SCALES[scale[1].lower()] if scale is not None else 1
     number = Number(value, digits, unit + more_of_unit)
     head = before.rstrip(" $({[")
-    left = _LEFT_OF_EQUALS.search(head[:-1]) if head.endswith("=") else None
+    left = _LEFT_OF_EQUALS.search(head[:-1]) if head.endswith(("=", "≈")) else None
     other = (read(left[1]) if left is not None else None) or again
-    return number if other is None or number.means(other) else None
+    is_converted = other is not None and "" != other.unit != number.unit != ""
+    is_same = other is None or is_converted or number.means(other)
+    if other is not None and head.endswith("≈"):
+        places = len((found["decimal"] or "").partition(".")[2])
+        is_same = abs(number.value - other.value) * 10**places < 1
+    return number if is_same else None
 
 
 def _unit(after: str) -> tuple[str, str]:
