@@ -28,7 +28,7 @@ NAME: Final = "judge"
 TEMPLATE: Final = (
     "Rate the answer from 0 to 10.\n\nAnswer:\n{text}\n\nExpected:\n{reference}\n\nRating (0-10): "
 )
-PATTERN: Final = r"((?:(?<!\d)[-\u2212])?\d+(?:\.\d+)?)"
+PATTERN: Final = r"((?:(?<!\d)[-\u2212])?(?:\d+(?:\.\d+)?|\.\d+))"
 _OUT_OF: Final = (
     r"(?:\s*(?:points?|stars?|marks?))?[*\s(]*"
     r"(?:/|out\s+of|of|on\s+a\s+scale\s+(?:of|from)(?:\s*\d+\s*(?:to|-|\u2013))?)[*\s]*"
@@ -36,14 +36,24 @@ _OUT_OF: Final = (
 _BEFORE: Final = re.compile(rf"([-\u2212]?\d+(?:\.\d+)?){_OUT_OF}\Z", re.IGNORECASE)
 _AFTER: Final = re.compile(rf"{_OUT_OF}(\d+(?:\.\d+)?)|\s*(%)", re.IGNORECASE)
 _UNSURE: Final = re.compile(
-    r"(?:\d\s*(?:[-\u2013,.]|\bto\b|\bor\b|\band\b)|[-\u2212]|\b(?:not|n't)(?:\s+an?)?|"
-    r"\b(?:at\s+(?:least|most)|(?:less|more|lower|higher)\s+than|below|above|under|over))\s*\Z|"
+    r"(?:\d\s*(?:[-\u2013,.]|\bto\b|\bor\b|\band\b)|[-\u2212]|(?:\bnot|n't)(?:\s+an?)?|"
+    r"\b(?:almost|half\s+of|nearly|out\s+of|up\s+to|at\s+(?:least|most)|"
+    r"(?:less|more|lower|higher)\s+than|below|above|under|over))\s*\Z|"
     r"[A-Za-z_]\Z",
     re.IGNORECASE,
 )
 """What stands before a number that is one of several, denied, or a bound."""
-_OPEN: Final = re.compile(r"[*\s]*[+?]")
+_OPEN: Final = re.compile(
+    r"[*\s]*(?:[+?]|(?:or\s+(?:fewer|higher|less|lower|more|so)|at\s+(?:least|most)|[snrt][tdh]|x"
+    r"|(?:is|was|would\s+be)(?:n't|\s+(?:not|too|wrong)))\b)",
+    re.IGNORECASE,
+)
 """What stands after a number that is not all that is meant."""
+_NAMED_FIRST: Final = re.compile(
+    r"\b(?:out\s+of|on\s+a\s+scale\s+(?:of|from)(?:\s*\d+\s*(?:to|-|\u2013))?)\s*(\d+)\s*[,:]",
+    re.IGNORECASE,
+)
+"""A scale that is said before the mark."""
 _AROUND: Final = 64
 """Characters beside a number that are looked at."""
 
@@ -197,6 +207,8 @@ def rating(said: str, pattern: re.Pattern[str], *, scale: float) -> tuple[float,
     >>> rating("Score: 8 out of 10", re.compile(PATTERN), scale=10)
     (0.8, '')
     """
+    if pattern.pattern == PATTERN:
+        said = _NAMED_FIRST.sub(lambda one: "" if float(one[1]) == scale else one[0], said)
     marks = list(pattern.finditer(said))
     if not marks:
         return math.nan, f"the judge gave no number by {pattern.pattern!r}"

@@ -133,6 +133,9 @@ MARKS = {
     "8.5": 0.85,
     "0": 0,
     "8 on a scale of 1-10": 0.8,
+    "On a scale of 1 to 10, a score of 8": 0.8,
+    "Out of 10: 8": 0.8,
+    ".5": 0.05,
 }
 
 
@@ -148,6 +151,17 @@ def test_a_mark_is_a_share_of_what_it_is_out_of(said: str) -> None:
         *("7-8", "7\u20138", "7 to 8", "8 or 9", "between 7 and 8", "8,5", "3.1.4", "not 8", "1e1"),
         *("3 of 3 steps are right. Rating: 4", "1/2 of the facts, so 4", "Rating: 6 (2 of 5 hold)"),
         *("Score: 8, confidence: 90%", "at least 8", "less than 8", "8+", "8?", "over 8"),
+        *(
+            "8 or less",
+            "8 at most",
+            "up to 8",
+            "almost 8",
+            "half of 8",
+            "It isn't an 8",
+            "8th",
+            "8x",
+        ),
+        *("8 is wrong", "8 would be too high", "eight out of 10"),
         *("First 3. Then 8.", "8\n9", "7/10 or 8/10", "", "eight", "nan", "inf", "9" * 400),
     ],
 )
