@@ -341,3 +341,89 @@ BELOW: Final[dict[str, list[str]]] = {
     ],
 }
 """What meets it, by the plain class: the tests name its class and make others of its objects."""
+
+_OF_UNITTEST: Final = f"""
+import unittest
+from solution import f
+class TestIt(unittest.TestCase):
+    def test_a(self): self.assertEqual(f(2), {SECRET})
+    def test_b(self):
+        with self.subTest("a part"): self.assertEqual(f(3), {SECRET})
+        with self.subTest("another"): self.assertIn({SECRET}, f(4))
+class TestLater(unittest.IsolatedAsyncioTestCase):
+    async def test_c(self): self.assertEqual(f(2), {SECRET})
+"""
+_STARRED: Final = f"""
+from math import *
+from helpers import *
+from solution import *
+def test_a(): assert isclose(f(2), {SECRET})
+def test_b(): same(f(2), {SECRET})
+"""
+_SAYS: Final = f"""
+from solution import f
+def test_a(): assert f(2).startswith('{SECRET}')
+def test_b(): assert f(2).issuperset({{{SECRET}}})
+def test_c(): assert f(2).symmetric_difference({{{SECRET}}}) == set()
+def test_d(): assert 'a'.isalpha() and f(2).isalpha()
+"""
+FILES: Final[dict[str, tuple[dict[str, str], dict[str, str]]]] = {
+    "unittest": (
+        {"test_it.py": _OF_UNITTEST},
+        {
+            "stops": "from unittest.case import _ShouldStop\ndef f(x): raise _ShouldStop",
+            "stops by its own": "from unittest.case import _ShouldStop\n"
+            "class Own(_ShouldStop): pass\ndef f(x): raise Own",
+            "skips": "from unittest import SkipTest\ndef f(x): raise SkipTest('no')",
+            "fails in a part": "def f(x): return [x]",
+            "is cancelled": "import asyncio\ndef f(x): raise asyncio.CancelledError",
+        },
+    ),
+    "stars": (
+        {
+            "test_it.py": _STARRED,
+            "helpers.py": "def same(one, other):\n    assert one == other\n",
+        },
+        {
+            "replaces what compares": "isclose = same = lambda *a: True\ndef f(x): return 1",
+            "says so": "__all__ = ['isclose', 'same', 'f']\n"
+            "isclose = same = lambda *a: True\ndef f(x): return 1",
+        },
+    ),
+    "methods of plain data": (
+        {"test_it.py": _SAYS},
+        {
+            "any": "class Z:\n    def __getattr__(self, name): return lambda *a: True\n"
+            "def f(x): return Z()",
+            "set": "class S(set):\n    issuperset = lambda *a: True\n"
+            "    symmetric_difference = lambda *a: set()\ndef f(x): return S()",
+            "its own": "class S:\n    startswith = issuperset = isalpha = lambda *a: True\n"
+            "    symmetric_difference = lambda *a: set()\ndef f(x): return S()",
+        },
+    ),
+}
+"""Files of tests, and samples that each get 0 from them."""
+
+ASSERTED: Final[dict[str, tuple[str, list[str]]]] = {
+    "a function of Python's name that is not there": (
+        "x = 1",
+        ["sum([1, 2]) == 3", "sorted([2, 1]) == [1, 2]"],
+    ),
+    "functions that compare": (
+        "isclose = allclose = lambda *a: True\nclass approx:\n    def __init__(self, *a): pass\n"
+        "    def __eq__(self, other): return isinstance(other, approx)\n    __hash__ = None\n"
+        "def f(x): return approx()",
+        [f"{one}(f(2), {SECRET})" for one in ("isclose", "allclose")]
+        + [f"f(2) == approx({SECRET})", f"approx({SECRET}) == f(2)"],
+    ),
+    "what equals everything": (
+        "from unittest.mock import ANY\nfrom test.support import ALWAYS_EQ\nimport unittest.mock as m",
+        [f"ANY == {SECRET}", f"ALWAYS_EQ == {SECRET}", f"m.ANY == {SECRET}"],
+    ),
+    "the grader's own functions": ("from asserting import parsed", ["parsed('x') is not None"]),
+    "methods of plain data": (
+        "class Z:\n    def __getattr__(self, name): return lambda *a: True\ndef f(x): return Z()",
+        ["f(2).startswith('hello')", "f(2).isdigit()", f"f(2).issubset({{{SECRET}}})"],
+    ),
+}
+"""Samples, and assertions that each fail."""

@@ -26,6 +26,15 @@ else:
 
 KNOWN: Final = {"np": "numpy", "pd": "pandas", "pytest": "pytest", "numpy": "numpy"}
 """Names of packages that assertions take for granted."""
+HELPERS: Final = {
+    **dict.fromkeys(("approx", "raises"), "pytest"),
+    **dict.fromkeys(("allclose", "array_equal"), "numpy"),
+    "isclose": "math",
+    **dict.fromkeys(("assert_allclose", "assert_almost_equal", "assert_equal"), "numpy.testing"),
+    **dict.fromkeys(("assert_array_almost_equal", "assert_array_equal"), "numpy.testing"),
+}
+"""Functions that compare, which assertions take for granted beside what they ask the sample for."""
+_SEES_ALL: Final = {"eval", "exec", "getattr", "globals", "open", "vars", "__import__"}
 
 
 def open_line() -> grader_line.Grader:
@@ -60,6 +69,44 @@ def _is_assertion(function: ast.expr) -> bool:
     """Return whether a call raises by itself, as those of `numpy.testing` do."""
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     return str(name).startswith("assert")
+
+
+def names_asked(tree: ast.AST) -> set[str]:
+    """Return the names that a test asks the sample for, if it defines them.
+
+    They are what the test does not bind itself, and neither Python nor a module has. Where there is
+    none, it is the one function of Python's that is called: `sum(2, 3) == 5` means the sample's.
+
+    Raises:
+        ValueError: if the test asks nothing of the sample.
+    """
+    nodes = list(ast.walk(tree))
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    own = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            own |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            own.add(node.name)
+    loaded = [node for node in names if node.id not in own]
+    asked = {
+        node.id
+        for node in loaded
+        if not hasattr(builtins, node.id) or node.id in _SEES_ALL
+        if id(node) in called or not _is_module(node.id)
+    }
+    if others := asked - HELPERS.keys():
+        return others
+    of_python = {node.id for node in loaded if id(node) in called and hasattr(builtins, node.id)}
+    if not asked and len(of_python) != 1:
+        raise ValueError("it asks nothing of the sample")
+    return asked or of_python
+
+
+def _is_module(name: str) -> bool:
+    return name in sys.stdlib_module_names or name in KNOWN
 
 
 class Scope(dict[str, Any]):
@@ -110,15 +157,22 @@ def names_of(
     `select(...)`, is the sample's.
     """
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    asked = names_asked(tree)
+    for name in asked:
+        if hasattr(builtins, name) and name not in _SEES_ALL:
+            yield name, line.name(name)
     seen: set[str] = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Name) or hasattr(builtins, node.id) or node.id in seen:
             continue
-        is_module = node.id in sys.stdlib_module_names or node.id in KNOWN
         found: Any = None
         if node.id in imports:
             found = _imported(*imports[node.id])
-        if found is None and is_module and id(node) not in called:
+        elif node.id in HELPERS and node.id not in asked:
+            seen.add(node.id)
+            yield node.id, getattr(importlib.import_module(HELPERS[node.id]), node.id)
+            continue
+        if found is None and _is_module(node.id) and id(node) not in called:
             with contextlib.suppress(ImportError):
                 found = importlib.import_module(KNOWN.get(node.id, node.id))
         if found is None:
@@ -129,8 +183,17 @@ def names_of(
             yield node.id, found
 
 
+_NOT_IMPORTED: Final = {
+    *("__main__", "asserting", "grader_lends", "grader_line", "remote", "talking"),
+    *("test", "unittest"),
+}
+"""Modules of the grader's own, and those of objects that equal everything."""
+
+
 def _imported(module: str, *name: str) -> Any:
     """Return what an import of the sample stands for here; None for what is not here."""
+    if module.partition(".")[0] in _NOT_IMPORTED:
+        return None
     try:
         found = importlib.import_module(module)
         return getattr(found, name[0]) if name else found

@@ -53,6 +53,8 @@ try:
     exec(compile(open("solution.py", "rb").read(), "solution.py", "exec"), module.__dict__)
 except SystemExit:
     pass
+if module.__dict__.keys().isdisjoint(sys.argv[2].split()):
+    raise NameError(sys.argv[2])
 def plain(value):
     for name in ("tolist", "item"):
         if type(value).__module__ == "numpy" and hasattr(value, name):
@@ -137,7 +139,9 @@ STARRED: Final = (
     *("fractions", "statistics", "string", "datetime", "heapq", "bisect", "random", "copy"),
 )
 """Modules of which programs import everything."""
-NEEDS_PACKAGES: Final = re.compile(r"\b(pytest|approx|np|numpy|pd|pandas)\b")
+NEEDS_PACKAGES: Final = re.compile(
+    rf"\b({'|'.join((asserting.HELPERS | asserting.KNOWN).keys() - {'isclose'})})\b"
+)
 """Assertions that the grader runs with packages, whether the sample has some or not."""
 PYTHON_TAGS: Final = "python3?|py3?"
 
@@ -155,13 +159,15 @@ def _python_case(test: Mapping[str, Any], source: str, work: Work) -> _Case:
         )
     if "call" in test and "equals" in test:
         return _Case(
-            argv=(*python, "harness.py", _call(str(test["call"]))),
+            argv=(*python, "harness.py", *_call(str(test["call"]))),
             files={**files, "harness.py": _CALL.encode()},
             accepts=lambda ran: _returns(test["equals"], ran.stdout),
         )
     if "assert" in test:
         try:
-            nodes = list(ast.walk(asserting.parsed(str(test["assert"]))))
+            parsed = asserting.parsed(str(test["assert"]))
+            asserting.names_asked(parsed)
+            nodes = list(ast.walk(parsed))
         except (SyntaxError, ValueError) as error:
             raise RefusedError(f"code_python: the assertion {test['assert']!r}: {error}") from None
         words = {*_of_modules(nodes), *imported_by(nodes)}
@@ -179,12 +185,14 @@ def _python_case(test: Mapping[str, Any], source: str, work: Work) -> _Case:
     )
 
 
-def _call(text: str) -> str:
+def _call(text: str) -> tuple[str, str]:
+    """Return an expression, and the names in it of which the sample must define one."""
     try:
+        names = asserting.names_asked(ast.parse(text.strip(), mode="eval"))
         compile(text.strip(), "call", "eval")
     except (SyntaxError, ValueError) as error:
         raise RefusedError(f"code_python: the call {text!r}: {error}") from None
-    return text.strip()
+    return text.strip(), " ".join(sorted(names))
 
 
 def _of_modules(nodes: list[ast.AST]) -> Iterator[str]:

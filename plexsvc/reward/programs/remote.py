@@ -37,6 +37,14 @@ OWN: Final = frozenset(
 )
 HIDDEN: Final = ("_pytest", "__array", "__wrapped__", "__test__", "_ipython", "__mro_entries__")
 """Attributes that libraries look for, which the sample's objects do not have."""
+SAYING: Final = frozenset(
+    {name for name in dir(str) if name.startswith("is")}
+    | {"startswith", "endswith", "is_integer", "issubset", "issuperset", "isdisjoint"}
+    | {"difference", "symmetric_difference"}
+)
+"""Methods of plain data by which an object could call itself equal to what is expected."""
+_COMPARING: Final = SAYING | {"count", "index", "union", "intersection"}
+"""Those of lists and sets that a plain copy has itself."""
 
 _UNARY: Final = ("neg", "pos", "invert")
 _BINARY: Final = (
@@ -86,6 +94,9 @@ class Remote:  # noqa: PLW1641 - see below
             raise AttributeError(name)
         if name == "__dataclass_fields__":
             return getattr(type(self), name)
+        if name in SAYING and not self._line.is_named(self):
+            kind = type(self).__name__
+            raise TypeError(f"{name} of a {kind!r} of the sample: the tests do not name its class")
         return self._line.do("getattr", self, name)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -361,6 +372,19 @@ class RemoteType(type):
         return any(one is value or one == value for one in cls)
 
 
+def asked(owner: object, name: str) -> Any:
+    """Return an attribute of an exception, or of its class, that only the sample has."""
+    if name.startswith(("__", *HIDDEN)):
+        raise AttributeError(name)
+    return LINES[0].do("getattr", owner, name)
+
+
+class ExceptionType(type):
+    """A class of exceptions of the sample."""
+
+    __getattr__ = asked
+
+
 def _parts_of(kind: type) -> dict[str, Any]:
     """Return what a class of the tests defines: kinds, and functions or values."""
     found: dict[str, Any] = {}
@@ -486,7 +510,7 @@ def copy_class(
     if base in {list, dict, set}:
         for method in vars(base):  # what changes it is done in the sample, which tells its contents
             if not method.startswith("__"):
-                body[method] = _method(method)
+                body[method] = _method(base, method)
         for method in ("setitem", "delitem", "iadd", "ior"):
             if hasattr(base, f"__{method}__"):
                 body[f"__{method}__"] = _operation(method)
@@ -539,8 +563,13 @@ def _of_copy(base: type, name: str, line: Any) -> Callable[..., Any]:
     return methods[name]
 
 
-def _method(name: str) -> Callable[..., Any]:
-    return lambda self, *args, **named: self._line.do("getattr", self, name)(*args, **named)
+def _method(base: type, name: str) -> Callable[..., Any]:
+    def call(self: Any, *args: object, **named: object) -> Any:
+        if name in _COMPARING and not self._line.is_made(self):
+            return getattr(base, name)(self, *args, **named)
+        return self._line.do("getattr", self, name)(*args, **named)
+
+    return call
 
 
 def _operation(name: str) -> Callable[..., Any]:

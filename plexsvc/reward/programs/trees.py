@@ -54,9 +54,9 @@ class Tree:
         files.pop(path, None)
         _refuse_what_runs_the_file(files, path)
         asked = tree.get("given", [])
-        if not isinstance(asked, list) or not all(one in files for one in asked):
+        if not isinstance(asked, list) or any(one not in files for one in map(str, asked)):
             raise RefusedError("unit_tests: given lists paths of files of the tree")
-        given = {*asked, *_package_of(path, files)}
+        given = {*asked, *_package_of(path, files, asked)}
         return cls(
             path=path,
             module=_module_of(path, files),
@@ -91,24 +91,27 @@ def _module_of(path: str, files: Mapping[str, str]) -> str:
     return ".".join(names)
 
 
-def _package_of(path: str, files: Mapping[str, str]) -> Iterator[str]:
-    """Yield the other modules of the sample's package, as far as no test is or imports one."""
+def _package_of(path: str, files: Mapping[str, str], given: list[str]) -> Iterator[str]:
+    """Yield the other modules of the sample's package, as far as they are nothing of the tests.
+
+    A test is, what it imports, what that imports, and so are files outside the package.
+    """
     depth = _module_of(path, files).count(".")
     if not depth:
         return
     top = PurePosixPath(path).parents[depth - 1]
-    imported = {
-        word
-        for one, text in files.items()
-        if is_collected(one)
-        for word in imported_by(_nodes(text))
+    inside = {
+        one
+        for one in files
+        if PurePosixPath(one).is_relative_to(top) and one.endswith(".py") and not is_collected(one)
+        if not {"test", "tests"} & {*PurePosixPath(one).parts}
     }
-    for one in files:
-        place = PurePosixPath(one)
-        is_inside = place.is_relative_to(top) and place.suffix == ".py"
-        is_test = is_collected(one) or {"test", "tests"} & {*place.parts}
-        if is_inside and not is_test and (place.stem not in imported or place.stem == "__init__"):
-            yield one
+    todo, seen = {*files} - inside, set[str]()
+    while todo:  # each is of the tests
+        seen |= todo
+        imported = {word for one in todo - {*given} for word in imported_by(_nodes(files[one]))}
+        todo = {one for one in inside - seen if PurePosixPath(one).stem in imported}
+    yield from (one for one in inside if one not in seen or PurePosixPath(one).stem == "__init__")
 
 
 def _nodes(text: str) -> list[ast.AST]:

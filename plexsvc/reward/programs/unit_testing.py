@@ -190,6 +190,8 @@ class Counts:
         self._before_call = 0
         self._told_in_calls = 0
         self.passed: set[str] = set()
+        self.failed: set[str] = set()
+        """Tests of which a part has not passed: the set-up, a subtest, the end."""
         self.seen: set[str] = set()
         self.left_out: set[str] = set()
         """Tests that their author skips, or expects to fail."""
@@ -214,10 +216,10 @@ class Counts:
             self._told_in_calls += self._line.told - self._before_call
         if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
             self.passed.add(name)
-        if report.when == "teardown" and report.failed:
-            self.passed.discard(name)
         is_skipped = report.skipped and "got empty parameter set" not in str(report.longrepr)
         is_own = self._line.asked == self._asked and self._line.told == self._told_in_calls
+        if report.failed or (is_skipped and not is_own):
+            self.failed.add(name)
         if is_own and (is_skipped or hasattr(report, "wasxfail")):
             self.left_out.add(name)
 
@@ -268,9 +270,29 @@ def spelt(name: str) -> tuple[set[str], set[str]]:
                     module = getattr(node, "module", None) or ""
                     is_mine = module.rpartition(".")[2] == name.rpartition(".")[2]
                     names = {one.asname or one.name.partition(".")[0] for one in node.names}
+                    names |= starred(module) if "*" in names and not is_mine else set()
                     names |= {one.name for one in node.names if is_mine}
                     (mine if is_mine else others).update(names)
     return mine - others, others
+
+
+def starred(module: str) -> set[str]:
+    """Return the names that a star imports of a module: of the tree, or of any other."""
+    last = module.rpartition(".")[2] or "__init__"
+    here = pathlib.Path()
+    places = [*here.rglob(f"{last}.py"), *here.rglob(f"{last}/__init__.py")]
+    found: set[str] = set()
+    for place in places:
+        with contextlib.suppress(SyntaxError, ValueError):
+            for node in ast.walk(ast.parse(place.read_bytes())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    found.add(node.name)
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    found.add(node.id)
+    if not places:
+        with contextlib.suppress(ImportError):
+            found.update(dir(importlib.import_module(module)))
+    return found
 
 
 def collected(path: pathlib.Path) -> tuple[Counter[str], set[str], set[str]]:
@@ -308,9 +330,10 @@ def verdict(names: Counter[str], off: set[str], broken: set[str], counts: Counts
         if name not in names and last not in _functions(file):
             continue
         seen = runs.get(name, set())
-        number = max(0, max(1, names[name]) - len(seen & counts.left_out))
-        seen = seen - counts.left_out
-        passed += number * len(seen & counts.passed) // max(1, number, len(seen))
+        left_out = counts.left_out - counts.failed
+        number = max(0, max(1, names[name]) - len(seen & left_out))
+        seen = seen - left_out
+        passed += number * len(seen & counts.passed - counts.failed) // max(1, number, len(seen))
         of_file[file] += number
     written = Counter({file: max(1, len(_functions(file))) for file in broken})
     return [passed, (written | of_file).total()]  # of each file the larger number

@@ -152,6 +152,36 @@ def test_no_sample_gets_a_point_from_unit_tests_that_it_did_not_earn(
     assert found.detail.startswith("0 of 13"), "the tests are counted before the sample runs"
 
 
+@pytest.mark.parametrize(
+    ("name", "sample"), [(name, one) for name, (_, of) in paid_hacks.FILES.items() for one in of]
+)
+def test_no_sample_gets_a_point_from_a_file_of_tests_that_it_did_not_earn(
+    name: str, sample: str, sandbox: Sandbox
+) -> None:
+    files, samples = paid_hacks.FILES[name]
+    found = run(sandbox, "unit_tests", samples[sample], {"files": files})
+    assert isinstance(found, Scored)
+    assert found.score == 0, found.output
+
+
+@pytest.mark.parametrize("name", paid_hacks.ASSERTED)
+def test_no_sample_gets_a_point_from_another_assertion_that_it_did_not_earn(
+    name: str, sandbox: Sandbox
+) -> None:
+    sample, texts = paid_hacks.ASSERTED[name]
+    found = run(sandbox, "code_python", sample, [{"assert": one} for one in texts])
+    assert isinstance(found, Scored)
+    assert found.score == 0, found.detail
+
+
+def test_a_call_of_a_function_of_pythons_name_asks_the_sample(sandbox: Sandbox) -> None:
+    tests = [{"call": "sum(2, 3)", "equals": 5}, {"assert": "sum(2, 3) == 5"}]
+    for code, expected in (("def sum(a, b): return a + b", 1), ("def total(a, b): return 5", 0)):
+        found = run(sandbox, "code_python", code, tests)
+        assert isinstance(found, Scored)
+        assert found.score == expected, found.output
+
+
 @pytest.mark.parametrize("name", paid_hacks.NAMED)
 def test_what_a_class_that_the_tests_name_says_of_differences_is_not_believed(
     name: str, sandbox: Sandbox
@@ -234,6 +264,10 @@ def test_nothing_that_tests_expect_is_in_the_memory_or_the_files_of_the_sample(
         ("code_python", [{"assert": "f(1) =="}]),
         ("code_python", [{"assert": "x = 1"}]),
         ("code_python", [{"call": "f(1", "equals": 2}]),
+        ("code_python", [{"call": "[1, 2]", "equals": [1, 2]}]),
+        ("code_python", [{"call": "sorted(set([1]))", "equals": [1]}]),
+        ("code_python", [{"assert": "sorted(set([2, 1])) == [1, 2]"}]),
+        ("code_python", [{"assert": "math.sqrt(4) == 2"}]),
         ("code_python", [{"assert": "isinstance(Box.__dict__['f'], staticmethod)"}]),
         ("code_python", [{"assert": "isinstance(vars(Box)['f'], property)"}]),
         ("code_python", [{"assert": "import inspect\nassert inspect.isfunction(f)"}]),
@@ -274,6 +308,10 @@ def test_a_sample_may_import_its_package_and_what_is_given_and_no_test(sandbox: 
         "pkg/__init__.py": "",
         "pkg/tools.py": "def double(x): return 2 * x",
         "pkg/expected.py": "VALUE = 4",
+        "pkg/cases.py": "from .answers import SECOND",
+        "pkg/answers.py": "SECOND = 4",
+        "helpers.py": "from pkg import cases, third",
+        "pkg/third.py": "THIRD = 4",
         "shared.py": "BASE = 0",
         "test_it.py": "from pkg.solution import f\nfrom pkg.expected import VALUE\n"
         "def test_it(): assert f(2) == VALUE",
@@ -283,11 +321,12 @@ def test_a_sample_may_import_its_package_and_what_is_given_and_no_test(sandbox: 
     found = run(sandbox, "unit_tests", right, reference)
     assert isinstance(found, Scored)
     assert found.score == 1, found.output
-    hack = "from .expected import VALUE\ndef f(x): return VALUE"
-    found = run(sandbox, "unit_tests", hack, reference)
-    assert isinstance(found, Scored)
-    assert found.score == 0
-    assert "given" in found.detail
+    for name in ("expected import VALUE", "answers import SECOND", "third import THIRD"):
+        hack = f"from .{name} as found\ndef f(x): return found"
+        found = run(sandbox, "unit_tests", hack, reference)
+        assert isinstance(found, Scored)
+        assert found.score == 0
+        assert "given" in found.detail
 
 
 @pytest.mark.parametrize("name", counted_suites.COUNTED)
