@@ -528,4 +528,40 @@ def calc(s, **env): return parse(s).eval(env)
             "tokenize('a+1') == ['a','+','1']",
         ],
     ),
+    "set that adds to itself and gives itself": (
+        """class Bag(set):
+    def add_all(self, xs):
+        for x in xs: self.add(x)
+        return self
+class Path(list):
+    def to(self, x):
+        self.append(x)
+        return self
+def bag(xs): return Bag(xs)
+""",
+        [
+            "Bag([1]).add_all([2]) == {1, 2}",
+            "b = Bag()\nassert b.add_all([1]) is b and len(b.add_all([2, 3])) == 3",
+            "Path().to(1).to(2) == [1, 2]",
+            "bag([1, 2]).issubset({1, 2, 3}) and bag([1]).isdisjoint({2})",
+            "bag([1]).union({2}) == {1, 2} and bag([1, 2]).difference({2}) == {1}",
+        ],
+    ),
+    "a list that test and sample both add to": (
+        """from contextlib import contextmanager
+@contextmanager
+def tag(out, name):
+    out.append('<' + name + '>')
+    yield name
+    out.append('</' + name + '>')
+""",
+        [
+            "o = []\nwith tag(o, 'a') as n:\n    o.append(n)\nassert o == ['<a>', 'a', '</a>']",
+            "out = ['x']\nwith tag(out, 'a'):\n    pass\nassert out == ['x', '<a>', '</a>']",
+        ],
+    ),
+    "a function by a name that Python has": (
+        "def sum(a, b): return a + b\ndef double(x): return 2 * x",
+        ["sum(2, 3) == 5", "sum([double(1), double(2)]) == 6"],
+    ),
 }

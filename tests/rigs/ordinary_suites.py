@@ -1851,4 +1851,68 @@ def test(pytestconfig):
     assert not pytestconfig.pluginmanager.list_plugin_distinfo()
 """,
     ),
+    "classes of exceptions with attributes and methods": (
+        """
+class AppError(Exception):
+    code = 1
+    def told(self): return {"code": self.code, "text": str(self)}
+class NotFoundError(AppError):
+    code = 404
+    def __init__(self, key):
+        super().__init__(f"{key} not found")
+        self.key = key
+    @property
+    def short(self): return self.key[:1]
+def get(found, key):
+    if key not in found: raise NotFoundError(key)
+    return found[key]
+""",
+        """
+import pytest
+from solution import AppError, NotFoundError, get
+def test_class(): assert (AppError.code, NotFoundError.code) == (1, 404)
+def test_caught():
+    with pytest.raises(AppError) as caught: get({}, "x")
+    assert caught.value.code == 404 and caught.value.short == "x"
+    assert caught.value.told() == {"code": 404, "text": "x not found"}
+    assert not hasattr(caught.value, "none") and not hasattr(AppError, "none")
+def test_made(): assert NotFoundError("yz").short == "y"
+def test_below():
+    class Own(AppError):
+        code = 5
+    assert Own("a").code == 5 and issubclass(Own, AppError)
+    with pytest.raises(AppError, match="a"): raise Own("a")
+""",
+    ),
+    "parts of tests": (
+        "def double(x): return 2 * x",
+        """
+import unittest
+from solution import double
+class TestIt(unittest.TestCase):
+    def test_each(self):
+        for number in range(5):
+            with self.subTest(number=number): self.assertEqual(double(number), 2 * number)
+def test_fixture(subtests):
+    for number in range(3):
+        with subtests.test(number=number): assert double(number) == 2 * number
+""",
+    ),
+    "a task that is cancelled": (
+        """
+import asyncio
+async def waits():
+    task = asyncio.create_task(asyncio.sleep(9))
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+""",
+        """
+import asyncio
+import pytest
+from solution import waits
+def test_it():
+    with pytest.raises(asyncio.CancelledError): asyncio.run(waits())
+""",
+    ),
 }

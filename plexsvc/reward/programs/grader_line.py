@@ -78,6 +78,8 @@ class Grader(talking.Line):
         self._copies: dict[type, type] = {}
         self._arguments: OrderedDict[int, Any] = OrderedDict()
         """Containers that were arguments lately: the sample may have kept them."""
+        self._knew: dict[int, Any] = {}
+        """What the sample last knew of them, packed."""
         self._module: Any = None
         self._environ: dict[str, str] = {}
         self._cwd = ""
@@ -161,7 +163,7 @@ class Grader(talking.Line):
         if self._roots or (data := grader_lends.data_files([*args, *named.values()])):
             self._tell_files({} if self._roots else data)
         while len(self._arguments) > MAX_KEPT:
-            self._arguments.popitem(last=False)
+            self._knew.pop(self._arguments.popitem(last=False)[0], None)
         try:
             found = self.do(
                 "call",
@@ -305,7 +307,8 @@ class Grader(talking.Line):
         if isinstance(value, TracebackType):
             return None
         if isinstance(value, Kept):
-            return ["kept", id(value.value), self.pack(value.value)]
+            self._knew[id(value.value)] = packed = self.pack(value.value)
+            return ["kept", id(value.value), packed]
         if id(value) not in self._lent_numbers:
             self._lent_numbers[id(value)] = len(self._lent)
             self._lent.append(value)
@@ -417,13 +420,22 @@ class Grader(talking.Line):
                     base_class.__init__(copy, plain)
                 copy.__dict__["_number"] = int(number)
                 self._far[number] = copy
+        elif base is not None:
+            self._renew(number, base)
         return self._far[number]
 
     def _renew(self, number: Any, base: Any) -> None:
         """Give a container the contents that it has in the sample by now."""
         now = self.unpack(base)
         if not isinstance(number, int):  # it was an argument
-            talking.changed(self._arguments.get(number[0]), now)
+            argument: Any = self._arguments.get(number[0])
+            before = self._knew.pop(number[0], None)
+            is_list = type(argument) is type(now) is list and before is not None
+            if is_list and base[: len(before)] == before != self.pack(argument):
+                argument.extend(now[len(before) - 1 :])  # both have added to it
+            else:
+                talking.changed(argument, now)
+            self._knew[number[0]] = base
             return
         found = self._far.get(number)
         if isinstance(found, list):
@@ -447,8 +459,12 @@ class Grader(talking.Line):
                 if type(self) is not made:  # the sample has none of this class
                     del self.__dict__["_there"]
 
-            body = {"__str__": lambda self: self.__dict__.get("_text", ""), "__init__": init}
-            made = type(str(name), found or (Exception,), body)
+            body = {
+                "__str__": lambda self: self.__dict__.get("_text", ""),
+                "__init__": init,
+                "__getattr__": remote.asked,
+            }
+            made: Any = remote.ExceptionType(str(name), found or (Exception,), body)
             assert issubclass(made, BaseException), name
             self._exceptions[number] = made
         return self._exceptions[number]
