@@ -206,7 +206,7 @@ def sort(xs): xs.sort()
         "twice(lambda x: x + 1, 3) == 5",
         "(lambda s: s.push(4) and s.pop())(Stack()) == 4",
         "assert f(9) == 3\ntry: f(-1)\nexcept ValueError as e: assert str(e) == 'below'",
-        "assert sorted([3, 1]) == [1, 3], 'sorted'",
+        "assert sorted([f(9), 1]) == [1, 3], 'sorted'",
         "assert sort(xs := [[2], [1]]) is None and xs == [[1], [2]]",
     ],
 )
