@@ -27,7 +27,7 @@ from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster import autoscaler, leading
 from plexsvc.cluster.config import DEFAULT_TENANT, ClusterConfig, NodeConfig
 from plexsvc.cluster.inner import STOP_GRACE_S, open_inner
-from plexsvc.cluster.members import follow
+from plexsvc.cluster.members import follow, renew_certificates
 from plexsvc.cluster.places import (
     Card,
     keys_file,
@@ -197,6 +197,8 @@ class EmbeddedCluster:
     ) -> None:
         """Take hosts in as they come, and tell an autoscaler which are wanted."""
         _run_beside(stack, tasks.create_task(follow(launcher, self.live)))
+        renewing = renew_certificates(self.live, clock=self._clock)
+        _run_beside(stack, tasks.create_task(renewing))
         if self._config.autoscaler:
             look = partial(_look, scheduler)
             scaling = autoscaler.follow(self._config.autoscaler, look, clock=self._clock)

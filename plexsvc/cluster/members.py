@@ -2,7 +2,8 @@
 
 A node whose agent serves is taken in. One whose host has been told to leave is drained: nothing
 further is placed there, and what lives there moves. One whose host is gone is forgotten once its
-lease has run out: the lease alone says what is dead. One that asks gets a certificate for its key.
+lease has run out: the lease alone says what is dead. One that asks gets a certificate for its key,
+and another one before that ends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+import grpc.aio
+
+from plexsvc.clock import Clock
 from plexsvc.errors import PlexError, bad_request
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
@@ -43,6 +47,21 @@ async def follow(launcher: Launcher, scheduler: LiveScheduler) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await launcher.changed.wait()
+
+
+async def renew_certificates(scheduler: LiveScheduler, *, clock: Clock) -> None:
+    """Give nodes that are up a new certificate before theirs ends, until cancelled."""
+    while True:
+        await clock.sleep(round(LOOK_S * 1e6))
+        for link in [link for link in scheduler.nodes.links if link.is_up]:
+            try:
+                serial = link.renewed.reply.serial if link.renewed else ""
+                fresh = await scheduler.members.renewed(serial)
+                if fresh is not None:
+                    await link.renew(certificate=fresh.certificate)
+                    log.info("certificate renewed", node_id=link.node_id, serial=fresh.serial)
+            except (grpc.aio.AioRpcError, PlexError) as error:
+                log.warning("certificate not renewed", node_id=link.node_id, error=error)
 
 
 async def _settle(scheduler: LiveScheduler, host: Host, launcher: Launcher) -> None:

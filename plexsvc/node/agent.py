@@ -81,7 +81,7 @@ class Agent:
             lease=self._lease,
             events=self._events,
             sidecar=self._sidecar,
-            shut_out=keys.shut_out if keys.authority else None,  # else the service's own host
+            keys=keys if keys.authority else None,  # else the service's own host
         )
 
     async def start(self) -> None:

@@ -131,9 +131,12 @@ def private_key(place: Path) -> str:
 
 
 def take_keys(config: JoinConfig) -> None:
-    """Write the node's keys, unless they are there: its certificate, and a secret of its own."""
+    """Write the node's keys, unless they are there: its certificate, and a secret of its own.
+
+    The certificate may have been renewed since it was given.
+    """
     path = keys_file(config)
-    if not path.exists() or read_keys(path).certificate != config.certificate:
+    if not path.exists() or _is_older(read_keys(path), config):
         keys = ClusterKeys(
             secret=secrets.token_urlsafe(32),
             certificate=config.certificate,
@@ -141,6 +144,14 @@ def take_keys(config: JoinConfig) -> None:
             authority=config.authority,
         )
         write_keys(path, keys)
+
+
+def _is_older(keys: ClusterKeys, config: JoinConfig) -> bool:
+    """Return whether keys are of another cluster, or of a certificate before the one given."""
+    mine, given = certificates.read(keys.certificate), certificates.read(config.certificate)
+    if keys.authority != config.authority:
+        return True
+    return mine.serial != given.serial and mine.issued_us <= given.issued_us
 
 
 def hold(config: JoinConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
+from dataclasses import replace
 from typing import TypeAlias
 
 import grpc
@@ -22,7 +22,8 @@ from plexsvc.node.lease import NodeLease
 from plexsvc.node.reaching import serves
 from plexsvc.node.sidecar import Sidecar
 from plexsvc.node.table import RankTable
-from plexsvc.rpc.keys import write_shut_out
+from plexsvc.rpc import certificates
+from plexsvc.rpc.keys import ClusterKeys, write_keys, write_shut_out
 from plexsvc.rpc.status import abort_with
 
 log = Log(__name__)
@@ -42,16 +43,16 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         lease: NodeLease,
         events: EventLog,
         sidecar: Sidecar,
-        shut_out: Path | None,
+        keys: ClusterKeys | None,
     ) -> None:
-        """Serve a node; the file `shut_out` is kept as renewals say, where it is this node's."""
+        """Serve a node; the files of `keys`, where it has its own, are kept as renewals say."""
         self._config = config
         self._clock = clock
         self._table = table
         self._lease = lease
         self._events = events
         self._sidecar = sidecar
-        self._shut_out = shut_out
+        self._keys = keys
         self._told: list[str] | None = None
 
     async def Spawn(
@@ -118,19 +119,31 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             return node_pb2.RenewReply(
                 error=to_wire(error), max_scheduler_epoch=self._lease.max_epoch
             )
-        if self._shut_out is not None and self._told != request.shut_out:
-            try:
-                write_shut_out(self._shut_out, request.shut_out)
-                self._told = list(request.shut_out)
-            except OSError as error:  # a full disk must not cost the node its lease
-                log.error("nodes that were shut out are not kept; trying again", error=error)
+        try:
+            self._take(request)
+        except OSError as error:  # a full disk must not cost the node its lease
+            log.error("what the renewal says of certificates is not kept", error=error)
         return node_pb2.RenewReply(
             max_scheduler_epoch=self._lease.max_epoch,
             processes=Counter(
                 "ready" if rank.settled.is_set() else "starting" for rank in self._table.living()
             ),
             state_manager_restarts=self._sidecar.restarts,
+            serial=certificates.read(self._keys.certificate).serial if self._keys else "",
         )
+
+    def _take(self, request: node_pb2.RenewRequest) -> None:
+        """Keep which certificates are refused, and this node's new one."""
+        keys = self._keys
+        if keys is None or keys.file is None or keys.shut_out is None:
+            return
+        if self._told != request.shut_out:
+            write_shut_out(keys.shut_out, request.shut_out)
+            self._told = list(request.shut_out)
+        if request.certificate and certificates.is_of(request.certificate, keys.private_key):
+            renewed = replace(keys, certificate=request.certificate)
+            write_keys(keys.file, renewed)
+            self._keys = renewed
 
     async def Describe(
         self, request: node_pb2.NodeDescribeRequest, context: Context | None

@@ -21,7 +21,7 @@ TLS_NAME: Final = "plexsvc"
 """The name in every certificate of a cluster: hosts are told apart by nothing but their keys."""
 
 VALID_US: Final = 365 * 86_400_000_000
-"""How long a node's certificate is valid; the node joins again before its end."""
+"""How long a node's certificate is valid, unless configured otherwise."""
 _EARLY: Final = dt.timedelta(hours=1)
 """How far the clock of a node may be behind the service's."""
 
@@ -33,6 +33,7 @@ class Facts:
     serial: str
     """Hexadecimal."""
     node_id: str
+    issued_us: int
     expires_us: int
 
 
@@ -97,10 +98,50 @@ def sign(
     Raises:
         PlexError: as `requested`.
     """
+    return _signed(
+        _loaded(request),
+        authority=authority,
+        private_key=private_key,
+        now_us=now_us,
+        valid_us=valid_us,
+    )
+
+
+def renew(
+    certificate: str, *, authority: str, private_key: str, now_us: int, valid_us: int = VALID_US
+) -> str:
+    """Return a new certificate, PEM, for the name and the key of one that is about to end."""
+    from cryptography import x509
+
+    return _signed(
+        x509.load_pem_x509_certificate(certificate.encode()),
+        authority=authority,
+        private_key=private_key,
+        now_us=now_us,
+        valid_us=valid_us,
+    )
+
+
+def is_of(certificate: str, private_key: str) -> bool:
+    """Return whether a certificate is for the key pair of a private key, both PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(private_key.encode(), password=None)
+    return x509.load_pem_x509_certificate(certificate.encode()).public_key() == key.public_key()
+
+
+def _signed(
+    made: x509.CertificateSigningRequest | x509.Certificate,
+    *,
+    authority: str,
+    private_key: str,
+    now_us: int,
+    valid_us: int,
+) -> str:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
-    made = _loaded(request)
     issuer = x509.load_pem_x509_certificate(authority.encode()).subject
     signer = serialization.load_pem_private_key(private_key.encode(), password=None)
     now = dt.datetime.fromtimestamp(now_us / 1e6, dt.UTC)
@@ -130,6 +171,7 @@ def read(certificate: str) -> Facts:
     return Facts(
         serial=f"{found.serial_number:x}",
         node_id=_node_of(found.subject),
+        issued_us=round((found.not_valid_before_utc + _EARLY).timestamp() * 1e6),
         expires_us=round(found.not_valid_after_utc.timestamp() * 1e6),
     )
 

@@ -21,7 +21,7 @@ from plexsvc.errors import PlexError, bad_request
 from plexsvc.rpc.addresses import socket_path
 from plexsvc.rpc.certificates import TLS_NAME
 from plexsvc.rpc.doors import Door, Doorkeeper
-from plexsvc.rpc.keys import ClusterKeys
+from plexsvc.rpc.keys import ClusterKeys, read_keys
 
 SERVER_OPTIONS: Final[Options] = (
     *LIMITS,
@@ -105,10 +105,10 @@ def listen(server: grpc.aio.Server, address: str, keys: ClusterKeys, *, key: str
     """
     path = socket_path(address)
     if path is None:
-        credentials = grpc.ssl_server_credentials(
-            [(keys.private_key.encode(), keys.certificate.encode())],
-            root_certificates=keys.root.encode(),
-            require_client_auth=True,
+        credentials = grpc.dynamic_ssl_server_credentials(
+            _shown(keys),
+            partial(_renewed, keys),
+            require_client_authentication=True,
         )
         return bind(server, address, credentials, key=key)
     check_private(path.parent)
@@ -207,6 +207,21 @@ class _KeyedCall:
     def future(self, *arguments: Any, **named: Any) -> Any:
         """Return at once; of a blocking channel."""
         return self._call.future(*arguments, metadata=self._metadata, **named)
+
+
+def _shown(keys: ClusterKeys) -> grpc.ServerCertificateConfiguration:
+    """Return what a server shows, and by what it knows its callers."""
+    pair = (keys.private_key.encode(), keys.certificate.encode())
+    return grpc.ssl_server_certificate_configuration([pair], keys.root.encode())
+
+
+def _renewed(keys: ClusterKeys) -> grpc.ServerCertificateConfiguration:
+    """Return what to show a new caller: a node's file may have another certificate by now."""
+    if keys.file is None or not keys.authority:
+        return _shown(keys)
+    with suppress(PlexError):  # it is gone with the node's directory
+        keys = read_keys(keys.file)
+    return _shown(keys)
 
 
 _TLS_NAME: Final = ("grpc.ssl_target_name_override", TLS_NAME)

@@ -47,8 +47,13 @@ class ClusterKeys:
     """PEM, of the certificate."""
     authority: str = ""
     """PEM of the service's certificate, on a node that joined; empty: it is `certificate`."""
-    shut_out: Path | None = None
-    """The file with the serials of nodes that were shut out; None: there is none."""
+    file: Path | None = None
+    """Where they were read: a node's certificate is renewed there. None: nowhere."""
+
+    @property
+    def shut_out(self) -> Path | None:
+        """The file with the serials of nodes that were shut out; None: there is none."""
+        return self.file and self.file.with_name(SHUT_OUT)
 
     @property
     def root(self) -> str:
@@ -185,7 +190,7 @@ def read_keys(path: Path) -> ClusterKeys:
     try:
         with path.open() as file:
             _check_private(path, os.fstat(file.fileno()))
-            return ClusterKeys(**json.load(file), shut_out=path.with_name(SHUT_OUT))
+            return ClusterKeys(**json.load(file), file=path)
     except (OSError, ValueError, TypeError) as error:
         raise bad_request(
             f"keys_file {path} cannot be read ({type(error).__name__}: {error}); `plexctl up` "
@@ -206,7 +211,7 @@ def keep_keys(path: Path) -> ClusterKeys:
 
 def write_keys(path: Path, keys: ClusterKeys) -> None:
     """Write keys in one step, readable by this user alone."""
-    kept = {name: value for name, value in asdict(keys).items() if name != "shut_out"}
+    kept = {name: value for name, value in asdict(keys).items() if name != "file"}
     write_private(path, json.dumps(kept))
 
 

@@ -26,6 +26,9 @@ class SchedulerConfig(Limits):
     node_forget_us: Fixed[int] = 86_400_000_000
     """A node that is lost for so long is dialed no more and leaves the list; `plexctl node add`
     takes it in again."""
+    node_certificate_us: int = 31_536_000_000_000
+    """How long the certificate of a node that joins is valid. It is renewed while the node is up,
+    from the last third on."""
     connect_retry_us: Fixed[int] = 500_000
     """Pause before a node agent that does not answer is tried again."""
     rpc_timeout_us: Fixed[int] = 10_000_000

@@ -96,7 +96,13 @@ class LiveScheduler:
         self.recorder = Recorder(self.registry, results=self.results, clock=clock)
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=inbox.post)
         ranks = Ranks(self.registry)
-        self.members = Members(store.members(), keys=keys, clock=clock, remember=self.remember)
+        self.members = Members(
+            store.members(),
+            keys=keys,
+            clock=clock,
+            remember=self.remember,
+            valid_us=config.node_certificate_us,
+        )
         self.nodes = Nodes(
             node_agents,
             config=config,

@@ -119,6 +119,8 @@ class HostCluster:
     """Of their nodes."""
     devices: Sequence[str] = (TRAIN,)
     """Of the first host."""
+    scheduler: str = SHARES_ALL
+    """The table of that name."""
     joined: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _up: subprocess.Popen[bytes] | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -129,7 +131,7 @@ class HostCluster:
         (self.place / "cluster.toml").write_text(
             f'state_dir = "{self.state}"\nlisten = "{address}:{_PORT - 1}"\n'
             f'[[nodes]]\nnode_id = "{self.names[0]}"\naddress = "{address}"\n{size}'
-            f"devices = [{', '.join(self.devices)}]\n{SHARES_ALL}"
+            f"devices = [{', '.join(self.devices)}]\n{self.scheduler}"
             f'\n[router.roots]\ndefault = ["{ROOT}"]\n'
         )
         (self.place / "pool.toml").write_text(f"{size}devices = [{TRAIN}]\n")

@@ -33,8 +33,10 @@ class Members:
         keys: ClusterKeys,
         clock: Clock,
         remember: Callable[[MemberRow], Awaitable[None]],
+        valid_us: int = certificates.VALID_US,
     ) -> None:
-        """Go on with the certificates that were given before."""
+        """Go on with the certificates that were given before; new ones are valid for `valid_us`."""
+        self._valid_us = valid_us
         self.keys = keys
         self._clock = clock
         self._remember = remember
@@ -79,24 +81,51 @@ class Members:
             now_us = self._clock.wall_us()
             if sum(row.expires_us > now_us for row in self._rows.values()) >= MAX_MEMBERS:
                 raise queue_full(f"node {node_id} not let in: {MAX_MEMBERS} certificates are valid")
-            certificate = certificates.sign(
-                request,
-                authority=self.keys.certificate,
-                private_key=self.keys.private_key,
-                now_us=now_us,
-            )
-            facts = certificates.read(certificate)
             row = MemberRow(
-                serial=facts.serial,
+                serial="",
                 node_id=node_id,
                 token_id="" if token is None else token.token_id,
                 key=key,
-                certificate=certificate,
+                certificate="",
                 issued_us=now_us,
-                expires_us=facts.expires_us,
+                expires_us=0,
                 shut_out_us=0,
             )
-            await self._keep(row)
+            return await self._certify(row, certificates.sign, of=request)
+
+    async def renewed(self, serial: str) -> MemberRow | None:
+        """Return what a node with a certificate is to have next, once a third of its life is left.
+
+        None for one that goes on, for one that has ended or was shut out, and for an unknown one.
+
+        Raises:
+            PlexError: why it could not be stored.
+        """
+        async with self._changing:
+            now_us = self._clock.wall_us()
+            known = self._rows.get(serial)
+            if known is None or known.shut_out_us or not _is_due(known, now_us=now_us):
+                return None
+            row = _newest(r for r in self._rows.values() if r.key == known.key)
+            if row.serial != serial:
+                return row  # it was told, and has not got it
+            return await self._certify(
+                replace(row, issued_us=now_us), certificates.renew, of=row.certificate
+            )
+
+    async def _certify(self, row: MemberRow, sign: Callable[..., str], *, of: str) -> MemberRow:
+        certificate = sign(
+            of,
+            authority=self.keys.certificate,
+            private_key=self.keys.private_key,
+            now_us=row.issued_us,
+            valid_us=self._valid_us,
+        )
+        facts = certificates.read(certificate)
+        row = replace(
+            row, serial=facts.serial, certificate=certificate, expires_us=facts.expires_us
+        )
+        await self._keep(row)
         return row
 
     def _given(
@@ -104,8 +133,10 @@ class Members:
     ) -> MemberRow | None:
         """Return what was given for a token, or to a node without one for its key."""
         if token is None:
-            return next((row for row in mine if row.key == key and not row.token_id), None)
-        return next((r for r in self._rows.values() if r.token_id == token.token_id), None)
+            given = [row for row in mine if row.key == key and not row.token_id]
+        else:
+            given = [r for r in self._rows.values() if r.token_id == token.token_id]
+        return _newest(given) if given else None
 
     async def shut_out(self, node_id: str) -> list[MemberRow]:
         """Refuse every certificate of a node from now on; return them.
@@ -133,6 +164,15 @@ class Members:
     def _write(self) -> None:
         if self.keys.shut_out is not None:
             write_shut_out(self.keys.shut_out, self.shut_out_serials)
+
+
+def _newest(rows: Iterable[MemberRow]) -> MemberRow:
+    return max(rows, key=lambda row: row.issued_us)
+
+
+def _is_due(row: MemberRow, *, now_us: int) -> bool:
+    left_us = row.expires_us - now_us
+    return 0 < left_us <= (row.expires_us - row.issued_us) // 3
 
 
 def _check_used(given: MemberRow, *, node_id: str, key: str) -> None:

@@ -169,7 +169,7 @@ class NodeLink:
 
     async def _join(self) -> None:
         shown = await self._peers.node_at(self.target)
-        await self._renew()
+        await self.renew()
         self.description = await self.agent.Describe(
             node_pb2.NodeDescribeRequest(), timeout=self._timeout_s
         )
@@ -215,9 +215,17 @@ class NodeLink:
             request = node_pb2.StopRequest(fence=fence, proc_id=proc.proc_id)
             await self.agent.Stop(request, timeout=self._timeout_s)
 
-    async def _renew(self) -> None:
+    async def renew(self, *, certificate: str = "") -> None:
+        """Renew the lease once, and give the node a certificate if there is one.
+
+        Raises:
+            grpc.aio.AioRpcError: it does not answer.
+            PlexError: `stale_fence`.
+        """
         timeout_s = min(self._timeout_s, self._config.node_lease_us / 3e6)
-        reply = await self.agent.Renew(self._leases.request(self.target), timeout=timeout_s)
+        request = self._leases.request(self.target)
+        request.certificate = certificate
+        reply = await self.agent.Renew(request, timeout=timeout_s)
         if reply.HasField("error"):
             raise from_wire(reply.error)
 

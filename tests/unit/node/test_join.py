@@ -9,11 +9,24 @@ from pathlib import Path
 import pytest
 
 from plexsvc import config as configuration
+from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.config import DeviceConfig
-from plexsvc.node.join import JoinConfig, PoolConfig, agent_config, hold
+from plexsvc.node.join import (
+    JoinConfig,
+    PoolConfig,
+    agent_config,
+    hold,
+    keys_file,
+    place_of,
+    private_key,
+    take_keys,
+)
 from plexsvc.node.toml import dumps
+from plexsvc.rpc import certificates
+from plexsvc.rpc.keys import read_keys
 from plexsvc.statelink.cuda import Gpu
+from tests.rigs.keys import FOREIGN, KEYS, member
 
 GPUS = [Gpu(index=index, name="H200", nbytes=140 << 30) for index in range(2)]
 TRAIN = DeviceConfig(kind="train", bytes_total=1 << 20)
@@ -78,3 +91,24 @@ def test_two_agents_never_have_one_directory(config: JoinConfig) -> None:
 def test_its_file_reads_as_it_was_written(config: JoinConfig, tmp_path: Path) -> None:
     (tmp_path / "join.toml").write_text(dumps(config))
     assert configuration.load(tmp_path / "join.toml", JoinConfig) == config
+
+
+def test_a_renewed_certificate_outlives_the_one_that_was_given(config: JoinConfig) -> None:
+    place_of(config).mkdir(parents=True)
+    request = certificates.request_for(private_key(place_of(config)), node_id="n")
+
+    def given(*, ago_us: int) -> str:
+        return certificates.sign(
+            request,
+            authority=KEYS.certificate,
+            private_key=KEYS.private_key,
+            now_us=SystemClock().wall_us() - ago_us,
+        )
+
+    old, renewed, newer = (given(ago_us=us) for us in (20_000_000, 10_000_000, 0))
+    for certificate, kept in ((renewed, renewed), (old, renewed), (newer, newer), (old, newer)):
+        take_keys(replace(config, authority=KEYS.certificate, certificate=certificate))
+        assert read_keys(keys_file(config)).certificate == kept
+    other = member("n", of=FOREIGN)
+    take_keys(replace(config, authority=FOREIGN.certificate, certificate=other.certificate))
+    assert read_keys(keys_file(config)).authority == FOREIGN.certificate

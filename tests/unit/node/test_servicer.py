@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.node.servicer import NodeServicer
-from plexsvc.rpc.keys import SHUT_OUT, read_shut_out
+from plexsvc.rpc import certificates
+from plexsvc.rpc.keys import SHUT_OUT, ClusterKeys, read_keys, read_shut_out
 from tests.fakes.fake_clock import FakeClock
+from tests.rigs.keys import member, signed
 
 NONE: Any = None
 
@@ -31,7 +34,7 @@ class FakeNode:
         return [SimpleNamespace(settled=one) for one in (settled, settled, unsettled)]
 
 
-def servicer(shut_out: Path | None) -> NodeServicer:
+def servicer(keys: ClusterKeys | None) -> NodeServicer:
     node: Any = FakeNode()
     return NodeServicer(
         NONE,
@@ -40,7 +43,7 @@ def servicer(shut_out: Path | None) -> NodeServicer:
         lease=node,
         events=NONE,
         sidecar=node,
-        shut_out=shut_out,
+        keys=keys,
     )
 
 
@@ -50,7 +53,7 @@ async def renewed(node: NodeServicer, *serials: str) -> node_pb2.RenewReply:
 
 async def test_what_the_last_renewal_said_is_refused(tmp_path: Path) -> None:
     path = tmp_path / SHUT_OUT
-    node = servicer(path)
+    node = servicer(replace(member("n1"), file=tmp_path / "keys.json"))
     for serials in (("ab",), ("ab", "cd"), ("cd",), ()):
         await renewed(node, *serials)
         assert read_shut_out(path) == set(serials)
@@ -70,7 +73,7 @@ async def test_a_disk_that_takes_nothing_costs_no_lease_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / SHUT_OUT
-    node = servicer(path)
+    node = servicer(replace(member("n1"), file=tmp_path / "keys.json"))
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -80,3 +83,18 @@ async def test_a_disk_that_takes_nothing_costs_no_lease_and_is_tried_again(
         assert not (await renewed(node, "ab")).HasField("error")
     await renewed(node, "ab")
     assert read_shut_out(path) == {"ab"}
+
+
+async def test_a_certificate_is_taken_for_its_own_key_alone(tmp_path: Path) -> None:
+    keys = replace(member("n1"), file=tmp_path / "keys.json")
+    node = servicer(keys)
+    first = certificates.read(keys.certificate).serial
+    assert (await renewed(node)).serial == first
+    request = certificates.request_for(keys.private_key, node_id="n1")
+    for fresh in (signed(request), member("n1").certificate, signed(request)):
+        is_mine = certificates.is_of(fresh, keys.private_key)
+        reply = await node.Renew(node_pb2.RenewRequest(scheduler_epoch=7, certificate=fresh), NONE)
+        assert (reply.serial == certificates.read(fresh).serial) is is_mine
+        kept = read_keys(tmp_path / "keys.json")
+        assert (kept.certificate == fresh, kept.private_key) == (is_mine, keys.private_key)
+    assert (await renewed(servicer(None))).serial == ""

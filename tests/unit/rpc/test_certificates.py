@@ -56,7 +56,7 @@ def test_what_is_no_request_is_refused(cut: int) -> None:
 
 async def test_between_hosts_a_member_reaches_every_method_without_a_secret(tmp_path: Path) -> None:
     reached: list[str] = []
-    server, address = await serving(replace(KEYS, shut_out=tmp_path / SHUT_OUT), reached)
+    server, address = await serving(replace(KEYS, file=tmp_path / "keys.json"), reached)
     async with open_channel(address, member("n1")) as channel:
         for service, method in METHODS:
             await call(channel, service, method, ())
@@ -81,7 +81,7 @@ async def test_where_the_service_calls_a_node_reaches_no_method() -> None:
 async def test_who_is_foreign_expired_or_shut_out_reaches_nothing_anywhere(tmp_path: Path) -> None:
     reached: list[str] = []
     out, goes_on = member("out"), member("n1")
-    server, address = await serving(replace(KEYS, shut_out=tmp_path / SHUT_OUT), reached)
+    server, address = await serving(replace(KEYS, file=tmp_path / "keys.json"), reached)
     async with open_channel(address, out) as channel, open_channel(address, goes_on) as other:
         await ask(channel)
         reached.clear()

@@ -126,21 +126,23 @@ class StateManagerRestarted(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("scheduler_epoch", "ttl_us", "shut_out", "look_us", "witnesses")
+    __slots__ = ("scheduler_epoch", "ttl_us", "shut_out", "look_us", "witnesses", "certificate")
     SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TTL_US_FIELD_NUMBER: _ClassVar[int]
     SHUT_OUT_FIELD_NUMBER: _ClassVar[int]
     LOOK_US_FIELD_NUMBER: _ClassVar[int]
     WITNESSES_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     scheduler_epoch: int
     ttl_us: int
     shut_out: _containers.RepeatedScalarFieldContainer[str]
     look_us: int
     witnesses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, scheduler_epoch: _Optional[int] = ..., ttl_us: _Optional[int] = ..., shut_out: _Optional[_Iterable[str]] = ..., look_us: _Optional[int] = ..., witnesses: _Optional[_Iterable[str]] = ...) -> None: ...
+    certificate: str
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., ttl_us: _Optional[int] = ..., shut_out: _Optional[_Iterable[str]] = ..., look_us: _Optional[int] = ..., witnesses: _Optional[_Iterable[str]] = ..., certificate: _Optional[str] = ...) -> None: ...
 
 class RenewReply(_message.Message):
-    __slots__ = ("error", "max_scheduler_epoch", "processes", "state_manager_restarts")
+    __slots__ = ("error", "max_scheduler_epoch", "processes", "state_manager_restarts", "serial")
     class ProcessesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -152,11 +154,13 @@ class RenewReply(_message.Message):
     MAX_SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     STATE_MANAGER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
     error: _common_pb2.Error
     max_scheduler_epoch: int
     processes: _containers.ScalarMap[str, int]
     state_manager_restarts: int
-    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., max_scheduler_epoch: _Optional[int] = ..., processes: _Optional[_Mapping[str, int]] = ..., state_manager_restarts: _Optional[int] = ...) -> None: ...
+    serial: str
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., max_scheduler_epoch: _Optional[int] = ..., processes: _Optional[_Mapping[str, int]] = ..., state_manager_restarts: _Optional[int] = ..., serial: _Optional[str] = ...) -> None: ...
 
 class NodeDescribeRequest(_message.Message):
     __slots__ = ()

@@ -34,7 +34,7 @@ def opened(tmp_path: Path, clock: FakeClock, rows: list[MemberRow]) -> Open:
     async def remember(row: MemberRow) -> None:
         rows.append(row)
 
-    keys = replace(KEYS, shut_out=tmp_path / SHUT_OUT)
+    keys = replace(KEYS, file=tmp_path / "keys.json")
     return lambda: Members(rows, keys=keys, clock=clock, remember=remember)
 
 
@@ -114,6 +114,42 @@ async def test_who_was_shut_out_comes_back_with_a_newer_token_for_its_name_alone
     assert not opened().is_shut_out("n1")
     assert read_shut_out(tmp_path / SHUT_OUT) == {given.serial}
     assert again.serial not in {given.serial, other.serial}
+
+
+async def test_a_certificate_is_renewed_once_a_third_of_its_life_is_left(
+    opened: Open, clock: FakeClock, rows: list[MemberRow]
+) -> None:
+    members, key = opened(), certificates.new_key()
+    made = request(key=key)
+    first = await members.issue(made, token=token())
+    life_us = first.expires_us - first.issued_us
+    await clock.passes(life_us // 3 * 2 - 1)
+    assert await members.renewed(first.serial) is None
+    assert await members.renewed("unknown") is None
+    await clock.passes(life_us // 3)
+    second = await members.renewed(first.serial)
+    assert second is not None
+    assert second.expires_us > first.expires_us
+    assert (second.node_id, second.token_id, second.key) == ("n1", first.token_id, first.key)
+    assert certificates.is_of(second.certificate, key)
+    for one in (members, opened()):  # it did not hear of it; the service started again
+        assert await one.renewed(first.serial) == second
+        assert await one.renewed(second.serial) is None
+        assert await one.issue(made, token=token()) == second
+    assert len(rows) == 2
+    await clock.passes(life_us)
+    assert await members.renewed(first.serial) is None  # it has ended
+
+
+async def test_who_was_shut_out_gets_no_further_certificate(opened: Open, clock: FakeClock) -> None:
+    members = opened()
+    first = await members.issue(request(), token=token())
+    await clock.passes((first.expires_us - first.issued_us) // 10 * 9)
+    second = await members.renewed(first.serial)
+    assert second is not None
+    out = {row.serial for row in await members.shut_out("n1")}
+    assert out == {first.serial, second.serial}
+    assert await members.renewed(first.serial) is None
 
 
 async def test_a_launcher_gets_the_certificate_that_it_had_for_a_key(opened: Open) -> None:
