@@ -26,6 +26,9 @@ Config = TypeVar("Config")
 IDLE_PASS_US: Final = 60_000_000
 BUSY_PASS_US: Final = 600_000_000
 NEVER: Final = 1 << 30
+SWITCH_S: Final = 0.001
+"""How long another thread computes before the event loop gets its turn. Python's default is five
+times as long, and the event loop asks for its turn many times in one answer."""
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
@@ -90,6 +93,7 @@ def serve(into: type[Config], serving: Callable[[Config], AbstractAsyncContextMa
 
 
 async def _until_stopped(serving: AbstractAsyncContextManager[str]) -> None:
+    sys.setswitchinterval(SWITCH_S)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from plexsvc.errors import unavailable
 from plexsvc.log import Log
+from plexsvc.rpc import loops
 from plexsvc.scheduler.core.actions import Action, ComputePlan
 from plexsvc.scheduler.core.events import PlanComputed
 from plexsvc.scheduler.core.planning import plans
@@ -27,10 +28,6 @@ from plexsvc.scheduler.handler import Handler, Work
 log = Log(__name__)
 
 T = TypeVar("T")
-
-SWITCH_S: Final = 0.001
-"""How long the thread computes before the event loop gets its turn. Python's default is five times
-as long, and the event loop asks for its turn many times in one answer."""
 
 
 class Beside:
@@ -44,7 +41,7 @@ class Beside:
     ) -> None:
         self._question = question
         self._decide = decide
-        sys.setswitchinterval(SWITCH_S)
+        sys.setswitchinterval(loops.SWITCH_S)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planning")
         self._decided: dict[ComputePlan, asyncio.Future[list[Action]]] = {}
 
