@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2, statemanager_pb2
@@ -13,8 +14,9 @@ from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
-from plexsvc.scheduler.core.state import Deployment, Wpg
+from plexsvc.scheduler.core.state import Deployment, Device, Wpg
 from plexsvc.scheduler.core.view import ClusterView
+from plexsvc.scheduler.core.vocabulary import Place
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders.nodes import NodeLink
 
@@ -33,10 +35,10 @@ async def list_nodes(
         if (link.node_id or lens.sees_all) and not _is_replaced(scheduler, link)
     ]
     inventories = await asyncio.gather(*(status.inventory_of(link) for link in links))
-    views = [
-        _view(scheduler, link, inventory, lens=lens)
-        for link, inventory in zip(links, inventories, strict=True)
-    ]
+    views = []
+    for link, inventory in zip(links, inventories, strict=True):
+        views.append(_view(scheduler, link, inventory, lens=lens))
+        await asyncio.sleep(0)  # thousands of devices at once would hold the event loop up
     if lens.sees_all:
         known = {link.node_id for link in links}
         views += [
@@ -106,11 +108,7 @@ def _view(
         risen_bytes=inventory.risen_bytes,
         queued_bytes=inventory.queued_bytes,
         spared_bytes=inventory.spared_bytes,
-        devices=[
-            status.device_status(scheduler, device)
-            for device in cluster.devices.values()
-            if device.place.node_id == link.node_id
-        ],
+        devices=[status.device_status(scheduler, device) for device in _devices_of(cluster, link)],
         residents=[
             _resident(cluster, w, link.node_id, held=held.get(w.wpg_id), lens=lens) for w in here
         ],
@@ -123,6 +121,14 @@ def _view(
     if lens.sees_all or view.state != "lost":
         view.reason = _reason(cluster, link, view.state, here)
     return view
+
+
+def _devices_of(cluster: ClusterView, link: NodeLink) -> Iterator[Device]:
+    """Yield the devices of a node that the core knows."""
+    for described in link.description.devices:
+        place = Place(node_id=link.node_id, device=described.index)
+        if place in cluster.devices:
+            yield cluster.devices[place]
 
 
 def _reason(cluster: ClusterView, link: NodeLink, state: str, here: list[Wpg]) -> str:
