@@ -23,6 +23,7 @@ from typing import Final
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc import config as configuration
+from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError, bad_request, unavailable
 from plexsvc.node import toml
 from plexsvc.node.join import JoinConfig, PoolConfig, private_key
@@ -31,6 +32,8 @@ from plexsvc.rpc import certificates
 from plexsvc.rpc.keys import write_private
 
 _CONFIG: Final = "join.toml"
+MAX_SKEW_S: Final = 60.0
+"""How far the clock of a host that joins may be off the service's: certificates have times."""
 
 Ask = Callable[[pb.JoinNodeRequest], pb.JoinNodeReply]
 """Asks the cluster's router, with the token."""
@@ -123,7 +126,8 @@ def _take(joining: Joining, reply: pb.JoinNodeReply) -> None:
     """Keep what the cluster says.
 
     Raises:
-        PlexError: `unauthenticated` when it is not the one that the token is of.
+        PlexError: `unauthenticated` when it is not the one that the token is of; `bad_request` when
+            one of the clocks is wrong.
     """
     shown = sha256(reply.authority.encode()).hexdigest()
     if not secrets.compare_digest(shown, joining.token.rpartition(".")[2]):
@@ -131,6 +135,13 @@ def _take(joining: Joining, reply: pb.JoinNodeReply) -> None:
             ErrorCode.UNAUTHENTICATED,
             "who answers is not the cluster that the token is of: its certificate is another; "
             "give the address of that cluster's router",
+        )
+    skew_s = (SystemClock().wall_us() - reply.wall_us) / 1e6
+    if abs(skew_s) > MAX_SKEW_S:
+        raise bad_request(
+            f"node {joining.node_id} has a clock {abs(skew_s):.0f} s "
+            f"{'ahead of' if skew_s > 0 else 'behind'} the service's; set it (chrony, "
+            "systemd-timesyncd), and join again with the same token"
         )
     _write(joining, reply)
 

@@ -26,6 +26,8 @@ SETTLED_S: Final = 1.0
 """How often an agent that serves is looked at."""
 END_S: Final = 15.0
 """How long all agents together may take to end."""
+MAX_SKEW_S: Final = 60.0
+"""How far the clock of a host may be off the service's; it gets no agent else."""
 NAMESPACE: Final = "plexsvc"
 POOL: Final = "plex-pool"
 """The label of Ray nodes that are to have an agent: the name of their pool."""
@@ -48,11 +50,17 @@ class NodeHost:
         self._pause_s = 1.0
         self._problem = ""
 
-    def keep(self, order: dict[str, str]) -> dict[str, Any]:
-        """Have an agent run as ordered; return where it serves, or why it does not yet."""
+    def keep(self, order: dict[str, str], now_s: float) -> dict[str, Any]:
+        """Have an agent run as ordered; return where it serves, or why it does not yet.
+
+        `now_s` is the time on the service's host when it was ordered.
+        """
         cluster = self._order.get("cluster", order["cluster"])
         if cluster != order["cluster"]:
             return {"problem": f"cluster {cluster} has this node; stop it, or use another pool"}
+        skew_s = time.time() - now_s  # noqa: TID251 - plexsvc's clock is not here
+        if self._agent is None and abs(skew_s) > MAX_SKEW_S:
+            return {"problem": f"its clock is {skew_s:.0f} s off the service's; set it (chrony)"}
         self._directory_of(order).mkdir(mode=0o700, parents=True, exist_ok=True)
         if not order["certificate"] or not (self._directory_of(order) / "key.pem").exists():
             return self._asks(order)
@@ -242,7 +250,8 @@ class Keeper:
             "settings": pools[pool],
             "certificate": self._certificate_of(name),
         }
-        self._asked[ray_id] = self._actors[ray_id].keep.remote(order)
+        now_s = time.time()  # noqa: TID251 - plexsvc's clock is not here
+        self._asked[ray_id] = self._actors[ray_id].keep.remote(order, now_s)
 
     def _certificate_of(self, name: str) -> str:
         path = Path(self._settings["certificates"]) / name

@@ -55,6 +55,11 @@ class Members:
         used = (row.node_id for row in self._rows.values() if row.token_id == token_id)
         return next(used, "")
 
+    def is_of(self, node_id: str, public_key: bytes) -> bool:
+        """Return whether a node was given a certificate for a key."""
+        key = sha256(public_key).hexdigest()
+        return any(row.key == key and row.node_id == node_id for row in self._rows.values())
+
     def is_shut_out(self, node_id: str) -> bool:
         """Return whether a node was shut out and has no right since."""
         mine = [row for row in self._rows.values() if row.node_id == node_id]

@@ -28,8 +28,9 @@ TRAIN = DeviceConfig(kind="train", bytes_total=1 << 20)
 class FakeRouter:
     """Signs what is asked of it, and keeps it."""
 
-    def __init__(self, keys: ClusterKeys = KEYS) -> None:
+    def __init__(self, keys: ClusterKeys = KEYS, *, skew_us: int = 0) -> None:
         self.keys = keys
+        self.skew_us = skew_us
         self.asked: list[pb.JoinNodeRequest] = []
 
     def ask(self, request: pb.JoinNodeRequest) -> pb.JoinNodeReply:
@@ -43,7 +44,10 @@ class FakeRouter:
             now_us=SystemClock().wall_us(),
         )
         return pb.JoinNodeReply(
-            certificate=signed, authority=self.keys.certificate, version=version("plexsvc")
+            certificate=signed,
+            authority=self.keys.certificate,
+            version=version("plexsvc"),
+            wall_us=SystemClock().wall_us() + self.skew_us,
         )
 
 
@@ -111,6 +115,17 @@ def test_another_cluster_is_refused_and_nothing_of_it_is_kept(
     assert refused.value.code is ErrorCode.UNAUTHENTICATED
     assert not (tmp_path / "n1" / "keys.json").exists()
     assert started == []
+
+
+@pytest.mark.parametrize(("skew_us", "why"), [(7_200_000_000, "behind"), (-90_000_000, "ahead")])
+def test_a_host_with_a_wrong_clock_starts_nothing(
+    tmp_path: Path, started: list[JoinConfig], skew_us: int, why: str
+) -> None:
+    with pytest.raises(PlexError, match=f"n1 has a clock .* s {why}") as refused:
+        joined.join(joining(tmp_path), FakeRouter(skew_us=skew_us).ask, on_up=print)
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+    assert started == []
+    assert joined.join(joining(tmp_path), FakeRouter().ask, on_up=print) == 3  # it was set
 
 
 def test_a_host_that_never_joined_needs_a_token(tmp_path: Path, started: list[JoinConfig]) -> None:

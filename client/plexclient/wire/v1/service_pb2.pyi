@@ -1547,16 +1547,18 @@ class JoinNodeRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., token_id: _Optional[str] = ..., request: _Optional[str] = ..., agent: _Optional[str] = ...) -> None: ...
 
 class JoinNodeReply(_message.Message):
-    __slots__ = ("certificate", "authority", "version", "roots")
+    __slots__ = ("certificate", "authority", "version", "roots", "wall_us")
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     AUTHORITY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROOTS_FIELD_NUMBER: _ClassVar[int]
+    WALL_US_FIELD_NUMBER: _ClassVar[int]
     certificate: str
     authority: str
     version: str
     roots: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, certificate: _Optional[str] = ..., authority: _Optional[str] = ..., version: _Optional[str] = ..., roots: _Optional[_Iterable[str]] = ...) -> None: ...
+    wall_us: int
+    def __init__(self, certificate: _Optional[str] = ..., authority: _Optional[str] = ..., version: _Optional[str] = ..., roots: _Optional[_Iterable[str]] = ..., wall_us: _Optional[int] = ...) -> None: ...
 
 class ShutOutNodeRequest(_message.Message):
     __slots__ = ("tenant", "is_operator", "node_id")

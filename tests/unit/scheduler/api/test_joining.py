@@ -48,11 +48,29 @@ async def test_a_node_gets_its_certificate_and_is_taken_in_once_it_serves(rig: R
     assert len(rig.driver.nodes.links) == 1
     agent = FakeAgent("node-9", rig.behaviour, kinds={"train": 1})
     where = await agent.start()
-    assert await join(rig, made.token.token_id, request, where) == reply
-    assert await join(rig, made.token.token_id, request, where) == reply
+    for _ in range(2):
+        again = await join(rig, made.token.token_id, request, where)
+        assert (again.certificate, again.wall_us >= reply.wall_us) == (reply.certificate, True)
     assert [link.node_id for link in rig.driver.nodes.links] == ["node-0", "node-9"]
     listed = await rig.scheduler.call("ListTokens", pb.ListTokensRequest(), pb.ListTokensReply)
     assert [view.used_by for view in listed.tokens] == ["node-9"]
+    await agent.stop()
+
+
+async def test_another_host_with_the_name_of_a_node_that_is_up_gets_no_certificate(
+    rig: Rig,
+) -> None:
+    made, request = await token(rig), request_of("node-9")
+    agent = FakeAgent("node-9", rig.behaviour, kinds={"train": 1})
+    given = await join(rig, made.token.token_id, request, await agent.start())
+    for name in ("node-9", "node-0"):  # node-0 is of the service's own host
+        twin = await token(rig)
+        with pytest.raises(PlexError, match=f"another host is node '{name}'") as refused:
+            await join(rig, twin.token.token_id, request_of(name))
+        assert refused.value.code is ErrorCode.BAD_REQUEST
+    assert len(rig.store.members()) == 1
+    again = await join(rig, made.token.token_id, request)
+    assert again.certificate == given.certificate
     await agent.stop()
 
 
