@@ -8,6 +8,7 @@ itself. Nothing is kept between scrapes, and the text is made on a thread.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -152,10 +153,13 @@ def routes(meter: Meter, tenants: Tenants, ask: Ask) -> list[web.RouteDef]:
 def render(meter: Meter, answers: Mapping[str, Any]) -> bytes:
     """Return the text of a scrape, from what was answered to each of `ASKED`."""
     registry = prometheus_client.CollectorRegistry()
-    registry.register(_Once(_families(answers)))
-    return prometheus_client.generate_latest(registry) + prometheus_client.generate_latest(
-        meter.registry
-    )
+    gc.disable()  # a full pass over thousands of series would hold the event loop up
+    try:
+        registry.register(_Once(_families(answers)))
+        text = prometheus_client.generate_latest(registry)
+    finally:
+        gc.enable()
+    return text + prometheus_client.generate_latest(meter.registry)
 
 
 class _Once:

@@ -34,11 +34,14 @@ async def list_nodes(
         for link in scheduler.nodes.links
         if (link.node_id or lens.sees_all) and not _is_replaced(scheduler, link)
     ]
-    inventories = await asyncio.gather(*(status.inventory_of(link) for link in links))
-    views = []
-    for link, inventory in zip(links, inventories, strict=True):
-        views.append(_view(scheduler, link, inventory, lens=lens))
-        await asyncio.sleep(0)  # thousands of devices at once would hold the event loop up
+    asked, views = [], []  # one node in each turn: all at once would hold the event loop up
+    async with asyncio.TaskGroup() as tasks:
+        for link in links:
+            asked.append(tasks.create_task(status.inventory_of(link)))
+            await asyncio.sleep(0)
+    for link, inventory in zip(links, asked, strict=True):
+        views.append(_view(scheduler, link, inventory.result(), lens=lens))
+        await asyncio.sleep(0)
     if lens.sees_all:
         known = {link.node_id for link in links}
         views += [
