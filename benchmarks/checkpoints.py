@@ -28,8 +28,8 @@ def main() -> None:
     durable = {"durability": "step", "keep": IN_A_ROW * (options.rounds + 1)}
     asked = {"without": durable, "with": {**durable, "checkpoint_every": options.every}}
     with two_actors(asked) as (live, jobs, actors):
-        took = steps_of(actors, rounds=options.rounds)
-        means = {name: statistics.fmean(found) for name, found in took.items()}
+        took = steps_of(live, actors, rounds=options.rounds)
+        means = {name: statistics.fmean(one.steps_s) for name, one in took.items()}
         place = live.state_dir / "checkpoints/default" / jobs["with"].job_id
         written = sorted(place.glob("actor@*"), key=lambda one: one.stat().st_mtime)
         check_model(written[-1])
@@ -39,7 +39,7 @@ def main() -> None:
             nbytes=sum(file.stat().st_size for file in written[-1].iterdir()),
             step_s={name: round(found, 3) for name, found in means.items()},
             cost=round(means["with"] / means["without"] - 1, 3),
-            every_step_s={name: [round(s, 2) for s in found] for name, found in took.items()},
+            every_step_s={name: [round(s, 2) for s in one.steps_s] for name, one in took.items()},
         )
 
 

@@ -7,7 +7,8 @@ turn: one durable, one not. `step_s` is the median time of two passes and the st
 them, `cost` by how much longer the durable one's is. The state is copied beside the passes of the
 next step: so each actor takes a few steps in a row, of which the first does not count, and `cost`
 also holds what the copy takes of the processors. That is measured on one node, and again beside
-another one, which copies each copy: `copies` is how many there were of the last step.
+another one, which copies each copy: `copies` is how many there were of the last step. `worked_s`
+is what all processes of the cluster worked for a step: unlike time it hardly depends on neighbours.
 
 Then, on the one node, a rank of the durable one is killed, after a step and after two passes, which
 are run again. `pause_s` is the time from the signal until the next operation has its answer, less
@@ -26,13 +27,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import plexclient as plex
+from benchmarks import load
 from benchmarks.service import report
+from plexsvc.node import found as node_agents
 from plexsvc.weights.random_model import Shape, make_model
-from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
+from tests.rigs.live_cluster import ROLLOUT, LiveCluster, rank_processes, start_cluster
 from tests.rigs.workloads import fixed_batch
 
 MODEL: Final = Shape(
@@ -42,9 +46,11 @@ Figures = dict[str, float]
 
 DEVICE: Final = '{ kind = "train", bytes_total = 1073741824 }'
 ONE_NODE: Final = {"node": [DEVICE, DEVICE]}
-TWO_NODES: Final = {**ONE_NODE, "other": []}
+TWO_NODES: Final = {**ONE_NODE, "other": [ROLLOUT]}
 IN_A_ROW: Final = 4
 """Steps of an actor before the other one's turn."""
+COPIED_S: Final = 3.0
+"""Pause after them, within which the last one's copies are made."""
 
 
 def passes(actor: plex.Actor, *, seed: int) -> None:
@@ -87,13 +93,29 @@ def two_actors(
         yield live, jobs, actors
 
 
-def steps_of(actors: dict[str, plex.Actor], *, rounds: int) -> dict[str, list[float]]:
-    """Return how long steps of each actor took that followed one of its own."""
-    took: dict[str, list[float]] = {name: [] for name in actors}
+@dataclass(slots=True)
+class Took:
+    """What steps of an actor took that followed one of its own."""
+
+    steps_s: list[float] = field(default_factory=list)
+    worked_s: list[float] = field(default_factory=list)
+    """Of all processes of the cluster, for a step, with what followed; one figure a turn."""
+
+
+def steps_of(live: LiveCluster, actors: dict[str, plex.Actor], *, rounds: int) -> dict[str, Took]:
+    """Return what steps took, by actor."""
+    took = {name: Took() for name in actors}
+    agents = [agent.pid for agent in node_agents.find_all(live.state_dir)]
+    pids = {pid for root in [live.pid, *agents] for pid in [root, *load.family(root)]}
     for number in range(rounds + 1):
         for name, actor in actors.items():
-            found = [step_s(actor, seed=IN_A_ROW * number + one) for one in range(IN_A_ROW)]
-            took[name] += found[1:] if number else []  # the first round makes the moments
+            before_ms = load.worked_ms(pids)
+            steps_s = [step_s(actor, seed=IN_A_ROW * number + one) for one in range(IN_A_ROW)]
+            time.sleep(COPIED_S)  # noqa: TID251 - real copies take real time
+            if number:  # the first round makes the moments
+                took[name].steps_s += steps_s[1:]
+                worked_ms = load.worked_ms(pids) - before_ms
+                took[name].worked_s.append(worked_ms / 1e3 / IN_A_ROW)
     return took
 
 
@@ -129,16 +151,19 @@ def report_cost(
     live: LiveCluster, jobs: dict[str, plex.Job], actors: dict[str, plex.Actor], *, rounds: int
 ) -> None:
     """Measure what copies cost a step."""
-    took = steps_of(actors, rounds=rounds)
-    medians = {name: statistics.median(found) for name, found in took.items()}
+    took = steps_of(live, actors, rounds=rounds)
+    found_s = {name: statistics.median(one.steps_s) for name, one in took.items()}
+    worked_s = {name: statistics.median(one.worked_s) for name, one in took.items()}
     report(
         copies=1 + ("if its node is lost, after seq" in live.explain(jobs["step"].job_id)),
-        step_s={name: round(found, 3) for name, found in medians.items()},
-        cost=round(medians["step"] / medians["none"] - 1, 3),
+        step_s={name: round(one, 3) for name, one in found_s.items()},
+        cost=round(found_s["step"] / found_s["none"] - 1, 3),
         quartiles_s={
-            name: [round(one, 3) for one in statistics.quantiles(found, n=4)]
-            for name, found in took.items()
+            name: [round(quartile, 3) for quartile in statistics.quantiles(one.steps_s, n=4)]
+            for name, one in took.items()
         },
+        worked_s={name: round(one, 3) for name, one in worked_s.items()},
+        cost_in_work=round(worked_s["step"] / worked_s["none"] - 1, 3),
         load=round(os.getloadavg()[1], 1),
     )
 

@@ -61,7 +61,11 @@ class Line:
     answers: list[asyncio.Future[operations_pb2.OperationResult]]
 
     def check(self) -> None:
-        """Raise if one waits no more."""
+        """Look whether all wait.
+
+        Raises:
+            RuntimeError: with the answer of one that does not.
+        """
         for answer in self.answers:
             if answer.done():
                 raise RuntimeError(f"one of those that should wait was answered: {answer.result()}")
@@ -105,9 +109,17 @@ class Looks:
     status_ms: list[float] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
 
-    async def go_on(self, status: Callable[[], Awaitable[object]], *, pid: int) -> None:
-        """Ask for a status, and look at the service's memory, again and again."""
+    async def go_on(
+        self, status: Callable[[], Awaitable[object]], *, pid: int, lines: Sequence[Line]
+    ) -> None:
+        """Ask for a status, and look at the service's memory, again and again.
+
+        Raises:
+            RuntimeError: an operation does not wait any more.
+        """
         while True:
+            for line in lines:
+                line.check()
             began = time.monotonic()
             await status()
             self.status_ms.append((time.monotonic() - began) * 1e3)
@@ -152,7 +164,7 @@ async def measure(card: dict[str, Any], *, scheduler: str, seconds: float) -> di
         )
         async with asyncio.TaskGroup() as group:
             beside = [
-                group.create_task(looks.go_on(status, pid=card["pid"])),
+                group.create_task(looks.go_on(status, pid=card["pid"], lines=lines)),
                 group.create_task(
                     keep_waiting(scheduler, keys=read_keys(card["keys"]), lines=lines)
                 ),
