@@ -1,6 +1,6 @@
 """No-op latency and memory of a service with 256 clients, of whose operations 4,096 wait.
 
-    python -m benchmarks.waiting_clients [--seconds 600]
+    python -m benchmarks.waiting_clients [--seconds 600] [--rate 5]
 
 64 jobs have 64 operations waiting each, which came over three connections: the first one's payload
 is still under way, of which the scheduler is told now and then, as a router apart tells it, and the
@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import grpc.aio
 
 from benchmarks import bare_chain, load
 from benchmarks.noop_latency import CALL_S, JOBS, RATE_HZ, NoopJob, Service, free_port, service
@@ -98,7 +100,8 @@ async def keep_waiting(address: str, *, keys: ClusterKeys, lines: Sequence[Line]
                     tenant="default",
                     is_under_way=True,
                 )
-                await scheduler.PayloadStaged(request, timeout=CALL_S)
+                with contextlib.suppress(grpc.aio.AioRpcError):  # the next time, then
+                    await scheduler.PayloadStaged(request, timeout=CALL_S)
                 await asyncio.sleep(TOLD_S / len(lines))
 
 
@@ -137,7 +140,9 @@ class Looks:
         }
 
 
-async def measure(card: dict[str, Any], *, scheduler: str, seconds: float) -> dict[str, object]:
+async def measure(
+    card: dict[str, Any], *, scheduler: str, seconds: float, rate_hz: float
+) -> dict[str, object]:
     """Return the figures of one run."""
     metadata = (("authorization", f"Bearer {card['token']}"),)
     async with contextlib.AsyncExitStack() as stack:
@@ -155,8 +160,8 @@ async def measure(card: dict[str, Any], *, scheduler: str, seconds: float) -> di
         await enter(waiting.streaming())
         await enter(active.streaming())
         await load.settle()
-        work = partial(load.open_loop, active.call, jobs=JOBS, rate_hz=RATE_HZ, seed=0)
-        alone = await work(seconds=seconds / 10)
+        work = partial(load.open_loop, active.call, jobs=JOBS, rate_hz=rate_hz, seed=0)
+        alone = await work(seconds=seconds / 30)
         lines = [await wait_in_line(waiting, index) for index in range(JOBS)]
         operator, looks = service_pb2_grpc.RouterStub(channels[0][0]), Looks()
         status = partial(
@@ -180,6 +185,7 @@ async def measure(card: dict[str, Any], *, scheduler: str, seconds: float) -> di
         "clients": (1 + CONNECTIONS) * JOBS,
         "waiting": sum(len(line.answers) for line in lines),
         "seconds": seconds,
+        "rate_hz": rate_hz,
         "p50_ms": round(p50_ms, 2),
         "p50_ms_before": round(load.percentile(alone, 0.5), 2),
         "p99_ms": round(load.percentile(found, 0.99), 2),
@@ -196,10 +202,12 @@ def _ids(count: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--rate", type=float, default=RATE_HZ)
     arguments = parser.parse_args()
     scheduler = f"127.0.0.1:{free_port()}"
     with service(devices=2 * JOBS, scheduler_listen=scheduler) as card:
-        report(**loops.run(measure(card, scheduler=scheduler, seconds=arguments.seconds)))
+        run = measure(card, scheduler=scheduler, seconds=arguments.seconds, rate_hz=arguments.rate)
+        report(**loops.run(run))
 
 
 if __name__ == "__main__":
