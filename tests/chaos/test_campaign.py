@@ -88,6 +88,8 @@ BOOT_S: Final = 6.0
 """Within which a service that takes over is hit."""
 ANSWERED_S: Final = 300.0
 MAX_INSTANCES: Final = 2
+SPARED: Final = 1 / 4
+"""Share of operations that are hit although faults that hit less may hit others."""
 INSTANCES_S: Final = 620.0
 """So many in so long: a deployment whose instances break more often ends."""
 
@@ -169,10 +171,14 @@ class Storm:
         moments = {moment, "mid-takeover"}
         if moment in ON_DEVICE and self._is_away(loop):
             moments.add("mid-switch")
-        fits = [f for f in self.due if f.moment in moments and self._may(f.kind, loop)]
+        kinds = {kind for kind in {fault.kind for fault in self.due} if self._may(kind, loop)}
+        may = [fault for fault in self.due if fault.kind in kinds]
+        fits = [fault for fault in may if fault.moment in moments]
         self.dice.shuffle(fits)
         # A switch to hit is rarer than anything else.
-        return min(fits, key=lambda f: (self.hits[f], f.moment != "mid-switch"), default=None)
+        found = min(fits, key=lambda f: (self.hits[f], f.moment != "mid-switch"), default=None)
+        is_rare = found is None or self.hits[found] == min(self.hits[fault] for fault in may)
+        return found if is_rare or self.dice.random() < SPARED else None
 
     def _is_away(self, loop: Loop, *, has_device: bool = False) -> bool:
         """Return whether a job's state is in host memory, and nobody has the device, or the job."""
