@@ -78,7 +78,7 @@ class RouterServicer:
         self._roots = Roots(config, self._looks)
         self.checkpoints = Checkpoints(self._roots)
         self._rules = OperationRules(config)
-        self._channels = ChannelPool(keys)
+        self._channels, self._secret = ChannelPool(keys), keys.secret
         self._deployments = DeploymentCache(scheduler, config=config, clock=clock)
         self.uploads = Uploads(
             scheduler,
@@ -117,7 +117,13 @@ class RouterServicer:
             downloads=self.downloads,
             clock=self._clock,
         )
-        named = Names(self._scheduler, roots=self._roots, looks=self._looks, clock=self._clock)
+        named = Names(
+            self._scheduler,
+            roots=self._roots,
+            looks=self._looks,
+            clock=self._clock,
+            secret=self._secret,
+        )
         front = tinker.Front(
             self._scheduler,
             wire,
@@ -135,7 +141,7 @@ class RouterServicer:
             *metrics.routes(self.meter, self.tenants, self._ask),
             *page.routes(self._ask),
         ]
-        files = page.files()
+        files = [*page.files(), *front.files()]
         served = serving(routes, tenants=self.tenants, config=self._config, files=files)
         async with front.running(), served as address:
             yield address

@@ -7,9 +7,12 @@ address and the key are in `TINKER_BASE_URL` and `TINKER_API_KEY`, as the SDK ha
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sys
+import tarfile
 import time
+import urllib.request
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -351,6 +354,8 @@ def everything(model: str) -> dict[str, Any]:
         "checkpoints": lambda: rest.list_checkpoints(client.model_id).result().checkpoints[1],
         "sessions": lambda: rest.get_session(rest.list_sessions().result().sessions[0]).result(),
         "weights": lambda: rest.get_weights_info_by_tinker_path(state).result(),
+        "archive": lambda: archived(rest, state),
+        "external": lambda: exported(rest, client),
         "delete": lambda: rest.delete_checkpoint_from_tinker_path(state).result(),
     }
     for name, check in checks.items():
@@ -361,6 +366,28 @@ def everything(model: str) -> dict[str, Any]:
     if hasattr(service, "close"):
         service.close("success").result()
     return {"version": tinker.__version__, "wrong": wrong}
+
+
+def archived(rest: Any, path: str) -> None:
+    """Follow the link to an archive, where the SDK knows such."""
+    if not hasattr(rest, "get_checkpoint_archive_url_from_tinker_path"):
+        return
+    link = rest.get_checkpoint_archive_url_from_tinker_path(path).result()
+    with (
+        urllib.request.urlopen(link.url) as body,
+        tarfile.open(fileobj=io.BytesIO(body.read())) as tar,
+    ):
+        assert "model.safetensors" in tar.getnames(), tar.getnames()
+
+
+def exported(rest: Any, client: Any) -> None:
+    """Follow the links to the files of an export, where the SDK knows such."""
+    if not hasattr(rest, "get_external_weights_urls"):
+        return
+    path = client.save_weights_external("files", ttl_seconds=3600).result().path
+    links = rest.get_external_weights_urls(path).result()
+    with urllib.request.urlopen(links.urls["config.json"]) as body:
+        assert json.load(body)["model_type"] == "qwen3"
 
 
 PROGRAMS = {

@@ -14,19 +14,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import bad_request, not_found
 from plexsvc.ids import TenantId
+from plexsvc.paths import Place
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.looks import Looks
 from plexsvc.router.roots import Roots
 
 SCHEME: Final = "tinker://"
-KINDS: Final[Mapping[str, str]] = {"weights": "training", "sampler_weights": "sampler"}
+KINDS: Final[Mapping[str, str]] = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}
 """What comes after the model in a name, and what the SDK calls such a checkpoint."""
 MAX_TTL_S: Final = 10 * 366 * 86_400
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}")
@@ -76,12 +81,20 @@ class Names:
     """The names of all tenants."""
 
     def __init__(
-        self, scheduler: SchedulerApi, *, roots: Roots, looks: Looks, clock: Clock
+        self,
+        scheduler: SchedulerApi,
+        *,
+        roots: Roots,
+        looks: Looks,
+        clock: Clock,
+        secret: str,
     ) -> None:
         self._scheduler = scheduler
         self._roots = roots
         self._looks = looks
-        self._clock = clock
+        self.clock = clock
+        self.secret = secret
+        """What links to their files are signed with."""
 
     def new(self, saved: Saved, ttl_seconds: Any) -> Saved:
         """Return it as of now, with its time to live.
@@ -95,7 +108,7 @@ class Names:
                 "letter or digit",
                 field="path",
             )
-        now_us = self._clock.wall_us()
+        now_us = self.clock.wall_us()
         return replace(saved, at_us=now_us, expires_us=_end_us(ttl_seconds, now_us=now_us))
 
     async def all(self, tenant: TenantId, *, model_id: str = "") -> list[Saved]:
@@ -104,7 +117,7 @@ class Names:
         request = pb.GetRecordsRequest(tenant=tenant, prefix=prefix)
         found = await self._scheduler.call("GetRecords", request, pb.GetRecordsReply)
         every = [Saved(**json.loads(one.body)) for one in found.records]
-        now_us = self._clock.wall_us()
+        now_us = self.clock.wall_us()
         over = [one for one in every if 0 < one.expires_us <= now_us]
         for one in over:
             await self.drop(one, tenant=tenant)
@@ -146,17 +159,44 @@ class Names:
 
     async def extend(self, saved: Saved, ttl_seconds: Any, *, tenant: TenantId) -> None:
         """Give a name another time to live, from now on; none: it does not end."""
-        end_us = _end_us(ttl_seconds, now_us=self._clock.wall_us())
+        end_us = _end_us(ttl_seconds, now_us=self.clock.wall_us())
         await self.keep(replace(saved, expires_us=end_us), tenant=tenant)
 
     async def sized(self, saved: Saved, *, tenant: TenantId) -> Saved:
         """Return it with the bytes of its files."""
-        directory: Path = self._roots.own(tenant) / saved.path
+        return replace(saved, nbytes=sum((await self.files(saved, tenant=tenant)).values()))
 
-        def measure() -> int:
-            return sum(one.stat().st_size for one in directory.rglob("*") if one.is_file())
+    async def files(self, saved: Saved, *, tenant: TenantId) -> dict[str, int]:
+        """Return the files of weights, with their bytes.
 
-        return replace(saved, nbytes=await self._looks.look(tenant, measure))
+        Raises:
+            PlexError: `bad_request` when they cannot be opened.
+        """
+        place = self._place(saved, tenant)
+
+        def measure() -> dict[str, int]:
+            with paths.opened_directory(place) as directory:
+                names = [one for one in paths.file_names(place) if not one.startswith(".")]
+                return {name: (directory / name).stat().st_size for name in names}
+
+        return await self._looks.look(tenant, measure)
+
+    async def read(
+        self, saved: Saved, name: str, offset: int, nbytes: int, *, tenant: TenantId
+    ) -> bytes:
+        """Return at most so many bytes of a file of weights.
+
+        Raises:
+            PlexError: `bad_request` when it cannot be opened.
+        """
+        root = self._place(saved, tenant)
+        place = Place(path=root.path / name, root=root.root)
+        read = partial(paths.read_file, place, offset=offset, nbytes=nbytes)
+        return await self._looks.look(tenant, read)
+
+    def _place(self, saved: Saved, tenant: TenantId) -> Place:
+        own = self._roots.own(tenant)
+        return Place(path=own / saved.path, root=own)
 
 
 def iso(at_us: int) -> str:

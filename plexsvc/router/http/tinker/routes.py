@@ -24,7 +24,8 @@ from plexsvc.log import Log
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.http.server import TENANT, error_of, read_body, read_json
-from plexsvc.router.http.tinker import wire
+from plexsvc.router.http.tinker import archives, wire
+from plexsvc.router.http.tinker.archives import Archives
 from plexsvc.router.http.tinker.lanes import Wire
 from plexsvc.router.http.tinker.listing import Listing
 from plexsvc.router.http.tinker.names import Names
@@ -90,6 +91,7 @@ class Front:
         self._saving = Saving(self._sessions, self._training, names)
         self._sampling = Sampling(self._sessions, self._training, names, wire_.downloads)
         self._listing = Listing(self._sessions, names)
+        self._archives = Archives(names, hold=hold)
         runners |= self._training.runners | self._saving.runners | self._sampling.runners
 
     @asynccontextmanager
@@ -102,8 +104,12 @@ class Front:
             finally:
                 self._sessions.cancel()
 
+    def files(self) -> list[web.RouteDef]:
+        """Return the routes that need no token: a signed link is enough."""
+        return [web.get(archives.PATH, named(self._archives.follow))]
+
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
+        """Return the routes that need one."""
         posts: dict[str, Handle] = {
             "client/config": self._client_config,
             "client/dynamic_config": self._dynamic_config,
@@ -118,6 +124,7 @@ class Front:
             "optim_step": self._optim_step,
             "save_weights": self._save,
             "save_weights_for_sampler": self._save_for_sampler,
+            "save_weights_external": self._save_external,
             "load_weights": self._load,
             "create_sampling_session": self._create_sampler,
             "asample": self._sample,
@@ -138,6 +145,8 @@ class Front:
             "checkpoints": listing.checkpoints,
             "sessions": listing.sessions,
             "sessions/{session_id}": listing.session,
+            f"{one}/archive": self._archives.archive,
+            f"{one}/external_weights_urls": self._archives.files,
         }
         posts["weights_info"] = listing.weights_info
         return [
@@ -228,6 +237,10 @@ class Front:
     async def _save_for_sampler(self, request: web.Request) -> web.Response:
         asked = await read_json(request)
         return _begun(await self._numbered("save_weights_for_sampler", asked, request))
+
+    async def _save_external(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        return _begun(await self._numbered("save_weights_external", asked, request))
 
     async def _load(self, request: web.Request) -> web.Response:
         return _begun(await self._saving.load(await read_json(request), tenant=request[TENANT]))

@@ -27,6 +27,7 @@ class Saving:
         self.runners: dict[str, Runner] = {
             "save_weights": self._saved,
             "save_weights_for_sampler": self._saved_for_sampler,
+            "save_weights_external": self._saved_external,
             "load_weights": self._loaded,
         }
 
@@ -90,6 +91,9 @@ class Saving:
         told = {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
         return Outcome(told=told)
 
+    async def _saved_external(self, session: Session, future: Future) -> Outcome:
+        return await self._written(session, future, kind="external_weights")
+
     async def _written(self, session: Session, future: Future, *, kind: str) -> Outcome:
         """Write a model's weights to files, then remember their name."""
         asked = json.loads(future.body)
@@ -97,6 +101,8 @@ class Saving:
         before: list[Saved] = []
 
         async def named() -> Saved:
+            if asked.get("age_encryption_recipients"):
+                raise bad_request("age_encryption_recipients: encrypted exports are not offered")
             number, seq = model["deployment_id"].rpartition("-")[2], future.facts["seq"]
             name = asked.get("path") or f"{seq:06d}"
             saved = Saved(
@@ -122,7 +128,7 @@ class Saving:
 
         saved = await self._training.checked(session, future, named())
         body = ops.Operation(save=ops.Save(path=saved.path, optimizer=True))
-        if kind == "sampler_weights":
+        if kind != "weights":
             body = ops.Operation(export=ops.Export(path=saved.path))
         await self._training.run(session, future, body)
         await self._names.keep(
@@ -130,8 +136,7 @@ class Saving:
         )
         for one in before:
             await self._names.remove(one.path, tenant=session.tenant)
-        type_ = "save_weights" if kind == "weights" else "save_weights_for_sampler"
-        return Outcome(told={"type": type_, "path": saved.tinker_path})
+        return Outcome(told={"type": future.kind, "path": saved.tinker_path})
 
     async def _loaded(self, session: Session, future: Future) -> Outcome:
         asked, model_id = json.loads(future.body), future.facts["model_id"]

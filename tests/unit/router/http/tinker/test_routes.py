@@ -74,7 +74,7 @@ class Rig:
         front = routes.Front(
             self.scheduler,
             Wire(submit=self.submit, uploads=unused, downloads=unused, clock=clock),
-            Names(self.scheduler, roots=roots, looks=looks, clock=clock),
+            Names(self.scheduler, roots=roots, looks=looks, clock=clock, secret="S"),
             config=config,
             control=Control(self.scheduler, config=config).forward,
             keep_alive=self.keep_alive,
