@@ -297,6 +297,26 @@ def watched(model: str, steps: int, progress: str) -> dict[str, Any]:
     return {"losses": losses, "scores": scores}
 
 
+def paced(model: str, steps: int, rows: int, wait_s: float, begin: str) -> dict[str, Any]:
+    """Take steps, each after a wait, once the file `begin` is there; return the losses."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(base_model=model, rank=0, seed=7).result()
+    data = [datum([3, 4, 5, 6] * 32, weights=[1.0] * 127)] * rows
+    client.forward(data, "cross_entropy").result()
+    Path(begin + f".{client.model_id}").touch()
+    while not Path(begin).exists():
+        time.sleep(0.01)  # noqa: TID251 - as a user
+    begun_s, losses = time.monotonic(), []
+    for _ in range(steps):
+        time.sleep(wait_s)  # noqa: TID251 - as a user whose tools run
+        passed = client.forward_backward(data, "cross_entropy")
+        client.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+        losses.append(passed.result().metrics["loss:sum"])
+    ended_s = time.monotonic()
+    service.close("success").result()
+    return {"losses": losses, "begun_s": begun_s, "ended_s": ended_s}
+
+
 def settled(found: Any) -> Any:
     """Return a client: older SDKs return it, newer ones a future of it."""
     return found.result() if hasattr(found, "result") else found
@@ -395,6 +415,7 @@ PROGRAMS = {
     for one in (
         adapted,
         everything,
+        paced,
         refused,
         reinforced,
         sampled,

@@ -47,6 +47,11 @@ class _Line:
         self._next_seq = max(1, info.next_seq)
         self._lane.answered.upto = self._next_seq - 1
 
+    @property
+    def is_new(self) -> bool:
+        """Whether there was no operation yet."""
+        return self._next_seq == 1
+
     async def run(self, operation: ops.Operation) -> ops.OperationResult:
         """Return the answer of the next operation."""
         seq, self._next_seq = self._next_seq, self._next_seq + 1
@@ -121,6 +126,9 @@ class Engine:
         if self._line is None:
             self._line = await self._deployed(self.deployment_id, self._rollout())
         source, version = weights.deployment_id, weights.version
+        is_own = weights.path == self._known.model and weights.adapter is None
+        if is_own and self._line.is_new:
+            return  # it began with them
         if weights.path:
             source, reader = await self._reader(weights.adapter)
             await reader.run(ops.Operation(load=ops.Load(path=weights.path)))

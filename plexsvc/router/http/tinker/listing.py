@@ -113,8 +113,8 @@ class Listing:
                 _run(one.model_id, one.base_model, at_us=one.at_us, tenant=tenant)
                 | adapters.told(one.lora),
             )
-            what = "last_checkpoint" if one.kind == "weights" else "last_sampler_checkpoint"
-            run[what] = one.told()
+            if one.kind in _LAST:
+                run[_LAST[one.kind]] = one.told()
         return sorted(runs.values(), key=lambda run: str(run["last_request_time"]), reverse=True)
 
 
@@ -146,4 +146,5 @@ def _page(request: web.Request, found: Sequence[Any]) -> tuple[list[Any], dict[s
     return list(found[offset : offset + limit]), cursor
 
 
+_LAST: Final = {"weights": "last_checkpoint", "sampler_weights": "last_sampler_checkpoint"}
 _PAGE: Final = {"limit": 100, "offset": 0}

@@ -119,8 +119,7 @@ class Sampling:
         _sampler(session, sampler_id)
         seq = whole(asked, "seq_id", most=2**62)
         request_id = f"{sampler_id}:{seq}"
-        count = whole(asked, "num_samples", default=1, most=1024)
-        operation_of(asked, seed=0)
+        count = operation_of(asked, seed=0).generate.sampling.n
         facts = {"sampler_id": sampler_id, "samples": [f"{request_id}:{i}" for i in range(count)]}
         body = json.dumps(asked, sort_keys=True).encode()
         future = Future(request_id=request_id, kind="sample", facts=facts, body=body)
@@ -230,7 +229,7 @@ def operation_of(asked: Asked, *, seed: int) -> ops.Operation:
     top = whole(asked, "topk_sample_logprobs", default=0, most=MAX_TOP)
     top_prompt = whole(asked, "topk_prompt_logprobs", default=0, most=MAX_TOP)
     sampling = ops.SamplingParams(
-        n=max(1, whole(asked, "num_samples", default=1, most=1024)),
+        n=whole(asked, "num_samples", default=1, least=1, most=1024),
         max_tokens=whole(given, "max_tokens", default=0),
         temperature=_real(given, "temperature", default=1.0, high=1e6),
         top_p=_real(given, "top_p", default=1.0, high=1.0),

@@ -294,13 +294,17 @@ def text(asked: Asked, name: str) -> str:
     return found
 
 
-def whole(asked: Asked, name: str, *, default: int | None = None, most: int = 2**31 - 1) -> int:
-    """Return a whole number from 0 of a request.
+def whole(
+    asked: Asked, name: str, *, default: int | None = None, least: int = 0, most: int = 2**31 - 1
+) -> int:
+    """Return a whole number of a request.
 
     Raises:
         PlexError: `bad_request`.
     """
     found = default if asked.get(name) is None else asked[name]
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
-        raise bad_request(f"{name} is {found!r:.80}; give a whole number", field=name)
+    if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
+        raise bad_request(
+            f"{name} is {found!r:.80}; give a whole number from {least} to {most}", field=name
+        )
     return found
