@@ -13,11 +13,13 @@ import safetensors.torch
 import torch
 import torch.distributed
 from transformers import AutoConfig
+from transformers.models.auto import modeling_auto
 from transformers.models.llama import LlamaConfig
 from transformers.models.qwen2 import Qwen2Config
-from transformers.models.qwen3 import Qwen3Config
+from transformers.models.qwen3 import Qwen3Config, modeling_qwen3
 
 import plexsvc.statelink.client
+import plexsvc.worker.backends.fsdp_lora
 import plexsvc.worker.backends.megatron.backend
 import plexsvc.worker.backends.noop
 import plexsvc.worker.executor
