@@ -108,7 +108,7 @@ def _joined(
     nbytes: int,
     handlers: MoveHandlers | None = None,
 ) -> Iterator[Client]:
-    connection = StateClient(socket, _member(wpg_id=wpg_id), handlers=handlers)
+    connection = StateClient(socket, member(wpg_id=wpg_id), handlers=handlers)
     try:
         found = Client(wpg_id=wpg_id, stub=stub, connection=connection)
         if nbytes:
@@ -156,7 +156,7 @@ def switched(memory: str, *, nbytes: int, rounds: int = 3) -> dict[str, float]:
     return {"allocate": allocate, **best}
 
 
-def _member(**facts: Any) -> WorkerConfig:
+def member(**facts: Any) -> WorkerConfig:
     who: dict[str, Any] = {"wpg_id": "w", "rank": 0, "world_size": 1, "incarnation": 1}
     who["scheduler_epoch"] = 1
     what = {
@@ -207,7 +207,7 @@ def trained_rank(memory: str, backend: str = "megatron") -> Iterator[Rank]:
         model = Path(place) / "model"
         parameters = make_model(model, seed=0, shape=big if on_gpu else Shape())
         dtype = "bfloat16" if on_gpu and backend == "megatron" else "float32"
-        config = _member(
+        config = member(
             backend=backend,
             model=str(model),
             dtype=dtype,

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.weights.checksums import BLOCK_BYTES
 from tests.rigs.state_daemon import Client, Daemon
 from tests.rigs.waiting import wait_until
 
 STATE_BYTES = 20 << 20
 """Five blocks."""
+KEYS_OF_TWO = f"host_bytes = {256 << 20}\nstaging_bytes = 1048576"
 
 
 @dataclass(slots=True)
@@ -24,6 +31,7 @@ class Pair:
     here: Daemon
     there: Daemon
     trainer: Client
+    stack: ExitStack
 
     def holder(self, address: str = "") -> dict[str, Any]:
         return {"node_id": "n0", "state_manager": address or self.here.ready["address"]}
@@ -36,6 +44,17 @@ class Pair:
         self.trainer("drop_held")
         return str(reply)
 
+    def release(self, version: int) -> None:
+        request = statemanager_pb2.ReleaseVersionRequest(deployment_id="job/actor", version=version)
+        self.here.stub.ReleaseVersion(request, timeout=30)
+        self.trainer("allocate", regions=[])
+
+    def fetch_new(self, reader: Client, version: int, *, share: float = 0.01) -> int:
+        """Publish and fetch; return the bytes that came over the line."""
+        wanted, before = self.publish(version, share=share), self.arrived()
+        assert self.fetch(reader, version) == wanted
+        return self.arrived() - before
+
     def arrived(self) -> int:
         return int(self.there.inventory().arrived_bytes)
 
@@ -47,7 +66,6 @@ class Pair:
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     """Two nodes; what the trainer holds is random."""
-    keys = f"host_bytes = {256 << 20}\nstaging_bytes = 1048576"
     with ExitStack() as stack:
         daemons = []
         for name in ("n0", "n1"):
@@ -56,7 +74,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
                 Daemon(
                     tmp_path / name,
                     stack,
-                    keys=keys,
+                    keys=KEYS_OF_TWO,
                     devices=1,
                     node_id=name,
                     device_bytes=32 << 20,
@@ -76,19 +94,124 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
             "region": "w",
         }
         trainer("index", pieces=[piece])
-        yield Pair(daemons[0], daemons[1], trainer)
+        yield Pair(daemons[0], daemons[1], trainer, stack)
 
 
 def test_the_next_version_comes_once_and_as_a_delta_to_the_last(pair: Pair) -> None:
     readers = [pair.there.client(f"reader-{number}") for number in range(2)]
     sizes = []
     for version in (1, 2, 3):
-        wanted, before = pair.publish(version), pair.arrived()
-        assert [pair.fetch(reader, version) for reader in readers] == [wanted] * 2
-        sizes.append(pair.arrived() - before)
+        sizes.append(pair.fetch_new(readers[0], version))
+        before = pair.arrived()
+        assert pair.fetch(readers[1], version) == readers[0]("hash_held")
+        assert pair.arrived() == before
     assert sizes[0] == STATE_BYTES
     assert max(sizes[1:]) < STATE_BYTES / 50
     assert pair.there.inventory().host_bytes_used == STATE_BYTES, "the newest alone stays"
     for reader in readers:
         reader.process.kill()
     wait_until(lambda: pair.there.inventory().host_bytes_used == 0, what="the job left")
+
+
+def test_whole_blocks_are_sent_where_most_has_changed_and_where_the_base_is_gone(
+    pair: Pair,
+) -> None:
+    reader = pair.there.client("reader")
+    pair.fetch_new(reader, 1)
+    assert pair.fetch_new(reader, 2, share=0.9) == STATE_BYTES
+    pair.release(2)
+    assert pair.fetch_new(reader, 3) == STATE_BYTES
+    assert pair.fetch_new(reader, 4) < STATE_BYTES / 50
+
+
+class Between(statemanager_pb2_grpc.StateManagerServicer):
+    """Stands between two state managers and spoils, after a block, what passes once."""
+
+    def __init__(self, daemon: Daemon, how: str) -> None:
+        self.daemon, self.how = daemon, how
+        self.told: list[statemanager_pb2.ReadVersionRequest] = []
+
+    def GetManifest(
+        self, request: statemanager_pb2.GetManifestRequest, context: object
+    ) -> statemanager_pb2.VersionManifest:
+        del context
+        return self.daemon.stub.GetManifest(request, timeout=30)
+
+    def ReadVersion(
+        self, request: statemanager_pb2.ReadVersionRequest, context: grpc.ServicerContext
+    ) -> Iterator[statemanager_pb2.VersionChunk]:
+        self.told.append(request)
+        for chunk in self.daemon.stub.ReadVersion(request, timeout=30):
+            if self.how and chunk.offset >= BLOCK_BYTES:
+                how, self.how = self.how, ""
+                if how == "breaks":
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
+                if how == "stalls":
+                    threading.Event().wait(30)
+                data = bytearray(chunk.data)
+                data[-1] ^= 1
+                chunk.data = bytes(data)
+            yield chunk
+
+
+@contextmanager
+def between(daemon: Daemon, how: str) -> Iterator[tuple[Between, str]]:
+    """Serve one."""
+    server, servicer = grpc.server(ThreadPoolExecutor(2)), Between(daemon, how)
+    statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
+    address = f"unix:{daemon.ready['data_socket']}.{how}"
+    server.add_insecure_port(address)
+    server.start()
+    try:
+        yield servicer, address
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    "how", ["breaks", "turns a bit", pytest.param("stalls", marks=pytest.mark.slow)]
+)
+def test_what_is_spoilt_goes_on_after_the_last_whole_block(pair: Pair, how: str) -> None:
+    reader = pair.there.client("reader")
+    pair.fetch_new(reader, 1)
+    wanted = pair.publish(2)
+    with between(pair.here, how) as (servicer, address):
+        assert pair.fetch(reader, 2, address=address) == wanted
+    first, second = servicer.told
+    assert (first.offset, second.offset) == (0, BLOCK_BYTES)
+    assert first.HasField("base")
+    assert second.HasField("base") == (how != "turns a bit"), "a delta that is wrong is the last"
+    assert pair.there.inventory().host_bytes_used == STATE_BYTES
+
+
+def test_nothing_of_a_broken_version_is_visible_and_the_last_one_stays(pair: Pair) -> None:
+    reader = pair.there.client("reader")
+    pair.fetch_new(reader, 1)
+    pair.publish(2)
+    with between(pair.here, "breaks") as (servicer, address):
+        servicer.daemon = pair.here
+        pair.here.process.kill()
+        pair.here.process.wait()
+        with pytest.raises(PlexError, match="could not be read") as caught:
+            pair.fetch(reader, 2, address=address)
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert pair.there.inventory().host_bytes_used == STATE_BYTES
+    reader("allocate", regions=[])
+
+
+def test_a_successor_of_the_readers_state_manager_fetches_anew(pair: Pair) -> None:
+    reader = pair.there.client("reader")
+    pair.fetch_new(reader, 1)
+    assert pair.arrived() == STATE_BYTES
+    pair.there.process.kill()
+    pair.there.process.wait()
+    other = Daemon(
+        Path(pair.there.ready["data_socket"]).parent,
+        pair.stack,
+        keys=KEYS_OF_TWO,
+        devices=1,
+        node_id="n1",
+        device_bytes=32 << 20,
+    )
+    pair.there = other
+    assert pair.fetch_new(other.client("again"), 2) == STATE_BYTES
