@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -73,11 +74,12 @@ def new_server(
     *,
     max_calls: int = MAX_CALLS,
     max_connections: int = MAX_CONNECTIONS,
-    takes_nodes: bool = False,
+    takes_nodes: Collection[str] = (),
 ) -> grpc.aio.Server:
     """Return an aio server that lets in whom `door` does; the caller adds servicers and ports.
 
-    Of members on other hosts, that is the service; with `takes_nodes`, nodes that joined, too.
+    Of members on other hosts, that is the service. Nodes that joined reach the methods with names
+    in `takes_nodes`.
 
     A call beyond `max_calls` ends with RESOURCE_EXHAUSTED, a connection beyond `max_connections` is
     closed, before anybody is asked who calls.

@@ -10,7 +10,7 @@ line of the log, at a bounded rate.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing
 from typing import Any, Final, Protocol
 
@@ -38,7 +38,7 @@ class Door(Protocol):
 class Doorkeeper(grpc.aio.ServerInterceptor):
     """Asks the door about each call of a server, whatever its service and method."""
 
-    def __init__(self, door: Door, *, takes_nodes: bool) -> None:
+    def __init__(self, door: Door, *, takes_nodes: Collection[str]) -> None:
         self._door = door
         self._takes_nodes = takes_nodes
         self._lines = Quota(lines=10, window_s=10.0)
@@ -82,10 +82,11 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         kind = "stream_" if handler.request_streaming else "unary_"
         kind += "stream" if handler.response_streaming else "unary"
         call = getattr(handler, kind)
+        takes_nodes = method.rpartition("/")[2] in self._takes_nodes
 
         async def look(context: Any) -> None:
             shown = context.auth_context()
-            refusal = keys.refusal_of_peer(shown, takes_nodes=self._takes_nodes)
+            refusal = keys.refusal_of_peer(shown, takes_nodes=takes_nodes)
             if refusal is not None:
                 self._say("call refused", method=method, error=refusal)
                 await abort_with(context, refusal)

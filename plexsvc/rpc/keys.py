@@ -101,8 +101,8 @@ class ClusterKeys:
         node_id = certificates.read(certificate).node_id
         return PlexError(
             ErrorCode.FORBIDDEN,
-            f"node {node_id!r} may call other nodes' state managers, and nothing else; here the "
-            "service calls",
+            f"node {node_id!r} may read versions of other nodes, and nothing else; only the "
+            "service calls this",
             node=node_id,
         )
 

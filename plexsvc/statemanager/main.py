@@ -76,7 +76,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         data_socket=str(data.path),
         keys=keys,
     )
-    server = new_server(keys, takes_nodes=True)  # they read versions
+    server = new_server(keys, takes_nodes=("GetManifest", "ReadVersion"))
     add_to_server(servicer, server)
     where = config.listen or f"{UNIX}{config.runtime_dir}/state.sock"
     address = listen(server, where, keys, key="listen")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.rigs.strangers import CALL_S, METHODS, SERVICES, call, refusal
 
 NOW_US = SystemClock().wall_us()
 DAY_US = 86_400_000_000
+ALL = [method.name for _, method in METHODS]
 
 
 def test_a_certificate_has_the_name_and_the_key_that_were_asked_for() -> None:
@@ -66,16 +69,27 @@ async def test_between_hosts_a_member_reaches_every_method_without_a_secret(tmp_
 
 async def test_where_the_service_calls_a_node_reaches_no_method() -> None:
     reached: list[str] = []
-    server, address = await serving(KEYS, reached, takes_nodes=False)
+    server, address = await serving(KEYS, reached, takes_nodes=())
     async with open_channel(address, member("n1")) as channel:
         for service, method in METHODS:
             error = await refusal(channel, service, method, ())
             assert error.code is ErrorCode.FORBIDDEN, method.full_name
-            assert "node 'n1' may call" in error.message
+            assert "node 'n1' may read versions" in error.message
     assert reached == []
     async with open_channel(address, KEYS) as channel:
         await ask(channel)
     await server.stop(0)
+
+
+async def test_a_node_reaches_the_methods_that_are_for_nodes_alone() -> None:
+    reached: list[str] = []
+    server, address = await serving(KEYS, reached, takes_nodes=("GetManifest", "ReadVersion"))
+    async with open_channel(address, member("n1")) as channel:
+        for service, method in METHODS:
+            with suppress(grpc.RpcError, PlexError):
+                await call(channel, service, method, ())
+    await server.stop(0)
+    assert {name.rpartition(".")[2] for name in reached} == {"GetManifest", "ReadVersion"}
 
 
 async def test_who_is_foreign_expired_or_shut_out_reaches_nothing_anywhere(tmp_path: Path) -> None:
@@ -132,7 +146,7 @@ def signed_by(signer: ClusterKeys, node_id: str) -> str:
 
 
 async def serving(
-    keys: ClusterKeys, reached: list[str], *, takes_nodes: bool = True
+    keys: ClusterKeys, reached: list[str], *, takes_nodes: Collection[str] = ALL
 ) -> tuple[grpc.aio.Server, str]:
     server = new_server(keys, takes_nodes=takes_nodes)
     for service in SERVICES.values():
