@@ -40,6 +40,9 @@ log = Log(__name__)
 
 T = TypeVar("T")
 
+Put = Callable[[int, memoryview], None]
+"""Takes a block and the byte where it begins."""
+
 READ_TIMEOUT_S: Final = 120.0
 """Longest time that a manifest may take to arrive from another host."""
 
@@ -59,15 +62,14 @@ def _advance(nbytes: int) -> None:
 
 
 class Incoming:
-    """A version that arrives in `into`; its first `done` bytes are verified."""
+    """A version that arrives; its first `done` bytes are verified and were `put` in their place."""
 
-    def __init__(
-        self, manifest: VersionManifest, into: memoryview, *, base: Published | None
-    ) -> None:
+    def __init__(self, manifest: VersionManifest, put: Put, *, base: Published | None) -> None:
         self.manifest = manifest
         self.base = base
         self.done = 0
-        self._into = into
+        self._put = put
+        self._block = memoryview(bytearray(min(BLOCK_BYTES, manifest.nbytes)))
         self._filled = 0
 
     @property
@@ -80,23 +82,26 @@ class Incoming:
         self._filled = self.done
 
     def take(self, chunk: VersionChunk) -> None:
-        """Put what came in its place.
+        """Take what came; a block is put in its place once it is verified.
 
         Raises:
-            PlexError: `checksum_mismatch`, `bad_request`: it is not what was published.
+            PlexError: `checksum_mismatch`, `bad_request`, `unavailable`: it is not what was
+                published; what `put` raises.
         """
         low, block = chunk.offset, min(self.done + BLOCK_BYTES, self.manifest.nbytes)
         end = block if chunk.width else low + len(chunk.data)
         if low != self._filled or end > block or (chunk.width and self.base is None):
             raise unavailable(f"{VersionId.of(self.manifest)}: bytes from {low} came out of turn")
         if chunk.width and self.base is not None:
-            base = self.base.data[low:end]
-            deltas.decode(self._into[low:end], base=base, delta=chunk.data, width=chunk.width)
+            into, base = self._block[: end - low], self.base.data[low:end]
+            deltas.decode(into, base=base, delta=chunk.data, width=chunk.width)
         else:
-            self._into[low:end] = chunk.data
+            self._block[low - self.done : end - self.done] = chunk.data
         self._filled = end
         if end == block:
-            verify_block(self.manifest, self._into[self.done : end], at=self.done)
+            whole = self._block[: end - self.done]
+            verify_block(self.manifest, whole, at=self.done)
+            self._put(self.done, whole)
             self.done = end
 
 
@@ -129,24 +134,28 @@ class Far:
         Raises:
             PlexError: `checksum_mismatch`.
         """
-        data = bytearray(manifest.nbytes)
-        self.read_into(memoryview(data), manifest)
-        return Published(manifest=manifest, data=memoryview(data).toreadonly())
+        data = memoryview(bytearray(manifest.nbytes))
+
+        def put(at: int, block: memoryview) -> None:
+            data[at : at + len(block)] = block
+
+        self.read_into(put, manifest)
+        return Published(manifest=manifest, data=data.toreadonly())
 
     def read_into(
         self,
-        into: memoryview,
+        put: Put,
         manifest: VersionManifest,
         *,
         base: Published | None = None,
         bytes_per_s: int = 0,
     ) -> None:
-        """Have its part in `into`, verified; as deltas to `base` where that is sooner.
+        """Have its part put in its place, verified; as deltas to `base` where that is sooner.
 
         Raises:
             PlexError: `checksum_mismatch`.
         """
-        incoming, in_vain = Incoming(manifest, into, base=base), 0
+        incoming, in_vain = Incoming(manifest, put, base=base), 0
         with self._state() as state:
             while not incoming.is_whole:
                 before = incoming.done

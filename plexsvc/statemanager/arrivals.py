@@ -20,7 +20,7 @@ from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.statelink.far import Far
 from plexsvc.statemanager.caller import Tell
 from plexsvc.statemanager.core import Budget
-from plexsvc.statemanager.memfiles import MemoryFile, reserve
+from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.weights.manifests import is_alike
 from plexsvc.weights.reading import Published
 
@@ -140,20 +140,16 @@ class Arrivals:
     def _received(self, far: Far, manifest: VersionManifest, base: Arrival | None) -> MemoryFile:
         """Return a part's bytes, immutable, and note how fast they came if they came whole."""
         file = MemoryFile("plexsvc-arrival", manifest.nbytes)
-        reserve(file.fd, manifest.nbytes)
-        mapped, started_s = file.map(is_writable=True), time.monotonic()
-        address = far.holder.state_manager
-        with memoryview(mapped) as whole, whole[: manifest.nbytes] as into:
-            far.read_into(
-                into,
-                manifest,
-                base=None if base is None else _published(base),
-                bytes_per_s=self._bytes_per_s.get(address, 0),
-            )
+        address, started_s = far.holder.state_manager, time.monotonic()
+        far.read_into(
+            file.write,
+            manifest,
+            base=None if base is None else _published(base),
+            bytes_per_s=self._bytes_per_s.get(address, 0),
+        )
         if base is None:
             took_s = time.monotonic() - started_s
             self._bytes_per_s[address] = int(manifest.nbytes / max(took_s, 1e-6))
-        mapped.close()  # a file with a writable mapping cannot be frozen
         file.freeze()
         return file
 
