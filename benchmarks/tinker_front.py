@@ -44,7 +44,13 @@ async def small_operations(live: LiveCluster, model: Path, *, count: int) -> dic
     native: list[float] = []
     front: list[float] = []
     with live.connect() as cluster, cluster.job("native") as job:
-        actor = job.deploy("actor", role="actor", model=str(model), optimizer=plex.AdamW(lr=1e-4))
+        actor = job.deploy(
+            "actor",
+            role="actor",
+            model=str(model),
+            backend="megatron",
+            optimizer=plex.AdamW(lr=1e-4),
+        )
         headers = {"X-API-Key": KEYS[0]}
         async with aiohttp.ClientSession(headers=headers) as http:
             client = Client(http, f"http://{live.http}")
