@@ -34,12 +34,13 @@ BESIDE = plex.Elastic(reserved=True, dedicated=1)
 Tokens = dict[tuple[int, int], list[int]]
 
 
-@pytest.fixture
-def one_of_each(tmp_path: Path) -> Iterator[LiveCluster]:
+@pytest.fixture(scope="module")
+def one_of_each(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A cluster with one device of each kind; training and an engine do not fit into one."""
     nodes = {"node-a": [f'{{ kind = "train", bytes_total = {1024 * MIB} }}', ROLLOUT]}
     extra = "rollout = { balance_us = 20_000 }\n"  # windows of these steps are short
-    with start_cluster(tmp_path, nodes=nodes, extra=extra) as cluster:
+    place = tmp_path_factory.mktemp("each")
+    with start_cluster(place, nodes=nodes, extra=extra) as cluster:
         yield cluster
 
 
@@ -119,30 +120,38 @@ def test_training_devices_sample_for_a_window_and_train_while_the_tail_is_genera
     assert beside, "training ran on the devices while the other instance generated"
 
 
+@pytest.fixture(scope="module")
+def undisturbed(one_of_each: LiveCluster, tiny_model: Path) -> list[Tokens]:
+    """The tokens of two steps of a job with an instance of its own."""
+    with one_of_each.connect() as connection, connection.job("alone") as job:
+        return learn(*deploy(job, tiny_model, instances=1), steps=range(2), options=MANY)
+
+
 @pytest.mark.parametrize("whose", ["reserved", "dedicated", "manager"])
 def test_a_kill_in_the_window_changes_no_token(
-    one_of_each: LiveCluster, tiny_model: Path, whose: str
+    one_of_each: LiveCluster, tiny_model: Path, undisturbed: list[Tokens], whose: str
 ) -> None:
-    cluster, steps = one_of_each, range(2)
-    with cluster.connect() as connection:
-        with connection.job("alone") as job:
-            alone = learn(*deploy(job, tiny_model, instances=1), steps=steps, options=MANY)
-        with connection.job("killed") as job, ThreadPoolExecutor(max_workers=1) as beside:
-            actor, rollout = deploy(job, tiny_model, instances=BESIDE)
+    cluster = one_of_each
+    with (
+        cluster.connect() as connection,
+        connection.job("killed") as job,
+        ThreadPoolExecutor(max_workers=1) as beside,
+    ):
+        actor, rollout = deploy(job, tiny_model, instances=BESIDE)
 
-            def kill() -> None:  # in the first window, which lasts as long as the samples
-                name = f"{rollout.deployment_id}-reserved"
-                until_serving(cluster, name)
-                if whose == "manager":
-                    (pid,) = running("plexsvc.rollout.main", below=cluster.pid)
-                else:
-                    chosen = name if whose == "reserved" else rollout.deployment_id
-                    (pid,) = rank_processes(cluster, [chosen])
-                os.kill(pid, signal.SIGKILL)
+        def kill() -> None:  # in the first window, which lasts as long as the samples
+            name = f"{rollout.deployment_id}-reserved"
+            until_serving(cluster, name)
+            if whose == "manager":
+                (pid,) = running("plexsvc.rollout.main", below=cluster.pid)
+            else:
+                chosen = name if whose == "reserved" else rollout.deployment_id
+                (pid,) = rank_processes(cluster, [chosen])
+            os.kill(pid, signal.SIGKILL)
 
-            killed = beside.submit(kill)
-            assert learn(actor, rollout, steps=steps, options=MANY) == alone
-            killed.result()
+        killed = beside.submit(kill)
+        assert learn(actor, rollout, steps=range(2), options=MANY) == undisturbed
+        killed.result()
 
 
 def test_engines_follow_training_that_moves_and_the_tokens_stay_the_same(

@@ -31,10 +31,11 @@ OPTIONS = plex.SamplingOptions(n=2, max_tokens=64, temperature=1.0, seed=7, igno
 STEPS = 4
 
 
-@pytest.fixture
-def one_of_each(tmp_path: Path) -> Iterator[LiveCluster]:
+@pytest.fixture(scope="module")
+def one_of_each(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A cluster with one device of each kind."""
-    with start_cluster(tmp_path, nodes={"node-a": [TRAIN, ROLLOUT]}) as cluster:
+    place = tmp_path_factory.mktemp("each")
+    with start_cluster(place, nodes={"node-a": [TRAIN, ROLLOUT]}) as cluster:
         yield cluster
 
 
@@ -74,8 +75,10 @@ def learn(
     return found
 
 
-def both(cluster: LiveCluster, model: Path, *, kills: bool = False) -> dict[str, object]:
-    """Return the tokens of two jobs that run at once."""
+def both(
+    cluster: LiveCluster, model: Path, *, at_once: bool = True, kills: bool = False
+) -> dict[str, object]:
+    """Return the tokens of two jobs."""
     found: dict[str, object] = {}
     with cluster.connect() as connection:
 
@@ -94,25 +97,29 @@ def both(cluster: LiveCluster, model: Path, *, kills: bool = False) -> dict[str,
         ]
         for thread in threads:
             thread.start()
+            if not at_once:
+                thread.join(240)
         for thread in threads:
             thread.join(240)
+    assert sorted(found) == ["a", "b"]
     return found
 
 
+@pytest.fixture(scope="module")
+def alone(one_of_each: LiveCluster, tiny_model: Path) -> dict[str, object]:
+    return both(one_of_each, tiny_model, at_once=False)
+
+
 def test_two_jobs_on_one_pool_get_the_tokens_that_they_get_alone(
-    cluster: LiveCluster, one_of_each: LiveCluster, tiny_model: Path
+    one_of_each: LiveCluster, tiny_model: Path, alone: dict[str, object]
 ) -> None:
-    alone = both(cluster, tiny_model)
-    assert sorted(alone) == ["a", "b"]
-    shared = both(one_of_each, tiny_model)
-    assert shared == alone
+    assert both(one_of_each, tiny_model) == alone
 
 
 def test_jobs_go_on_when_their_engines_are_killed_asleep_or_awake(
-    one_of_each: LiveCluster, tiny_model: Path
+    one_of_each: LiveCluster, tiny_model: Path, alone: dict[str, object]
 ) -> None:
-    killed = both(one_of_each, tiny_model, kills=True)
-    assert killed == both(one_of_each, tiny_model)
+    assert both(one_of_each, tiny_model, kills=True) == alone
 
 
 def test_a_job_generates_where_it_trains_with_the_same_tokens(
@@ -238,23 +245,22 @@ def test_another_job_generates_on_the_device_that_a_long_tail_has_left(
     assert meanwhile, "one of the others began while the tail was generated"
 
 
-def rounds(job: plex.Job, model: Path, *, tokens: int, count: int) -> str:
+def rounds(job: plex.Job, model: Path, *, count: int) -> str:
     """Run some cycles of a synchronous job; return the id of its rollout."""
     actor, rollout = deploy(job, model, seed=1)
     for number in range(count):
         actor.forward_backward(fixed_batch(number), loss="ppo")
         actor.step()
         rollout.sync(actor)
-        rollout.generate(PROMPTS, n=2, max_tokens=tokens, ignore_eos=True, seed=number)
+        rollout.generate(PROMPTS, n=2, max_tokens=300, ignore_eos=True, seed=number)
     return rollout.deployment_id
 
 
-@pytest.mark.parametrize(("bound_ppm", "is_shared"), [(1_200_000, False), (100_000_000, True)])
 def test_jobs_of_known_cycles_share_a_device_only_where_that_keeps_their_bound(
-    tmp_path: Path, tiny_model: Path, *, bound_ppm: int, is_shared: bool
+    tmp_path: Path, tiny_model: Path
 ) -> None:
     """Nearly all of a cycle is spent generating, so two such jobs slow each other down."""
-    bounds = f"[scheduler]\nmax_slowdown_ppm = {bound_ppm}\n"
+    bounds = "[scheduler]\nmax_slowdown_ppm = 100_000_000\n"
     nodes = {"node-a": [TRAIN, TRAIN, ROLLOUT, ROLLOUT]}
     with (
         start_cluster(tmp_path, nodes=nodes, scheduler=bounds) as cluster,
@@ -262,10 +268,14 @@ def test_jobs_of_known_cycles_share_a_device_only_where_that_keeps_their_bound(
     ):
         for name in ("one", "two"):
             with connection.job(name) as job:
-                rounds(job, tiny_model, tokens=300, count=6)
-        with connection.job("one") as one, connection.job("two") as two:
-            there = [rounds(job, tiny_model, tokens=300, count=1) for job in (one, two)]
-            spans = cluster.timeline()
-    devices = [{s.device for s in spans if s.deployment_id == name} for name in there]
-    assert all(devices)
-    assert devices[0].isdisjoint(devices[1]) != is_shared
+                rounds(job, tiny_model, count=6)
+        for bound, is_shared in ((1.2, False), (0.0, True)):
+            with (
+                connection.job("one", max_slowdown=bound) as one,
+                connection.job("two", max_slowdown=bound) as two,
+            ):
+                there = [rounds(job, tiny_model, count=1) for job in (one, two)]
+                spans = cluster.timeline()
+            devices = [{s.device for s in spans if s.deployment_id == name} for name in there]
+            assert all(devices)
+            assert devices[0].isdisjoint(devices[1]) != is_shared
