@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,17 +14,11 @@ from typing import Any
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import LiveCluster, start_cluster
+from tests.rigs.live_cluster import LiveCluster
 from tests.rigs.processes import running
 from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    with start_cluster(tmp_path_factory.mktemp("checkpoints")) as service:
-        yield service
 
 
 def deploy(job: plex.Job, model: Path, **more: Any) -> plex.Actor:
@@ -46,86 +39,88 @@ def train(actor: plex.Actor, *, first: int, last: int) -> None:
         actor.step(position={"batch": number})
 
 
-def wait_for(live: LiveCluster, job: plex.Job, found: str) -> None:
+def wait_for(cluster: LiveCluster, job: plex.Job, found: str) -> None:
     """Return once `explain` says something of a job."""
     told = ""
     for _ in range(300):
-        told = live.explain(job.job_id)
+        told = cluster.explain(job.job_id)
         if found in told:
             return
         Event().wait(0.1)
     raise AssertionError(told)
 
 
-def ckpt(live: LiveCluster, *arguments: str) -> dict[str, Any]:
+def ckpt(cluster: LiveCluster, *arguments: str) -> dict[str, Any]:
     """Return what a command of `plexctl ckpt` prints."""
     command = [sys.executable, "-m", "plexsvc.cli.main", "ckpt", *arguments, "--json"]
-    where = ["--address", live.address, "--token", live.token]
+    where = ["--address", cluster.address, "--token", cluster.token]
     done = subprocess.run([*command, *where], capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def test_a_checkpoint_has_the_state_of_its_step(live: LiveCluster, tiny_model: Path) -> None:
-    with live.connect() as connection, connection.job("trains") as job:
+def test_a_checkpoint_has_the_state_of_its_step(cluster: LiveCluster, tiny_model: Path) -> None:
+    with cluster.connect() as connection, connection.job("trains") as job:
         actor = deploy(job, tiny_model, durability="step", checkpoint_every=2, keep=1)
         train(actor, first=1, last=2)
-        wait_for(live, job, "has a checkpoint of step 2")
+        wait_for(cluster, job, "has a checkpoint of step 2")
         train(actor, first=3, last=4)
-        wait_for(live, job, "has a checkpoint of step 4")
+        wait_for(cluster, job, "has a checkpoint of step 4")
         train(actor, first=5, last=5)
         expected = actor.digest()
-    assert [one["name"] for one in ckpt(live, "list")["checkpoints"]] == [f"{job.job_id}/actor@4"]
-    assert ckpt(live, "verify", "trains/actor")["position"] == '{"batch": 4}'
-    with live.connect() as connection, connection.job("goes-on") as other:
+    assert [one["name"] for one in ckpt(cluster, "list")["checkpoints"]] == [
+        f"{job.job_id}/actor@4"
+    ]
+    assert ckpt(cluster, "verify", "trains/actor")["position"] == '{"batch": 4}'
+    with cluster.connect() as connection, connection.job("goes-on") as other:
         again = other.resume("trains/actor@4")
         assert again.position == {"batch": 4}
         train(again, first=5, last=5)
         assert again.digest() == expected
         assert other.resume("trains/actor") is again  # which has gone on since
         assert again.digest() == expected
-        wait_for(live, other, "has a checkpoint of step 4")
-    ckpt(live, "export", f"{other.job_id}/actor", "exported")
-    ckpt(live, "delete", "trains/actor@4")
-    ckpt(live, "delete", "goes-on/actor")
-    with live.connect() as connection, connection.job("scores") as third:
+        wait_for(cluster, other, "has a checkpoint of step 4")
+    ckpt(cluster, "export", f"{other.job_id}/actor", "exported")
+    ckpt(cluster, "delete", "trains/actor@4")
+    ckpt(cluster, "delete", "goes-on/actor")
+    with cluster.connect() as connection, connection.job("scores") as third:
         deploy(third, Path("exported"))
         with pytest.raises(plex.PlexError, match="no checkpoint 'trains/actor'"):
             third.resume("trains/actor")
 
 
 def test_a_checkpoint_that_cannot_be_written_costs_the_job_nothing(
-    live: LiveCluster, tiny_model: Path
+    cluster: LiveCluster, tiny_model: Path
 ) -> None:
-    with live.connect() as connection, connection.job("undisturbed") as job:
+    with cluster.connect() as connection, connection.job("undisturbed") as job:
         calm = deploy(job, tiny_model)
         train(calm, first=1, last=4)
         expected = calm.digest()
-    with live.connect() as connection, connection.job("blocked") as job:
+    with cluster.connect() as connection, connection.job("blocked") as job:
         actor = deploy(job, tiny_model, durability="step", checkpoint_every=2)
-        place = live.state_dir / "checkpoints/default" / job.job_id
+        place = cluster.state_dir / "checkpoints/default" / job.job_id
         place.write_text("in the way")
         train(actor, first=1, last=2)
-        wait_for(live, job, "has no checkpoint of step 2: ")
+        wait_for(cluster, job, "has no checkpoint of step 2: ")
         place.unlink()
         train(actor, first=3, last=4)
-        wait_for(live, job, "has a checkpoint of step 4")
+        wait_for(cluster, job, "has a checkpoint of step 4")
         assert actor.digest() == expected
 
 
 def test_a_state_manager_that_is_killed_meanwhile_costs_time(
-    live: LiveCluster, tiny_model: Path
+    cluster: LiveCluster, tiny_model: Path
 ) -> None:
-    with live.connect() as connection, connection.job("undisturbed") as job:
+    with cluster.connect() as connection, connection.job("undisturbed") as job:
         calm = deploy(job, tiny_model)
         train(calm, first=1, last=3)
         expected = calm.digest()
-    with live.connect() as connection, connection.job("killed") as job:
+    with cluster.connect() as connection, connection.job("killed") as job:
         actor = deploy(job, tiny_model, durability="step", checkpoint_every=1)
         train(actor, first=1, last=2)
-        for pid in running("plexsvc.statemanager.main", below=live.pid):
+        for pid in running("plexsvc.statemanager.main", below=cluster.pid):
             os.kill(pid, signal.SIGKILL)
         train(actor, first=3, last=3)
         assert actor.digest() == expected
-        wait_for(live, job, "has a checkpoint of step 3")
-        ckpt(live, "verify", f"{job.job_id}/actor@3")
+        wait_for(cluster, job, "has a checkpoint of step 3")
+        ckpt(cluster, "verify", f"{job.job_id}/actor@3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
+from tests.rigs.live_cluster import LiveCluster, rank_processes
 from tests.rigs.processes import command_of, running
 from tests.rigs.workloads import Program, fill_other_devices, fixed_batch
 
@@ -25,18 +25,12 @@ Outcome = tuple[list[dict[str, float]], Any]
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    with start_cluster(tmp_path_factory.mktemp("durable")) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def undisturbed(live: LiveCluster, tiny_model: Path) -> Callable[..., Outcome]:
+def undisturbed(cluster: LiveCluster, tiny_model: Path) -> Callable[..., Outcome]:
     """What the two steps come to in a layout, on a backend, where nothing is killed."""
 
     @cache
     def found(parallel: plex.Parallel, *, backend: str = "megatron") -> Outcome:
-        with live.connect() as connection, connection.job("undisturbed") as job:
+        with cluster.connect() as connection, connection.job("undisturbed") as job:
             actor = deploy(job, tiny_model, parallel=parallel, durability="none", backend=backend)
             return finished(actor, [call() for call in two_steps(actor)])
 
@@ -77,32 +71,32 @@ def finished(actor: plex.Actor, futures: list[Future[Any]]) -> Outcome:
 
 
 def kill(
-    live: LiveCluster, actor: plex.Actor, *, rank: int = 0, by: signal.Signals = signal.SIGKILL
+    cluster: LiveCluster, actor: plex.Actor, *, rank: int = 0, by: signal.Signals = signal.SIGKILL
 ) -> None:
-    os.kill(rank_processes(live, [actor.deployment_id])[rank], by)
+    os.kill(rank_processes(cluster, [actor.deployment_id])[rank], by)
 
 
-def kill_all_forked(live: LiveCluster) -> None:
+def kill_all_forked(cluster: LiveCluster) -> None:
     """Kill every rank and the zygotes that they are forked from, whose command line they have."""
-    for pid in running("plexsvc.node.zygote", below=live.pid):
+    for pid in running("plexsvc.node.zygote", below=cluster.pid):
         if "plexsvc.worker.preload" in command_of(pid):
             with suppress(ProcessLookupError):  # ranks die with their zygote
                 os.kill(pid, signal.SIGKILL)
 
 
 def test_a_rank_killed_between_operations_is_replaced(
-    live: LiveCluster, tiny_model: Path, undisturbed: Callable[..., Outcome]
+    cluster: LiveCluster, tiny_model: Path, undisturbed: Callable[..., Outcome]
 ) -> None:
-    with live.connect() as connection, connection.job("killed") as job:
+    with cluster.connect() as connection, connection.job("killed") as job:
         actor = deploy(job, tiny_model)
         futures = list[Future[Any]]()
         for number, call in enumerate(two_steps(actor)):
             futures.append(call())
             futures[-1].result()
             if number in {1, 5}:
-                kill(live, actor)
+                kill(cluster, actor)
         assert finished(actor, futures) == undisturbed(ONE)
-        told = live.explain(job.job_id)
+        told = cluster.explain(job.job_id)
     assert "was rebuilt from its state after seq 6 and 0 operations since" in told
 
 
@@ -112,34 +106,34 @@ def test_a_rank_killed_between_operations_is_replaced(
     ids=["killed", "stopped", "fsdp"],
 )
 def test_a_rank_killed_inside_operations_is_replaced(
-    live: LiveCluster,
+    cluster: LiveCluster,
     tiny_model: Path,
     undisturbed: Callable[..., Outcome],
     backend: str,
     by: signal.Signals,
 ) -> None:
-    with live.connect() as connection, connection.job("killed") as job:
+    with cluster.connect() as connection, connection.job("killed") as job:
         actor = deploy(job, tiny_model, backend=backend)
         futures = [call() for call in two_steps(actor)]
-        kill(live, actor, by=by)  # in the first pass
+        kill(cluster, actor, by=by)  # in the first pass
         futures[1].result()
-        kill(live, actor, by=by)  # in the first step
+        kill(cluster, actor, by=by)  # in the first step
         futures[3].result()
-        kill(live, actor, by=by)
+        kill(cluster, actor, by=by)
         assert finished(actor, futures) == undisturbed(ONE, backend=backend)
 
 
 def test_a_rank_killed_while_it_starts_is_replaced(
-    live: LiveCluster, tiny_model: Path, undisturbed: Callable[..., Outcome]
+    cluster: LiveCluster, tiny_model: Path, undisturbed: Callable[..., Outcome]
 ) -> None:
     def started() -> list[int]:
-        status = live.status()
+        status = cluster.status()
         starting = [one.deployment_id for one in status.deployments if one.state == "starting"]
         with suppress(KeyError):  # it has no process yet
-            return [pid for pid in rank_processes(live, starting) if pid]
+            return [pid for pid in rank_processes(cluster, starting) if pid]
         return []
 
-    with live.connect() as connection, connection.job("killed") as job:
+    with cluster.connect() as connection, connection.job("killed") as job:
         with ThreadPoolExecutor(1) as pool:
             deploying = pool.submit(deploy, job, tiny_model)
             ranks: list[int] = []
@@ -148,27 +142,33 @@ def test_a_rank_killed_while_it_starts_is_replaced(
             os.kill(ranks[0], signal.SIGKILL)
             actor = deploying.result()
         assert finished(actor, [call() for call in two_steps(actor)]) == undisturbed(ONE)
-        assert "was rebuilt from its state after seq 0" in live.explain(job.job_id)
+        assert "was rebuilt from its state after seq 0" in cluster.explain(job.job_id)
 
 
 @pytest.mark.parametrize("parallel", [TP2, DP2], ids=["tp2", "dp2"])
 def test_a_group_that_loses_a_rank_is_replaced_whole(
-    live: LiveCluster,
+    cluster: LiveCluster,
     tiny_model: Path,
     undisturbed: Callable[..., Outcome],
     parallel: plex.Parallel,
 ) -> None:
-    with live.connect() as connection, connection.job("killed") as job:
+    with cluster.connect() as connection, connection.job("killed") as job:
         actor = deploy(job, tiny_model, parallel=parallel)
         futures = [call() for call in two_steps(actor)]
         futures[3].result()
-        kill(live, actor, rank=1)
+        kill(cluster, actor, rank=1)
         assert finished(actor, futures) == undisturbed(parallel)
 
 
-def take_turns(live: LiveCluster, model: Path, place: Path, *, is_disturbed: bool) -> list[Outcome]:
+def take_turns(
+    cluster: LiveCluster, model: Path, place: Path, *, is_disturbed: bool
+) -> list[Outcome]:
     """Two jobs that share a device train and save, one operation each in turn."""
-    with live.connect() as cluster, cluster.job("one") as one, cluster.job("two") as two:
+    with (
+        cluster.connect() as connection,
+        connection.job("one") as one,
+        connection.job("two") as two,
+    ):
         programs = [Program(deploy(one, model), 1, steps=2)]
         fill_other_devices(one, 2, model=model)
         programs.append(Program(deploy(two, model), 2, steps=2))
@@ -176,9 +176,9 @@ def take_turns(live: LiveCluster, model: Path, place: Path, *, is_disturbed: boo
         for number in range(6):
             saved = programs[0].deployment.save.submit(place / f"{number}")
             if is_disturbed and number == 1:
-                kill(live, programs[1].deployment)
+                kill(cluster, programs[1].deployment)
             elif is_disturbed and number == 4:
-                kill_all_forked(live)
+                kill_all_forked(cluster)
             for turn in turns:
                 next(turn)
             saved.result()
@@ -186,7 +186,7 @@ def take_turns(live: LiveCluster, model: Path, place: Path, *, is_disturbed: boo
 
 
 def test_jobs_that_take_turns_on_a_device_lose_their_ranks_and_zygotes(
-    live: LiveCluster, tiny_model: Path, tmp_path: Path
+    cluster: LiveCluster, tiny_model: Path, tmp_path: Path
 ) -> None:
-    expected = take_turns(live, tiny_model, tmp_path / "calm", is_disturbed=False)
-    assert take_turns(live, tiny_model, tmp_path / "not", is_disturbed=True) == expected
+    expected = take_turns(cluster, tiny_model, tmp_path / "calm", is_disturbed=False)
+    assert take_turns(cluster, tiny_model, tmp_path / "not", is_disturbed=True) == expected

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import LiveCluster, start_cluster
+from tests.rigs.live_cluster import LiveCluster
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -46,12 +45,6 @@ with plex.connect() as cluster, cluster.job("train", resume=resumes == "yes") as
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    with start_cluster(tmp_path_factory.mktemp("resumed")) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
 def controller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A controller that trains, and may kill itself inside a step."""
     script = tmp_path_factory.mktemp("controller") / "train.py"
@@ -62,24 +55,39 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    live: LiveCluster, controller: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+    cluster: LiveCluster,
+    controller: Path,
+    tiny_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> str:
     """What the training comes to where nobody dies."""
     place = tmp_path_factory.mktemp("undisturbed")
-    assert run(live, controller, str(tiny_model), str(place), "0", "no") == 0
+    assert run(cluster, controller, str(tiny_model), str(place), "0", "no") == 0
     return (place / "digest").read_text()
 
 
-def run(live: LiveCluster, controller: Path, *arguments: str) -> int:
-    command = ["env", f"PLEX_ADDRESS={live.address}", f"PLEX_TOKEN={live.token}", sys.executable]
+def run(cluster: LiveCluster, controller: Path, *arguments: str) -> int:
+    command = [
+        "env",
+        f"PLEX_ADDRESS={cluster.address}",
+        f"PLEX_TOKEN={cluster.token}",
+        sys.executable,
+    ]
     return subprocess.run([*command, controller, *arguments], check=False).returncode
 
 
 def test_a_controller_that_died_is_started_again_and_goes_on(
-    live: LiveCluster, controller: Path, tiny_model: Path, tmp_path: Path, undisturbed: str
+    cluster: LiveCluster, controller: Path, tiny_model: Path, tmp_path: Path, undisturbed: str
 ) -> None:
     command = [sys.executable, "-m", "plexsvc.cli.main", "submit", "--attach", "--restarts", "1"]
-    where = ["--address", live.address, "--token", live.token, "--state-dir", str(live.state_dir)]
+    where = [
+        "--address",
+        cluster.address,
+        "--token",
+        cluster.token,
+        "--state-dir",
+        str(cluster.state_dir),
+    ]
     script = [str(controller), str(tiny_model), str(tmp_path), "3", "no"]
     subprocess.run([*command, *where, *script], check=True, timeout=170)
     assert (tmp_path / "runs").read_text() == "0 2 "
@@ -87,20 +95,20 @@ def test_a_controller_that_died_is_started_again_and_goes_on(
 
 
 def test_a_job_is_resumed_by_its_name_once_its_controller_is_gone(
-    live: LiveCluster, controller: Path, tiny_model: Path, tmp_path: Path, undisturbed: str
+    cluster: LiveCluster, controller: Path, tiny_model: Path, tmp_path: Path, undisturbed: str
 ) -> None:
-    died = run(live, controller, str(tiny_model), str(tmp_path), "2", "yes")
+    died = run(cluster, controller, str(tiny_model), str(tmp_path), "2", "yes")
     assert died == -signal.SIGKILL
-    assert run(live, controller, str(tiny_model), str(tmp_path), "0", "yes") == 0
+    assert run(cluster, controller, str(tiny_model), str(tmp_path), "0", "yes") == 0
     assert (tmp_path / "runs").read_text() == "0 1 "
     assert (tmp_path / "digest").read_text() == undisturbed
 
 
-def test_a_name_that_still_runs_is_refused(live: LiveCluster) -> None:
+def test_a_name_that_still_runs_is_refused(cluster: LiveCluster) -> None:
     with (
-        live.connect() as first,
+        cluster.connect() as first,
         first.job("lives") as job,
-        live.connect() as second,
+        cluster.connect() as second,
         pytest.raises(plex.PlexError, match=rf"'lives' \({job.job_id}\) still runs"),
     ):
         second.job("lives", resume=True).__enter__()
