@@ -24,7 +24,6 @@ SYSTEM, UNIT = "tests/system", "tests/unit/scheduler"
 
 RUNS = {
     "two_jobs": (f"{SYSTEM}/test_same_result.py", "cluster0"),
-    "five_jobs": (f"{SYSTEM}/test_replay.py", "replayed0"),
     "relocation": (f"{SYSTEM}/test_relocation.py", "inner0"),
     "instances_move": (f"{SYSTEM}/test_relocation.py", "test_instances_move_with_the_v0"),
     "operating": (f"{SYSTEM}/test_operating.py", "ops0"),

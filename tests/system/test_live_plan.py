@@ -1,15 +1,23 @@
-"""Five jobs on three node groups while one node is drained and another joins."""
+"""Five jobs on three node groups while one node is drained and another joins, and their journal.
+
+Replayed it gives the same actions, and a wall time that a simulation predicts.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from google.protobuf import json_format
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
+from opentelemetry.sdk.trace import TracerProvider
+from typer.testing import CliRunner
 
+from plexsvc.cli.main import app
 from plexsvc.scheduler.driver import journal
-from plexsvc.scheduler.driver.encoding import Recording
 from plexsvc.scheduler.driver.journal import NOTE_EVERY
 from plexsvc.sim.predict import predict
 from plexsvc.sim.replay import verify
@@ -50,31 +58,95 @@ def residents(cluster: LiveCluster) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Recording]:
-    """What the service recorded of the five jobs and the changes."""
+def live(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[LiveCluster]:
+    """The five jobs have run, and the nodes have changed; the service still runs."""
     folder = tmp_path_factory.mktemp("planned")
     nodes = {f"node-{name}": [TRAIN] for name in "abc"}
     with (
-        start_cluster(folder, nodes=nodes, extra=OPERATOR) as live,
+        start_cluster(folder, nodes=nodes, extra=OPERATOR) as started,
         another_node(
-            live, tmp_path_factory.mktemp("node-d"), node_id="node-d", device=TRAIN
+            started, tmp_path_factory.mktemp("node-d"), node_id="node-d", device=TRAIN
         ) as address,
         ThreadPoolExecutor(1) as pool,
     ):
-        cycles = pool.submit(run_together, live, JOBS, model=tiny_model)
-        change_nodes(live, address)
+        cycles = pool.submit(run_together, started, JOBS, model=tiny_model)
+        change_nodes(started, address)
         assert cycles.result(120) == [job.cycles for job in JOBS]
-        yield journal.read(read_journal(str(live.state_dir / "plexsvc.db")).rows)
+        switches = sum(device.switches for device in started.status().devices)
+        assert switches > 0, "the jobs did not share"
+        yield started
 
 
-def test_jobs_leave_a_drained_node_and_nothing_is_lost(run: Recording) -> None:
-    verdict = verify(run)
+@pytest.fixture(scope="module")
+def database(live: LiveCluster) -> Path:
+    return live.state_dir / "plexsvc.db"
+
+
+def test_a_live_journal_replays_to_the_identical_actions(database: Path) -> None:
+    verdict = verify(journal.read(read_journal(str(database)).rows))
     assert verdict.difference is None
-    assert verdict.compared >= verdict.events - 2 * NOTE_EVERY
+    assert verdict.compared >= verdict.events - 2 * NOTE_EVERY  # the last ones are told later
+    operations = sum(job.cycles * (job.passes + 1) for job in JOBS)
+    assert verdict.events > 2 * operations
 
 
-def test_the_run_is_predicted_with_its_drain_and_join(run: Recording) -> None:
-    found = predict(run)
+def test_its_wall_time_is_predicted_from_its_first_half(database: Path) -> None:
+    found = predict(journal.read(read_journal(str(database)).rows))
     assert found.is_complete
     assert len(found.jobs) == len(JOBS)
     assert abs(found.run.error) < SAME_SIZE
+
+
+def test_the_command_tells_both_of_a_running_service(database: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["replay", str(database), "--predict", "--json", "--out", str(tmp_path)]
+    )
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["is_identical"]
+    lines = (tmp_path / "jobs.jsonl").read_text().splitlines()
+    assert {json.loads(line)["job_id"] for line in lines} == set(told["predicted"]["jobs"])
+
+
+def _value(span: Span, key: str) -> str:
+    return next((a.value.string_value for a in span.attributes if a.key == key), "")
+
+
+def test_each_operation_has_a_span_in_the_trace_of_its_caller(
+    live: LiveCluster, database: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    tracer = TracerProvider().get_tracer("the user's")
+    with live.connect() as cluster, cluster.job("traced") as job:
+        actor = job.deploy("actor", model=str(tiny_model), backend="megatron")
+        with tracer.start_as_current_span("epoch") as span:
+            actor.noop()
+        caller = span.get_span_context()
+        actor.noop()
+    out = tmp_path / "spans.jsonl"
+    arguments = ["traces", str(database), "--out", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    requests = [json_format.Parse(line, TracesData()) for line in out.read_text().splitlines()]
+    spans = [
+        span
+        for request in requests
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    noops = [span for span in spans if _value(span, "plex.job") == "traced" and span.name == "noop"]
+    assert sorted(int.from_bytes(span.parent_span_id) for span in noops) == [0, caller.span_id]
+    assert caller.trace_id in {int.from_bytes(span.trace_id) for span in noops}
+    parts = {span.name for span in spans if span.parent_span_id == noops[0].span_id}
+    assert {"execute"} <= parts <= {"queue", "execute"}
+    # A part lies inside its operation, and steps are there as often as they were.
+    for paced in JOBS:
+        roots = [span for span in spans if _value(span, "plex.job") == paced.name]
+        assert sum(span.name == "step" for span in roots) == paced.cycles
+    whole = {span.span_id: span for span in spans if not span.parent_span_id}
+    for part in spans:
+        if part.parent_span_id in whole:
+            root = whole[part.parent_span_id]
+            assert root.start_time_unix_nano <= part.start_time_unix_nano
+            assert part.end_time_unix_nano <= root.end_time_unix_nano
+    assert any(span.name == "switch" for span in spans)
