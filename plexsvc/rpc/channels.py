@@ -46,6 +46,13 @@ MAX_UNACCEPTED: Final = 64
 second. gRPC would let thousands wait and accepts until nobody does, on the thread that reads calls:
 whoever connects without end would keep it from those who are connected."""
 
+PATIENT: Final[Options] = (
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+)
+"""For a process on this host: it cannot lose power alone, so one that answers no ping is busy, and
+thousands of streams would break for it. One that is stopped is also found by its beats."""
+
 _KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
@@ -54,7 +61,7 @@ def open_channel(target: str, keys: ClusterKeys | None) -> grpc.aio.Channel:
 
     Without keys, whoever calls adds a token of its own.
     """
-    options = list(CHANNEL_OPTIONS)
+    options = _options(target)
     if keys is not None and socket_path(target) is None:
         return grpc.aio.secure_channel(target, _client_tls(keys), options=[*options, _TLS_NAME])
     channel = grpc.aio.insecure_channel(target, options=options)
@@ -63,10 +70,15 @@ def open_channel(target: str, keys: ClusterKeys | None) -> grpc.aio.Channel:
 
 def open_blocking_channel(target: str, keys: ClusterKeys) -> grpc.Channel:
     """Return a channel like `open_channel`'s whose calls block."""
-    options = list(CHANNEL_OPTIONS)
+    options = _options(target)
     if socket_path(target) is None:
         return grpc.secure_channel(target, _client_tls(keys), options=[*options, _TLS_NAME])
     return cast("grpc.Channel", _Keyed(grpc.insecure_channel(target, options=options), keys))
+
+
+def _options(target: str) -> list[tuple[str, int | str]]:
+    is_here = socket_path(target) is not None
+    return list({**dict(CHANNEL_OPTIONS), **dict(PATIENT if is_here else ())}.items())
 
 
 def new_server(
