@@ -45,11 +45,11 @@ browser:
 demo: setup
 	$(BIN)/plexctl demo $(DEMO)
 
-# Three processes share the files out, because most tests wait; those that take long begin first (tests/conftest.py).
+# Two processes share the files out, because most tests wait; those that take long begin first (tests/conftest.py).
 # What failed leaves its logs in the directory.
 test: setup $(VENV)/ray/.installed $(VENV)/kubernetes/.installed $(VENV)/tinker/.installed $(OLDER_SDKS) browser
 	logs=$$(mktemp -d /tmp/plexXXXX) && \
-		$(BIN)/python -m pytest --run-slow -n 3 --dist loadfile --no-loadscope-reorder --basetemp $$logs $(PYTEST) && rm -rf $$logs
+		$(BIN)/python -m pytest --run-slow -n 2 --dist loadfile --no-loadscope-reorder --basetemp $$logs $(PYTEST) && rm -rf $$logs
 
 search: setup
 	$(BIN)/python -m pytest --search -m hypothesis $(PYTEST)

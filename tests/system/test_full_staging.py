@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 LENGTH, SEQUENCES, CALLS = 500, 34, 6
 STAGING_BYTES = 560_000
 """Room for one batch of 204,000 bytes and two answers of 68,000, of one tenant."""
-RARELY = plex.ClientOptions(keepalive_s=5.0)
+RARELY = plex.ClientOptions(keepalive_s=12.0)
 """Answers lie on the node until a keepalive acknowledges them: more than two of them by then."""
 
 
