@@ -49,7 +49,7 @@ class Arrival:
         self.file: MemoryFile | None = None
         self.done_bytes = 0
         self.pins = 0
-        """How many arrivals are made from it."""
+        """How many arrivals are made from it, or readers wait to open it."""
 
     def advance(self, nbytes: int) -> None:
         """Count bytes that came."""
@@ -85,7 +85,7 @@ class Arrivals:
             PlexError: `no_room`, `unavailable`, `checksum_mismatch`.
             OSError: what `tell` raises: who waits has left.
         """
-        key, told = Key(job_id, VersionId.of(version), holder.part or holder.node_id), 0
+        key = Key(job_id, VersionId.of(version), holder.part or holder.node_id)
         with self._lock:
             arrival = self._arrivals.get(key)
             if arrival is None:
@@ -94,15 +94,25 @@ class Arrivals:
                 threading.Thread(
                     target=self._fetch, args=arguments, name="arrival", daemon=True
                 ).start()
+            arrival.pins += 1  # else others may take its memory between its arrival and the opening
+        try:
+            self._wait(arrival, tell)
+            with self._lock:
+                assert arrival.file is not None
+                return arrival.file.duplicate(), arrival.manifest
+        finally:
+            with self._lock:
+                arrival.pins -= 1
+
+    @staticmethod
+    def _wait(arrival: Arrival, tell: Tell) -> None:
+        told = 0
         while not arrival.over.wait(TELL_S):
             if (done := arrival.done_bytes) > told:
                 tell(done - told)
                 told = done
         if arrival.error is not None:
             raise arrival.error
-        with self._lock:
-            assert arrival.file is not None
-            return arrival.file.duplicate(), arrival.manifest
 
     def forget(self, job_id: JobId) -> None:
         """Drop what a job has here; the caller holds the lock."""
