@@ -354,6 +354,10 @@ def _check_whole(tensors: Iterable[Tensor]) -> None:
 def _check_free(path: Path, *, tenant: str) -> None:
     if path.is_symlink():
         raise bad_request(f"{path} is a link; choose another path")
+    for above in path.parents:
+        if (above / SEAL).is_file():
+            text = f"{path} lies in the checkpoint {above}, whose next save would remove it"
+            raise bad_request(f"{text}; choose another path")
     check_owner(path, tenant=tenant, what="save:")
     is_free = not path.exists() or (path.is_dir() and not _has_any(path))
     if not is_free and not (path / SEAL).is_file():

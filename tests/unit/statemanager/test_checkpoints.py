@@ -74,6 +74,13 @@ def save(
     )
 
 
+def test_no_checkpoint_is_written_into_another_one(tmp_path: Path) -> None:
+    save(tmp_path / "run")
+    with pytest.raises(PlexError, match="lies in the checkpoint"):
+        save(tmp_path / "run" / "steps" / "10")
+    assert not (tmp_path / "run" / "steps").exists()
+
+
 def names(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
