@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from plexclient.background import Background
 
@@ -43,9 +43,9 @@ class Cancellable(Future[R]):
         return True
 
 
-def unowned(future: Future[R]) -> Awaitable[R]:
-    """Return an awaitable of a future that goes on when its awaiter is cancelled."""
-    return asyncio.shield(asyncio.wrap_future(future))
+async def unowned(future: Future[R]) -> R:
+    """Return the result of a future that goes on when its awaiter is cancelled."""
+    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 S = TypeVar("S", bound=HasBackground)
@@ -74,8 +74,8 @@ class Call(Generic[P, R]):
         """Return a future of the result at once."""
         return self._start(*args, **kwargs)
 
-    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        """Return an awaitable of the result, for the caller's own event loop."""
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Return a coroutine of the result, for the caller's own event loop."""
         return unowned(self._start(*args, **kwargs))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Unpack
@@ -208,8 +208,8 @@ class GenerateCall:
 
     def aio(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[GenerateOptions]
-    ) -> Awaitable[Samples]:
-        """Return an awaitable of the samples."""
+    ) -> Coroutine[Any, Any, Samples]:
+        """Return a coroutine of the samples."""
         return unowned(self.submit(prompts, text=text, **options))
 
     def stream(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -63,8 +63,8 @@ class Scoring:
         *,
         references: Sequence[Any] | None = None,
         **settings: Any,
-    ) -> Awaitable[Scores]:
-        """Return an awaitable of the scores."""
+    ) -> Coroutine[Any, Any, Scores]:
+        """Return a coroutine of the scores."""
         return unowned(self.submit(program, samples, references=references, **settings))
 
     def stream(

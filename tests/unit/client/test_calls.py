@@ -32,6 +32,14 @@ def test_blocking_future_and_awaited_calls_answer_alike(loop: Loop) -> None:
     assert blocking.times.run_us == 7
 
 
+async def test_calls_may_be_made_into_tasks(loop: Loop) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        steps = [tasks.create_task(loop.actor.step.aio(lr=float(i))) for i in range(3)]
+        samples = tasks.create_task(loop.rollout.generate.aio([[1]], max_tokens=2))
+    assert [step.result()["lr"] for step in steps] == [0.0, 1.0, 2.0]
+    assert len(samples.result()) == 1
+
+
 async def test_awaited_calls_leave_the_callers_loop_free(loop: Loop, router: FakeRouter) -> None:
     router.hold = threading.Event()
     call = loop.actor.step.aio(lr=1.0)
