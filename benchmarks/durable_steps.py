@@ -35,11 +35,11 @@ import plexclient as plex
 from benchmarks import load
 from benchmarks.service import report
 from plexsvc.node import found as node_agents
-from plexsvc.weights.random_model import Shape, make_model
+from plexsvc.weights.random_model import ModelShape, make_model
 from tests.rigs.live_cluster import ROLLOUT, LiveCluster, rank_processes, start_cluster
 from tests.rigs.workloads import fixed_batch
 
-MODEL: Final = Shape(
+MODEL: Final = ModelShape(
     hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64, ffn=2048, max_positions=512
 )
 Figures = dict[str, float]

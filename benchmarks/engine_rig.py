@@ -24,11 +24,11 @@ from plexsvc.cluster.config import NodeConfig
 from plexsvc.cluster.nodes import plan
 from plexsvc.node.toml import dumps
 from plexsvc.statelink.cuda import Gpu
-from plexsvc.weights.random_model import Shape, make_model
+from plexsvc.weights.random_model import ModelShape, make_model
 
 TOKENS: Final = 24
 PROMPT: Final = (5, 6, 7, 8)
-HEADS: Final = Shape(hidden=512, layers=4, heads=8, kv_heads=4, head_dim=64, ffn=1024)
+HEADS: Final = ModelShape(hidden=512, layers=4, heads=8, kv_heads=4, head_dim=64, ffn=1024)
 """A head of 64: the least that vLLM's GPU kernels take."""
 
 

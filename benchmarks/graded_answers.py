@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from plexsvc.reward.programs import answers
-from plexsvc.reward.programs.base import Scored, Work
+from plexsvc.reward.programs.base import Scored, StageRun
 from plexsvc.reward.sandbox.base import Sandbox
 
 
@@ -42,7 +42,7 @@ def is_right_by(name: str, text: str, reference: str) -> bool:
     """Return whether a program gives a text its point; neither of them runs anything."""
     (program,) = (one for one in answers.PROGRAMS if one.name == name)
     (stage,) = program.stages
-    work = Work(text=text, reference=reference, sandbox=cast("Sandbox", None))
+    work = StageRun(text=text, reference=reference, sandbox=cast("Sandbox", None))
     found = stage.run(work)
     return isinstance(found, Scored) and found.score == 1
 

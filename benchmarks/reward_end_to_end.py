@@ -145,7 +145,7 @@ def by_pool(settings: Mapping[str, Any]) -> Attempt:
 
 def in_turn(settings: Mapping[str, Any]) -> Attempt:
     """Return what generates, and then scores one sample after the other in this process."""
-    from plexsvc.reward.programs.base import Scored, Work
+    from plexsvc.reward.programs.base import Scored, StageRun
     from plexsvc.reward.programs.registry import PROGRAMS
     from plexsvc.reward.sandbox.opening import open_sandbox
 
@@ -153,7 +153,7 @@ def in_turn(settings: Mapping[str, Any]) -> Attempt:
     (stage,) = PROGRAMS["code_python"].stages
 
     def score(sample: Any, problem: Any) -> float:
-        work = Work(
+        work = StageRun(
             text=sample.text,
             reference=problem.tests,
             settings=settings,

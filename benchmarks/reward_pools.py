@@ -31,14 +31,21 @@ from plexsvc.ids import JobId, TenantId
 from plexsvc.reward.core.dealing import Dealer
 from plexsvc.reward.core.machine import RewardCore
 from plexsvc.reward.core.planner import Aims, PlannerCore, cost_of
-from plexsvc.reward.core.planning import Expected, Floor, History, Load, PoolCosts, Route, plan
+from plexsvc.reward.core.planning import (
+    BatchLoad,
+    ExpectedRequest,
+    Floor,
+    History,
+    PoolCosts,
+    Route,
+    plan,
+)
 from plexsvc.reward.core.queues import Urgency
 from plexsvc.reward.core.state import PoolLimits, Request
 from plexsvc.reward.core.vocabulary import (
     AnswerRequest,
     BatchesExpected,
     BatchId,
-    Fact,
     PlacesKnown,
     PlanMade,
     PoolPlan,
@@ -46,6 +53,7 @@ from plexsvc.reward.core.vocabulary import (
     RememberBatch,
     RequestId,
     Resource,
+    RewardEvent,
     RunStage,
     SamplesArrived,
     SampleScored,
@@ -228,7 +236,7 @@ class World:
         self.number += 1
         heapq.heappush(self.events, (at_us, self.number, act, what))
 
-    def post(self, fact: Fact) -> None:
+    def post(self, fact: RewardEvent) -> None:
         """Tell the core, and do what it orders."""
         for order in self.core.handle(fact):
             match order:
@@ -325,7 +333,7 @@ class World:
         for key, batch in self.core.batches.items():
             samples, begun_us = self.samples[key], self.begun_us[key]
             requests = [
-                Expected(begun_us + one.arrive_us, one.runs_us)
+                ExpectedRequest(begun_us + one.arrive_us, one.runs_us)
                 for one in samples
                 if begun_us + one.arrive_us > self.at_us
             ]
@@ -336,8 +344,8 @@ class World:
                     runs[request.stage] = self.running[request.worker] - self.at_us
                 else:
                     waited_us += self.at_us - request.since_us
-                requests.append(Expected(self.at_us, tuple(runs), request.stage, waited_us))
-            loads.append(Load(route=route, requests=requests))
+                requests.append(ExpectedRequest(self.at_us, tuple(runs), request.stage, waited_us))
+            loads.append(BatchLoad(route=route, requests=requests))
         floor = Floor(
             loads,
             max_delay_us=self.way.max_delay_us,
@@ -503,9 +511,9 @@ def plan_time(requests: int) -> dict[str, Any]:
     for _ in range(8):
         begin_us = dice.randrange(120 * S)
         samples = drawn(dice, int(requests / 8 / 0.85))
-        expected = [Expected(begin_us + one.arrive_us, one.runs_us) for one in samples]
+        expected = [ExpectedRequest(begin_us + one.arrive_us, one.runs_us) for one in samples]
         loads.append(
-            Load(route=Route(pools=(0, 1), latest_us=(120 * S, 60 * S)), requests=expected)
+            BatchLoad(route=Route(pools=(0, 1), latest_us=(120 * S, 60 * S)), requests=expected)
         )
     begun_s = time.process_time()
     floor = Floor(loads, max_delay_us=S)

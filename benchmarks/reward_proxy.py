@@ -25,7 +25,7 @@ from typing import Any
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexclient.wire.v1 import reward_pb2_grpc
 from plexsvc.reward.core.vocabulary import WorkerId
-from plexsvc.reward.messages import Done, Ready, Task
+from plexsvc.reward.messages import Ready, StageDone, Task
 from plexsvc.reward.workers import LocalWorkers
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import open_channel
@@ -87,7 +87,7 @@ async def added_ms(stub: Any, *, rate: float, lasts_s: float) -> list[float]:
 
 async def cold_ms(starts: int) -> list[float]:
     """Return how long a check takes from the start of its worker, in order."""
-    heard: asyncio.Queue[Ready | Done | str] = asyncio.Queue()
+    heard: asyncio.Queue[Ready | StageDone | str] = asyncio.Queue()
     task = Task("code_python", 0, text=CODE, reference=TESTS, settings="", files={})
     found: list[float] = []
     async with LocalWorkers(lambda _, message: heard.put_nowait(message)) as workers:
@@ -97,7 +97,7 @@ async def cold_ms(starts: int) -> list[float]:
             assert isinstance(await heard.get(), Ready)
             workers.send(WorkerId(number), task)
             done = await heard.get()
-            assert isinstance(done, Done)
+            assert isinstance(done, StageDone)
             assert done.score == 1, done
             found.append((time.monotonic() - begun_s) * 1e3)
             workers.stop(WorkerId(number))

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import events, orders
-from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
+from plexsvc.rollout.core.events import InstanceId, SampleKey, SampleTokens
 from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
 
@@ -84,15 +84,15 @@ class World:
 
     def frame(self, one: InstanceId) -> None:
         """Send two tokens of every sample that an instance has begun, at most 64 of them."""
-        arrivals: list[Arrival] = []
+        arrivals: list[SampleTokens] = []
         for at in self.calls[one].values():
             for key in list(at)[: 64 - len(arrivals)]:
                 if key in self.stopped[one]:
-                    arrivals.append(Arrival(key, at.pop(key), 0, False, True))
+                    arrivals.append(SampleTokens(key, at.pop(key), 0, False, True))
                     continue
                 count = min(2, self.left[key] - at[key])
                 is_last = at[key] + count >= self.left[key]
-                arrivals.append(Arrival(key, at[key], count, is_last))
+                arrivals.append(SampleTokens(key, at[key], count, is_last))
                 at[key] += count
                 if is_last:
                     del at[key]

@@ -196,16 +196,16 @@ def trained_rank(memory: str, backend: str = "megatron") -> Iterator[Rank]:
     """Yield a rank on its own state manager, with a batch of 64 sequences."""
     import plexsvc.worker.preload  # noqa: F401 - before Megatron, as a zygote does
     from plexsvc.clock import SystemClock
-    from plexsvc.weights.random_model import Shape, make_model
+    from plexsvc.weights.random_model import ModelShape, make_model
     from plexsvc.worker import losses
     from plexsvc.worker.backends import registry
     from plexsvc.worker.executor import Executor
 
     on_gpu = memory == "cuda"
-    big = Shape(hidden=2048, layers=16, heads=16, kv_heads=8, head_dim=128, ffn=8192)
+    big = ModelShape(hidden=2048, layers=16, heads=16, kv_heads=8, head_dim=128, ffn=8192)
     with tempfile.TemporaryDirectory(prefix="pxm") as place:
         model = Path(place) / "model"
-        parameters = make_model(model, seed=0, shape=big if on_gpu else Shape())
+        parameters = make_model(model, seed=0, shape=big if on_gpu else ModelShape())
         dtype = "bfloat16" if on_gpu and backend == "megatron" else "float32"
         config = member(
             backend=backend,
@@ -238,7 +238,7 @@ def _batch() -> list[Any]:
     from plexclient.losses import find_loss
     from plexsvc.router import layout
     from plexsvc.worker import batches
-    from plexsvc.worker.backends.base import Shard
+    from plexsvc.worker.backends.base import DataShard
 
     rng, total = np.random.default_rng(0), 64 * 128
     arrays = {
@@ -249,7 +249,7 @@ def _batch() -> list[Any]:
     }
     lengths = np.diff(arrays["cu_seqlens"]).tolist()
     plan = layout.plan(lengths, dp=1, micro_batch_tokens=4096)
-    shard = Shard(dp_rank=0, dp_size=1, owns_results=True)
+    shard = DataShard(dp_rank=0, dp_size=1, owns_results=True)
     return batches.split(arrays, plan, names=find_loss("cross_entropy").arrays, shard=shard)
 
 
@@ -258,11 +258,11 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
     from plexsvc.statelink import cuda
     from plexsvc.statemanager import snapshot
     from plexsvc.statemanager.book import Book
-    from plexsvc.statemanager.caller import Caller
-    from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
+    from plexsvc.statemanager.caller import WaitingCaller
+    from plexsvc.statemanager.config import StateManagerConfig, TierConfig
     from plexsvc.statemanager.links import Export, RankLink
     from plexsvc.statemanager.memory import RankMemory
-    from plexsvc.statemanager.node import Node, region_state
+    from plexsvc.statemanager.node import ManagedNode, region_state
 
     class Quiet(RankLink):
         def export(self) -> Export:
@@ -280,9 +280,9 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
 
         driver.to_host = counted  # type: ignore[method-assign]  # what is counted is the point
     with tempfile.TemporaryDirectory() as place:
-        device = DeviceConfig(index=0, bytes_total=nbytes + (4 << 20), memory=memory)
+        device = TierConfig(index=0, bytes_total=nbytes + (4 << 20), memory=memory)
         config = StateManagerConfig(node_id="n", runtime_dir=Path(place), devices=(device,))
-        node, wpg = Node(config, book=Book(), arenas={}), WpgId("w")
+        node, wpg = ManagedNode(config, book=Book(), arenas={}), WpgId("w")
         node.ledger.register(wpg, rank=0, incarnation=1, device_index=0, job_id=JobId("j"))
         rank = RankMemory(node.tiers[0])
         link = Quiet(None, client_id=1, wpg_id=wpg, rank=0, job_id=JobId("j"), memory=rank)
@@ -295,7 +295,7 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
         draft = node.publisher.draft(
             key, taken.index, job_id=JobId("j"), region=taken.region, progress=None
         )
-        made = node.publisher.enter(draft, Caller())
+        made = node.publisher.enter(draft, WaitingCaller())
         took = time.perf_counter() - started
         node.close()
     return {

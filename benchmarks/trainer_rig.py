@@ -14,14 +14,14 @@ from typing import Final
 
 import plexclient as plex
 from plexsvc.node.discovery import GRANULE
-from plexsvc.weights.random_model import Shape, device_bytes_for_one, make_model
+from plexsvc.weights.random_model import ModelShape, device_bytes_for_one, make_model
 from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
 from tests.rigs.workloads import Program, run_interleaved, switches
 
 LAYOUTS: Final = (("megatron", "float32"), ("megatron", "bfloat16"), ("fsdp", "float32"))
 """Backends and dtypes that are tried; bfloat16 has masters in float32."""
 
-QUARTER_BILLION: Final = Shape(
+QUARTER_BILLION: Final = ModelShape(
     hidden=1024, layers=16, heads=8, kv_heads=4, head_dim=128, ffn=4096, max_positions=512
 )
 PARKED_BYTES: Final = 2 << 30
@@ -72,7 +72,7 @@ def site(memory: str) -> Iterator[Site]:
     on_gpu = memory == "cuda"
     with tempfile.TemporaryDirectory(prefix="pxt") as name:
         place = Path(name)
-        shape = QUARTER_BILLION if on_gpu else Shape()
+        shape = QUARTER_BILLION if on_gpu else ModelShape()
         parameters = make_model(place / "model", seed=0, shape=shape)
         room = device_bytes_for_one(parameters) + (PARKED_BYTES if on_gpu else 0)
         room = -(-room // GRANULE) * GRANULE

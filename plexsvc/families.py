@@ -37,41 +37,41 @@ MAX_PROBLEMS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class KeyRule:
     """What a key may hold: a test, and its text, which completes "it may be ..."."""
 
     text: str
     fits: Callable[[Any], bool]
 
 
-def whole(most: int, *, least: int = 1) -> Rule:
+def whole(most: int, *, least: int = 1) -> KeyRule:
     """Return the rule of an integer from `least` to `most`."""
     text = f"a whole number from {least} to {most}"
-    return Rule(text, lambda value: type(value) is int and least <= value <= most)
+    return KeyRule(text, lambda value: type(value) is int and least <= value <= most)
 
 
-def only(*values: object) -> Rule:
+def only(*values: object) -> KeyRule:
     """Return the rule of some values; 0 is also 0.0, but True is not 1."""
     known = [(isinstance(value, bool), value) for value in values]
-    return Rule(
+    return KeyRule(
         " or ".join(map(repr, values)), lambda value: (isinstance(value, bool), value) in known
     )
 
 
-def maybe(rule: Rule) -> Rule:
+def maybe(rule: KeyRule) -> KeyRule:
     """Return the rule of null, or what `rule` says."""
-    return Rule(f"null or {rule.text}", lambda value: value is None or rule.fits(value))
+    return KeyRule(f"null or {rule.text}", lambda value: value is None or rule.fits(value))
 
 
-def listed(rule: Rule) -> Rule:
+def listed(rule: KeyRule) -> KeyRule:
     """Return the rule of null, or a list of what `rule` says."""
-    return Rule(
+    return KeyRule(
         f"null or a list, each {rule.text}",
         lambda value: value is None or (isinstance(value, list) and all(map(rule.fits, value))),
     )
 
 
-def rope(*types: str) -> Rule:
+def rope(*types: str) -> KeyRule:
     """Return the rule of rotary embeddings of some types, for all layers or by layer type."""
 
     def is_one(value: Any) -> bool:
@@ -85,10 +85,10 @@ def rope(*types: str) -> Rule:
         by_layer = isinstance(value, dict) and value and value.keys() <= LAYER_TYPES
         return value is None or all(map(is_one, value.values() if by_layer else [value]))
 
-    return Rule(f"rope parameters of type {' or '.join(types)}", fits)
+    return KeyRule(f"rope parameters of type {' or '.join(types)}", fits)
 
 
-REAL: Final = Rule(
+REAL: Final = KeyRule(
     "a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf
 )
 LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
@@ -103,7 +103,7 @@ ROPE_NUMBERS: Final = frozenset(
     }
 )
 
-SIZES: Final[Mapping[str, Rule]] = {
+SIZES: Final[Mapping[str, KeyRule]] = {
     "hidden_size": whole(1 << 17),
     "intermediate_size": whole(1 << 20),
     "num_hidden_layers": whole(1024),
@@ -154,7 +154,7 @@ _GELU: Final = {
     "hidden_activation": only("gelu_pytorch_tanh"),
 }
 _PLAIN_ROPE: Final = {"rope_scaling": rope("default"), "rope_parameters": rope("default")}
-_COMMON: Final[Mapping[str, Rule]] = {
+_COMMON: Final[Mapping[str, KeyRule]] = {
     **SIZES,
     "attention_dropout": only(0.0),
     "is_encoder_decoder": only(False),
@@ -162,11 +162,11 @@ _COMMON: Final[Mapping[str, Rule]] = {
     "rope_theta": REAL,
     "tie_word_embeddings": only(False, True),
 }
-_WINDOW: Final[Mapping[str, Rule]] = {
+_WINDOW: Final[Mapping[str, KeyRule]] = {
     "layer_types": listed(only(*sorted(LAYER_TYPES))),
     "sliding_window": maybe(whole((1 << 31) - 1)),
 }
-_QWEN: Final[Mapping[str, Rule]] = {
+_QWEN: Final[Mapping[str, KeyRule]] = {
     **_SILU,
     **_PLAIN_ROPE,
     **_WINDOW,
@@ -174,18 +174,18 @@ _QWEN: Final[Mapping[str, Rule]] = {
     "use_mrope": only(False),
     "use_sliding_window": only(False, True),
 }
-_NO_WINDOW: Final[Mapping[str, Rule]] = {
+_NO_WINDOW: Final[Mapping[str, KeyRule]] = {
     "layer_types": listed(only("full_attention")),
     "use_sliding_window": only(False),
 }
-_GEMMA: Final[Mapping[str, Rule]] = {
+_GEMMA: Final[Mapping[str, KeyRule]] = {
     **_GELU,
     **_WINDOW,
     "attention_bias": only(False),
     "query_pre_attn_scalar": REAL,
     "use_bidirectional_attention": only(None, False),
 }
-_QWEN3_MOE: Final[Mapping[str, Rule]] = {
+_QWEN3_MOE: Final[Mapping[str, KeyRule]] = {
     **_QWEN,
     "attention_bias": only(False, True),
     "decoder_sparse_step": only(1),
@@ -196,7 +196,7 @@ _QWEN3_MOE: Final[Mapping[str, Rule]] = {
     "num_experts_per_tok": whole(1 << 16),
     "num_local_experts": whole(1 << 16),
     "output_router_logits": only(False),  # with it transformers adds a loss of the router's own
-    "router_aux_loss_coef": Rule("a number", lambda value: type(value) in (int, float)),
+    "router_aux_loss_coef": KeyRule("a number", lambda value: type(value) in (int, float)),
 }
 
 
@@ -205,11 +205,11 @@ class Family:
     """One `model_type`: its class in transformers, and what each key may hold."""
 
     architecture: str
-    fsdp: Mapping[str, Rule]
-    megatron: Mapping[str, Rule] | None = field(default=None)
+    fsdp: Mapping[str, KeyRule]
+    megatron: Mapping[str, KeyRule] | None = field(default=None)
     """What megatron narrows; None where it does not build the family."""
 
-    def rules(self, backend: str) -> Mapping[str, Rule] | None:
+    def rules(self, backend: str) -> Mapping[str, KeyRule] | None:
         """Return what each key may hold on `backend`; None when it does not run the family."""
         if backend == "fsdp":
             return {**_COMMON, **self.fsdp}
@@ -354,7 +354,7 @@ def check(table: Config, *, backend: str, directory: object) -> None:
         )
 
 
-def _problems(table: Config, rules: Mapping[str, Rule], *, architecture: str) -> Iterator[str]:
+def _problems(table: Config, rules: Mapping[str, KeyRule], *, architecture: str) -> Iterator[str]:
     classes = table.get("architectures")
     if classes is not None and classes != [architecture]:
         yield f"architectures = {_shown(classes)}, it may be {[architecture]}"

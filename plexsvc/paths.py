@@ -41,14 +41,14 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CheckedPath:
     """A resolved path, and the resolved root that it lies below."""
 
     path: Path
     root: Path
 
 
-def resolve(text: str, roots: Sequence[Path], *, what: str, remedy: str) -> Place:
+def resolve(text: str, roots: Sequence[Path], *, what: str, remedy: str) -> CheckedPath:
     """Return where `text` lies: an absolute path, or one from the first root that has it.
 
     What is nowhere yet lies in the first root.
@@ -72,7 +72,7 @@ def resolve(text: str, roots: Sequence[Path], *, what: str, remedy: str) -> Plac
         for root in resolved:
             if path != root and path.is_relative_to(root):
                 check_names(str(path.relative_to(root)), what=what)
-                return Place(path=path, root=root)
+                return CheckedPath(path=path, root=root)
     known = ", ".join(str(root) for root in roots) or "none"
     raise bad_request(f"{what} {text!r} lies outside the roots ({known}); {remedy}")
 
@@ -148,7 +148,7 @@ def _known_as(alias: str, path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def opened_directory(place: Place, *, make: bool = False) -> Iterator[Path]:
+def opened_directory(place: CheckedPath, *, make: bool = False) -> Iterator[Path]:
     """Yield a path that means this directory, whatever its name leads to by now.
 
     With `make`, directories that are missing are made. Errors raised inside name the real path.
@@ -164,7 +164,7 @@ def opened_directory(place: Place, *, make: bool = False) -> Iterator[Path]:
         os.close(fd)
 
 
-def open_file(place: Place) -> int:
+def open_file(place: CheckedPath) -> int:
     """Return a descriptor of a regular file, for reading; the caller closes it.
 
     Raises:
@@ -188,7 +188,7 @@ def open_file(place: Place) -> int:
     raise _refused(place.path, names if stat.S_ISREG(found.st_mode) else "it is not a regular file")
 
 
-def read_file(place: Place, *, offset: int = 0, nbytes: int) -> bytes:
+def read_file(place: CheckedPath, *, offset: int = 0, nbytes: int) -> bytes:
     """Return at most `nbytes` of a file.
 
     Raises:
@@ -203,7 +203,7 @@ def read_file(place: Place, *, offset: int = 0, nbytes: int) -> bytes:
 
 @contextlib.contextmanager
 def view(
-    place: Place,
+    place: CheckedPath,
     *,
     below: Path | None = None,
     only: Callable[[str], object] = lambda _: True,
@@ -226,7 +226,7 @@ def view(
         stack.callback(shutil.rmtree, made, ignore_errors=True)
         _drop_views_of_the_dead(home)
         for name in names:
-            fd = open_file(Place(path=place.path / name, root=place.root))
+            fd = open_file(CheckedPath(path=place.path / name, root=place.root))
             stack.callback(os.close, fd)
             (seen / name).symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
         yield stack.enter_context(_known_as(str(seen), place.path))
@@ -243,11 +243,11 @@ def model_view(model: str, *, root: str, socket: str) -> Iterator[str]:
         yield model
         return
     home = Path(socket).parent if socket else None
-    with view(Place(path=Path(model), root=Path(root)), below=home) as directory:
+    with view(CheckedPath(path=Path(model), root=Path(root)), below=home) as directory:
         yield str(directory)
 
 
-def file_names(place: Place, *, only: Callable[[str], object] = lambda _: True) -> list[str]:
+def file_names(place: CheckedPath, *, only: Callable[[str], object] = lambda _: True) -> list[str]:
     """Return the names in a directory that are not directories', sorted; those that `only` wants.
 
     Raises:
@@ -274,14 +274,14 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def check_files(place: Place) -> None:
+def check_files(place: CheckedPath) -> None:
     """Refuse a directory whose files a view could not hold, opening one at a time.
 
     Raises:
         PlexError: as `file_names` and `open_file`.
     """
     for name in file_names(place):
-        os.close(open_file(Place(path=place.path / name, root=place.root)))
+        os.close(open_file(CheckedPath(path=place.path / name, root=place.root)))
 
 
 def _drop_views_of_the_dead(home: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta
 
-from plexsvc.rollout.core.events import Arrival, SampleKey
+from plexsvc.rollout.core.events import SampleKey, SampleTokens
 
 Cost: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -102,14 +102,14 @@ class Engine:
         """Return how many samples it has."""
         return len(self._running) + len(self._waiting)
 
-    def start(self, tasks: Iterable[Task], *, now_us: int) -> list[Arrival]:
+    def start(self, tasks: Iterable[Task], *, now_us: int) -> list[SampleTokens]:
         """Take samples on; return what ended meanwhile."""
         arrived = self.advance(now_us)
         self._waiting.extend(tasks)
         self._admit(now_us)
         return arrived
 
-    def stop(self, keys: Iterable[SampleKey], *, now_us: int) -> list[Arrival]:
+    def stop(self, keys: Iterable[SampleKey], *, now_us: int) -> list[SampleTokens]:
         """Give samples up; return what ended meanwhile, and the last tokens of those."""
         arrived = self.advance(now_us)
         wanted = set(keys)
@@ -142,10 +142,10 @@ class Engine:
         changes_us = self._at_us + self._time_of(self._steps_left())
         return ceil(min(changes_us, max(self._report_us, self._at_us)))
 
-    def advance(self, now_us: int) -> list[Arrival]:
+    def advance(self, now_us: int) -> list[SampleTokens]:
         """Generate until now; return the tokens of what ended, or of all if a report is due."""
         self._step_until(now_us)
-        arrived: list[Arrival] = []
+        arrived: list[SampleTokens] = []
         while self._running:
             self._drop_stale_ends()
             if not self._ends or self._ends[0][0] > self._steps:
@@ -156,12 +156,12 @@ class Engine:
         self._admit(now_us)
         return arrived
 
-    def report(self, now_us: int) -> list[Arrival]:
+    def report(self, now_us: int) -> list[SampleTokens]:
         """Generate until now; return the tokens of all."""
         arrived = self.advance(now_us)
         return arrived + self._report(now_us)
 
-    def _report(self, now_us: int) -> list[Arrival]:
+    def _report(self, now_us: int) -> list[SampleTokens]:
         self._report_us = now_us + REPORT_US
         grown = [self._count(task) for task in self._running.values()]
         return [_arrival(task) for task in grown if task.made > task.sent]
@@ -256,7 +256,7 @@ HEADROOM: Final = 0.03
 """Share of the KV cache that is kept for the samples that run when another is admitted."""
 
 
-def _arrival(task: Task, *, is_last: bool = False, is_aborted: bool = False) -> Arrival:
-    arrival = Arrival(task.key, task.sent, task.made - task.sent, is_last, is_aborted)
+def _arrival(task: Task, *, is_last: bool = False, is_aborted: bool = False) -> SampleTokens:
+    arrival = SampleTokens(task.key, task.sent, task.made - task.sent, is_last, is_aborted)
     task.sent = task.made
     return arrival

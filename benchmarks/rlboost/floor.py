@@ -214,7 +214,7 @@ class Floor(Timeline, ABC):
             arrived = unit.engine.stop(order.samples, now_us=self.now_us)
             self._sent(order.instance_id, arrived)
 
-    def _sent(self, one: InstanceId, arrived: list[events.Arrival]) -> None:
+    def _sent(self, one: InstanceId, arrived: list[events.SampleTokens]) -> None:
         """Have tokens arrive after the present event is dealt with, and set the next alarm."""
         if arrived:
             operation_id = self.operation
@@ -237,7 +237,7 @@ class Floor(Timeline, ABC):
             self._sent(one, unit.engine.advance(self.now_us))
 
     def _arrive(
-        self, operation_id: OperationId, one: InstanceId, arrived: list[events.Arrival]
+        self, operation_id: OperationId, one: InstanceId, arrived: list[events.SampleTokens]
     ) -> None:
         if operation_id not in self.core.generates:
             return

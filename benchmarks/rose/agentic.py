@@ -349,7 +349,7 @@ class AgenticRun(Timeline):
                 continue
             if is_last or is_aborted:
                 del seat.jobs[job.number]
-            arrival = events.Arrival(
+            arrival = events.SampleTokens(
                 KEY, job.sent, at - job.sent, is_last, is_aborted and not is_last
             )
             job.sent = at

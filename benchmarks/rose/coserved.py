@@ -2,10 +2,10 @@
 
 Theory of operation. One engine steps at a time, and no step is broken off. Under `lending` the
 cores that run live decide: `Lender` who steps and how long, `MemoryBudget` what the guest may hold,
-`Leases` what it keeps. This driver does with two `SteppedEngine`s what `Coserving` does with real
-ones. The others stay for comparison: `ttft-only` and `tpot-only` are `lending` that knows one of
-the two objectives; under `alternate` both step by turns, under `priority` the guest steps whenever
-serving has nothing to do, and both bound neither its steps nor its memory below half.
+`IdlePieces` what it keeps. This driver does with two `SteppedEngine`s what `Coserving` does with
+real ones. The others stay for comparison: `ttft-only` and `tpot-only` are `lending` that knows one
+of the two objectives; under `alternate` both step by turns, under `priority` the guest steps
+whenever serving has nothing to do, and both bound neither its steps nor its memory below half.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.rlboost.timeline import Timeline
 from benchmarks.rose.stepped import MAX_STEP_TOKENS, Job, Planned, SteppedEngine
 from benchmarks.rose.traffic import Request
 from plexsvc.rollout.core.lending import Guest, Lender, Objectives, Serving, Stepper
-from plexsvc.rollout.core.lent_memory import Leases, MemoryBudget
+from plexsvc.rollout.core.lent_memory import IdlePieces, MemoryBudget
 
 POLL_US: Final = 2_000
 """Between two looks whether a guest that has to wait may step."""
@@ -87,7 +87,7 @@ class CoservedDevice:
     lender: Lender = field(init=False)
     budget: MemoryBudget = field(init=False)
     _done: list[Job] = field(default_factory=list)
-    _leases: Leases[int] = field(default_factory=Leases)
+    _leases: IdlePieces[int] = field(default_factory=IdlePieces)
     _is_stepping: bool = False
     _alarm: int = 0
     _last: Stepper = Stepper.NOBODY

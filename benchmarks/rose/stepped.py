@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from benchmarks.rlboost.engine import EngineProfile
-from plexsvc.rollout.core.step_times import Step
+from plexsvc.rollout.core.step_times import StepWork
 
 MAX_STEP_TOKENS: Final = 2048
 """Of a step that nobody bounds: vLLM's default."""
@@ -59,7 +59,7 @@ class Job:
 class Planned:
     """A step that was begun."""
 
-    step: Step
+    step: StepWork
     took_us: int
     began_us: int
     decoded: list[Job]
@@ -157,7 +157,7 @@ class SteppedEngine:
             self.profile.step_us(len(decoded), sum(job.context for job in decoded))
             + self.profile.prefill_us * prompt_tokens
         )
-        step = Step(prompt_tokens=prompt_tokens, samples=len(decoded))
+        step = StepWork(prompt_tokens=prompt_tokens, samples=len(decoded))
         return Planned(
             step=step, took_us=round(took_us), began_us=now_us, decoded=decoded, computed=computed
         )

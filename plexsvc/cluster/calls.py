@@ -32,7 +32,7 @@ def router(card: Card) -> Iterator[service_pb2_grpc.RouterStub]:
     else:
         opened = grpc.secure_channel(target, credentials, options=options)
     with opened as channel:
-        yield service_pb2_grpc.RouterStub(grpc.intercept_channel(channel, _Caller(card)))
+        yield service_pb2_grpc.RouterStub(grpc.intercept_channel(channel, _CallInterceptor(card)))
 
 
 def lending_to(card: Card) -> Callable[[service_pb2.LendInstanceRequest], object]:
@@ -55,7 +55,7 @@ class _Details(grpc.ClientCallDetails):
     compression: grpc.Compression | None = None
 
 
-class _Caller(grpc.UnaryUnaryClientInterceptor):
+class _CallInterceptor(grpc.UnaryUnaryClientInterceptor):
     """Adds token and deadline to each call, and turns failures into `PlexError`s."""
 
     def __init__(self, card: Card) -> None:

@@ -34,7 +34,7 @@ _THREADS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class AgentReply:
     """What an agent answered, and when."""
 
     found: node_pb2.Examination
@@ -71,7 +71,7 @@ def _ask(
     keys: ClusterKeys,
     roots: Sequence[str],
     nodes: Sequence[service_pb2.NodeView],
-) -> Answer | str:
+) -> AgentReply | str:
     """Return what a node's agent says, or why it says nothing."""
     host = host_of(node.address.agent)
     ports = (port for other in nodes for port in (other.address.agent, other.address.state_manager))
@@ -83,12 +83,12 @@ def _ask(
             found = node_pb2_grpc.NodeStub(channel).Examine(request, timeout=TIMEOUT_S)
     except grpc.RpcError as error:
         return error_from(error).message
-    return Answer(found=found, asked_us=asked_us, answered_us=time.time_ns() // 1000)
+    return AgentReply(found=found, asked_us=asked_us, answered_us=time.time_ns() // 1000)
 
 
 def judge(
     node_id: str,
-    answer: Answer,
+    answer: AgentReply,
     *,
     versions: Mapping[str, str],
     own: Mapping[str, node_pb2.RootFound],

@@ -9,7 +9,7 @@ from typing import Final
 import plexsvc
 from plexsvc.demo.presets import Preset
 from plexsvc.demo.records import read_record
-from plexsvc.demo.report import Run
+from plexsvc.demo.report import JobRun
 from plexsvc.demo.show import Show
 from plexsvc.demo.spans import Window
 from plexsvc.demo.stage import DemoCluster
@@ -61,7 +61,7 @@ class Acts:
         label: str,
         waits_ms: Mapping[str, float] | None = None,
         **options: int,
-    ) -> list[Run]:
+    ) -> list[JobRun]:
         """Run one GRPO job for each task, all at once; return them when they have completed.
 
         `options` are further arguments of the controller (examples/grpo_arithmetic.py).
@@ -84,7 +84,7 @@ class Acts:
             jobs[name] = stage.submit(script, *_options(values | options), name=task)
         windows = self._await(stage, jobs)
         return [
-            Run(task=task, job_id=job_id, record=read_record(self._record(name)), window=window)
+            JobRun(task=task, job_id=job_id, record=read_record(self._record(name)), window=window)
             for task, (name, job_id), window in zip(tasks, jobs.items(), windows, strict=True)
         ]
 

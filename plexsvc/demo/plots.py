@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from plexsvc.demo.report import Outcome, union
-from plexsvc.demo.spans import Span, Window, within
+from plexsvc.demo.report import DemoOutcome, union
+from plexsvc.demo.spans import DeviceSpan, Window, within
 
 COLORS: Final = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 MOVE_COLOR: Final = "black"
@@ -32,7 +32,7 @@ def smoothed(values: Sequence[float], *, width: int = SMOOTHING) -> list[float]:
     return [sum(head) / len(head) for head in heads]
 
 
-def draw(path: Path, outcome: Outcome) -> None:
+def draw(path: Path, outcome: DemoOutcome) -> None:
     """Write the picture of a demo."""
     figure = Figure(figsize=(11, 12), layout="constrained")
     rewards, whole, part, *own = figure.subplots(4 if outcome.curves else 3)
@@ -67,7 +67,7 @@ def draw(path: Path, outcome: Outcome) -> None:
 
 
 def _draw_devices(
-    axes: Axes, *, spans: Sequence[Span], window: Window, colors: Mapping[str, str]
+    axes: Axes, *, spans: Sequence[DeviceSpan], window: Window, colors: Mapping[str, str]
 ) -> None:
     shown = within(spans, window)
     devices = sorted({(span.device, span.device_kind) for span in shown}, reverse=True)

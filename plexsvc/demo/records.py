@@ -10,7 +10,7 @@ from plexsvc.errors import not_found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepRecord:
     """One GRPO step as its controller saw it."""
 
     reward: float
@@ -28,10 +28,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class ControllerRecord:
     """A controller's whole run."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[StepRecord, ...]
     held_out_before: float
     held_out_after: float
     cpu_s: float
@@ -50,7 +50,7 @@ class Record:
         return float(sum(getattr(step, name) for step in self.steps) / max(1e-9, wall_s))
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> ControllerRecord:
     """Return the record in a JSON-lines file.
 
     Raises:
@@ -61,8 +61,10 @@ def read_record(path: Path) -> Record:
         held_out = {line["when"]: line["accuracy"] for line in lines if line["kind"] == "held_out"}
         last = {line["kind"]: line for line in lines}
         steps = [line for line in lines if line["kind"] == "step"]
-        return Record(
-            steps=tuple(Step(**{name: one[name] for name in Step.__slots__}) for one in steps),
+        return ControllerRecord(
+            steps=tuple(
+                StepRecord(**{name: one[name] for name in StepRecord.__slots__}) for one in steps
+            ),
             held_out_before=held_out["before"],
             held_out_after=held_out["after"],
             cpu_s=last["end"]["cpu_s"],

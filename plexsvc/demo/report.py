@@ -16,8 +16,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from plexsvc.demo.records import Record
-from plexsvc.demo.spans import Span, Window, covered_s, training, within
+from plexsvc.demo.records import ControllerRecord
+from plexsvc.demo.spans import DeviceSpan, Window, covered_s, training, within
 
 EDGE: Final = 10
 """Steps compared at either end of a run."""
@@ -30,12 +30,12 @@ Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class JobRun:
     """One job's run: what its controller recorded and when the service had it."""
 
     task: str
     job_id: str
-    record: Record
+    record: ControllerRecord
     window: Window
 
 
@@ -49,13 +49,13 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DemoOutcome:
     """What a demo played, and what it says beyond the figures of its jobs."""
 
-    without: Sequence[Run]
-    runs: Sequence[Run]
+    without: Sequence[JobRun]
+    runs: Sequence[JobRun]
     """The same jobs with what the demo shows, in the same order."""
-    spans: Sequence[Span]
+    spans: Sequence[DeviceSpan]
     """Of all devices."""
     figures: Figures
     lines: Sequence[str]
@@ -83,7 +83,7 @@ ROWS: Final[dict[str, tuple[str, str]]] = {
 """Lines of the table: the figure of a job, what it is called, and its format."""
 
 
-def union(runs: Sequence[Run]) -> Window:
+def union(runs: Sequence[JobRun]) -> Window:
     """Return the time from the first start to the last end."""
     return Window(
         start_us=min(run.window.start_us for run in runs),
@@ -91,7 +91,7 @@ def union(runs: Sequence[Run]) -> Window:
     )
 
 
-def idle_share(spans: Sequence[Span], *, window: Window) -> float:
+def idle_share(spans: Sequence[DeviceSpan], *, window: Window) -> float:
     """Return the share of the window in which the training device ran no operation."""
     return 1.0 - covered_s(training(within(spans, window))) / window.seconds
 
@@ -101,7 +101,7 @@ def standard_error(first: Sequence[float], last: Sequence[float]) -> float:
     return math.sqrt(variance(first) / len(first) + variance(last) / len(last))
 
 
-def job_figures(without: Run, run: Run, *, spans: Sequence[Span]) -> Figures:
+def job_figures(without: JobRun, run: JobRun, *, spans: Sequence[DeviceSpan]) -> Figures:
     """Return the figures of a job that ran twice; `spans` are what the devices did.
 
     Idle is the share of the job's wall time, from its submission to its end, in which the training

@@ -13,8 +13,8 @@ from typing import Any, Final
 from plexclient.wire.v1 import reward_pb2, service_pb2
 from plexsvc.demo.acts import Acts
 from plexsvc.demo.presets import Preset
-from plexsvc.demo.report import Check, Figures, Outcome, Run, union
-from plexsvc.demo.spans import Span, Window, covered_s, training, within
+from plexsvc.demo.report import Check, DemoOutcome, Figures, JobRun, union
+from plexsvc.demo.spans import DeviceSpan, Window, covered_s, training, within
 from plexsvc.demo.stage import DemoCluster, open_stage
 
 WAIT_SHARES: Final = (0.6, 0.7)
@@ -35,7 +35,7 @@ class PoolPoint:
     """Requests of each job that run or wait, by its id."""
 
 
-def play(acts: Acts) -> Outcome:
+def play(acts: Acts) -> DemoOutcome:
     """Play all acts.
 
     Raises:
@@ -49,7 +49,7 @@ def play(acts: Acts) -> Outcome:
     with open_stage(acts.out_dir, device_bytes=acts.device_bytes) as stage:
         acts.warm_up(stage)
         waits_ms = {task: _wait_ms(acts, stage, task) for task in preset.tasks}
-        alone: list[Run] = []
+        alone: list[JobRun] = []
         before_s = tree_seconds(stage.pid)
         for task in preset.tasks:
             acts.show.act(f"{task} alone")
@@ -70,7 +70,7 @@ def play(acts: Acts) -> Outcome:
             f"busy in the mean; own pools of the jobs, in which nothing waits, have "
             f"{pool['zero_queue']}"
         )
-    return Outcome(
+    return DemoOutcome(
         without=alone,
         runs=shared,
         spans=spans,
@@ -102,7 +102,7 @@ def _wait_ms(acts: Acts, stage: DemoCluster, task: str) -> float:
 
 
 def sharing_figures(
-    alone: Sequence[Run], shared: Sequence[Run], *, spans: Sequence[Span], cpu_s: float
+    alone: Sequence[JobRun], shared: Sequence[JobRun], *, spans: Sequence[DeviceSpan], cpu_s: float
 ) -> Figures:
     """Return what sharing gave, and the most it could give by each limit alone.
 
@@ -171,8 +171,8 @@ def checks(
     plan: Mapping[str, Any],
     *,
     preset: Preset,
-    alone: Sequence[Run],
-    shared: Sequence[Run],
+    alone: Sequence[JobRun],
+    shared: Sequence[JobRun],
 ) -> list[Check]:
     """Return what must hold of jobs that share a device, passed or not."""
     made = [

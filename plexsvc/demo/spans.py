@@ -26,7 +26,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class DeviceSpan:
     """What one device did for one job for a while."""
 
     device: str
@@ -44,10 +44,10 @@ class Span:
         return self.kind in MOVES
 
 
-def from_wire(spans: Iterable[service_pb2.Span], *, kinds: Mapping[str, str]) -> list[Span]:
+def from_wire(spans: Iterable[service_pb2.Span], *, kinds: Mapping[str, str]) -> list[DeviceSpan]:
     """Return the spans of the wire; `kinds` says which kind of device each `node:index` is."""
     return [
-        Span(
+        DeviceSpan(
             device=(device := f"{span.node_id}:{span.device}"),
             device_kind=kinds.get(device, ""),
             kind=span.kind,
@@ -59,7 +59,7 @@ def from_wire(spans: Iterable[service_pb2.Span], *, kinds: Mapping[str, str]) ->
     ]
 
 
-def within(spans: Iterable[Span], window: Window) -> list[Span]:
+def within(spans: Iterable[DeviceSpan], window: Window) -> list[DeviceSpan]:
     """Return the spans that touch the window, cut to it."""
     return [
         replace(
@@ -72,11 +72,12 @@ def within(spans: Iterable[Span], window: Window) -> list[Span]:
     ]
 
 
-def covered_s(spans: Iterable[Span]) -> float:
+def covered_s(spans: Iterable[DeviceSpan]) -> float:
     """Return the seconds in which at least one of the spans was on.
 
-    >>> a = Span(device="n:0", device_kind="train", kind="step", job_id="j", start_us=0, end_us=4)
-    >>> b = Span(device="n:0", device_kind="train", kind="step", job_id="j", start_us=2, end_us=6)
+    >>> kinds = {"device": "n:0", "device_kind": "train", "kind": "step", "job_id": "j"}
+    >>> a = DeviceSpan(**kinds, start_us=0, end_us=4)
+    >>> b = DeviceSpan(**kinds, start_us=2, end_us=6)
     >>> round(1e6 * covered_s([b, a]))
     6
     """
@@ -87,6 +88,6 @@ def covered_s(spans: Iterable[Span]) -> float:
     return total / 1e6
 
 
-def training(spans: Iterable[Span]) -> list[Span]:
+def training(spans: Iterable[DeviceSpan]) -> list[DeviceSpan]:
     """Return the operations that ran on training devices."""
     return [span for span in spans if span.device_kind == "train" and not span.is_move]

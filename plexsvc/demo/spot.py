@@ -19,8 +19,8 @@ from typing import Final
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.demo.acts import Acts
-from plexsvc.demo.report import Check, Figures, Outcome, Run, union
-from plexsvc.demo.spans import Span
+from plexsvc.demo.report import Check, DemoOutcome, Figures, JobRun, union
+from plexsvc.demo.spans import DeviceSpan
 from plexsvc.demo.stage import FEW_SEQS, STATE, open_stage
 from plexsvc.rollout.config import SpotConfig
 
@@ -56,13 +56,13 @@ def spot_point(at_us: int, reply: service_pb2.ListInstancesReply) -> SpotPoint:
     )
 
 
-def play(acts: Acts) -> Outcome:
+def play(acts: Acts) -> DemoOutcome:
     """Play both acts, each in a cluster of its own, because the trace begins with the cluster.
 
     Raises:
         PlexError: when a cluster or a job fails.
     """
-    played, spans, points = list[list[Run]](), list[Span](), list[SpotPoint]()
+    played, spans, points = list[list[JobRun]](), list[DeviceSpan](), list[SpotPoint]()
     for number, label in ((0, "without"), (DEVICES, "spot")):
         with open_stage(
             acts.out_dir,
@@ -82,7 +82,7 @@ def play(acts: Acts) -> Outcome:
     window = union(runs)
     inside = [point for point in points if window.start_us <= point.at_us <= window.end_us]
     figures = spot_figures(inside)
-    return Outcome(
+    return DemoOutcome(
         without=without,
         runs=runs,
         spans=spans,
@@ -109,7 +109,7 @@ def spot_figures(points: Sequence[SpotPoint]) -> Figures:
     }
 
 
-def checks(figures: Figures, *, without: Sequence[Run], runs: Sequence[Run]) -> list[Check]:
+def checks(figures: Figures, *, without: Sequence[JobRun], runs: Sequence[JobRun]) -> list[Check]:
     """Return what must hold of jobs whose spot instances are killed, passed or not."""
     found = [
         Check(

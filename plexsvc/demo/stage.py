@@ -19,7 +19,7 @@ from plexsvc.cluster.calls import router
 from plexsvc.cluster.config import DEFAULT_TENANT, ClusterConfig, NodeConfig
 from plexsvc.cluster.places import Card, job_dir, read_card
 from plexsvc.controllers.submit import LOG
-from plexsvc.demo.spans import Span, Window, from_wire
+from plexsvc.demo.spans import DeviceSpan, Window, from_wire
 from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.node.config import DeviceConfig
 from plexsvc.node.logs import tail
@@ -113,7 +113,7 @@ class DemoCluster:
         self.looks.append(look)
         return look
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[DeviceSpan]:
         """Return all that the devices did so far."""
         devices = self._calls.GetStatus(service_pb2.GetStatusRequest()).devices
         kinds = {f"{one.node_id}:{one.index}": one.kind for one in devices}

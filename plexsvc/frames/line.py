@@ -30,7 +30,7 @@ class OrderLine(Generic[Reply]):
         self._reply = reply
         self._path = path
         self._opening = asyncio.Lock()
-        self._line: _Line[Reply] | None = None
+        self._line: _Connection[Reply] | None = None
         self._is_closed = False
 
     async def execute(self, request: Message) -> Reply:
@@ -57,12 +57,12 @@ class OrderLine(Generic[Reply]):
         if self._line is not None:
             self._line.abort("the line was closed")
 
-    async def _open(self) -> _Line[Reply]:
+    async def _open(self) -> _Connection[Reply]:
         async with self._opening, asyncio.timeout(CONNECT_S):
             line = self._line
             if line is None or line.is_lost:
                 _, line = await asyncio.get_running_loop().create_unix_connection(
-                    lambda: _Line(self._reply), self._path
+                    lambda: _Connection(self._reply), self._path
                 )
                 self._line = line
         if self._is_closed:
@@ -71,7 +71,7 @@ class OrderLine(Generic[Reply]):
         return line
 
 
-class _Line(asyncio.Protocol, Generic[Reply]):
+class _Connection(asyncio.Protocol, Generic[Reply]):
     """One connection and the futures of the replies due on it."""
 
     def __init__(self, reply: type[Reply]) -> None:

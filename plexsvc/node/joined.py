@@ -40,7 +40,7 @@ Ask = Callable[[pb.JoinNodeRequest], pb.JoinNodeReply]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
+class JoinedHost:
     """How a host joins."""
 
     node_id: str
@@ -58,7 +58,7 @@ class Joining:
         return self.directory / self.node_id
 
 
-def join(joining: Joining, ask: Ask, *, on_up: Callable[[str], None]) -> int:
+def join(joining: JoinedHost, ask: Ask, *, on_up: Callable[[str], None]) -> int:
     """Run the agent of this host until it ends, or this process is told to; return its exit status.
 
     `on_up` takes its address once the cluster has taken it in.
@@ -122,7 +122,7 @@ def _id(token: str) -> str:
     return token.partition(".")[0]
 
 
-def _take(joining: Joining, reply: pb.JoinNodeReply) -> None:
+def _take(joining: JoinedHost, reply: pb.JoinNodeReply) -> None:
     """Keep what the cluster says.
 
     Raises:
@@ -146,7 +146,7 @@ def _take(joining: Joining, reply: pb.JoinNodeReply) -> None:
     _write(joining, reply)
 
 
-def _write(joining: Joining, told: pb.JoinNodeReply) -> None:
+def _write(joining: JoinedHost, told: pb.JoinNodeReply) -> None:
     """Write what the agent is to be; a later one has the address of the first."""
     former = joining.place / "address"
     listen = joining.listen

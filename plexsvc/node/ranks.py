@@ -21,7 +21,7 @@ BURY_PAUSE_S: Final = 0.01
 
 
 @dataclass(slots=True, kw_only=True)
-class Rank:
+class RankProcess:
     """A process of the node. It has settled once it is ready, has failed to start, or has ended."""
 
     spec: node_pb2.ProcSpec

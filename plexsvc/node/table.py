@@ -26,7 +26,7 @@ from plexsvc.node import gpus, logs
 from plexsvc.node.config import AgentConfig
 from plexsvc.node.event_log import EventLog
 from plexsvc.node.messages import Forked, ForkOrder, Preloaded, Refused, Report
-from plexsvc.node.ranks import Rank, bury_group
+from plexsvc.node.ranks import RankProcess, bury_group
 from plexsvc.node.warm import WarmImage
 
 log = Log(__name__)
@@ -61,19 +61,19 @@ class RankTable:
         self._events = events
         self._log_dir = log_dir
         self._tokens = itertools.count(1)
-        self._by_id: dict[str, Rank] = {}
-        self._by_token: dict[int, Rank] = {}
+        self._by_id: dict[str, RankProcess] = {}
+        self._by_token: dict[int, RankProcess] = {}
         self._images: Mapping[str, WarmImage] = {}
 
     def use(self, images: Mapping[str, WarmImage]) -> None:
         """Fork from `images`, by the name that `ProcSpec.image` gives."""
         self._images = images
 
-    def living(self) -> list[Rank]:
+    def living(self) -> list[RankProcess]:
         """Return the ranks that have not ended, oldest first."""
         return list(self._by_token.values())
 
-    async def spawn(self, spec: node_pb2.ProcSpec, *, incarnation: int) -> Rank:
+    async def spawn(self, spec: node_pb2.ProcSpec, *, incarnation: int) -> RankProcess:
         """Return the rank once it is ready; a repeat starts nothing.
 
         Raises:
@@ -127,7 +127,7 @@ class RankTable:
         innermost = ("\n".join(one.splitlines()[:SHOWN_CALLS]) for one in written.split("\n\n"))
         return str(rank.log_path), "\n".join(innermost)
 
-    async def kill(self, ranks: list[Rank]) -> None:
+    async def kill(self, ranks: list[RankProcess]) -> None:
         """Kill `ranks` at once; return when they are gone.
 
         Raises:
@@ -161,7 +161,9 @@ class RankTable:
                 rank.is_ordered = False
                 rank.lost.set()
 
-    def _begin(self, spec: node_pb2.ProcSpec, *, incarnation: int, older: Rank | None) -> Rank:
+    def _begin(
+        self, spec: node_pb2.ProcSpec, *, incarnation: int, older: RankProcess | None
+    ) -> RankProcess:
         config = self._checked_config(spec)
         self._forget_old_records()
         token = next(self._tokens)
@@ -169,7 +171,7 @@ class RankTable:
         config["keys_file"] = str(self._config.keys_file)
         if spec.image == "reward":
             config["gpus"] = gpus.of_rewards(self._config.devices)
-        rank = Rank(
+        rank = RankProcess(
             spec=spec,
             incarnation=incarnation,
             token=token,
@@ -180,7 +182,9 @@ class RankTable:
         self._tasks.create_task(self._start(rank, config=config, older=older))
         return rank
 
-    async def _start(self, rank: Rank, *, config: Mapping[str, Any], older: Rank | None) -> None:
+    async def _start(
+        self, rank: RankProcess, *, config: Mapping[str, Any], older: RankProcess | None
+    ) -> None:
         """Bring `rank` to its settled state, within `ready_timeout_us`."""
         try:
             async with asyncio.timeout(self._config.ready_timeout_us / 1e6):
@@ -195,7 +199,7 @@ class RankTable:
         except PlexError as error:
             self._abandon(rank, error)
 
-    def _order(self, rank: Rank, *, config: Mapping[str, Any]) -> None:
+    def _order(self, rank: RankProcess, *, config: Mapping[str, Any]) -> None:
         if rank.is_doomed:
             raise _stopped_early(rank)
         image = self._images[rank.spec.image]
@@ -214,20 +218,20 @@ class RankTable:
         rank.is_ordered = True
         rank.lost.clear()
 
-    def _doom(self, rank: Rank, number: signal.Signals) -> None:
+    def _doom(self, rank: RankProcess, number: signal.Signals) -> None:
         rank.is_doomed = True
         if rank.is_ordered:
             rank.send_signal(number)
         else:
             self._abandon(rank, _stopped_early(rank))
 
-    def _abandon(self, rank: Rank, error: PlexError) -> None:
+    def _abandon(self, rank: RankProcess, error: PlexError) -> None:
         """Record that `rank` was never forked."""
         self._stop_listening(rank)
         self._by_token.pop(rank.token, None)
         rank.fail(error)
 
-    async def _give_up(self, rank: Rank) -> None:
+    async def _give_up(self, rank: RankProcess) -> None:
         """End a rank that was not ready in time."""
         rank.error = PlexError(
             ErrorCode.WORKER_DIED,
@@ -239,7 +243,7 @@ class RankTable:
         await self.kill([rank])
         rank.settled.set()
 
-    def _listen_for(self, rank: Rank) -> Path:
+    def _listen_for(self, rank: RankProcess) -> Path:
         """Return the pipe in which `rank` will say where it serves; it is read from now on."""
         path = self._config.runtime_dir / f"ready-{rank.token}"
         path.unlink(missing_ok=True)  # of an agent before this one
@@ -248,7 +252,7 @@ class RankTable:
         asyncio.get_running_loop().add_reader(rank.ready_fd, self._read_ready, rank)
         return path
 
-    def _read_ready(self, rank: Rank) -> None:
+    def _read_ready(self, rank: RankProcess) -> None:
         """Take what a rank says; a line is its address, an end of file its silence."""
         try:
             rank.said += os.read(rank.ready_fd, MAX_READY_BYTES)
@@ -258,14 +262,14 @@ class RankTable:
         if b"\n" in rank.said:
             self._ready(rank, address=bytes(rank.said).split(b"\n", 1)[0].decode())
 
-    def _stop_listening(self, rank: Rank) -> None:
+    def _stop_listening(self, rank: RankProcess) -> None:
         if rank.ready_fd >= 0:
             asyncio.get_running_loop().remove_reader(rank.ready_fd)
             os.close(rank.ready_fd)
             rank.ready_fd = -1
             (self._config.runtime_dir / f"ready-{rank.token}").unlink(missing_ok=True)
 
-    def _ready(self, rank: Rank, *, address: str) -> None:
+    def _ready(self, rank: RankProcess, *, address: str) -> None:
         rank.address = address
         rank.settled.set()
         ready = node_pb2.ProcReady(
@@ -273,11 +277,11 @@ class RankTable:
         )
         self._events.append(node_pb2.NodeEvent(ready=ready))
 
-    def _forked(self, rank: Rank, *, pid: int) -> None:
+    def _forked(self, rank: RankProcess, *, pid: int) -> None:
         rank.forked(pid)
         asyncio.get_running_loop().add_reader(rank.pidfd, self._exited, rank)
 
-    def _exited(self, rank: Rank) -> None:
+    def _exited(self, rank: RankProcess) -> None:
         """Record the end of a rank, which the kernel has let go."""
         asyncio.get_running_loop().remove_reader(rank.pidfd)
         if rank.ready_fd >= 0:
@@ -319,10 +323,10 @@ class RankTable:
         logs.prune(self._log_dir, max_logs=self._config.max_logs, keep=keep)
 
 
-def _stopped_early(rank: Rank) -> PlexError:
+def _stopped_early(rank: RankProcess) -> PlexError:
     return PlexError(ErrorCode.CANCELLED, f"{rank.spec.proc_id} was stopped before it was forked")
 
 
-async def _all_ended(ranks: list[Rank]) -> None:
+async def _all_ended(ranks: list[RankProcess]) -> None:
     for rank in ranks:
         await rank.ended.wait()

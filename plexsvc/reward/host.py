@@ -19,8 +19,8 @@ from plexsvc import log as logging
 from plexsvc.errors import unavailable
 from plexsvc.log import Log
 from plexsvc.reward.core.vocabulary import WorkerId
-from plexsvc.reward.messages import Begin, Done, Give, Halt, Ready, Said, Warm
-from plexsvc.reward.parcels import Inbox, Outbox
+from plexsvc.reward.messages import Begin, Give, Halt, Ready, Said, StageDone, Warm
+from plexsvc.reward.parcels import Outbox, ParcelReader
 from plexsvc.reward.workers import LocalWorkers
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import listen, new_server
@@ -78,7 +78,7 @@ class WorkersHost:
     async def _serve(self, context: Context) -> None:
         outbox = Outbox()
 
-        def heard(worker: WorkerId, what: Ready | Done | str) -> None:
+        def heard(worker: WorkerId, what: Ready | StageDone | str) -> None:
             outbox.put(Said(worker, what))
 
         async with LocalWorkers(heard, gpus=self._gpus) as workers, asyncio.TaskGroup() as tasks:
@@ -98,7 +98,7 @@ async def _obey(context: Context, workers: LocalWorkers) -> None:
     Raises:
         ValueError: what it sent is no message.
     """
-    inbox = Inbox()
+    inbox = ParcelReader()
     while isinstance(parcel := await context.read(), bytes):
         for order in inbox.take(parcel):
             match order:

@@ -20,7 +20,7 @@ from plexsvc.clock import Clock
 from plexsvc.log import Log
 from plexsvc.reward.core.vocabulary import Resource, WorkerId
 from plexsvc.reward.messages import Begin, Give, Halt, Message, Said, Task, Warm
-from plexsvc.reward.parcels import Inbox, Outbox
+from plexsvc.reward.parcels import Outbox, ParcelReader
 from plexsvc.reward.workers import Heard
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
@@ -153,7 +153,7 @@ class HostedWorkers:
 
     async def _follow(self, node_id: str, line: HostLine) -> None:
         """Tell what a host's workers say until the line breaks."""
-        outbox, inbox = Outbox(), Inbox()
+        outbox, inbox = Outbox(), ParcelReader()
         async with open_channel(line.facts.address, self._keys) as channel:
             made: Any = channel.stream_stream(WORK)
             async for parcel in made(outbox.parcels(), timeout=LINE_S):

@@ -41,7 +41,7 @@ class Task(msgspec.Struct, frozen=True, tag=True):
     """Of a tenant's own program; empty: it is a shipped one."""
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class StageDone(msgspec.Struct, frozen=True, tag=True):
     """How a stage ended: scored, passed, timed_out, refused or failed."""
 
     how: str
@@ -76,10 +76,10 @@ class Said(msgspec.Struct, frozen=True, tag=True):
     """What a worker of the host said, or, as a text, how it ended."""
 
     worker: int
-    what: Ready | Done | str
+    what: Ready | StageDone | str
 
 
-Message = Ready | Warm | Task | Done | Begin | Give | Halt | Said
+Message = Ready | Warm | Task | StageDone | Begin | Give | Halt | Said
 
 _decode: Final = msgspec.msgpack.Decoder(Message).decode
 

@@ -12,7 +12,7 @@ from plexsvc.reward import messages
 PARCEL_BYTES: Final = 1 << 20
 
 
-class Inbox:
+class ParcelReader:
     """Cuts the bytes of parcels into messages."""
 
     def __init__(self) -> None:

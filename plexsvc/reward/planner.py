@@ -62,7 +62,7 @@ class HistoryFiles:
         return sorted(kept, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
-class Planner:
+class PlannerProcess:
     """Answers the proxy's questions."""
 
     def __init__(self, config: RewardConfig) -> None:
@@ -108,7 +108,7 @@ async def serving(config: RewardConfig) -> AsyncIterator[str]:
         PlexError: `bad_request` when it cannot listen or has no keys.
     """
     keys = read_keys(config.keys_file)
-    planner = Planner(config)
+    planner = PlannerProcess(config)
     server = new_server(keys)
     add_service(server, SERVICE, calls={"Plan": lambda request, _: planner.plan(request)})
     address = listen(server, config.planner, keys, key="reward.planner")

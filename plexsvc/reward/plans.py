@@ -23,11 +23,11 @@ from plexsvc.reward.core.planner import HistoryKey, PlanFacts
 from plexsvc.reward.core.planning import History
 from plexsvc.reward.core.vocabulary import (
     BatchesExpected,
-    Fact,
     PlanMade,
     PoolPlan,
     RememberBatch,
     Resource,
+    RewardEvent,
 )
 from plexsvc.rpc import services
 
@@ -79,7 +79,7 @@ class PlannerLine:
         *,
         channel: grpc.aio.Channel,
         facts: Callable[[int], PlanFacts],
-        post: Callable[[Fact], None],
+        post: Callable[[RewardEvent], None],
     ) -> None:
         self._config = config
         self._clock = clock

@@ -20,13 +20,13 @@ from plexsvc.reward.core.vocabulary import (
     AnswerRequest,
     BatchId,
     BatchLeft,
-    Fact,
     Order,
     PlacesKnown,
     ProgramFailed,
     RememberBatch,
     RequestId,
     Resource,
+    RewardEvent,
     RunStage,
     SampleRefused,
     SamplesArrived,
@@ -42,7 +42,7 @@ from plexsvc.reward.core.vocabulary import (
     WorkerReady,
 )
 from plexsvc.reward.hosts import HostedWorkers, resource_of
-from plexsvc.reward.messages import Done, Ready, Task
+from plexsvc.reward.messages import Ready, StageDone, Task
 from plexsvc.reward.plans import PlannerLine
 from plexsvc.reward.programs.adding import from_wire
 from plexsvc.reward.programs.base import Program, cut
@@ -50,7 +50,7 @@ from plexsvc.reward.programs.library import Library
 from plexsvc.reward.programs.own import encode, program_of
 from plexsvc.reward.programs.registry import check_settings
 from plexsvc.reward.record import BatchRecord, size_of
-from plexsvc.reward.shelf import SMALL_BYTES, Files, Room, Shelf, Spilled
+from plexsvc.reward.shelf import SMALL_BYTES, Files, Shelf, Spilled, TenantShelf
 from plexsvc.reward.view import program_view, rewards_view
 from plexsvc.reward.workers import Heard, Workers
 from plexsvc.rpc.loops import FullPasses
@@ -79,7 +79,7 @@ class RewardProxy:
     ) -> None:
         self.core = core
         self._shelf = shelf
-        self.rooms: dict[TenantId, Room] = {}
+        self.rooms: dict[TenantId, TenantShelf] = {}
         """Of tenants with batches."""
         self._tasks = asyncio.TaskGroup()
         """What waits for the disk."""
@@ -96,7 +96,7 @@ class RewardProxy:
         """What nodes have for workers, those among them that take none now."""
         self.running: dict[WorkerId, RequestId] = {}
         self._warm: dict[str, None] = {}
-        self._facts: list[Fact] = []
+        self._facts: list[RewardEvent] = []
         self.planner: PlannerLine | None = None
         self._has_begun = False
         self._failure: BaseException | None = None
@@ -248,7 +248,7 @@ class RewardProxy:
         return BatchRecord(
             program=program,
             settings=request.settings,
-            room=self.rooms.get(tenant) or Room(tenant),
+            room=self.rooms.get(tenant) or TenantShelf(tenant),
             place=self._shelf.place(),
         )
 
@@ -298,7 +298,7 @@ class RewardProxy:
                     f"(reward.{key}): score fewer at once, or again when some are done"
                 )
 
-    def post(self, fact: Fact) -> None:
+    def post(self, fact: RewardEvent) -> None:
         """Hand a fact to the core and do what it orders; facts that follow wait their turn."""
         self._facts.append(fact)
         if len(self._facts) > 1:
@@ -340,7 +340,7 @@ class RewardProxy:
             files = await self._shelf.get(spilled)
         except OSError as error:  # whatever took them: the stage before does not run again
             if self.running.get(order.worker) == order.request:
-                done = Done("refused", detail=f"files of the stage before are gone: {error}")
+                done = StageDone("refused", detail=f"files of the stage before are gone: {error}")
                 self._done(order.worker, done, at_us=self._clock.monotonic_us())
             return
         if self.running.get(order.worker) == order.request and self._workers is not None:
@@ -383,19 +383,19 @@ class RewardProxy:
             )
         )
 
-    def _heard(self, worker: WorkerId, said: Ready | Done | str) -> None:
+    def _heard(self, worker: WorkerId, said: Ready | StageDone | str) -> None:
         at_us = self._clock.monotonic_us()
         match said:
             case Ready(sandbox=sandbox):
                 self.sandbox = sandbox
                 self.post(WorkerReady(at_us=at_us, worker=worker))
-            case Done():
+            case StageDone():
                 self._done(worker, said, at_us=at_us)
             case str():
                 self.running.pop(worker, None)
                 self.post(WorkerLost(at_us=at_us, worker=worker, reason=said))
 
-    def _done(self, worker: WorkerId, done: Done, *, at_us: int) -> None:
+    def _done(self, worker: WorkerId, done: StageDone, *, at_us: int) -> None:
         request = self.running.get(worker)
         if request is None:
             return  # it was stopped, and what it ran is decided
@@ -409,20 +409,20 @@ class RewardProxy:
         else:
             self._tasks.create_task(self._spill(worker, request, done))
 
-    async def _spill(self, worker: WorkerId, request: RequestId, done: Done) -> None:
+    async def _spill(self, worker: WorkerId, request: RequestId, done: StageDone) -> None:
         """Put what a stage left on disk; then it has ended."""
         record, spilled = self.records[request.batch], None
         try:
             spilled = await self._shelf.put(done.files, record.place, record.room)
         except PlexError as error:
-            done = Done("refused", output=done.output, detail=error.message)
+            done = StageDone("refused", output=done.output, detail=error.message)
         if self.running.get(worker) == request:
             self._ended(worker, done, spilled, at_us=self._clock.monotonic_us())
         elif spilled is not None:
             await self._shelf.drop(spilled, record.room)
 
     def _ended(
-        self, worker: WorkerId, done: Done, files: Files | Spilled | None, *, at_us: int
+        self, worker: WorkerId, done: StageDone, files: Files | Spilled | None, *, at_us: int
     ) -> None:
         """Take what a stage printed and left, and tell the core how it ended."""
         request = self.running.pop(worker)
@@ -456,7 +456,7 @@ class RewardProxy:
         self._full_passes.look(now_us, is_idle=not self.core.batches)
 
 
-def _fact_of(done: Done, worker: WorkerId, *, at_us: int) -> Fact:
+def _fact_of(done: StageDone, worker: WorkerId, *, at_us: int) -> RewardEvent:
     match done.how:
         case "scored":
             return SampleScored(at_us=at_us, worker=worker, score=done.score)

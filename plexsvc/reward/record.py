@@ -17,11 +17,11 @@ import xxhash
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.errors import bad_request
 from plexsvc.reward.programs.base import Program
-from plexsvc.reward.shelf import Files, Room, Spilled
+from plexsvc.reward.shelf import Files, Spilled, TenantShelf
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingSample:
     """A sample that is not answered."""
 
     sample: pb.ScoreSample
@@ -45,7 +45,7 @@ class BatchRecord:
 
     program: Program
     settings: str
-    room: Room
+    room: TenantShelf
     """Of its tenant."""
     place: Path
     """Where files of its samples lie."""
@@ -55,7 +55,7 @@ class BatchRecord:
     readers: int = 0
     quiet_since_us: int = 0
     """When the last reader left."""
-    pending: dict[int, Pending] = field(default_factory=dict)
+    pending: dict[int, PendingSample] = field(default_factory=dict)
     replies: dict[int, pb.ScoreReply] = field(default_factory=dict)
     spilled: dict[int, Spilled] = field(default_factory=dict)
     """Files of replies that lie on disk."""
@@ -108,7 +108,7 @@ class BatchRecord:
         """Take new samples in."""
         for sample in samples:
             self._digests[sample.index] = _digest(sample)
-            self.pending[sample.index] = Pending(sample)
+            self.pending[sample.index] = PendingSample(sample)
             self._count(size_of(sample))
 
     def note(self, index: int, *, output: str, detail: str, files: Files | Spilled | None) -> None:

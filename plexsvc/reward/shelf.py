@@ -27,7 +27,7 @@ Files = Mapping[str, bytes]
 
 
 @dataclass(slots=True)
-class Room:
+class TenantShelf:
     """What the proxy keeps for one tenant."""
 
     tenant: str
@@ -60,7 +60,7 @@ class Shelf:
         """Return a directory for one batch; it is made when something is put there."""
         return self._directory / str(next(self._numbers))
 
-    async def put(self, files: Files, place: Path, room: Room) -> Spilled:
+    async def put(self, files: Files, place: Path, room: TenantShelf) -> Spilled:
         """Write files into a batch's directory; their tenant's room counts them from now on.
 
         Raises:
@@ -94,7 +94,7 @@ class Shelf:
         data = await asyncio.to_thread(spilled.path.read_bytes)
         return msgspec.msgpack.decode(data, type=dict[str, bytes])
 
-    async def drop(self, spilled: Spilled, room: Room) -> None:
+    async def drop(self, spilled: Spilled, room: TenantShelf) -> None:
         """Remove files that are not needed any more."""
         room.spilled_bytes -= spilled.nbytes
         with contextlib.suppress(OSError):  # it is gone, or goes when the next proxy starts

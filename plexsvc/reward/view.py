@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.reward.core.machine import RewardCore
-from plexsvc.reward.core.pools import Pool
+from plexsvc.reward.core.pools import WorkerPool
 from plexsvc.reward.core.state import OpenBatch
 from plexsvc.reward.core.vocabulary import BatchId
 from plexsvc.reward.programs.base import Program
@@ -56,7 +56,7 @@ def program_view(program: Program) -> pb.RewardProgram:
     )
 
 
-def _pool(core: RewardCore, pool: Pool, *, now_us: int) -> pb.RewardPool:
+def _pool(core: RewardCore, pool: WorkerPool, *, now_us: int) -> pb.RewardPool:
     busy = pool.working - pool.starting - len(pool.idle)
     shown = pb.RewardPool(
         name=str(pool.resource),

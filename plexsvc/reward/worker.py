@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from plexsvc.errors import PlexError
 from plexsvc.reward import messages
-from plexsvc.reward.messages import Done, Ready, Task, Warm
+from plexsvc.reward.messages import Ready, StageDone, Task, Warm
 from plexsvc.reward.programs import own
-from plexsvc.reward.programs.base import Passed, RefusedError, Scored, TimedOut, Work, cut
+from plexsvc.reward.programs.base import Passed, RefusedError, Scored, StageRun, TimedOut, cut
 from plexsvc.reward.programs.registry import PROGRAMS
 from plexsvc.reward.sandbox.base import Sandbox
 from plexsvc.reward.sandbox.opening import open_sandbox
@@ -57,14 +57,14 @@ def import_all(modules: Iterable[str]) -> None:
             importlib.import_module(module)
 
 
-def run(task: Task, *, sandbox: Sandbox) -> Done:
+def run(task: Task, *, sandbox: Sandbox) -> StageDone:
     """Return how a stage ended; nothing that a program raises gets out."""
     program = own.program_of(task.definition) if task.definition else PROGRAMS[task.program]
     stage = program.stages[task.stage]
     if stage.is_sandboxed and not sandbox.is_available():
-        return Done("refused", detail=f"{task.program}: {sandbox.describe()}")
+        return StageDone("refused", detail=f"{task.program}: {sandbox.describe()}")
     try:
-        work = Work(
+        work = StageRun(
             text=task.text,
             reference=_parsed("reference", task.reference),
             settings=_parsed("settings", task.settings) or {},
@@ -74,13 +74,13 @@ def run(task: Task, *, sandbox: Sandbox) -> Done:
         )
         return _done(stage.run(work))
     except RefusedError as error:
-        return Done("refused", detail=cut(str(error)))
+        return StageDone("refused", detail=cut(str(error)))
     except MemoryError:
-        return Done("timed_out", detail="the program ran out of memory")
+        return StageDone("timed_out", detail="the program ran out of memory")
     except Exception as error:  # noqa: BLE001 - a program may raise anything
         sys.stderr.write(traceback.format_exc())
         text = error.message if isinstance(error, PlexError) else f"{type(error).__name__}: {error}"
-        return Done("failed", detail=cut(text))
+        return StageDone("failed", detail=cut(text))
 
 
 def _parsed(what: str, text: str) -> Any:
@@ -91,16 +91,16 @@ def _parsed(what: str, text: str) -> Any:
         raise RefusedError(f"the {what} cannot be read as JSON: {reason}") from error
 
 
-def _done(outcome: Scored | Passed | TimedOut) -> Done:
+def _done(outcome: Scored | Passed | TimedOut) -> StageDone:
     match outcome:
         case Scored(score=score, output=output, detail=detail, files=files):
             if not math.isfinite(score):
-                return Done("refused", output=cut(output), detail=f"the score is {score}")
-            return Done("scored", float(score), cut(output), cut(detail), dict(files))
+                return StageDone("refused", output=cut(output), detail=f"the score is {score}")
+            return StageDone("scored", float(score), cut(output), cut(detail), dict(files))
         case Passed(files=files, output=output):
-            return Done("passed", output=cut(output), files=dict(files))
+            return StageDone("passed", output=cut(output), files=dict(files))
         case TimedOut(output=output, detail=detail):
-            return Done("timed_out", output=cut(output), detail=detail)
+            return StageDone("timed_out", output=cut(output), detail=detail)
 
 
 def _read(line: socket.socket) -> bytes | None:

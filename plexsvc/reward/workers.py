@@ -17,8 +17,15 @@ import msgspec
 from plexsvc.log import Log
 from plexsvc.reward import messages
 from plexsvc.reward.core.vocabulary import WorkerId
-from plexsvc.reward.messages import Done, Ready, Task, Warm
-from plexsvc.reward.zygote import MAX_MESSAGE_BYTES, Ended, Start, Started, Stop, decode_report
+from plexsvc.reward.messages import Ready, StageDone, Task, Warm
+from plexsvc.reward.zygote import (
+    MAX_MESSAGE_BYTES,
+    KillWorker,
+    Start,
+    Started,
+    WorkerEnded,
+    decode_report,
+)
 
 log = Log(__name__)
 
@@ -27,7 +34,7 @@ _BURY_S: Final = 0.005
 _ZYGOTE_PAUSE_S: Final = 1.0
 _FULL_PAUSE_S: Final = 0.01
 
-Heard = Callable[[WorkerId, Ready | Done | str], None]
+Heard = Callable[[WorkerId, Ready | StageDone | str], None]
 """Told of each message of a worker, and at last, as a text, of its end."""
 
 
@@ -66,7 +73,9 @@ class LocalWorkers:
         self._lines: dict[WorkerId, asyncio.StreamWriter] = {}
         self._pids: dict[WorkerId, int] = {}
         self._exit_codes: dict[WorkerId, asyncio.Future[int | None]] = {}
-        self._orders: asyncio.Queue[tuple[Start | Stop, socket.socket | None]] = asyncio.Queue()
+        self._orders: asyncio.Queue[tuple[Start | KillWorker, socket.socket | None]] = (
+            asyncio.Queue()
+        )
         self._gpus = list(gpus)
         """Those that no worker holds."""
         self._zygote_pid = 0
@@ -163,7 +172,7 @@ class LocalWorkers:
             del self._unstarted[worker]
             self._tasks.create_task(self._tell_change())
         else:
-            self._orders.put_nowait((Stop(worker), None))
+            self._orders.put_nowait((KillWorker(worker), None))
 
     async def _keep_zygote(self) -> None:
         """Have a zygote until cancelled: one that dies takes its workers along, and is replaced."""
@@ -179,12 +188,12 @@ class LocalWorkers:
                     loop = asyncio.get_running_loop()
                     with contextlib.suppress(ConnectionError):
                         while body := await loop.sock_recv(ours, MAX_MESSAGE_BYTES):
-                            report: Started | Ended = decode_report(body)
+                            report: Started | WorkerEnded = decode_report(body)
                             worker = WorkerId(report.worker)
                             match report:
                                 case Started(pid=pid):
                                     self._pids[worker] = pid
-                                case Ended(exit_code=code):
+                                case WorkerEnded(exit_code=code):
                                     self._pids.pop(worker, None)
                                     _resolve(self._exit_codes.get(worker), code)
                 finally:
@@ -243,12 +252,12 @@ class LocalWorkers:
                     await asyncio.sleep(_BURY_S)
 
 
-async def _next(reader: asyncio.StreamReader) -> Ready | Done:
+async def _next(reader: asyncio.StreamReader) -> Ready | StageDone:
     (nbytes,) = messages.LENGTH.unpack(await reader.readexactly(messages.LENGTH.size))
     if nbytes > messages.MAX_BYTES:
         raise ValueError(f"a message of {nbytes} bytes; at most {messages.MAX_BYTES} are taken")
     found = messages.decode(await reader.readexactly(nbytes))
-    if not isinstance(found, Ready | Done):
+    if not isinstance(found, Ready | StageDone):
         raise ValueError(f"a {type(found).__name__}")  # noqa: TRY004 - of the stream, not of a caller
     return found
 

@@ -1,8 +1,8 @@
 """Zygote of workers: it has imported what they need, and forks one whenever it is asked.
 
 `python -m plexsvc.reward.zygote FD PARENT` takes `Start`, with the worker's end of its line, and
-`Stop` on the socket FD. It tells of each worker's process and of its end. It has one thread. Its
-workers die with it, and it dies with its parent.
+`KillWorker` on the socket FD. It tells of each worker's process and of its end. It has one thread.
+Its workers die with it, and it dies with its parent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """That it sees, by the names that CUDA knows them by."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class KillWorker(msgspec.Struct, frozen=True, tag=True):
     """Kill a worker, if it lives."""
 
     worker: int
@@ -53,18 +53,18 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class WorkerEnded(msgspec.Struct, frozen=True, tag=True):
     """A worker's process has ended."""
 
     worker: int
     exit_code: int
 
 
-decode_order: Final = msgspec.msgpack.Decoder(Start | Stop).decode
-decode_report: Final = msgspec.msgpack.Decoder(Started | Ended).decode
+decode_order: Final = msgspec.msgpack.Decoder(Start | KillWorker).decode
+decode_report: Final = msgspec.msgpack.Decoder(Started | WorkerEnded).decode
 
 
-class Zygote:
+class WorkerZygote:
     """The loop that takes orders, forks workers and reaps them."""
 
     def __init__(self, line: socket.socket, *, is_sandbox_known: bool) -> None:
@@ -95,14 +95,14 @@ class Zygote:
                 try:
                     pid = self._fork(descriptors[0], gpus)
                 except OSError:
-                    self._say(Ended(number, FAILED))
+                    self._say(WorkerEnded(number, FAILED))
                 else:
                     self._pids[number] = pid
                     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, number)
                     self._say(Started(number, pid))
                 finally:
                     os.close(descriptors[0])
-            case Stop(worker=number) if number in self._pids:
+            case KillWorker(worker=number) if number in self._pids:
                 os.kill(self._pids[number], signal.SIGKILL)
         return True
 
@@ -116,9 +116,9 @@ class Zygote:
 
     def _reap(self, number: int) -> None:
         _, status = os.waitpid(self._pids.pop(number), 0)
-        self._say(Ended(number, os.waitstatus_to_exitcode(status)))
+        self._say(WorkerEnded(number, os.waitstatus_to_exitcode(status)))
 
-    def _say(self, report: Started | Ended) -> None:
+    def _say(self, report: Started | WorkerEnded) -> None:
         self._line.send(msgspec.msgpack.encode(report))
 
 
@@ -152,7 +152,7 @@ def main(arguments: Iterable[str]) -> None:
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, the shared pages
     with socket.socket(fileno=descriptor) as line:
-        Zygote(line, is_sandbox_known=is_sandbox_known).serve()
+        WorkerZygote(line, is_sandbox_known=is_sandbox_known).serve()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import InstanceId
 from plexsvc.rollout.core.instances import DEDICATED
 from plexsvc.rollout.core.machine import RolloutCore
-from plexsvc.rollout.lines import Line, Served, close_lines
+from plexsvc.rollout.lines import InstanceLine, ServedVersion, close_lines
 from plexsvc.rollout.validation import GenerateLimits
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
@@ -42,7 +42,7 @@ SLEEP_CALL_S: Final = 30.0
 """How long an instance may take to end its step and go to sleep."""
 
 
-class Deployment:
+class RolloutDeployment:
     """A deployment's instances and limits, and how far its order has come.
 
     Owned by the event loop; its tasks live in `group`.
@@ -79,7 +79,7 @@ class Deployment:
         self.fence = common_pb2.Fence()
         self.generates: dict[OperationId, Callable[[orders.SampleOrder], None]] = {}
         """Who performs the orders of each generate."""
-        self.lines: dict[InstanceId, Line] = {}
+        self.lines: dict[InstanceId, InstanceLine] = {}
         self.sources: dict[VersionId, statemanager_pb2.PublishedVersion] = {}
         """Where the wanted version lies and, while that is loaded, of the one before."""
         self.asleep: set[InstanceId] = set()
@@ -215,11 +215,13 @@ class Deployment:
         try:
             found = await line.probe()
         except PlexError as error:
-            self.post(events.InstanceLost(instance_id=one, because=error.message, is_probe=True))
+            self.post(
+                events.InstanceCallFailed(instance_id=one, because=error.message, is_probe=True)
+            )
             return
         if found.is_asleep and one not in self.asleep:
             because = "it did not wake"
-            self.post(events.InstanceLost(instance_id=one, because=because, is_probe=True))
+            self.post(events.InstanceCallFailed(instance_id=one, because=because, is_probe=True))
             return
         log.info("instance answers", address=line.address, version=found.version)
         answered = events.InstanceAnswered(instance_id=one, is_probe=True, **found._asdict())
@@ -236,7 +238,9 @@ class Deployment:
         try:
             reply = await self.load(line, order.version, fence=line.fence or self.fence)
         except PlexError as error:
-            self.post(events.InstanceLost(instance_id=one, because=f"{what}: {error.message}"))
+            self.post(
+                events.InstanceCallFailed(instance_id=one, because=f"{what}: {error.message}")
+            )
             return None
         refusal = from_wire(reply.error) if reply.HasField("error") else None
         answered = events.InstanceAnswered(
@@ -249,7 +253,7 @@ class Deployment:
         return refusal or reply
 
     async def load(
-        self, line: Line, version: VersionId, *, fence: common_pb2.Fence
+        self, line: InstanceLine, version: VersionId, *, fence: common_pb2.Fence
     ) -> rollout_pb2.LoadVersionReply:
         """Have the instance behind a line load a version, or wake with it.
 
@@ -306,7 +310,7 @@ class Deployment:
         log.info("instance added", address=address, kind=kind, version=found.version)
         self.join(line, found, kind=kind)
 
-    def join(self, line: Line, found: Served, *, kind: str) -> None:
+    def join(self, line: InstanceLine, found: ServedVersion, *, kind: str) -> None:
         """Take an instance that serves what was `found`."""
         one = self.new_id()
         self.lines[one] = line
@@ -326,7 +330,7 @@ class Deployment:
                 self.post(events.InstanceEnded(instance_id=one, because=because))
                 self.group.create_task(self.lines.pop(one).channel.close())
 
-    async def lay_down(self, one: InstanceId, line: Line) -> rollout_pb2.SleepReply | None:
+    async def lay_down(self, one: InstanceId, line: InstanceLine) -> rollout_pb2.SleepReply | None:
         """Have an instance sleep; return its reply, or None when it was lost."""
         self.asleep.add(one)
         try:
@@ -334,7 +338,7 @@ class Deployment:
             reply = await line.stub.Sleep(request, timeout=SLEEP_CALL_S)
         except grpc.aio.AioRpcError as error:
             because = f"sleep: {error_from(error).message}"
-            self.post(events.InstanceLost(instance_id=one, because=because))
+            self.post(events.InstanceCallFailed(instance_id=one, because=because))
             return None
         known = self.core.instances.get(one)
         if known is not None and not reply.HasField("error"):
@@ -364,7 +368,7 @@ class Deployment:
         self.asleep.discard(one)
         if reply is not None:
             because = f"sleep: {from_wire(reply.error).message}"
-            self.post(events.InstanceLost(instance_id=one, because=because))
+            self.post(events.InstanceCallFailed(instance_id=one, because=because))
 
     async def left(self) -> None:
         """Return once those that generates did without sleep, or are lost."""
@@ -401,11 +405,11 @@ class Deployment:
         """Return an id that no instance has had."""
         return InstanceId(next(self._ids))
 
-    def open(self, address: str, *, fence: common_pb2.Fence | None = None) -> Line:
+    def open(self, address: str, *, fence: common_pb2.Fence | None = None) -> InstanceLine:
         """Return a line to an instance; nothing is sent yet."""
-        return Line(address, open_channel(address, self._keys), self.deployment_id, fence)
+        return InstanceLine(address, open_channel(address, self._keys), self.deployment_id, fence)
 
-    async def _reach(self, address: str) -> tuple[Line, Served]:
+    async def _reach(self, address: str) -> tuple[InstanceLine, ServedVersion]:
         """Return a line to an instance that answers, and what it serves; else no line is left."""
         line = self.open(address)
         try:
@@ -416,7 +420,7 @@ class Deployment:
 
 
 def joined(
-    one: InstanceId, line: Line, found: Served, *, kind: str = DEDICATED.name
+    one: InstanceId, line: InstanceLine, found: ServedVersion, *, kind: str = DEDICATED.name
 ) -> events.InstanceJoined:
     """Return what the core is told of an instance that serves what was `found`."""
     return events.InstanceJoined(

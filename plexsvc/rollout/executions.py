@@ -21,7 +21,7 @@ from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.newest import Newest
 from plexsvc.rollout.config import RolloutConfig
-from plexsvc.rollout.deployment import Deployment
+from plexsvc.rollout.deployment import RolloutDeployment
 from plexsvc.rollout.operations import FAILED, REFUSED, failure
 from plexsvc.rollout.store import RecordStore
 from plexsvc.slots import Limit
@@ -57,7 +57,7 @@ class Executions:
         config: RolloutConfig,
         clock: Clock,
         records: RecordStore,
-        deployments: Mapping[str, Deployment],
+        deployments: Mapping[str, RolloutDeployment],
         run: Callable[[worker_pb2.ExecuteRequest], Awaitable[worker_pb2.ExecuteReply]],
     ) -> None:
         """Have `run` do what an operation asks for."""

@@ -16,10 +16,10 @@ from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.ids import OperationId, show
 from plexsvc.log import Log
 from plexsvc.rollout.core import events, orders
-from plexsvc.rollout.core.events import Arrival, SampleKey
-from plexsvc.rollout.deployment import Deployment
+from plexsvc.rollout.core.events import SampleKey, SampleTokens
+from plexsvc.rollout.deployment import RolloutDeployment
 from plexsvc.rollout.engines.base import FINISH_ABORT
-from plexsvc.rollout.lines import PROBE_CALL_S, Line
+from plexsvc.rollout.lines import PROBE_CALL_S, InstanceLine
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.sampling import root_of_seed, sample_seed
 from plexsvc.rpc.errors import error_from, first_failure
@@ -27,10 +27,10 @@ from plexsvc.rpc.errors import error_from, first_failure
 log = Log(__name__)
 
 
-class Generation:
+class RunningGenerate:
     """One generate; its tasks live in a group of its own."""
 
-    def __init__(self, record: OperationRecord, deployment: Deployment) -> None:
+    def __init__(self, record: OperationRecord, deployment: RolloutDeployment) -> None:
         self._record, self._deployment = record, deployment
         self._config, self._clock = deployment.config, deployment.clock
         operation = record.operation
@@ -40,7 +40,7 @@ class Generation:
             root_of_seed(sampling.seed) if sampling.HasField("seed") else operation.operation_id
         )
         self._tries: Counter[SampleKey] = Counter()
-        self._arrived: Iterable[tuple[operations_pb2.SampleDelta, events.Arrival]]
+        self._arrived: Iterable[tuple[operations_pb2.SampleDelta, events.SampleTokens]]
         self._answer: asyncio.Future[orders.AnswerSamples]
         self._group: asyncio.TaskGroup
 
@@ -170,7 +170,10 @@ class Generation:
             await line.stub.Abort(request, timeout=PROBE_CALL_S)
 
     async def _follow(
-        self, line: Line, order: orders.StartSamples, requests: list[rollout_pb2.InstanceRequest]
+        self,
+        line: InstanceLine,
+        order: orders.StartSamples,
+        requests: list[rollout_pb2.InstanceRequest],
     ) -> None:
         """Read one call to its end and report that."""
         error = unavailable("its stream ended early")
@@ -201,7 +204,10 @@ class Generation:
         self._deployment.post(ended)
 
     async def _read(
-        self, line: Line, order: orders.StartSamples, requests: list[rollout_pb2.InstanceRequest]
+        self,
+        line: InstanceLine,
+        order: orders.StartSamples,
+        requests: list[rollout_pb2.InstanceRequest],
     ) -> None:
         request = rollout_pb2.InstanceGenerateRequest(
             fence=line.fence or self._deployment.fence,
@@ -257,7 +263,7 @@ class Answers:
         }
         self._vocab_size = vocab_size
 
-    def take(self, deltas: Iterable[operations_pb2.SampleDelta]) -> list[Arrival]:
+    def take(self, deltas: Iterable[operations_pb2.SampleDelta]) -> list[SampleTokens]:
         """Return deltas, in the order they came, as the core sees them. `O(tokens)`.
 
         An abort ends a call, never a sample.
@@ -278,7 +284,7 @@ class Answers:
             count, reason = len(tokens), delta.finish_reason
             self._due[key] = due + count
             is_last = reason not in UNFINISHED
-            arrivals.append(Arrival(key, position, count, is_last, reason == FINISH_ABORT))
+            arrivals.append(SampleTokens(key, position, count, is_last, reason == FINISH_ABORT))
         return arrivals
 
     def _flaw(self, tokens: Sequence[int], logprobs: Sequence[float]) -> str:

@@ -31,7 +31,7 @@ LOOKS: Final = 8
 """Times that an instance is looked at in the time after which a load that hangs is given up."""
 
 
-class Served(NamedTuple):
+class ServedVersion(NamedTuple):
     """What an instance serves, and the checksum of its bytes."""
 
     version: VersionId
@@ -40,7 +40,7 @@ class Served(NamedTuple):
 
 
 @dataclass(slots=True)
-class Line:
+class InstanceLine:
     """The connection to one instance."""
 
     address: str
@@ -77,7 +77,7 @@ class Line:
             if not limit.expired():
                 limit.reschedule(at_s)
 
-    async def probe(self) -> Served:
+    async def probe(self) -> ServedVersion:
         """Return what the instance serves.
 
         Raises:
@@ -90,7 +90,7 @@ class Line:
                 f"the engine of instance {self.address} broke: {stats.broken.message}",
                 instance=self.address,
             )
-        return Served(VersionId.of(stats.version), stats.checksum, stats.is_asleep)
+        return ServedVersion(VersionId.of(stats.version), stats.checksum, stats.is_asleep)
 
     async def describe(self) -> worker_pb2.DescribeReply:
         """Return what the instance is.
@@ -168,7 +168,7 @@ class Line:
             ) from error
 
 
-async def close_lines(lines: Mapping[InstanceId, Line]) -> None:
+async def close_lines(lines: Mapping[InstanceId, InstanceLine]) -> None:
     """Close connections; running calls end as lost."""
     for line in lines.values():
         await line.channel.close()

@@ -25,7 +25,7 @@ from plexsvc.ids import OperationId, show
 from plexsvc.rollout import operations
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core.instances import RESERVED, Phase
-from plexsvc.rollout.deployment import Deployment
+from plexsvc.rollout.deployment import RolloutDeployment
 from plexsvc.rollout.executions import Executions
 from plexsvc.rollout.operations import REFUSED, failure, success
 from plexsvc.rollout.store import RecordStore
@@ -46,7 +46,7 @@ class RolloutManager:
     def __init__(self, config: RolloutConfig, clock: Clock, keys: ClusterKeys) -> None:
         self._config, self._clock, self._keys = config, clock, keys
         self._records = RecordStore(config, clock)
-        self._deployments: dict[str, Deployment] = {}
+        self._deployments: dict[str, RolloutDeployment] = {}
         self._executions = Executions(config, clock, self._records, self._deployments, self._run)
         self._gates: dict[str, Gate] = {}
         self._incarnation = 1 + secrets.randbits(62)
@@ -124,7 +124,7 @@ class RolloutManager:
         deployment = self._deployments.get(deployment_id)
         if deployment is None:
             assert group is not None
-            deployment = Deployment(
+            deployment = RolloutDeployment(
                 deployment_id,
                 wpg_id=request.wpg_id,
                 config=self._config,
@@ -143,7 +143,7 @@ class RolloutManager:
         return reply
 
     async def _seed(
-        self, own: Deployment, request: worker_pb2.ExecuteRequest
+        self, own: RolloutDeployment, request: worker_pb2.ExecuteRequest
     ) -> worker_pb2.ExecuteReply:
         """Serve a generate with engines on training devices; nothing is to do where it is over."""
         generate_id = OperationId(request.operation.after[0])
@@ -210,7 +210,7 @@ class RolloutManager:
                     yield frame
 
     async def _sampled(
-        self, operation: operations_pb2.Operation, deployment: Deployment
+        self, operation: operations_pb2.Operation, deployment: RolloutDeployment
     ) -> AsyncGenerator[operations_pb2.GenerateFrame | bytes]:
         """Yield the frames of a generate that lives as long as they are read."""
         operation_id, stall_us = operation.operation_id, self._config.stall_us
@@ -374,7 +374,7 @@ class RolloutManager:
     def _gate(self, wpg_id: str) -> Gate:
         return self._gates.setdefault(wpg_id, Gate())
 
-    def _deployment(self, deployment_id: str) -> Deployment:
+    def _deployment(self, deployment_id: str) -> RolloutDeployment:
         deployment = self._deployments.get(deployment_id)
         if deployment is None:
             raise unavailable(f"rollout deployment {deployment_id} is not initialised here yet")

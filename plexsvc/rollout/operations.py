@@ -21,10 +21,10 @@ from plexsvc.ids import OperationId, VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.instances import RESERVED
-from plexsvc.rollout.deployment import Deployment, joined
+from plexsvc.rollout.deployment import RolloutDeployment, joined
 from plexsvc.rollout.engines.base import MODEL
-from plexsvc.rollout.generation import Generation, metrics_of
-from plexsvc.rollout.lines import Line, Served, close_lines
+from plexsvc.rollout.generation import RunningGenerate, metrics_of
+from plexsvc.rollout.lines import InstanceLine, ServedVersion, close_lines
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rollout.validation import GenerateLimits, check_generate, check_ids
 from plexsvc.rpc.errors import error_from
@@ -40,7 +40,7 @@ REFUSED = operations_pb2.OPERATION_STATE_REFUSED
 
 
 async def initialize(
-    deployment: Deployment, request: worker_pb2.ExecuteRequest
+    deployment: RolloutDeployment, request: worker_pb2.ExecuteRequest
 ) -> worker_pb2.ExecuteReply:
     """Connect to the instances; those it had are let go, their samples go on with these.
 
@@ -67,7 +67,7 @@ async def initialize(
 
 
 async def _connect(
-    deployment: Deployment, addresses: Sequence[str], *, fence: common_pb2.Fence
+    deployment: RolloutDeployment, addresses: Sequence[str], *, fence: common_pb2.Fence
 ) -> worker_pb2.DescribeReply:
     """Take these instances in place of those before; return what the first one is.
 
@@ -97,8 +97,12 @@ async def _connect(
 
 
 async def _catch_up(
-    deployment: Deployment, line: Line, found: Served, *, fence: common_pb2.Fence
-) -> Served:
+    deployment: RolloutDeployment,
+    line: InstanceLine,
+    found: ServedVersion,
+    *,
+    fence: common_pb2.Fence,
+) -> ServedVersion:
     """Give a successor the version in use; return that."""
     wanted = deployment.core.version
     if found.version == wanted:
@@ -111,7 +115,7 @@ async def _catch_up(
             because = f"load {wanted}: {error.message}"
         else:
             if not reply.HasField("error"):
-                return Served(VersionId.of(reply.version), reply.checksum)
+                return ServedVersion(VersionId.of(reply.version), reply.checksum)
             because = f"load {wanted}: {from_wire(reply.error).message}"
     raise unavailable(
         f"instance {line.address} of {deployment.deployment_id} cannot serve "
@@ -120,7 +124,7 @@ async def _catch_up(
 
 
 async def pull(
-    deployment: Deployment, request: worker_pb2.ExecuteRequest
+    deployment: RolloutDeployment, request: worker_pb2.ExecuteRequest
 ) -> worker_pb2.ExecuteReply:
     """Load a published version on every instance; only those that have it serve.
 
@@ -143,7 +147,7 @@ async def pull(
     return reply
 
 
-async def finish_turns(deployment: Deployment) -> None:
+async def finish_turns(deployment: RolloutDeployment) -> None:
     """Return when the turns under way have ended; others wait for the version that follows."""
     deployment.post(events.TurnsHeld())
     try:
@@ -154,7 +158,7 @@ async def finish_turns(deployment: Deployment) -> None:
 
 
 async def load(
-    deployment: Deployment, source: statemanager_pb2.PublishedVersion, *, wakes: bool = True
+    deployment: RolloutDeployment, source: statemanager_pb2.PublishedVersion, *, wakes: bool = True
 ) -> list[rollout_pb2.LoadVersionReply]:
     """Load a version on all instances at once; return the replies of the dedicated ones.
 
@@ -191,7 +195,7 @@ async def load(
     return loaded
 
 
-async def prepare(deployment: Deployment, operation: operations_pb2.Operation) -> None:
+async def prepare(deployment: RolloutDeployment, operation: operations_pb2.Operation) -> None:
     """Turn the texts and chats of a sample into token ids, and say how long it may get.
 
     Raises:
@@ -224,7 +228,7 @@ async def prepare(deployment: Deployment, operation: operations_pb2.Operation) -
 
 
 async def generate(
-    deployment: Deployment, request: worker_pb2.ExecuteRequest, records: RecordStore
+    deployment: RolloutDeployment, request: worker_pb2.ExecuteRequest, records: RecordStore
 ) -> worker_pb2.ExecuteReply:
     """Generate every sample into a token record, whose frames others read meanwhile.
 
@@ -246,7 +250,7 @@ async def generate(
     records.admit(record, most_tokens=most_tokens)
     started_us, held_us = deployment.clock.monotonic_us(), deployment.held_us()
     try:
-        losses = await Generation(record, deployment).run()
+        losses = await RunningGenerate(record, deployment).run()
     finally:
         await deployment.left()  # before another order may wake them
     wall_us = deployment.clock.monotonic_us() - started_us
@@ -260,7 +264,7 @@ async def generate(
 
 
 async def seed(
-    own: Deployment, request: worker_pb2.ExecuteRequest, served: Deployment
+    own: RolloutDeployment, request: worker_pb2.ExecuteRequest, served: RolloutDeployment
 ) -> worker_pb2.ExecuteReply:
     """Have engines on training devices serve a generate of another deployment.
 
@@ -271,7 +275,7 @@ async def seed(
     trained = None
     if request.HasField("trained"):
         ended_us = now_us - request.trained.ended_ago_us
-        trained = events.Trained(train_us=request.trained.train_us, ended_us=ended_us)
+        trained = events.StepTrained(train_us=request.trained.train_us, ended_us=ended_us)
     window: asyncio.Future[orders.EndWindow] = asyncio.get_running_loop().create_future()
     served.window = window
     opened = events.WindowOpened(
@@ -302,7 +306,7 @@ async def seed(
 
 
 async def _join_window(
-    served: Deployment, addresses: Sequence[str], *, fence: common_pb2.Fence
+    served: RolloutDeployment, addresses: Sequence[str], *, fence: common_pb2.Fence
 ) -> None:
     """Take engines on training devices; leave the window if none came."""
 
@@ -316,7 +320,7 @@ async def _join_window(
                 log.warning("engine not in the seeding window", address=address, error=refusal)
             elif served.window is not None and not served.window.done():  # else it came too late
                 log.info("engine joined the seeding window", address=address)
-                found = Served(VersionId.of(reply.version), reply.checksum)
+                found = ServedVersion(VersionId.of(reply.version), reply.checksum)
                 served.join(line, found, kind=RESERVED.name)
                 came = True
         except PlexError as error:
@@ -330,7 +334,7 @@ async def _join_window(
         served.post(events.WindowLeft(at_us=served.clock.monotonic_us()))
 
 
-async def sleep(deployment: Deployment) -> rollout_pb2.MoveInstancesReply:
+async def sleep(deployment: RolloutDeployment) -> rollout_pb2.MoveInstancesReply:
     """Have every instance give its memory back; nothing of the deployment runs meanwhile.
 
     Raises:
@@ -348,7 +352,7 @@ async def sleep(deployment: Deployment) -> rollout_pb2.MoveInstancesReply:
     return slept
 
 
-async def wake(deployment: Deployment) -> rollout_pb2.MoveInstancesReply:
+async def wake(deployment: RolloutDeployment) -> rollout_pb2.MoveInstancesReply:
     """Wake every instance with the version in use.
 
     One that does not wake is lost, and sought like others.
@@ -363,14 +367,14 @@ async def wake(deployment: Deployment) -> rollout_pb2.MoveInstancesReply:
         reply = task.result()
         if isinstance(reply, PlexError):
             because = f"wake: {reply.message}"
-            lost = events.InstanceLost(instance_id=update.instance_id, because=because)
+            lost = events.InstanceCallFailed(instance_id=update.instance_id, because=because)
             deployment.post(lost)
         elif reply is not None:
             woken.nbytes += reply.nbytes
     return woken
 
 
-def asleep(deployment: Deployment) -> list[str]:
+def asleep(deployment: RolloutDeployment) -> list[str]:
     """Return the addresses of the instances that sleep."""
     lines = deployment.lines
     return [lines[one].address for one in sorted(deployment.asleep) if one in lines]

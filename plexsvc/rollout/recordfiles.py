@@ -21,7 +21,7 @@ log = Log(__name__)
 _HEAD: Final = struct.Struct("<II")
 
 
-class Entry(NamedTuple):
+class StoredFrame(NamedTuple):
     """One frame, serialised, and a frame whose deltas have the spans that begin in it."""
 
     frame: bytes
@@ -43,7 +43,7 @@ class RecordFile:
         self._descriptor = -1
         self._is_broken = False
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: StoredFrame) -> None:
         """Add an entry. Where the disk fails, a kill of the manager loses the record."""
         if self._is_broken:
             return
@@ -53,7 +53,7 @@ class RecordFile:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
                 self._descriptor = os.open(self._path, flags, 0o600)
                 if is_new:
-                    self._write(Entry(self._ids.SerializeToString()))
+                    self._write(StoredFrame(self._ids.SerializeToString()))
             self._write(entry)
         except OSError as error:
             log.warning("token record not kept for a successor", path=str(self._path), error=error)
@@ -71,14 +71,14 @@ class RecordFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: StoredFrame) -> None:
         data = b"".join((_HEAD.pack(len(entry.frame), len(entry.spans)), *entry))
         written = os.write(self._descriptor, data)
         if written < len(data):
             raise OSError(f"{written} of {len(data)} bytes were written")
 
 
-def recover(directory: Path) -> Iterator[tuple[operations_pb2.Operation, list[Entry]]]:
+def recover(directory: Path) -> Iterator[tuple[operations_pb2.Operation, list[StoredFrame]]]:
     """Yield the ids and the frames of each record, the oldest first; a torn end is cut off."""
     files = [path for path in directory.iterdir() if path.is_file()]
     for path in sorted(files, key=lambda path: path.stat().st_mtime_ns):
@@ -90,9 +90,9 @@ def recover(directory: Path) -> Iterator[tuple[operations_pb2.Operation, list[En
         yield operations_pb2.Operation.FromString(entries[0].frame), entries[1:]
 
 
-def _read(data: bytes) -> tuple[list[Entry], int]:
+def _read(data: bytes) -> tuple[list[StoredFrame], int]:
     """Return the whole entries and how many bytes they are."""
-    entries: list[Entry] = []
+    entries: list[StoredFrame] = []
     at = 0
     while at + _HEAD.size <= len(data):
         sizes = _HEAD.unpack_from(data, at)
@@ -100,6 +100,6 @@ def _read(data: bytes) -> tuple[list[Entry], int]:
         middle, end = start + sizes[0], start + sum(sizes)
         if end > len(data):
             break
-        entries.append(Entry(data[start:middle], data[middle:end]))
+        entries.append(StoredFrame(data[start:middle], data[middle:end]))
         at = end
     return entries, at

@@ -25,7 +25,7 @@ from plexclient.samples import FRAME_BITS
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.engines.base import extend_spans
-from plexsvc.rollout.recordfiles import Entry, RecordFile
+from plexsvc.rollout.recordfiles import RecordFile, StoredFrame
 
 RECORD_BITS: Final = 28
 """With a frame's bits, a cursor is a number that every language counts exactly."""
@@ -70,7 +70,7 @@ class OperationRecord:
         operation: operations_pb2.Operation,
         *,
         file: RecordFile | None,
-        kept: Sequence[Entry] = (),
+        kept: Sequence[StoredFrame] = (),
     ) -> None:
         """Begin with the frames `kept` of a manager before; without `file` none has a successor."""
         self.operation = operation
@@ -168,7 +168,7 @@ class OperationRecord:
             hasher.update(sample.tokens.tobytes())
         return hasher.digest()
 
-    def _restore(self, entry: Entry) -> None:
+    def _restore(self, entry: StoredFrame) -> None:
         """Add what a frame of the manager before has to its samples."""
         spans = operations_pb2.GenerateFrame.FromString(entry.spans)
         for delta in spans.deltas:
@@ -215,7 +215,7 @@ class OperationRecord:
         frame.cursor = self._start + len(self.frames) + 1
         data = frame.SerializeToString()
         if self._file is not None:
-            self._file.append(Entry(data, spans))
+            self._file.append(StoredFrame(data, spans))
             if self.result is not None:
                 self._file.close()
         self.frames.append(data)

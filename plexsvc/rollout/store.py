@@ -13,7 +13,7 @@ from plexsvc.errors import ErrorCode, PlexError, not_found, payload_too_large
 from plexsvc.ids import show
 from plexsvc.newest import Newest
 from plexsvc.rollout.config import RolloutConfig
-from plexsvc.rollout.recordfiles import Entry, RecordFile, recover
+from plexsvc.rollout.recordfiles import RecordFile, StoredFrame, recover
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.slots import Limit
 
@@ -153,7 +153,7 @@ class RecordStore:
                 del self._waiting[operation_id], self._arrivals[operation_id]
 
     def _make(
-        self, operation: operations_pb2.Operation, *, kept: Sequence[Entry] = ()
+        self, operation: operations_pb2.Operation, *, kept: Sequence[StoredFrame] = ()
     ) -> OperationRecord:
         """Return a record; one beside the order ends with its reader's stream and needs no file."""
         file = RecordFile(self._config.records_dir, operation) if operation.seq else None

@@ -22,7 +22,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc import paths
 from plexsvc.errors import PlexError, bad_request, not_found
 from plexsvc.ids import TenantId
-from plexsvc.paths import Place
+from plexsvc.paths import CheckedPath
 from plexsvc.router import bounds
 from plexsvc.router.looks import Looks
 from plexsvc.router.roots import REMEDY, Roots
@@ -97,7 +97,7 @@ class Checkpoints:
             _export(found, root, target, tenant=tenant)
             return found
         place = root / found.name
-        with paths.opened_directory(Place(path=place.parent, root=root)) as parent:
+        with paths.opened_directory(CheckedPath(path=place.parent, root=root)) as parent:
             try:
                 checkpoints.remove(parent / place.name, tenant=tenant)
             except OSError as error:
@@ -122,7 +122,7 @@ def _read(seal: Path, root: Path, *, tenant: TenantId) -> pb.Checkpoint | None:
     directory = seal.parent
     try:
         check_owner(directory, tenant=tenant, what="checkpoint")
-        place = Place(path=directory / STATE_FILE, root=root)
+        place = CheckedPath(path=directory / STATE_FILE, root=root)
         about = json.loads(paths.read_file(place, nbytes=MAX_STATE_BYTES))
         return pb.Checkpoint(
             name=str(directory.relative_to(root)),
@@ -163,16 +163,16 @@ def _find(name: str, root: Path, *, tenant: TenantId) -> pb.Checkpoint:
 
 @contextmanager
 def _opened(found: pb.Checkpoint, root: Path) -> Iterator[Path]:
-    with paths.view(Place(path=root / found.name, root=root)) as directory:
+    with paths.view(CheckedPath(path=root / found.name, root=root)) as directory:
         yield directory
 
 
-def _export(found: pb.Checkpoint, root: Path, target: Place, *, tenant: TenantId) -> None:
+def _export(found: pb.Checkpoint, root: Path, target: CheckedPath, *, tenant: TenantId) -> None:
     """Copy what a model directory has to one that is not there yet, once it is compared."""
     with (
         _opened(found, root) as directory,
         paths.opened_directory(
-            Place(path=target.path.parent, root=target.root), make=True
+            CheckedPath(path=target.path.parent, root=target.root), make=True
         ) as above,
     ):
         if (above / target.path.name).exists():

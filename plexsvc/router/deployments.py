@@ -14,14 +14,14 @@ from plexsvc.router.config import RouterConfig
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _DeploymentKey:
     tenant: str
     job_id: str
     deployment_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _KnownDeployment:
     deployment: service_pb2.Deployment
     until_us: int
 
@@ -33,7 +33,7 @@ class DeploymentCache:
         self._scheduler = scheduler
         self._config = config
         self._clock = clock
-        self._entries = Newest[_Key, _Entry](config.max_deployments_cached)
+        self._entries = Newest[_DeploymentKey, _KnownDeployment](config.max_deployments_cached)
 
     async def get(
         self, *, tenant: TenantId, job_id: str, deployment_id: str
@@ -43,7 +43,7 @@ class DeploymentCache:
         Raises:
             PlexError: `not_found` for one that is unknown, of another job or of another tenant.
         """
-        key = _Key(tenant, job_id, deployment_id)
+        key = _DeploymentKey(tenant, job_id, deployment_id)
         entry = self._entries.get(key)
         if entry is not None and entry.until_us > self._clock.monotonic_us():
             return entry.deployment
@@ -58,12 +58,12 @@ class DeploymentCache:
             )
         if found.state == "ready":  # one that is not yet placed has no nodes to remember
             until_us = self._clock.monotonic_us() + self._config.deployment_ttl_us
-            self._entries[key] = _Entry(found, until_us)
+            self._entries[key] = _KnownDeployment(found, until_us)
         return found
 
     def forget(self, deployment: service_pb2.Deployment) -> None:
         """Ask again next time: what was remembered led nowhere."""
-        key = _Key(deployment.tenant, deployment.job_id, deployment.deployment_id)
+        key = _DeploymentKey(deployment.tenant, deployment.job_id, deployment.deployment_id)
         self._entries.pop(key, None)
 
 

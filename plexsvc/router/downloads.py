@@ -20,7 +20,7 @@ from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found, unavailable
 from plexsvc.families import MODEL_FILES
 from plexsvc.ids import TenantId, show
-from plexsvc.paths import Place
+from plexsvc.paths import CheckedPath
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.channels import READ_STAGED, SAMPLE, STREAM_FRAMES, ChannelPool
 from plexsvc.router.config import RouterConfig
@@ -154,7 +154,7 @@ class Downloads:
             raise bad_request(f"model file {request.name!r} is not served; ask for one of {known}")
         deployment = await self._deployment(request, tenant=tenant)
         offset, spec = request.offset, deployment.spec
-        place = Place(path=Path(spec.model, request.name), root=Path(spec.model_root))
+        place = CheckedPath(path=Path(spec.model, request.name), root=Path(spec.model_root))
         while data := await self._looks.look(tenant, partial(_read, place, offset=offset)):
             yield common_pb2.Chunk(offset=offset, data=data).SerializeToString()
             offset += len(data)
@@ -226,7 +226,7 @@ def _not_there(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployme
     )
 
 
-def _read(place: Place, *, offset: int) -> bytes:
+def _read(place: CheckedPath, *, offset: int) -> bytes:
     try:
         left = max(0, MAX_MODEL_FILE_BYTES - offset)
         return paths.read_file(place, offset=offset, nbytes=min(left, tensors.CHUNK_BYTES))

@@ -13,7 +13,7 @@ from plexsvc import families, paths
 from plexsvc.errors import bad_request
 from plexsvc.families import unknown_model
 from plexsvc.lora import Lora
-from plexsvc.paths import Place
+from plexsvc.paths import CheckedPath
 from plexsvc.router.validation import check_hyper
 from plexsvc.weights import headers
 
@@ -33,7 +33,7 @@ DTYPES: Final = ("", "float32", "bfloat16")
 RECOMPUTED: Final = ("", "full", "selective")
 
 
-def check_weights(place: Place, table: families.Config, *, backend: str) -> None:
+def check_weights(place: CheckedPath, table: families.Config, *, backend: str) -> None:
     """Refuse weights that no backend could open: headers are read, tensors are not.
 
     Raises:

@@ -125,7 +125,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class RelayedUpload:
     """An upload whose header stands: what is coming, for whom, and the rest of the stream."""
 
     header: service_pb2.StageHeader
@@ -208,7 +208,7 @@ class Uploads:
                 return
             yield message
 
-    async def _open(self, messages: AsyncIterator[bytes], *, tenant: TenantId) -> Upload:
+    async def _open(self, messages: AsyncIterator[bytes], *, tenant: TenantId) -> RelayedUpload:
         otherwise = "an upload starts with its header; none came"
         header = _parse(await anext(messages, b""), part="header", otherwise=otherwise).header
         check_operation_id(header.operation_id)
@@ -217,9 +217,9 @@ class Uploads:
             tenant=tenant, job_id=header.job_id, deployment_id=header.deployment_id
         )
         header.rules.CopyFrom(rules_of(deployment))
-        return Upload(header, deployment, messages)
+        return RelayedUpload(header, deployment, messages)
 
-    async def _forward(self, upload: Upload) -> operations_pb2.DispatchPlan:
+    async def _forward(self, upload: RelayedUpload) -> operations_pb2.DispatchPlan:
         spec = next(spec for spec in upload.header.tensors if spec.name == "cu_seqlens")
         tap = LengthsTap(spec)
         header = service_pb2.StageRequest(header=upload.header).SerializeToString()

@@ -12,7 +12,7 @@ from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.families import unknown_model
 from plexsvc.ids import TenantId
-from plexsvc.paths import Place
+from plexsvc.paths import CheckedPath
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.looks import Looks
 
@@ -42,7 +42,7 @@ class Roots:
             look = partial(self._fill, kind, operation)
             await self._looks.look(TenantId(operation.tenant), look)
 
-    def place_model(self, spec: service_pb2.DeploymentSpec, *, tenant: TenantId) -> Place:
+    def place_model(self, spec: service_pb2.DeploymentSpec, *, tenant: TenantId) -> CheckedPath:
         """Resolve the model that a deployment names, and return where it is.
 
         Raises:

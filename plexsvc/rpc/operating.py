@@ -46,7 +46,7 @@ class OperationStreams:
 
     def __init__(self, *, max_operations: int, key: str) -> None:
         self._limit = StreamLimit(max_operations, key)
-        self._open: set[_Stream] = set()
+        self._open: set[_OperateStream] = set()
         self._is_stopping = False
 
     async def serve(self, context: Context, submit: Submit) -> None:
@@ -58,7 +58,7 @@ class OperationStreams:
         """
         if self._is_stopping:
             raise self._limit.stopping()
-        stream = _Stream(context, submit=submit, limit=self._limit)
+        stream = _OperateStream(context, submit=submit, limit=self._limit)
         self._open.add(stream)
         try:
             await stream.run()
@@ -97,7 +97,7 @@ class StreamLimit:
         )
 
 
-class _Stream:
+class _OperateStream:
     """One stream: who waits on it for what, and whose turn it is to write."""
 
     def __init__(self, context: Context, *, submit: Submit, limit: StreamLimit) -> None:

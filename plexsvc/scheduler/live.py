@@ -35,8 +35,8 @@ from plexsvc.scheduler.ledger.results import ResultBook
 from plexsvc.scheduler.ledger.sessions import Sessions
 from plexsvc.scheduler.ledger.takeover import take_over
 from plexsvc.scheduler.orders import adopt, leaving
-from plexsvc.scheduler.orders.nodes import Nodes
-from plexsvc.scheduler.orders.plans import Beside
+from plexsvc.scheduler.orders.nodes import NodeLinks
+from plexsvc.scheduler.orders.plans import PlanThread
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 from plexsvc.scheduler.orders.rewards import RewardHosts
@@ -103,7 +103,7 @@ class LiveScheduler:
             remember=self.remember,
             valid_us=config.node_certificate_us,
         )
-        self.nodes = Nodes(
+        self.nodes = NodeLinks(
             node_agents,
             config=config,
             clock=clock,
@@ -149,7 +149,7 @@ class LiveScheduler:
             self.reach, clock, is_open=lambda node_id: node_id not in core.view.cordoned
         )
         self._timers = Timers(clock, post=inbox.post, is_awaited=core.view.awaits)
-        self.beside = Beside(
+        self.beside = PlanThread(
             question=core.view.question, decide=lambda fact: inbox.post(fact).decision
         )
         self.handlers = table(self.reach, self._timers, self.beside)

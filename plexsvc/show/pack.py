@@ -12,7 +12,7 @@ from rich.text import Text
 from plexclient.wire.v1 import service_pb2
 from plexsvc.show.pack_plan import (
     PPM,
-    Window,
+    PictureWindow,
     compact,
     label,
     length,
@@ -36,7 +36,7 @@ _MIB: Final = 1 << 20
 
 def pack_view(pack: service_pb2.PackReply, *, width: int) -> RenderableType:
     """Return the picture of every group, and who waits outside. Lines fit in `width`."""
-    window = Window.of(pack)
+    window = PictureWindow.of(pack)
     head = Text(
         f"policy {pack.policy} · rings of up to {length(pack.horizon_us)}, shown: the next "
         f"{length(window.length_us)}",
@@ -89,7 +89,7 @@ def moves_view(reply: service_pb2.MovesReply) -> RenderableType:
     return Text("\n".join([*(lines or ["nothing moves"]), *(f"  {r}" for r in reply.reasons)]))
 
 
-def _ring(group: service_pb2.PackGroup, window: Window, *, width: int) -> RenderableType:
+def _ring(group: service_pb2.PackGroup, window: PictureWindow, *, width: int) -> RenderableType:
     labels = [_label(r)[:_MAX_LABEL] for r in group.residents]
     indent = max(map(len, labels), default=0)
     columns = min(_MAX_COLUMNS, max(_MIN_COLUMNS, width - indent - 4))
@@ -106,7 +106,7 @@ def _ring(group: service_pb2.PackGroup, window: Window, *, width: int) -> Render
     return Group(*lines)
 
 
-def _axis(window: Window, columns: int) -> str:
+def _axis(window: PictureWindow, columns: int) -> str:
     """Return tick labels: seconds from now."""
     line = ""
     for tick in range(_TICKS):

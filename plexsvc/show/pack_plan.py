@@ -19,7 +19,7 @@ Spans = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class PictureWindow:
     """What a picture shows."""
 
     start_us: int
@@ -31,16 +31,16 @@ class Window:
         return self.start_us + self.length_us
 
     @classmethod
-    def of(cls, pack: service_pb2.PackReply) -> Window:
+    def of(cls, pack: service_pb2.PackReply) -> PictureWindow:
         """Return the window of a reply."""
         return cls(start_us=pack.now_us, length_us=max(1, pack.window_us))
 
 
-def planned(resident: service_pb2.PackResident, window: Window) -> Spans:
+def planned(resident: service_pb2.PackResident, window: PictureWindow) -> Spans:
     """Return the windows of a resident on the ring; of a flat one none.
 
     >>> busy = [service_pb2.BusySpan(start_us=8, end_us=10)]
-    >>> planned(service_pb2.PackResident(busy=busy), Window(start_us=9, length_us=15))
+    >>> planned(service_pb2.PackResident(busy=busy), PictureWindow(start_us=9, length_us=15))
     [(9, 10)]
     """
     clipped = (
@@ -50,10 +50,10 @@ def planned(resident: service_pb2.PackResident, window: Window) -> Spans:
     return [(start_us, end_us) for start_us, end_us in clipped if start_us < end_us]
 
 
-def shares(spans: Spans, window: Window, *, columns: int) -> list[float]:
+def shares(spans: Spans, window: PictureWindow, *, columns: int) -> list[float]:
     """Return the busy share of each of `columns` equal parts of the window, 0 to 1.
 
-    >>> shares([(0, 5), (12, 15)], Window(start_us=0, length_us=20), columns=4)
+    >>> shares([(0, 5), (12, 15)], PictureWindow(start_us=0, length_us=20), columns=4)
     [1.0, 0.0, 0.6, 0.0]
     """
     width = window.length_us / columns

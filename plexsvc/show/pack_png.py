@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from plexclient.wire.v1 import service_pb2
 from plexsvc.show.pack_plan import (
     PPM,
-    Window,
+    PictureWindow,
     label,
     length,
     notes,
@@ -39,7 +39,7 @@ def draw_pack(path: Path, pack: service_pb2.PackReply) -> None:
         OSError: the file cannot be written.
         ValueError: its name does not end like a picture's.
     """
-    window = Window.of(pack)
+    window = PictureWindow.of(pack)
     groups = list(pack.groups)
     heights = [_HEAD_INCHES + _ROW_INCHES * len(g.residents) for g in groups] or [1.0]
     size = (11, min(_MAX_INCHES, sum(heights)))
@@ -53,7 +53,7 @@ def draw_pack(path: Path, pack: service_pb2.PackReply) -> None:
     figure.savefig(path, dpi=_DPI)
 
 
-def _draw_group(axes: Axes, group: service_pb2.PackGroup, window: Window) -> None:
+def _draw_group(axes: Axes, group: service_pb2.PackGroup, window: PictureWindow) -> None:
     names = [_name(resident) for resident in group.residents]
     for number, resident in enumerate(group.residents):
         color, is_flat = COLORS[number % len(COLORS)], not resident.busy

@@ -14,8 +14,8 @@ from plexsvc.scheduler.core import actions, events
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Place
 from plexsvc.sim.cluster import SimCluster
-from plexsvc.sim.hosts import HostMemory
-from plexsvc.sim.records import Drained, Lost, Move, Record, Stay
+from plexsvc.sim.hosts import ParkingRoom
+from plexsvc.sim.records import Drained, Lost, Record, StateCopy, Stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Books:
 
     view: ClusterView
     cluster: SimCluster
-    memory: HostMemory
+    memory: ParkingRoom
     record_of: dict[DeploymentId, Record] = field(default_factory=dict)
     """The training deployments and their jobs."""
     rollout_record_of: dict[DeploymentId, Record] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Books:
                     self._stay(holder, action.to_wpg_id)
                 if action.deployment_id in self.record_of:
                     since_us, why = self._carrying.pop(action.deployment_id)
-                    move = Move(since_us=since_us, until_us=self.now_us, why=why)
+                    move = StateCopy(since_us=since_us, until_us=self.now_us, why=why)
                     self.record_of[action.deployment_id].moves.append(move)
             case _:
                 pass

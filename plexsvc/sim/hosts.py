@@ -12,7 +12,7 @@ from plexsvc.sim.cluster import GB, SimCluster
 
 
 @dataclass(slots=True, kw_only=True)
-class HostMemory:
+class ParkingRoom:
     """Room for parked state in the memory of each node: who comes first has it, the rest is disk's.
 
     Room is kept for whoever is on its device just now, too: it will be parked again.

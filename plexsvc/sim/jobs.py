@@ -144,7 +144,7 @@ class Alone:
 
 
 @dataclass(slots=True)
-class Operation:
+class PlannedOperation:
     """One operation of a burst, as the job will submit it."""
 
     phase: str
@@ -168,13 +168,13 @@ class Run(ABC):
     segments_of: Callable[[int], tuple[Segment, ...]]
     """The device use of each cycle, by its number."""
 
-    queue: deque[Operation] = field(default_factory=deque)
+    queue: deque[PlannedOperation] = field(default_factory=deque)
     trained: int = 0
     cycle: int = 0
     is_lagging: bool = False
 
     @property
-    def head(self) -> Operation | None:
+    def head(self) -> PlannedOperation | None:
         """Return the operation that is submitted, if one is."""
         return self.queue[0] if self.queue and not self.is_lagging else None
 
@@ -264,7 +264,9 @@ class SyncRun(Run):
         segment = self.segments[self.at]
         is_last = self.at + 1 == len(self.segments)
         ends_burst = is_last or self.segments[self.at + 1].offset_us > segment.end_us
-        self.queue.append(Operation(segment.phase, segment.duration_us, ends_burst, self.cycle))
+        self.queue.append(
+            PlannedOperation(segment.phase, segment.duration_us, ends_burst, self.cycle)
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -328,7 +330,7 @@ class AsyncRun(Run):
         for at, segment in enumerate(segments):
             is_publish = self.syncs_at_boundary and segment.phase == SYNC_PHASE
             self.queue.append(
-                Operation(
+                PlannedOperation(
                     segment.phase,
                     segment.duration_us,
                     at == len(segments) - 1,

@@ -57,7 +57,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _Interval:
     first_us: int
     last_us: int
 
@@ -71,7 +71,7 @@ class _Virtual:
     """What one virtual run came to."""
 
     is_complete: bool
-    jobs: dict[str, _Span]
+    jobs: dict[str, _Interval]
     moves: int
     events: int
 
@@ -125,7 +125,7 @@ def _play(
     return _Virtual(
         is_complete=is_complete,
         jobs={
-            job_id: _Span(client.begun_us or 0, client.answered_us)
+            job_id: _Interval(client.begun_us or 0, client.answered_us)
             for job_id, client in zip(programs, clients, strict=True)
         },
         moves=driver.moves,
@@ -133,14 +133,14 @@ def _play(
     )
 
 
-def _span(moments: Sequence[Moment]) -> _Span:
+def _span(moments: Sequence[Moment]) -> _Interval:
     answered_us = [m.at_us for m in moments if m.key.what is What.ANSWERED]
-    return _Span(moments[0].at_us, max(answered_us, default=moments[0].at_us))
+    return _Interval(moments[0].at_us, max(answered_us, default=moments[0].at_us))
 
 
-def _cover(spans: Iterable[_Span]) -> _Span:
+def _cover(spans: Iterable[_Interval]) -> _Interval:
     """Return the span from the first begin to the last end."""
     listed = list(spans)
     if not listed:
-        return _Span(0, 0)
-    return _Span(min(s.first_us for s in listed), max(s.last_us for s in listed))
+        return _Interval(0, 0)
+    return _Interval(min(s.first_us for s in listed), max(s.last_us for s in listed))

@@ -18,7 +18,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class StateCopy:
     """A copy of a job's state to other nodes, while which its operations waited, and why."""
 
     since_us: int
@@ -66,7 +66,7 @@ class Record:
     """Operations that a lost node cut short; their cycles ran again."""
 
     restarts: list[Restart] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
+    moves: list[StateCopy] = field(default_factory=list)
     rollout_stays: list[Stay] = field(default_factory=list)
     """The nodes it held for its rollouts alone."""
 

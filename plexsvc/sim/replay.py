@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from plexsvc.scheduler.driver.encoding import JournalEntry, Recording, Snapshot, Tail
+from plexsvc.scheduler.driver.encoding import JournalEntry, JournalTail, Recording, Snapshot
 from plexsvc.scheduler.driver.replaying import Replay
 
 
@@ -25,7 +25,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ReplayResult:
     """What a replay found."""
 
     begins: int
@@ -44,7 +44,7 @@ class Verdict:
         return self.difference is None
 
 
-def verify(told: Recording | Tail) -> Verdict:
+def verify(told: Recording | JournalTail) -> ReplayResult:
     """Replay a journal until the end or the first difference, as it is read.
 
     It goes on from the first of several snapshots; where a later one was taken, its state must be
@@ -52,7 +52,7 @@ def verify(told: Recording | Tail) -> Verdict:
     """
     replay = Replay(told)
     count = _Count(begins=replay.idx)
-    later = {s.idx: s for s in told.snapshots[1:]} if isinstance(told, Tail) else {}
+    later = {s.idx: s for s in told.snapshots[1:]} if isinstance(told, JournalTail) else {}
     for entry in told.entries:
         count.events += 1
         found = _step(replay, entry, count)
@@ -70,8 +70,8 @@ class _Count:
     compared: int = 0
     actions: int = 0
 
-    def verdict(self, difference: Difference | None, *, chain: str) -> Verdict:
-        return Verdict(
+    def verdict(self, difference: Difference | None, *, chain: str) -> ReplayResult:
+        return ReplayResult(
             begins=self.begins,
             events=self.events,
             compared=self.compared,

@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.sim.books import Books
 from plexsvc.sim.clients import Client, Outside
 from plexsvc.sim.cluster import SimCluster
-from plexsvc.sim.hosts import HostMemory
+from plexsvc.sim.hosts import ParkingRoom
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.nodes import Nodes
 from plexsvc.sim.records import Outcome, Record
@@ -64,7 +64,7 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
         has_hope=lambda: any(job.has_hope for job in jobs),
     )
     core = Scheduler(limits=limits_of(policy), epoch=1)
-    memory = HostMemory(host_bytes=workload.cluster.host_bytes)
+    memory = ParkingRoom(host_bytes=workload.cluster.host_bytes)
     books = Books(view=core.view, cluster=workload.cluster, memory=memory)
     costs = TraceCosts(cluster=workload.cluster, seed=seed, books=books)
     for job in workload.jobs:

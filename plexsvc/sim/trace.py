@@ -35,7 +35,7 @@ MIN_MTBF_H: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class TraceSegment:
     """A segment of a cycle as files have it."""
 
     phase: Annotated[str, Meta(min_length=1)]
@@ -67,7 +67,7 @@ class JobLine:
     period_s: Annotated[float, Meta(gt=0, le=1e9)]
     """Length of a cycle alone."""
 
-    segments: Annotated[list[Stretch], Meta(min_length=1, max_length=1000)]
+    segments: Annotated[list[TraceSegment], Meta(min_length=1, max_length=1000)]
     """Device use in a cycle: in order, disjoint, inside the period, at most 1,000."""
 
     mode: Mode = Mode.SYNC
@@ -114,10 +114,10 @@ class JobLine:
     `rollout` and `tail` run there, the others on its training nodes, which have another size. Needs
     `mode` `"sync"` and 2 `deployments`."""
 
-    believed: Annotated[list[Stretch], Meta(max_length=1000)] = field(default_factory=list)
+    believed: Annotated[list[TraceSegment], Meta(max_length=1000)] = field(default_factory=list)
     """Segments as an earlier run left them on record, if the truth differs; the same phases."""
 
-    grown: Annotated[list[Stretch], Meta(max_length=1000)] = field(default_factory=list)
+    grown: Annotated[list[TraceSegment], Meta(max_length=1000)] = field(default_factory=list)
     """Segments of the second half of its cycles, if they differ; the same phases."""
 
 
@@ -294,12 +294,12 @@ def _check_phases(line: JobLine, cluster: SimCluster, source: Source) -> None:
         source.refuse("deployments", line.deployments, "2: one rolls out, one trains")
 
 
-def _phases(segments: list[Stretch]) -> list[str]:
+def _phases(segments: list[TraceSegment]) -> list[str]:
     return list(dict.fromkeys(segment.phase for segment in segments))
 
 
 def _segments(
-    stretches: list[Stretch], name: str, line: JobLine, source: Source
+    stretches: list[TraceSegment], name: str, line: JobLine, source: Source
 ) -> tuple[Segment, ...]:
     """Return segments that are in order, disjoint and within the period."""
     segments: list[Segment] = []
@@ -373,9 +373,9 @@ def _line(job: SimJob, cluster: SimCluster) -> JobLine:
     )
 
 
-def _stretches(segments: tuple[Segment, ...]) -> list[Stretch]:
+def _stretches(segments: tuple[Segment, ...]) -> list[TraceSegment]:
     return [
-        Stretch(
+        TraceSegment(
             phase=segment.phase,
             offset_s=segment.offset_us / SECOND_US,
             duration_s=segment.duration_us / SECOND_US,

@@ -27,7 +27,7 @@ from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.vocabulary import Fault, JobState, OperationKind
 from plexsvc.sim.books import Books
 from plexsvc.sim.clients import Alarm, Client, Post, Posts, Reply, Subject, What
-from plexsvc.sim.jobs import ROLLOUT, ROLLOUT_PHASES, Losses, Operation, Run, SimJob, run_of
+from plexsvc.sim.jobs import ROLLOUT, ROLLOUT_PHASES, Losses, PlannedOperation, Run, SimJob, run_of
 from plexsvc.sim.nodes import ROLLOUT_KIND, Nodes, kind_of
 from plexsvc.sim.records import Record, Restart
 from plexsvc.sim.trace_costs import TraceCosts
@@ -312,7 +312,7 @@ class TraceClient(Client):
             posts.append(Post(now_us, post))
         return posts
 
-    def _train(self, operation: Operation) -> OperationSubmitted:
+    def _train(self, operation: PlannedOperation) -> OperationSubmitted:
         phase = operation.phase
         name = next(name for name, kinds in self._dealt.items() if phase in kinds)
         kind = self._dealt[name][phase]

@@ -41,7 +41,7 @@ from plexsvc.statelink.mapping import Extent
 from plexsvc.statelink.member import Member
 from plexsvc.statelink.regions import RegionMemory, open_memory
 from plexsvc.statelink.session import StateSession
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 if TYPE_CHECKING:
     import torch
@@ -254,7 +254,7 @@ class StateClient:
         """
         self._call({"op": "drop_staged", "staging_id": staging_id.hex()})
 
-    def open_version(self, version: VersionId) -> Published:
+    def open_version(self, version: VersionId) -> OpenedPart:
         """Return a version's part on this node, not copied and held as long as a view of it lives.
 
         Check its checksums before serving from it.
@@ -267,11 +267,11 @@ class StateClient:
         mapped = _map_file(reply, is_writable=False)
         finalizer = weakref.finalize(mapped, self._closed_versions.append, version)
         finalizer.atexit = False
-        return Published(manifest=manifest, data=memoryview(mapped)[: manifest.nbytes])
+        return OpenedPart(manifest=manifest, data=memoryview(mapped)[: manifest.nbytes])
 
     def fetch_version(
         self, version: statemanager_pb2.PublishedVersion, holder: statemanager_pb2.VersionHolder
-    ) -> Published:
+    ) -> OpenedPart:
         """Return a part that lies on another host, verified, once it was brought to this node.
 
         Raises:
@@ -283,7 +283,7 @@ class StateClient:
         reply = self._call({"op": "fetch_version"}, body=wanted.SerializeToString())
         manifest = statemanager_pb2.VersionManifest.FromString(reply.body)
         data = memoryview(_map_file(reply, is_writable=False))[: manifest.nbytes]
-        return Published(manifest=manifest, data=data)
+        return OpenedPart(manifest=manifest, data=data)
 
     def close(self) -> None:
         """Leave: the regions are freed, and touching them from now on ends the process."""

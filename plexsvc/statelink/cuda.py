@@ -76,12 +76,12 @@ def _describe(api: Any, index: int) -> Gpu:
 
 
 @functools.cache
-def open_driver(gpu: int) -> Driver:
+def open_driver(gpu: int) -> CudaDriver:
     """Return this process's driver of a GPU: one, and so one reference to its primary context."""
-    return Driver(gpu)
+    return CudaDriver(gpu)
 
 
-class Driver:
+class CudaDriver:
     """The CUDA driver calls of this module on one GPU, in its primary context.
 
     Copies run on streams of their own, one in each direction, so that an offload and a load overlap

@@ -34,7 +34,7 @@ from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.statelink.client import READER_PATIENCE_S
 from plexsvc.weights import deltas
 from plexsvc.weights.checksums import BLOCK_BYTES, verify_block
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 log = Log(__name__)
 
@@ -64,7 +64,7 @@ def _advance(nbytes: int) -> None:
 class Incoming:
     """A version that arrives; its first `done` bytes are verified and were `put` in their place."""
 
-    def __init__(self, manifest: VersionManifest, put: Put, *, base: Published | None) -> None:
+    def __init__(self, manifest: VersionManifest, put: Put, *, base: OpenedPart | None) -> None:
         self.manifest = manifest
         self.base = base
         self.done = 0
@@ -128,7 +128,7 @@ class Far:
                         break
         raise self._unread(version, cause)
 
-    def read_whole(self, manifest: VersionManifest) -> Published:
+    def read_whole(self, manifest: VersionManifest) -> OpenedPart:
         """Return its part, verified, streamed from its state manager or the successor.
 
         Raises:
@@ -140,14 +140,14 @@ class Far:
             data[at : at + len(block)] = block
 
         self.read_into(put, manifest)
-        return Published(manifest=manifest, data=data.toreadonly())
+        return OpenedPart(manifest=manifest, data=data.toreadonly())
 
     def read_into(
         self,
         put: Put,
         manifest: VersionManifest,
         *,
-        base: Published | None = None,
+        base: OpenedPart | None = None,
         bytes_per_s: int = 0,
     ) -> None:
         """Have its part put in its place, verified; as deltas to `base` where that is sooner.

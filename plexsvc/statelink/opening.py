@@ -15,7 +15,7 @@ from plexsvc.statelink.client import StateClient
 from plexsvc.statelink.far import Far
 from plexsvc.statelink.member import Member
 from plexsvc.weights.manifests import adds_pieces
-from plexsvc.weights.reading import OpenedVersion, Published
+from plexsvc.weights.reading import OpenedPart, OpenedVersion
 
 log = Log(__name__)
 
@@ -23,10 +23,10 @@ log = Log(__name__)
 class Here(Protocol):
     """A process's own node, as `StateClient` reaches it."""
 
-    def open_version(self, version: VersionId) -> Published:
+    def open_version(self, version: VersionId) -> OpenedPart:
         """Return a version's part on this node."""
 
-    def fetch_version(self, version: PublishedVersion, holder: VersionHolder) -> Published:
+    def fetch_version(self, version: PublishedVersion, holder: VersionHolder) -> OpenedPart:
         """Return another node's part of a version, brought to this node."""
 
 
@@ -79,7 +79,9 @@ class VersionOpener:
             opened.parts.append(part or self._fetched(version, far, manifest))
         opened.manifests.append(manifest)
 
-    def _fetched(self, version: PublishedVersion, far: Far, manifest: VersionManifest) -> Published:
+    def _fetched(
+        self, version: PublishedVersion, far: Far, manifest: VersionManifest
+    ) -> OpenedPart:
         """Return another host's part, which this node keeps for all who want it if it has room."""
         config = self._config
         if not config.job_id or (self._here is None and not config.data_socket):
@@ -96,7 +98,7 @@ class VersionOpener:
     def _is_here(self, holder: VersionHolder) -> bool:
         return holder.node_id in {"", self._config.node_id}
 
-    def _mapped(self, version: PublishedVersion, holder: VersionHolder) -> Published | None:
+    def _mapped(self, version: PublishedVersion, holder: VersionHolder) -> OpenedPart | None:
         """Return a holder's part as this host maps it, None when it must be streamed."""
         config = self._config
         if not config.job_id:
@@ -117,7 +119,7 @@ class VersionOpener:
             node_id=holder.node_id,
         )
 
-    def _map(self, version: PublishedVersion, socket: str, *, device_index: int) -> Published:
+    def _map(self, version: PublishedVersion, socket: str, *, device_index: int) -> OpenedPart:
         client = self._client(socket, device_index)
         try:
             return client.open_version(VersionId.of(version))

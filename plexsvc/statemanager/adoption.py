@@ -19,7 +19,7 @@ from plexsvc.residency import Residency
 from plexsvc.statelink import dataplane, mapping
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import checkpoints, records
-from plexsvc.statemanager.book import Book, Entry, Key
+from plexsvc.statemanager.book import Book, BookEntry, Key
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.core import RegionState
@@ -27,9 +27,9 @@ from plexsvc.statemanager.disk import SUM_BYTES
 from plexsvc.statemanager.hostcopy import Tail
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
-from plexsvc.statemanager.moves import MoveOutcome, Mover
-from plexsvc.statemanager.node import NUMBERS, Node
-from plexsvc.statemanager.records import WpgRecord
+from plexsvc.statemanager.moves import MoveOutcome, StateMover
+from plexsvc.statemanager.node import NUMBERS, ManagedNode
+from plexsvc.statemanager.records import StoredWpg
 from plexsvc.statemanager.tiers import ArenaFile
 from plexsvc.weights.checksums import BLOCK_BYTES
 
@@ -38,7 +38,7 @@ log = Log(__name__)
 ARENA = "arena"
 
 
-def open_node(config: StateManagerConfig, book: Book) -> tuple[Node, list[Entry]]:
+def open_node(config: StateManagerConfig, book: Book) -> tuple[ManagedNode, list[BookEntry]]:
     """Return the node over the arenas that a predecessor left, and the records to `adopt`.
 
     Raises:
@@ -46,14 +46,16 @@ def open_node(config: StateManagerConfig, book: Book) -> tuple[Node, list[Entry]
     """
     entries = book.read()
     arenas = {int(entry.key[1]): _arena(entry) for entry in entries if entry.key[0] == ARENA}
-    node = Node(config, book=book, arenas=arenas)
+    node = ManagedNode(config, book=book, arenas=arenas)
     for index, tier in node.tiers.items():
         if index not in arenas and (left := tier.left) is not None:
             book.put((ARENA, str(index)), {"page_bytes": left.page_bytes}, fds=(left.fd,))
     return node, [entry for entry in entries if entry.key[0] != ARENA]
 
 
-def adopt(node: Node, clients: Clients, mover: Mover, entries: Sequence[Entry]) -> None:
+def adopt(
+    node: ManagedNode, clients: Clients, mover: StateMover, entries: Sequence[BookEntry]
+) -> None:
     """Rebuild a predecessor's tables; its ranks are awaited from now on.
 
     Raises:
@@ -87,9 +89,9 @@ def adopt(node: Node, clients: Clients, mover: Mover, entries: Sequence[Entry]) 
         log.warning("adopted what was left", wpgs=len(node.ledger.wpgs), ranks=len(node.links))
 
 
-def _clear_away(entry: Entry) -> None:
+def _clear_away(entry: BookEntry) -> None:
     """Remove what an unfinished save of a predecessor left, if its place can still be reached."""
-    place = paths.Place(path=Path(entry.facts["directory"]), root=Path(entry.facts["root"]))
+    place = paths.CheckedPath(path=Path(entry.facts["directory"]), root=Path(entry.facts["root"]))
     try:
         with paths.opened_directory(place) as directory:
             checkpoints.remove_unfinished(directory)
@@ -97,16 +99,16 @@ def _clear_away(entry: Entry) -> None:
         log.warning("an unfinished save stays", directory=place.path, error=error)
 
 
-def _arena(entry: Entry) -> ArenaFile:
+def _arena(entry: BookEntry) -> ArenaFile:
     (fd,) = entry.fds
     return ArenaFile(fd=fd, page_bytes=entry.facts["page_bytes"])
 
 
-def _take(left: dict[Key, Entry], kind: str) -> Iterable[Entry]:
+def _take(left: dict[Key, BookEntry], kind: str) -> Iterable[BookEntry]:
     return [left.pop(key) for key in list(left) if key[0] == kind]
 
 
-def _adopt_shared(node: Node, entry: Entry) -> None:
+def _adopt_shared(node: ManagedNode, entry: BookEntry) -> None:
     record = records.parse_shared(entry.facts)
     region = record.region
     memory = RankMemory(node.tiers[record.device_index], node.disk)
@@ -119,7 +121,7 @@ def _adopt_shared(node: Node, entry: Entry) -> None:
     )
 
 
-def _adopt_wpg(node: Node, record: WpgRecord, left: dict[Key, Entry]) -> None:
+def _adopt_wpg(node: ManagedNode, record: StoredWpg, left: dict[Key, BookEntry]) -> None:
     state = record.state
     parked = {
         (rank, name): _needed(left, records.host_key(state.wpg_id, rank, name))
@@ -158,7 +160,7 @@ def _adopt_wpg(node: Node, record: WpgRecord, left: dict[Key, Entry]) -> None:
         node.links[state.wpg_id, rank] = link
 
 
-def _tail(entry: Entry, region: RegionState, *, is_there: bool) -> Tail | None:
+def _tail(entry: BookEntry, region: RegionState, *, is_there: bool) -> Tail | None:
     """Return what of a region is on disk; what is there of one that is loaded is let go."""
     if len(entry.fds) == 1:
         return None
@@ -173,7 +175,7 @@ def _tail(entry: Entry, region: RegionState, *, is_there: bool) -> Tail | None:
     return Tail(fd=fd, checksums=dict(zip(at, sums, strict=True)))
 
 
-def _needed(left: dict[Key, Entry], key: Key) -> Entry:
+def _needed(left: dict[Key, BookEntry], key: Key) -> BookEntry:
     if key not in left:
         raise internal(
             f"record {'/'.join(key)} is missing; start without the last state manager's records"
@@ -181,7 +183,7 @@ def _needed(left: dict[Key, Entry], key: Key) -> Entry:
     return left.pop(key)
 
 
-def _adopt_move(mover: Mover, record: WpgRecord) -> None:
+def _adopt_move(mover: StateMover, record: StoredWpg) -> None:
     if record.last_move is None:
         return
     facts = dict(record.last_move)

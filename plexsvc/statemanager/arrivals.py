@@ -22,7 +22,7 @@ from plexsvc.statemanager.caller import Tell
 from plexsvc.statemanager.core import Budget
 from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.weights.manifests import is_alike
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 log = Log(__name__)
 
@@ -30,7 +30,7 @@ TELL_S: Final = 0.5
 """How often who waits is told how far it is."""
 
 
-class Key(NamedTuple):
+class PartKey(NamedTuple):
     """Whose part of which version it is."""
 
     job_id: JobId
@@ -70,7 +70,7 @@ class Arrivals:
         self._host = host
         self._lock = lock
         self._keys = keys
-        self._arrivals: dict[Key, Arrival] = {}
+        self._arrivals: dict[PartKey, Arrival] = {}
         self._bytes_per_s: dict[str, int] = {}
         """Of the line to a state manager, as the last whole part came."""
         self.arrived_bytes = 0
@@ -85,7 +85,7 @@ class Arrivals:
             PlexError: `no_room`, `unavailable`, `checksum_mismatch`.
             OSError: what `tell` raises: who waits has left.
         """
-        key = Key(job_id, VersionId.of(version), holder.part or holder.node_id)
+        key = PartKey(job_id, VersionId.of(version), holder.part or holder.node_id)
         with self._lock:
             arrival = self._arrivals.get(key)
             if arrival is None:
@@ -121,7 +121,7 @@ class Arrivals:
                 self._drop(key)
 
     def _fetch(
-        self, key: Key, arrival: Arrival, version: PublishedVersion, holder: VersionHolder
+        self, key: PartKey, arrival: Arrival, version: PublishedVersion, holder: VersionHolder
     ) -> None:
         far = Far(holder, self._keys, arrival.advance)
         base: Arrival | None = None
@@ -163,7 +163,7 @@ class Arrivals:
         file.freeze()
         return file
 
-    def _base(self, key: Key, manifest: VersionManifest) -> Arrival | None:
+    def _base(self, key: PartKey, manifest: VersionManifest) -> Arrival | None:
         """Pin and return the newest part here with the same pieces, if any."""
         for older in sorted(self._of(key), reverse=True):
             found = self._arrivals[older]
@@ -172,7 +172,7 @@ class Arrivals:
                 return found
         return None
 
-    def _of(self, key: Key) -> list[Key]:
+    def _of(self, key: PartKey) -> list[PartKey]:
         """Return the same part of all versions of a deployment."""
         return [
             one
@@ -189,14 +189,14 @@ class Arrivals:
             nbytes -= self._arrivals[key].manifest.nbytes
             self._drop(key)
 
-    def _drop(self, key: Key) -> None:
+    def _drop(self, key: PartKey) -> None:
         arrival = self._arrivals.pop(key)
         self._host.give(arrival.manifest.nbytes)
         if arrival.file is not None:
             arrival.file.close()
 
 
-def _published(arrival: Arrival) -> Published:
+def _published(arrival: Arrival) -> OpenedPart:
     assert arrival.file is not None
     data = memoryview(arrival.file.map(is_writable=False))
-    return Published(manifest=arrival.manifest, data=data)
+    return OpenedPart(manifest=arrival.manifest, data=data)

@@ -45,7 +45,7 @@ BEAT: Final = Message(header={"op": "beat"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class BookEntry:
     """A predecessor's record; whoever reads it owns `fds`."""
 
     key: Key
@@ -62,14 +62,14 @@ class Book:
         self._lock = threading.Lock()
         self._waiting: deque[_Outgoing] = deque()
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[BookEntry]:
         """Return a predecessor's records; comes once, before anything is written.
 
         Raises:
             PlexError: `checksum_mismatch` for a record that is not what was written.
             OSError: the vault is gone.
         """
-        found: list[Entry] = []
+        found: list[BookEntry] = []
         if self._sock is None:
             return found
         self._sock.settimeout(READ_TIMEOUT_S)
@@ -174,7 +174,7 @@ def _unavailable(found: str) -> PlexError:
     return unavailable(f"{text}; try again")
 
 
-def _entry(message: Message) -> Entry:
+def _entry(message: Message) -> BookEntry:
     key = tuple(message.header["key"])
     if message.header["sum"] != _sum(message.body) or message.header["fds"] != len(message.fds):
         raise PlexError(
@@ -183,7 +183,7 @@ def _entry(message: Message) -> Entry:
             "is adopted, start without its records",
         )
     facts, _, body = message.body.partition(b"\n")
-    return Entry(key=key, facts=json.loads(facts), body=body, fds=message.fds)
+    return BookEntry(key=key, facts=json.loads(facts), body=body, fds=message.fds)
 
 
 def _sum(data: bytes) -> str:

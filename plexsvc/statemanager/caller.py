@@ -40,7 +40,7 @@ class Tally:
             self._bytes.pop(wpg_id, None)
 
 
-class Caller:
+class WaitingCaller:
     """Waits for a call, or has left. What is done for it asks before anything becomes visible."""
 
     def __init__(self, tell: Tell = tell_nobody) -> None:

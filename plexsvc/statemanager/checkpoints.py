@@ -40,8 +40,8 @@ import numpy as np
 
 from plexsvc import lora
 from plexsvc.errors import PlexError, bad_request
-from plexsvc.statemanager.caller import Caller
-from plexsvc.statemanager.snapshot import Snapshot
+from plexsvc.statemanager.caller import WaitingCaller
+from plexsvc.statemanager.snapshot import StateSnapshot
 from plexsvc.weights import checkpoints, headers, pieces
 from plexsvc.weights.checkpoints import (
     MODEL_FILE,
@@ -110,13 +110,13 @@ class Written:
 
 
 def materialize(  # noqa: PLR0913 - what a checkpoint consists of
-    snapshot: Snapshot,
+    snapshot: StateSnapshot,
     path: Path,
     *,
     model: Path | None,
     base: str = "",
     optimizer: bool,
-    caller: Caller,
+    caller: WaitingCaller,
     tenant: str,
     about: Mapping[str, Any] | None = None,
     kept: int = 0,
@@ -235,7 +235,7 @@ def _make_locked(path: Path) -> tuple[Path, int]:
 
 
 def write_safetensors(
-    path: Path, named: Sequence[tuple[str, Tensor]], *, region: RegionBytes, caller: Caller
+    path: Path, named: Sequence[tuple[str, Tensor]], *, region: RegionBytes, caller: WaitingCaller
 ) -> Sealed:
     """Write tensors one at a time: never more than one is assembled in memory.
 
@@ -272,7 +272,7 @@ def _contents(
         yield whole.reshape(-1).view(np.uint8).data
 
 
-def _write_steadily(file: FileIO, data: memoryview, caller: Caller) -> None:
+def _write_steadily(file: FileIO, data: memoryview, caller: WaitingCaller) -> None:
     """Write and sync in steps, so that whoever watches sees how far it is on the disk."""
     while data:
         done = file.write(data[:SYNC_BYTES])
@@ -283,12 +283,12 @@ def _write_steadily(file: FileIO, data: memoryview, caller: Caller) -> None:
 
 
 def _write_state(
-    snapshot: Snapshot,
+    snapshot: StateSnapshot,
     target: Path,
     *,
     optimizer: bool,
     about: Mapping[str, Any],
-    caller: Caller,
+    caller: WaitingCaller,
 ) -> dict[str, Sealed]:
     """Write the state's files; return the seals of what was to be written into the large ones."""
     sealed = {}
@@ -310,7 +310,7 @@ def _write_state(
     return sealed
 
 
-def _adapter_config(snapshot: Snapshot, *, base: str) -> dict[str, Any]:
+def _adapter_config(snapshot: StateSnapshot, *, base: str) -> dict[str, Any]:
     found = pieces.tensors(snapshot.index)
     shapes = {tensor.name: tensor.shape for tensor in found if tensor.kind == PARAMETERS}
     (scale,) = [tensor for tensor in found if tensor.kind == lora.SCALE_KIND]
@@ -327,7 +327,7 @@ def _remove_older(path: Path, *, tenant: str, kept: int) -> None:
             checkpoints.remove(older, tenant=tenant)
 
 
-def _scalars_table(snapshot: Snapshot) -> dict[str, Any]:
+def _scalars_table(snapshot: StateSnapshot) -> dict[str, Any]:
     by_rank = {str(rank): dict(scalars) for rank, scalars in sorted(snapshot.scalars.items())}
     first: Mapping[str, Any] = next(iter(by_rank.values()), {})
     return {

@@ -15,7 +15,7 @@ from plexsvc.ids import JobId, VersionId, WpgId
 from plexsvc.log import Log
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
-from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.node import ManagedNode
 from plexsvc.statemanager.records import facts_of, host_key, index_key, without, wpg_key
 from plexsvc.statemanager.shelves import UNHEARD
 
@@ -25,7 +25,7 @@ log = Log(__name__)
 class Clients:
     """Registers the clients of a node and frees what they had when they leave."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ManagedNode) -> None:
         self._node = node
         self._ids = itertools.count(1)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
+class TierConfig:
     """One device of the node."""
 
     index: int
@@ -41,7 +41,7 @@ class StateManagerConfig:
     runtime_dir: Path
     """Directory of its Unix socket; made when missing, private to this user."""
 
-    devices: tuple[DeviceConfig, ...] = ()
+    devices: tuple[TierConfig, ...] = ()
     """Devices whose memory it owns."""
 
     host_bytes: int = 4 << 30

@@ -128,7 +128,7 @@ class RankState:
 
 
 @dataclass(slots=True, kw_only=True)
-class WpgState:
+class WpgEntry:
     """What the ledger knows of a WPG; `lost` are ranks that died with state."""
 
     wpg_id: WpgId
@@ -171,7 +171,7 @@ class Ledger:
         self.devices = {i: Budget(f"device {i}", total=n) for i, n in sorted(devices.items())}
         self.host = Budget("host", total=host_bytes)
         self.disk = Budget("disk", total=disk_bytes)
-        self.wpgs: dict[WpgId, WpgState] = {}
+        self.wpgs: dict[WpgId, WpgEntry] = {}
         self.shared: dict[tuple[int, str], SharedState] = {}
         """Shared regions by device and key."""
         self.max_epoch = 0
@@ -201,7 +201,7 @@ class Ledger:
         self.max_epoch = max_epoch
         self._last_incarnation.update(incarnations)
 
-    def adopt(self, wpg: WpgState) -> None:
+    def adopt(self, wpg: WpgEntry) -> None:
         """Take over a WPG as a predecessor had it, between two moves.
 
         Raises:
@@ -229,7 +229,7 @@ class Ledger:
             self.devices[shared.device_index].take(shared.region.nbytes)
         self.shared[shared.device_index, shared.region.shared_key] = shared
 
-    def find(self, wpg_id: WpgId) -> WpgState:
+    def find(self, wpg_id: WpgId) -> WpgEntry:
         """Return the record of a WPG with ranks on this node.
 
         Raises:
@@ -324,7 +324,7 @@ class Ledger:
             self.take_off(shared)
         self._give_room([shared.region])
 
-    def lacking(self, wpg: WpgState) -> dict[int, int]:
+    def lacking(self, wpg: WpgEntry) -> dict[int, int]:
         """Return the bytes that a parked WPG needs on each device."""
         needed = Counter[int]()
         for rank in wpg.ranks.values():
@@ -484,7 +484,7 @@ class Ledger:
         found = self.shared.get((rank.device_index, region.shared_key))
         return found if found is not None and found.is_filled else None
 
-    def _new_wpg(self, wpg_id: WpgId, *, incarnation: int, job_id: JobId) -> WpgState:
+    def _new_wpg(self, wpg_id: WpgId, *, incarnation: int, job_id: JobId) -> WpgEntry:
         if wpg_id not in self.wpgs and len(self.wpgs) >= self._max_wpgs:
             raise PlexError(
                 ErrorCode.NO_ROOM,
@@ -495,11 +495,11 @@ class Ledger:
         self._last_incarnation[wpg_id] = incarnation
         while len(self._last_incarnation) > 4 * self._max_wpgs:
             del self._last_incarnation[next(iter(self._last_incarnation))]
-        wpg = WpgState(wpg_id=wpg_id, job_id=job_id, incarnation=incarnation)
+        wpg = WpgEntry(wpg_id=wpg_id, job_id=job_id, incarnation=incarnation)
         self.wpgs[wpg_id] = wpg
         return wpg
 
-    def _take_devices(self, wpg: WpgState) -> None:
+    def _take_devices(self, wpg: WpgEntry) -> None:
         taken: dict[int, int] = {}
         try:
             for index, nbytes in self.lacking(wpg).items():
@@ -512,7 +512,7 @@ class Ledger:
         for shared in self._shared_by(wpg):
             shared.is_on_device = True
 
-    def _shared_by(self, wpg: WpgState) -> list[SharedState]:
+    def _shared_by(self, wpg: WpgEntry) -> list[SharedState]:
         found = {
             (rank.device_index, key) for rank in wpg.ranks.values() for key in rank.shared.values()
         }

@@ -13,7 +13,7 @@ from plexsvc.statelink.cuda import open_driver
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.hostcopy import HostCopy, parts
-from plexsvc.statemanager.tiers import Span
+from plexsvc.statemanager.tiers import DeviceExtents
 from plexsvc.weights.pieces import Bytes
 
 
@@ -31,7 +31,7 @@ class CudaDevice:
     def left(self) -> None:
         """Nothing: the memory ends with its owner."""
 
-    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> Span:
+    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> DeviceExtents:
         """Refuse: no predecessor's memory is left.
 
         Raises:
@@ -47,7 +47,7 @@ class CudaDevice:
         """Page-lock a host copy when it is allocated, so that no move waits for it."""
         host.pin(self._driver.pin, self._driver.unpin, tell)
 
-    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> Span:
+    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> DeviceExtents:
         """Return new device memory; the rest of its last granule is zeroed in any case.
 
         Raises:
@@ -69,28 +69,32 @@ class CudaDevice:
             tell(nbytes)
             undo.pop_all()
         self._mapped[fd] = address, nbytes, handle
-        return Span(nbytes=nbytes, extents=(Extent(offset=0, nbytes=nbytes),), fd=fd)
+        return DeviceExtents(nbytes=nbytes, extents=(Extent(offset=0, nbytes=nbytes),), fd=fd)
 
-    def release(self, span: Span, *, is_final: bool) -> None:
+    def release(self, span: DeviceExtents, *, is_final: bool) -> None:
         """Free the memory on the device; every release is final here."""
         del is_final
         self._free(span.fd)
 
-    def to_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
+    def to_host(
+        self, span: DeviceExtents, address: int, part: Extent, tell: Tell = tell_nobody
+    ) -> None:
         """Copy to memory, at the bus's speed where that is pinned."""
         for low, nbytes in parts(part.nbytes):
             here = self._mapped[span.fd][0] + part.offset + low
             self._driver.to_host(address + low, here, nbytes)
             tell(nbytes)
 
-    def from_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
+    def from_host(
+        self, span: DeviceExtents, address: int, part: Extent, tell: Tell = tell_nobody
+    ) -> None:
         """Copy from memory, at the bus's speed where that is pinned."""
         for low, nbytes in parts(part.nbytes):
             here = self._mapped[span.fd][0] + part.offset + low
             self._driver.from_host(here, address + low, nbytes)
             tell(nbytes)
 
-    def view(self, span: Span, host: HostCopy) -> Bytes:
+    def view(self, span: DeviceExtents, host: HostCopy) -> Bytes:
         """Return the bytes by way of the host copy, which a later offload overwrites."""
         self.to_host(span, host.address, Extent(offset=0, nbytes=span.nbytes))
         return host.view()

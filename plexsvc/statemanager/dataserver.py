@@ -22,7 +22,7 @@ from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Header, Message
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.links import RankLink
-from plexsvc.statemanager.node import Node, region_state
+from plexsvc.statemanager.node import ManagedNode, region_state
 
 log = Log(__name__)
 
@@ -40,7 +40,7 @@ Call = Callable[[RankLink, Message], Message]
 class DataServer:
     """Accepts clients of `node` until closed."""
 
-    def __init__(self, node: Node, clients: Clients, path: Path) -> None:
+    def __init__(self, node: ManagedNode, clients: Clients, path: Path) -> None:
         self.path = path
         self._node = node
         self._clients = clients

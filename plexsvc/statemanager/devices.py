@@ -9,16 +9,16 @@ from typing import Final
 
 from plexsvc.errors import bad_request, internal
 from plexsvc.statelink.cuda import open_driver
-from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
+from plexsvc.statemanager.config import StateManagerConfig, TierConfig
 from plexsvc.statemanager.cuda import CudaDevice
 from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier
 
-Open = Callable[[DeviceConfig, StateManagerConfig, ArenaFile | None], DeviceTier]
+Open = Callable[[TierConfig, StateManagerConfig, ArenaFile | None], DeviceTier]
 """Opens a device, over what a predecessor left of it."""
 
 
 def _open_arena(
-    device: DeviceConfig, config: StateManagerConfig, left: ArenaFile | None
+    device: TierConfig, config: StateManagerConfig, left: ArenaFile | None
 ) -> DeviceTier:
     arena = CpuArena(
         device.bytes_total,
@@ -32,7 +32,7 @@ def _open_arena(
     return arena
 
 
-def check_budgets(devices: Sequence[DeviceConfig]) -> None:
+def check_budgets(devices: Sequence[TierConfig]) -> None:
     """Refuse devices of one GPU that together ask for more memory than its driver says it has.
 
     Raises:
@@ -59,7 +59,7 @@ TIERS: Final[Mapping[str, Open]] = {
 
 
 def open_tier(
-    device: DeviceConfig, config: StateManagerConfig, *, left: ArenaFile | None = None
+    device: TierConfig, config: StateManagerConfig, *, left: ArenaFile | None = None
 ) -> DeviceTier:
     """Return the memory of a configured device; an arena lies in the file a predecessor `left`.
 

@@ -34,8 +34,8 @@ from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.dataserver import DataServer
-from plexsvc.statemanager.moves import Mover
-from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.moves import StateMover
+from plexsvc.statemanager.node import ManagedNode
 from plexsvc.statemanager.parking import Parking
 from plexsvc.statemanager.servicer import StateManagerServicer, add_to_server
 from plexsvc.tether import die_with_parent
@@ -61,7 +61,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
     config.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     node, entries = adoption.open_node(config, book)
     keys = read_keys(config.keys_file)
-    clients, mover, parking = Clients(node), Mover(node, clock=SystemClock()), Parking(node)
+    clients, mover, parking = Clients(node), StateMover(node, clock=SystemClock()), Parking(node)
     adoption.adopt(node, clients, mover, entries)
     give_up = threading.Timer(config.resume_timeout_us / 1e6, clients.drop_pending)
     give_up.daemon = True
@@ -102,7 +102,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         log.info("state manager ended", node_id=config.node_id)
 
 
-async def beat(node: Node) -> None:
+async def beat(node: ManagedNode) -> None:
     """Show the parent that this process gets on: its event loop turns, its lock can be had."""
     loop = asyncio.get_running_loop()
     with suppress(PlexError):  # the parent is gone, and this process with it

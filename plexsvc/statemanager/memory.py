@@ -19,7 +19,7 @@ from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.core import RegionState, SharedState
 from plexsvc.statemanager.disk import Disk
 from plexsvc.statemanager.hostcopy import HostCopy, Tail
-from plexsvc.statemanager.tiers import DeviceTier, Span
+from plexsvc.statemanager.tiers import DeviceExtents, DeviceTier
 from plexsvc.weights.pieces import Bytes
 
 
@@ -32,7 +32,7 @@ class RankMemory:
     def __init__(self, tier: DeviceTier, disk: Disk | None = None) -> None:
         self.tier = tier
         self._disk = disk
-        self.spans: dict[str, Span] = {}
+        self.spans: dict[str, DeviceExtents] = {}
         self.hosts: dict[str, HostCopy] = {}
         self.shared: dict[str, SharedRegion] = {}
 
@@ -178,7 +178,7 @@ class SharedRegion:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def span(self) -> Span:
+    def span(self) -> DeviceExtents:
         """Where it lies on its device."""
         return self.memory.spans[self.state.region.name]
 

@@ -21,10 +21,10 @@ from plexsvc.fencing import Fence
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
-from plexsvc.statemanager.caller import Caller, Tell
+from plexsvc.statemanager.caller import Tell, WaitingCaller
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.links import RankLink
-from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.node import ManagedNode
 
 log = Log(__name__)
 
@@ -73,10 +73,10 @@ class Steps:
         )
 
 
-class Mover:
+class StateMover:
     """Performs moves; those of one WPG one after the other, of different ones at once."""
 
-    def __init__(self, node: Node, *, clock: Clock) -> None:
+    def __init__(self, node: ManagedNode, *, clock: Clock) -> None:
         self._node = node
         self._clock = clock
         self._done: dict[tuple[WpgId, bytes], MoveOutcome] = {}
@@ -84,7 +84,7 @@ class Mover:
         self.spared_bytes = 0
 
     def move(
-        self, wpg_id: WpgId, to: Residency, *, fence: Fence, move_id: bytes, caller: Caller
+        self, wpg_id: WpgId, to: Residency, *, fence: Fence, move_id: bytes, caller: WaitingCaller
     ) -> MoveOutcome:
         """Return when the state is where it was asked. A repeated move id is answered as before.
 

@@ -19,7 +19,7 @@ from plexsvc.statemanager.arrivals import Arrivals
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.caller import Tally
 from plexsvc.statemanager.config import StateManagerConfig
-from plexsvc.statemanager.core import Ledger, RegionState, WpgState
+from plexsvc.statemanager.core import Ledger, RegionState, WpgEntry
 from plexsvc.statemanager.devices import check_budgets, open_tier
 from plexsvc.statemanager.disk import Disk
 from plexsvc.statemanager.links import KeyedLocks, RankLink
@@ -43,7 +43,7 @@ NUMBERS: Final[Key] = ("numbers",)
 """The record of the fencing numbers this node has seen."""
 
 
-class Node:
+class ManagedNode:
     """Everything the daemon holds: bookkeeping under `lock`, and by WPG memory and links.
 
     Nobody waits for another process while holding `lock`. `pending` are the clients of a
@@ -213,7 +213,7 @@ class Node:
             found = [link for key, link in self.links.items() if key[0] == wpg_id]
         return sorted(found, key=lambda link: link.rank)
 
-    def state_of(self, wpg_id: WpgId) -> WpgState:
+    def state_of(self, wpg_id: WpgId) -> WpgEntry:
         """Return the ledger's record.
 
         Raises:

@@ -21,9 +21,9 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import MOVING, Residency
-from plexsvc.statemanager.core import Budget, RegionState, WpgState
+from plexsvc.statemanager.core import Budget, RegionState, WpgEntry
 from plexsvc.statemanager.links import RankLink
-from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.node import ManagedNode
 from plexsvc.weights.checksums import BLOCK_BYTES
 
 log = Log(__name__)
@@ -47,7 +47,7 @@ PAUSE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ParkingStep:
     """What is moved next: bytes of a region to disk, or, where negative, to memory."""
 
     wpg_id: WpgId
@@ -59,7 +59,7 @@ class Step:
 class Parking:
     """Moves parked state between memory and disk. Thread-safe."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ManagedNode) -> None:
         self._node = node
         self._expected: dict[WpgId, int] = {}
         self._makers = 0
@@ -164,7 +164,7 @@ class Parking:
             rising = next(self._rising_of(order, wanted), None)
             if rising is None:
                 return False
-            step: Step | None = rising
+            step: ParkingStep | None = rising
             if -rising.nbytes > self._node.ledger.host.free:
                 steps = (
                     step
@@ -185,7 +185,7 @@ class Parking:
             with self._node.lock:
                 self._makers -= 1
 
-    def _all_sinking(self) -> list[Step]:
+    def _all_sinking(self) -> list[ParkingStep]:
         """Return what could go to disk, what is needed last first."""
         with self._node.lock:
             return [
@@ -194,18 +194,18 @@ class Parking:
                 for step in self._sinking_of(wpg, most=_in_memory(wpg))
             ]
 
-    def _order(self) -> list[WpgState]:
+    def _order(self) -> list[WpgEntry]:
         """Return all WPGs, those first that need their place in memory first."""
         parked = {wpg_id: at for at, wpg_id in enumerate(self._node.parked)}
         last = len(parked)
 
-        def key(wpg: WpgState) -> tuple[bool, int, int, str]:
+        def key(wpg: WpgEntry) -> tuple[bool, int, int, str]:
             at = self._expected.get(wpg.wpg_id, last)
             return not wpg.is_on_device, at, parked.get(wpg.wpg_id, last), wpg.wpg_id
 
         return sorted(self._node.ledger.wpgs.values(), key=key)
 
-    def _wanted(self, order: Sequence[WpgState]) -> dict[WpgId, int]:
+    def _wanted(self, order: Sequence[WpgEntry]) -> dict[WpgId, int]:
         """Return how much of each should have its place in memory, of what others leave."""
         host = self._node.ledger.host
         room = host.free + sum(map(_in_memory, order))
@@ -215,22 +215,24 @@ class Parking:
             room -= wanted[wpg.wpg_id]
         return wanted
 
-    def _rising_of(self, order: Sequence[WpgState], wanted: dict[WpgId, int]) -> Iterator[Step]:
+    def _rising_of(
+        self, order: Sequence[WpgEntry], wanted: dict[WpgId, int]
+    ) -> Iterator[ParkingStep]:
         for wpg in order:
             most = min(STEP_BYTES, wanted[wpg.wpg_id] - _in_memory(wpg))
             for rank, region in _regions(wpg):
                 if nbytes := _rising(region, most):
-                    yield Step(wpg_id=wpg.wpg_id, rank=rank, region=region, nbytes=-nbytes)
+                    yield ParkingStep(wpg_id=wpg.wpg_id, rank=rank, region=region, nbytes=-nbytes)
 
-    def _sinking_of(self, wpg: WpgState, *, most: int) -> Iterator[Step]:
+    def _sinking_of(self, wpg: WpgEntry, *, most: int) -> Iterator[ParkingStep]:
         """Yield steps that take whole blocks, `most` bytes at most, to disk, if it has room."""
         most = min(STEP_BYTES, most, self._node.ledger.disk.free)
         for rank, region in _regions(wpg):
             low = -(-max(0, region.split - most) // BLOCK_BYTES) * BLOCK_BYTES
             if (nbytes := region.split - low) > 0:
-                yield Step(wpg_id=wpg.wpg_id, rank=rank, region=region, nbytes=nbytes)
+                yield ParkingStep(wpg_id=wpg.wpg_id, rank=rank, region=region, nbytes=nbytes)
 
-    def _take(self, step: Step) -> bool:
+    def _take(self, step: ParkingStep) -> bool:
         """Take a step, unless somebody uses the WPG, or it has changed; say whether it was done."""
         with self._node.wpg_locks.try_hold(step.wpg_id) as is_held:
             link = self._node.links.get((step.wpg_id, step.rank))
@@ -286,11 +288,11 @@ class Parking:
             raise
 
 
-def _in_memory(wpg: WpgState) -> int:
+def _in_memory(wpg: WpgEntry) -> int:
     return wpg.nbytes - wpg.disk_bytes
 
 
-def _regions(wpg: WpgState) -> Iterator[tuple[int, RegionState]]:
+def _regions(wpg: WpgEntry) -> Iterator[tuple[int, RegionState]]:
     for rank in wpg.ranks.values():
         for region in rank.regions.values():
             yield rank.rank, region

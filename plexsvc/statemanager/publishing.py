@@ -20,14 +20,14 @@ from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc import lora
 from plexsvc.errors import PlexError, bad_request, not_found
 from plexsvc.ids import JobId, VersionId
-from plexsvc.statemanager.book import Book, Entry, Key
-from plexsvc.statemanager.caller import Caller, Tell, tell_nobody
+from plexsvc.statemanager.book import Book, BookEntry, Key
+from plexsvc.statemanager.caller import Tell, WaitingCaller, tell_nobody
 from plexsvc.statemanager.memfiles import MemoryFile, reserve
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights import pieces
 from plexsvc.weights.checksums import BLOCK_BYTES, block_checksums
 from plexsvc.weights.pieces import RegionBytes
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 Placed = tuple[CanonicalPiece, CanonicalPiece]
 """A piece where it is, and where it goes."""
@@ -134,7 +134,7 @@ class Publisher:
         file = _copied(placed, nbytes, region=region, tell=tell)
         return Draft(key=key, manifest=manifest, file=file)
 
-    def enter(self, draft: Draft, caller: Caller) -> VersionManifest:
+    def enter(self, draft: Draft, caller: WaitingCaller) -> VersionManifest:
         """Checksum a draft and let everyone see it, unless its caller gave up.
 
         Raises:
@@ -149,7 +149,7 @@ class Publisher:
             raise not_found(f"version {key.version} of {key.deployment_id} was released meanwhile")
         return manifest
 
-    def adopt(self, entry: Entry) -> None:
+    def adopt(self, entry: BookEntry) -> None:
         """Take over a version that a predecessor kept.
 
         Raises:
@@ -218,7 +218,7 @@ class Publisher:
                 self._write_down(key)
 
     @contextmanager
-    def reading(self, key: VersionId) -> Iterator[Published]:
+    def reading(self, key: VersionId) -> Iterator[OpenedPart]:
         """Hold a version and return it, opened.
 
         Raises:
@@ -231,7 +231,7 @@ class Publisher:
             version = self._versions[key]
         try:
             data = memoryview(version.file.map(is_writable=False))[: version.manifest.nbytes]
-            yield Published(manifest=version.manifest, data=data)
+            yield OpenedPart(manifest=version.manifest, data=data)
         finally:
             self.unhold(key, holder)
 
@@ -242,7 +242,7 @@ class Publisher:
                 version.file.close()
             self._versions.clear()
 
-    def _entered(self, key: VersionId, version: Version, caller: Caller) -> bool:
+    def _entered(self, key: VersionId, version: Version, caller: WaitingCaller) -> bool:
         """Enter a version all see from here on; return whether it was released meanwhile."""
         with self._lock:
             caller.check()

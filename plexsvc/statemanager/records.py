@@ -15,7 +15,7 @@ from plexsvc.ids import WpgId
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.book import Facts, Key
-from plexsvc.statemanager.core import RegionState, SharedState, WpgState
+from plexsvc.statemanager.core import RegionState, SharedState, WpgEntry
 from plexsvc.statemanager.disk import blocks
 from plexsvc.statemanager.hostcopy import HostCopy
 from plexsvc.statemanager.links import Export, RankLink
@@ -31,10 +31,10 @@ class RankRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WpgRecord:
+class StoredWpg:
     """A WPG as its record has it."""
 
-    state: WpgState
+    state: WpgEntry
     ranks: Mapping[int, RankRecord]
     last_move: Facts | None
 
@@ -60,7 +60,7 @@ def index_key(wpg_id: WpgId, rank: int) -> Key:
 
 
 def facts_of(
-    wpg: WpgState,
+    wpg: WpgEntry,
     links: Iterable[RankLink],
     *,
     residency: Residency | None,
@@ -82,7 +82,7 @@ def facts_of(
         if link.rank in wpg.ranks
     }
     assert ranks.keys() == wpg.ranks.keys(), (ranks, wpg)
-    record = WpgRecord(state=replace(wpg, residency=at), ranks=ranks, last_move=last_move)
+    record = StoredWpg(state=replace(wpg, residency=at), ranks=ranks, last_move=last_move)
     facts: Facts = msgspec.to_builtins(record, str_keys=True)
     return facts
 
@@ -132,7 +132,7 @@ def parse_shared(facts: Facts) -> SharedRecord:
     return msgspec.convert(facts, SharedRecord)
 
 
-def without(wpg: WpgState, rank: int) -> WpgState:
+def without(wpg: WpgEntry, rank: int) -> WpgEntry:
     """Return what the ledger will say of a WPG when it has freed `rank`."""
     ranks = {number: state for number, state in wpg.ranks.items() if number != rank}
     has_lost = bool(wpg.ranks[rank].regions)
@@ -144,6 +144,6 @@ def without(wpg: WpgState, rank: int) -> WpgState:
     )
 
 
-def parse(facts: Facts) -> WpgRecord:
+def parse(facts: Facts) -> StoredWpg:
     """Return what a record says."""
-    return msgspec.convert(facts, WpgRecord, str_keys=True)
+    return msgspec.convert(facts, StoredWpg, str_keys=True)

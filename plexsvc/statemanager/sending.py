@@ -20,7 +20,7 @@ from plexsvc.weights import deltas
 from plexsvc.weights.checksums import BLOCK_BYTES
 from plexsvc.weights.dtypes import DTYPES
 from plexsvc.weights.manifests import is_alike
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 AHEAD: Final = 2
 """Blocks that are made ready while others are sent."""
@@ -32,7 +32,7 @@ TRY_EVERY: Final = 16
 class VersionStream:
     """Makes the messages of one stream, block by block."""
 
-    def __init__(self, version: Published, base: Published | None, *, bytes_per_s: int) -> None:
+    def __init__(self, version: OpenedPart, base: OpenedPart | None, *, bytes_per_s: int) -> None:
         self._version = version
         self._base = base
         self._bytes_per_s = bytes_per_s
@@ -96,13 +96,13 @@ def streaming(publisher: Publisher, request: pb.ReadVersionRequest) -> Iterator[
         yield VersionStream(version, base, bytes_per_s=request.bytes_per_s)
 
 
-def _held(publisher: Publisher, key: VersionId, held: ExitStack) -> Published | None:
+def _held(publisher: Publisher, key: VersionId, held: ExitStack) -> OpenedPart | None:
     try:
         return held.enter_context(publisher.reading(key))
     except PlexError:
         return None  # released: the version is sent whole
 
 
-def _width(version: Published) -> int:
+def _width(version: OpenedPart) -> int:
     sizes = {DTYPES[piece.dtype].carrier.itemsize for piece in version.manifest.pieces}
     return min(sizes & set(deltas.WIDTHS), default=deltas.WIDTHS[-1])

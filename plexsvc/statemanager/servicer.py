@@ -36,12 +36,12 @@ from plexsvc.rpc.residency import ON_WIRE, TARGETS
 from plexsvc.rpc.services import add_service
 from plexsvc.statelink.far import Far
 from plexsvc.statemanager import checkpoints, snapshot
-from plexsvc.statemanager.caller import Caller
+from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.clients import Clients
-from plexsvc.statemanager.core import WpgState
+from plexsvc.statemanager.core import WpgEntry
 from plexsvc.statemanager.links import KeyedLocks
-from plexsvc.statemanager.moves import MoveOutcome, Mover
-from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.moves import MoveOutcome, StateMover
+from plexsvc.statemanager.node import ManagedNode
 from plexsvc.statemanager.parking import Parking
 from plexsvc.statemanager.publishing import (
     COMPLETE_KINDS,
@@ -52,7 +52,7 @@ from plexsvc.statemanager.publishing import (
 from plexsvc.statemanager.sending import AHEAD, streaming
 from plexsvc.weights import pieces
 from plexsvc.weights.manifests import part_name, scalars_by_rank, steps
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 log = Log(__name__)
 
@@ -78,10 +78,10 @@ class StateManagerServicer:
 
     def __init__(
         self,
-        node: Node,
+        node: ManagedNode,
         *,
         clients: Clients,
-        mover: Mover,
+        mover: StateMover,
         parking: Parking,
         clock: Clock,
         data_socket: str,
@@ -135,7 +135,7 @@ class StateManagerServicer:
         self, request: pb.MaterializeRequest
     ) -> AsyncGenerator[pb.MaterializeReply]:
         """Write a checkpoint; say how far it is while it gets on."""
-        caller, told = Caller(), 0
+        caller, told = WaitingCaller(), 0
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._writers, self._materialize, request, caller)
         try:
@@ -216,7 +216,7 @@ class StateManagerServicer:
                 versions=[pb.VersionId(**key._asdict()) for key in self._node.publisher.known()],
             )
 
-    def _wpg_on_wire(self, wpg: WpgState) -> pb.WpgState:
+    def _wpg_on_wire(self, wpg: WpgEntry) -> pb.WpgState:
         move_us, moved_bytes = self._mover.progress(wpg.wpg_id)
         return pb.WpgState(
             wpg_id=wpg.wpg_id,
@@ -267,7 +267,7 @@ class StateManagerServicer:
 
     async def _run(
         self,
-        work: Callable[[Caller], T],
+        work: Callable[[WaitingCaller], T],
         threads: ThreadPoolExecutor | None = None,
         *,
         of: str = "",
@@ -276,20 +276,20 @@ class StateManagerServicer:
 
         The bytes that it works on are counted as those `of` a WPG.
         """
-        caller = Caller(partial(self._node.worked.add, WpgId(of)))
+        caller = WaitingCaller(partial(self._node.worked.add, WpgId(of)))
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(threads or self._threads, self._do, work, caller)
         finally:
             caller.leave()
 
-    def _do(self, work: Callable[[Caller], T], caller: Caller) -> T:
+    def _do(self, work: Callable[[WaitingCaller], T], caller: WaitingCaller) -> T:
         """Work, and return once a successor would know of it."""
         done = work(caller)
         self._node.book.settle()
         return done
 
-    def _move(self, request: pb.MoveRequest, caller: Caller) -> MoveOutcome:
+    def _move(self, request: pb.MoveRequest, caller: WaitingCaller) -> MoveOutcome:
         if request.to not in TARGETS:
             name = common_pb2.Residency.Name(request.to)
             raise bad_request(f"cannot move {request.wpg_id} to {name}; tiers are DEVICE and HOST")
@@ -302,7 +302,7 @@ class StateManagerServicer:
             caller=caller,
         )
 
-    def _publish(self, request: pb.PublishRequest, caller: Caller) -> pb.PublishReply:
+    def _publish(self, request: pb.PublishRequest, caller: WaitingCaller) -> pb.PublishReply:
         wpg_id, key = WpgId(request.wpg_id), VersionId.of(request)
         is_copy = request.HasField("copy_of")
         self._node.wait_until_settled()
@@ -326,7 +326,7 @@ class StateManagerServicer:
             step=steps(scalars_by_rank([manifest])),
         )
 
-    def _draft(self, request: pb.PublishRequest, caller: Caller) -> Draft:
+    def _draft(self, request: pb.PublishRequest, caller: WaitingCaller) -> Draft:
         """Copy parameters, or all the state that is asked for; the caller holds the lock."""
         wpg_id = WpgId(request.wpg_id)
         self._parking.bring_back(wpg_id)
@@ -354,7 +354,7 @@ class StateManagerServicer:
         )
         return self._parking.with_room(draft)
 
-    def _draft_copy(self, request: pb.PublishRequest, caller: Caller) -> Draft:
+    def _draft_copy(self, request: pb.PublishRequest, caller: WaitingCaller) -> Draft:
         """Copy a complete version of other nodes, as one part."""
         with self._copied(request.copy_of, caller) as taken:
             draft = partial(
@@ -372,7 +372,9 @@ class StateManagerServicer:
         self._node.admit(request.fence)
         self._node.publisher.release(VersionId.of(request))
 
-    def _materialize(self, request: pb.MaterializeRequest, caller: Caller) -> checkpoints.Written:
+    def _materialize(
+        self, request: pb.MaterializeRequest, caller: WaitingCaller
+    ) -> checkpoints.Written:
         self._node.admit(request.fence)
         with (
             self._copied(request.copies, caller) as state,
@@ -403,7 +405,7 @@ class StateManagerServicer:
         finally:
             self._node.book.drop(key)
 
-    def _digest(self, request: pb.DigestRequest, caller: Caller) -> pb.DigestReply:
+    def _digest(self, request: pb.DigestRequest, caller: WaitingCaller) -> pb.DigestReply:
         self._node.admit(request.fence)
         with self._copied(request.copies, caller) as state:
             return pb.DigestReply(
@@ -411,7 +413,9 @@ class StateManagerServicer:
             )
 
     @contextmanager
-    def _copied(self, copies: pb.PublishedVersion, caller: Caller) -> Iterator[snapshot.Snapshot]:
+    def _copied(
+        self, copies: pb.PublishedVersion, caller: WaitingCaller
+    ) -> Iterator[snapshot.StateSnapshot]:
         """Return the state that copies of all nodes of a WPG make up, held for the block."""
         if not copies.holders:
             raise bad_request("no copy is named to work from; publish one")
@@ -424,8 +428,8 @@ class StateManagerServicer:
         self,
         copies: pb.PublishedVersion,
         holder: pb.VersionHolder,
-        caller: Caller,
-    ) -> Iterator[Published]:
+        caller: WaitingCaller,
+    ) -> Iterator[OpenedPart]:
         if holder.node_id == self._node.config.node_id:
             with self._node.publisher.reading(VersionId.of(copies)) as published:
                 yield published
@@ -449,7 +453,7 @@ def add_to_server(servicer: StateManagerServicer, server: grpc.aio.Server) -> No
     add_service(server, SERVICE, calls=calls, streams=streams)
 
 
-def _progress(taken: snapshot.Snapshot) -> Progress:
+def _progress(taken: snapshot.StateSnapshot) -> Progress:
     scalars = json.dumps({str(rank): dict(known) for rank, known in taken.scalars.items()})
     return Progress(scalars_json=scalars, applied_seq=taken.applied_seq)
 
@@ -461,11 +465,11 @@ def _places(
     """Yield where a checkpoint goes and its model's files, each opened below its root."""
     target, root = Path(request.path), Path(request.root)
     with ExitStack() as stack:
-        above = paths.Place(path=target.parent, root=root)
+        above = paths.CheckedPath(path=target.parent, root=root)
         parent = stack.enter_context(paths.opened_directory(above, make=True))
         model = None
         if request.model:
-            place = paths.Place(path=Path(request.model), root=Path(request.model_root))
+            place = paths.CheckedPath(path=Path(request.model), root=Path(request.model_root))
             model = stack.enter_context(paths.view(place, only=checkpoints.is_copied))
         yield parent / target.name, model
 

@@ -13,17 +13,17 @@ import xxhash
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc.ids import WpgId
 from plexsvc.residency import Residency
-from plexsvc.statemanager.caller import Caller
-from plexsvc.statemanager.core import WpgState
+from plexsvc.statemanager.caller import WaitingCaller
+from plexsvc.statemanager.core import WpgEntry
 from plexsvc.statemanager.links import RankLink, Scalars
-from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.node import ManagedNode
 from plexsvc.weights import manifests, pieces, reading
 from plexsvc.weights.pieces import GRADIENTS, Array, RegionBytes
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class StateSnapshot:
     """State between two operations: live, for as long as the WPG's lock is held, or copied."""
 
     index: tuple[CanonicalPiece, ...]
@@ -33,7 +33,7 @@ class Snapshot:
     applied_seq: int
 
 
-def take(node: Node, wpg_id: WpgId, *, beside: bool = False) -> Snapshot:
+def take(node: ManagedNode, wpg_id: WpgId, *, beside: bool = False) -> StateSnapshot:
     """Ask resident ranks for their scalars and return the state; the caller holds the WPG's lock.
 
     `beside` an operation that writes no weights, the state is that before it, but for gradients.
@@ -50,7 +50,7 @@ def take(node: Node, wpg_id: WpgId, *, beside: bool = False) -> Snapshot:
             applied = min((link.last_export.applied_seq for link in links), default=0)
             node.ledger.note_applied(wpg_id, applied)
     by_rank = {link.rank: link for link in links}
-    return Snapshot(
+    return StateSnapshot(
         index=tuple(piece for link in links for piece in _kept(wpg, link)),
         # A region of a GPU is copied off it once, however many tensors lie in it.
         region=functools.cache(lambda rank, name: by_rank[rank].memory.view(name)),
@@ -59,7 +59,7 @@ def take(node: Node, wpg_id: WpgId, *, beside: bool = False) -> Snapshot:
     )
 
 
-def has_gradients(node: Node, wpg_id: WpgId) -> bool:
+def has_gradients(node: ManagedNode, wpg_id: WpgId) -> bool:
     """Whether a window of accumulated gradients is open, as the ranks last said."""
     wpg = node.state_of(wpg_id)
     return any(
@@ -69,11 +69,11 @@ def has_gradients(node: Node, wpg_id: WpgId) -> bool:
     )
 
 
-def of_copies(copies: Sequence[Published]) -> Snapshot:
+def of_copies(copies: Sequence[OpenedPart]) -> StateSnapshot:
     """Return the state that the copies of a WPG's nodes make up together."""
     index, region = reading.joined(copies)
     known = [copy.manifest for copy in copies]
-    return Snapshot(
+    return StateSnapshot(
         index=tuple(index),
         region=region,
         scalars=dict(manifests.scalars_by_rank(known)),
@@ -81,7 +81,7 @@ def of_copies(copies: Sequence[Published]) -> Snapshot:
     )
 
 
-def digests(snapshot: Snapshot, caller: Caller) -> dict[str, str]:
+def digests(snapshot: StateSnapshot, caller: WaitingCaller) -> dict[str, str]:
     """Return a hash per kind over tensors in canonical order, the same for every layout.
 
     Gradients go rank by rank, and tensors of which only a part is here box by box.
@@ -106,7 +106,7 @@ def digests(snapshot: Snapshot, caller: Caller) -> dict[str, str]:
     return {kind: found.hexdigest() for kind, found in hashes.items()}
 
 
-def _kept(wpg: WpgState, link: RankLink) -> list[CanonicalPiece]:
+def _kept(wpg: WpgEntry, link: RankLink) -> list[CanonicalPiece]:
     """Return a rank's pieces but those of clean droppable regions, which are zero."""
     regions = wpg.ranks[link.rank].regions
     clean = {name for name, region in regions.items() if region.is_droppable}
@@ -117,15 +117,15 @@ def _kept(wpg: WpgState, link: RankLink) -> list[CanonicalPiece]:
 def _update_pieces(
     found: hashlib._Hash,
     parts: Sequence[CanonicalPiece],
-    snapshot: Snapshot,
-    caller: Caller,
+    snapshot: StateSnapshot,
+    caller: WaitingCaller,
 ) -> None:
     for part in parts:
         found.update(f"{list(part.start)} {list(part.size)}\n".encode())
         _hash(found, pieces.piece_view(snapshot.region(part.rank, part.region), part), caller)
 
 
-def _hash(found: hashlib._Hash, array: Array, caller: Caller) -> None:
+def _hash(found: hashlib._Hash, array: Array, caller: WaitingCaller) -> None:
     """Hash an array's bytes: quickly, as all of a model's are."""
     caller.advance(array.nbytes)
     found.update(xxhash.xxh3_128_digest(np.ascontiguousarray(array).data))

@@ -15,7 +15,7 @@ from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.batches import check_batch
 from plexsvc.errors import bad_request, unavailable
 from plexsvc.ids import JobId, TenantId
-from plexsvc.statemanager.book import Book, Entry, Key
+from plexsvc.statemanager.book import Book, BookEntry, Key
 from plexsvc.statemanager.memfiles import MemoryFile, reserve, write
 from plexsvc.statemanager.shelves import StagedEntry, StagingRoom
 
@@ -116,7 +116,7 @@ class Staging:
         with self._lock:
             self._seal(_key(job_id, staging_id))
 
-    def adopt(self, entry: Entry) -> None:
+    def adopt(self, entry: BookEntry) -> None:
         """Take over a bundle that a predecessor kept.
 
         Raises:

@@ -33,7 +33,7 @@ _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 @dataclass(slots=True, kw_only=True)
-class Span:
+class DeviceExtents:
     """Device memory of one region: extents of the device, laid end to end in the rank."""
 
     nbytes: int
@@ -53,7 +53,7 @@ class DeviceTier(Protocol):
     def left(self) -> ArenaFile | None:
         """The file that a successor takes over, None for memory that ends with its owner."""
 
-    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> Span:
+    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> DeviceExtents:
         """Return a region that a predecessor had reserved.
 
         Raises:
@@ -72,7 +72,7 @@ class DeviceTier(Protocol):
             PlexError: `no_room` when the machine itself lacks the memory.
         """
 
-    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> Span:
+    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> DeviceExtents:
         """Return device memory for a region, zero-filled when asked; the ledger has admitted it.
 
         Say of each part that it is done.
@@ -81,16 +81,20 @@ class DeviceTier(Protocol):
             PlexError: `no_room` when the machine itself lacks the memory.
         """
 
-    def release(self, span: Span, *, is_final: bool) -> None:
+    def release(self, span: DeviceExtents, *, is_final: bool) -> None:
         """Take a span back; `is_final` returns its pages to the machine."""
 
-    def to_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
+    def to_host(
+        self, span: DeviceExtents, address: int, part: Extent, tell: Tell = tell_nobody
+    ) -> None:
         """Copy a part of the region to memory at `address`; say of each piece that it is done."""
 
-    def from_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
+    def from_host(
+        self, span: DeviceExtents, address: int, part: Extent, tell: Tell = tell_nobody
+    ) -> None:
         """Fill a part of the region from memory at `address`; say of each piece that it is done."""
 
-    def view(self, span: Span, host: HostCopy) -> Bytes:
+    def view(self, span: DeviceExtents, host: HostCopy) -> Bytes:
         """Return the span's bytes as one readable array, by way of `host` where they must move."""
 
     def close(self) -> None:
@@ -137,7 +141,7 @@ class CpuArena:
         """The file it lies in."""
         return ArenaFile(fd=self._fd, page_bytes=self.page_bytes)
 
-    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> Span:
+    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> DeviceExtents:
         """Return a region that a predecessor had reserved here.
 
         Raises:
@@ -146,7 +150,7 @@ class CpuArena:
         if sum(extent.nbytes for extent in extents) != nbytes:
             raise internal(f"{nbytes} device bytes lie in {extents}")
         self._pool.claim(extents)
-        return Span(nbytes=nbytes, extents=extents, fd=self._fd)
+        return DeviceExtents(nbytes=nbytes, extents=extents, fd=self._fd)
 
     def tidy(self) -> None:
         """Return the pages of what nobody claimed, unless they are kept."""
@@ -161,7 +165,7 @@ class CpuArena:
         """Bytes of the machine's memory the arena holds."""
         return os.fstat(self._fd).st_blocks * 512
 
-    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> Span:
+    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> DeviceExtents:
         """Return extents with pages behind them.
 
         Raises:
@@ -169,7 +173,7 @@ class CpuArena:
         """
         with self._pool_lock:
             extents = self._pool.take(mapping.round_to_pages(nbytes))
-        span = Span(nbytes=nbytes, extents=extents, fd=self._fd)
+        span = DeviceExtents(nbytes=nbytes, extents=extents, fd=self._fd)
         try:
             for extent in extents:
                 for low, size in parts(extent.nbytes):
@@ -183,7 +187,7 @@ class CpuArena:
             raise
         return span
 
-    def release(self, span: Span, *, is_final: bool) -> None:
+    def release(self, span: DeviceExtents, *, is_final: bool) -> None:
         """Return extents to the arena, and their pages to the machine when asked or configured."""
         if span.stitched is not None:
             span.stitched.close()
@@ -197,19 +201,23 @@ class CpuArena:
             for extent in span.extents if is_returned else ():
                 mapping.punch(self._fd, self._pool.widened(extent))
 
-    def to_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
+    def to_host(
+        self, span: DeviceExtents, address: int, part: Extent, tell: Tell = tell_nobody
+    ) -> None:
         """Copy at memcpy speed."""
         for here, there, nbytes in self._parts(span, part):
             mapping.copy(address + there, here, nbytes)
             tell(nbytes)
 
-    def from_host(self, span: Span, address: int, part: Extent, tell: Tell = tell_nobody) -> None:
+    def from_host(
+        self, span: DeviceExtents, address: int, part: Extent, tell: Tell = tell_nobody
+    ) -> None:
         """Copy at memcpy speed."""
         for here, there, nbytes in self._parts(span, part):
             mapping.copy(here, address + there, nbytes)
             tell(nbytes)
 
-    def _parts(self, span: Span, part: Extent) -> Iterator[tuple[int, int, int]]:
+    def _parts(self, span: DeviceExtents, part: Extent) -> Iterator[tuple[int, int, int]]:
         """Yield the address, offset in the part, and bytes of each piece to copy."""
         start = 0
         for extent in span.extents:
@@ -221,7 +229,7 @@ class CpuArena:
                 yield here, at - part.offset, nbytes
             start += extent.nbytes
 
-    def view(self, span: Span, host: HostCopy) -> Bytes:
+    def view(self, span: DeviceExtents, host: HostCopy) -> Bytes:
         """Return the bytes in place; extents are stitched together by mapping, not by copying."""
         del host
         if len(span.extents) == 1:

@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from plexsvc.errors import internal, unavailable
 from plexsvc.scheduler.driver import journal
 from plexsvc.store.reader import read_journal
-from plexsvc.traces.spans import Span, Tracer
+from plexsvc.traces.spans import Tracer, TraceSpan
 
 BATCH: Final = 512
 """Spans that are sent at once."""
@@ -30,7 +30,7 @@ _RESOURCE: Final = Resource({"service.name": "plexsvc"})
 class Sink(Protocol):
     """Where spans go."""
 
-    def send(self, spans: Sequence[Span]) -> None:
+    def send(self, spans: Sequence[TraceSpan]) -> None:
         """Give them on.
 
         Raises:
@@ -45,7 +45,7 @@ class Collector:
         self._endpoint = endpoint
         self._exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
 
-    def send(self, spans: Sequence[Span]) -> None:
+    def send(self, spans: Sequence[TraceSpan]) -> None:
         """Post them; what fails for a moment is tried again."""
         if self._exporter.export([_readable(span) for span in spans]) is SpanExportResult.FAILURE:
             raise unavailable(
@@ -60,7 +60,7 @@ class Lines:
     def __init__(self, file: IO[str]) -> None:
         self._file = file
 
-    def send(self, spans: Sequence[Span]) -> None:
+    def send(self, spans: Sequence[TraceSpan]) -> None:
         """Write one line."""
         request = encode_spans([_readable(span) for span in spans])
         self._file.write(json_format.MessageToJson(request, indent=None) + "\n")
@@ -112,10 +112,10 @@ class _Sender:
     def __init__(self, sink: Sink, *, since_us: int) -> None:
         self._sink = sink
         self._since_us = since_us
-        self._spans: list[Span] = []
+        self._spans: list[TraceSpan] = []
         self.sent = 0
 
-    def add(self, spans: Iterator[Span]) -> None:
+    def add(self, spans: Iterator[TraceSpan]) -> None:
         self._spans += (span for span in spans if span.end_us >= self._since_us)
         if len(self._spans) >= BATCH:
             self.flush()
@@ -127,7 +127,7 @@ class _Sender:
             self._spans = []
 
 
-def _readable(span: Span) -> ReadableSpan:
+def _readable(span: TraceSpan) -> ReadableSpan:
     def context(span_id: int, *, is_remote: bool) -> SpanContext:
         return SpanContext(
             trace_id=span.trace_id,

@@ -19,14 +19,14 @@ from plexsvc.scheduler.core.actions import AnswerOperation, RefuseOperation
 from plexsvc.scheduler.core.events import OperationSubmitted
 from plexsvc.scheduler.core.state import Operation
 from plexsvc.scheduler.core.vocabulary import Fault
-from plexsvc.scheduler.driver.encoding import JournalEntry, Tail
+from plexsvc.scheduler.driver.encoding import JournalEntry, JournalTail
 from plexsvc.scheduler.driver.replaying import Replay
 
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TraceSpan:
     """A stretch of one operation's life, in microseconds since the epoch."""
 
     trace_id: int
@@ -41,7 +41,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Open:
+class _OpenSpan:
     operation: Operation
     attributes: dict[str, str | int]
 
@@ -49,9 +49,9 @@ class _Open:
 class Tracer:
     """Follows a journal with a core of its own, and yields the spans of what ends."""
 
-    def __init__(self, told: Tail) -> None:
+    def __init__(self, told: JournalTail) -> None:
         self._replay = Replay(told)
-        self._open: dict[OperationId, _Open] = {}
+        self._open: dict[OperationId, _OpenSpan] = {}
         for operation in self._replay.core.view.operations.values():
             self._keep(operation)
 
@@ -60,7 +60,7 @@ class Tracer:
         """The row it is behind."""
         return self._replay.idx
 
-    def take(self, entry: JournalEntry) -> Iterator[Span]:
+    def take(self, entry: JournalEntry) -> Iterator[TraceSpan]:
         """Replay an event; yield the spans of the operations that it ended."""
         self._replay.take(entry)
         event = entry.event
@@ -90,7 +90,7 @@ class Tracer:
             "plex.tenant": job.tenant,
             "plex.deployment": deployment.name or deployment.deployment_id,
         }
-        self._open[operation.operation_id] = _Open(operation=operation, attributes=attributes)
+        self._open[operation.operation_id] = _OpenSpan(operation=operation, attributes=attributes)
 
 
 def spans_of(
@@ -99,7 +99,7 @@ def spans_of(
     *,
     end_us: int,
     fault: Fault | None = None,
-) -> Iterator[Span]:
+) -> Iterator[TraceSpan]:
     """Yield the span of an operation that ended, then its parts: inputs, queue, switch, execute.
 
     A part that took no time, or was not come to, is left out.
@@ -109,7 +109,7 @@ def spans_of(
     tokens: dict[str, str | int] = {}
     if operation.num_tokens:
         tokens["plex.tokens"] = operation.num_tokens
-    yield Span(
+    yield TraceSpan(
         trace_id=trace_id,
         span_id=root,
         parent_id=caller,
@@ -129,7 +129,7 @@ def spans_of(
     ends = [*list(reached.values())[1:], operation.finished_us or end_us]
     for (name, start_us), part_end_us in zip(reached.items(), ends, strict=True):
         if part_end_us > start_us:
-            yield Span(
+            yield TraceSpan(
                 trace_id=trace_id,
                 span_id=_span_id(operation, name),
                 parent_id=root,

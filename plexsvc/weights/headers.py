@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from plexsvc import paths
 from plexsvc.errors import PlexError
-from plexsvc.paths import Place
+from plexsvc.paths import CheckedPath
 from plexsvc.weights.dtypes import DTYPES
 
 SIZE_BYTES: Final = 8
@@ -124,7 +124,7 @@ def _tensor(entry: Any, what: str) -> StoredTensor:
     return StoredTensor(dtype, tuple(shape), low, high)
 
 
-def check_weights(place: Place, names: list[str], config: Mapping[str, Any]) -> str:
+def check_weights(place: CheckedPath, names: list[str], config: Mapping[str, Any]) -> str:
     """Return what is wrong with the weights of a model directory, or nothing.
 
     `names` are its safetensors files. Reads headers and the index only; what takes long does so in
@@ -153,11 +153,11 @@ def check_weights(place: Place, names: list[str], config: Mapping[str, Any]) -> 
     return done.stdout.decode()
 
 
-def _asked_bytes(place: Place, names: list[str]) -> int:
+def _asked_bytes(place: CheckedPath, names: list[str]) -> int:
     """Return how much is to be parsed, as far as that can be told."""
     total = 0
     for name in names:
-        file = paths.open_file(Place(path=place.path / name, root=place.root))
+        file = paths.open_file(CheckedPath(path=place.path / name, root=place.root))
         try:
             total += header_bytes(file, name=name)
         except ValueError:
@@ -165,7 +165,7 @@ def _asked_bytes(place: Place, names: list[str]) -> int:
         finally:
             os.close(file)
     try:
-        file = paths.open_file(Place(path=place.path / INDEX, root=place.root))
+        file = paths.open_file(CheckedPath(path=place.path / INDEX, root=place.root))
     except PlexError:
         return total
     total += os.fstat(file).st_size
@@ -173,12 +173,12 @@ def _asked_bytes(place: Place, names: list[str]) -> int:
     return total
 
 
-def _problem(place: Place, names: list[str], config: Mapping[str, Any]) -> str:
+def _problem(place: CheckedPath, names: list[str], config: Mapping[str, Any]) -> str:
     known: dict[str, StoredTensor] = {}
     held: dict[str, str] = {}
     try:
         for name in names:
-            file = paths.open_file(Place(path=place.path / name, root=place.root))
+            file = paths.open_file(CheckedPath(path=place.path / name, root=place.root))
             try:
                 _, found = read_header(file, name=name)
             finally:
@@ -194,10 +194,10 @@ def _problem(place: Place, names: list[str], config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _check_index(place: Place, held: Mapping[str, str]) -> None:
+def _check_index(place: CheckedPath, held: Mapping[str, str]) -> None:
     """Refuse an index that names what is not there."""
     try:
-        file = paths.open_file(Place(path=place.path / INDEX, root=place.root))
+        file = paths.open_file(CheckedPath(path=place.path / INDEX, root=place.root))
     except PlexError:
         return
     os.close(file)
@@ -259,7 +259,7 @@ def _main(memory_bytes: int) -> str:
     seconds = int(CHECK_S)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     asked = json.load(sys.stdin)
-    place = Place(path=Path(asked["path"]), root=Path(asked["root"]))
+    place = CheckedPath(path=Path(asked["path"]), root=Path(asked["root"]))
     try:
         return _problem(place, asked["names"], asked["config"])
     except PlexError as error:

@@ -28,7 +28,7 @@ Weights = dict[str, npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """Sizes of a Qwen3 with tied embeddings; the default has 1.2 M parameters."""
 
     hidden: int = 192
@@ -40,7 +40,7 @@ class Shape:
     max_positions: int = 128
 
 
-def make_model(directory: Path, *, seed: int, shape: Shape = Shape()) -> int:
+def make_model(directory: Path, *, seed: int, shape: ModelShape = ModelShape()) -> int:
     """Write config, weights and tokenizer of a random model; return its number of parameters."""
     directory.mkdir(parents=True)
     dice = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ def device_bytes_for_one(num_parameters: int) -> int:
     return state_bytes(num_parameters) * 5 // 4
 
 
-def _sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
+def _sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     sizes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB_SIZE, shape.hidden),

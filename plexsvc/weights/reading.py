@@ -16,7 +16,7 @@ PARAMETERS = "param"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class OpenedPart:
     """One node's part of a version, opened: its manifest and its bytes, read-only."""
 
     manifest: VersionManifest
@@ -28,7 +28,7 @@ class OpenedVersion:
     """A version as one reader sees it: the manifests of all holders, and the parts it needs."""
 
     manifests: list[VersionManifest] = field(default_factory=list)
-    parts: list[Published] = field(default_factory=list)
+    parts: list[OpenedPart] = field(default_factory=list)
 
 
 class VersionReader:
@@ -37,7 +37,7 @@ class VersionReader:
     The reader and every view of it keep the opened bytes alive.
     """
 
-    def __init__(self, published: Sequence[Published]) -> None:
+    def __init__(self, published: Sequence[OpenedPart]) -> None:
         index, self._region = joined(published)
         self._tensors = {
             tensor.name if tensor.kind == PARAMETERS else f"{tensor.kind}/{tensor.name}": tensor
@@ -70,7 +70,7 @@ class VersionReader:
         return pieces.assemble(tensor, box, region=self._region)
 
 
-def joined(published: Sequence[Published]) -> tuple[list[CanonicalPiece], RegionBytes]:
+def joined(published: Sequence[OpenedPart]) -> tuple[list[CanonicalPiece], RegionBytes]:
     """Return the pieces of all parts, whose region is the number of their part, and the bytes.
 
     Raises:

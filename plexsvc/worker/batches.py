@@ -14,7 +14,7 @@ import torch
 from plexclient.batch import TOKEN_ID_ARRAYS
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.errors import bad_request
-from plexsvc.worker.backends.base import MicroBatch, Shard
+from plexsvc.worker.backends.base import DataShard, MicroBatch
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -24,7 +24,7 @@ def split(
     plan: operations_pb2.DispatchPlan,
     *,
     names: Sequence[str],
-    shard: Shard,
+    shard: DataShard,
 ) -> list[MicroBatch]:
     """Return the micro-batches the plan gives this data-parallel rank, with the arrays `names`.
 
@@ -40,7 +40,7 @@ def split(
     ]
 
 
-def _check_plan(plan: operations_pb2.DispatchPlan, *, num_sequences: int, shard: Shard) -> None:
+def _check_plan(plan: operations_pb2.DispatchPlan, *, num_sequences: int, shard: DataShard) -> None:
     counts = {len(rank.micro_batches) for rank in plan.ranks}
     given = sorted(s for rank in plan.ranks for mb in rank.micro_batches for s in mb.sequences)
     if (

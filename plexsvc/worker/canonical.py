@@ -37,7 +37,7 @@ class RowRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class TensorSlice:
     """A box of a named tensor and the view of local memory that holds it."""
 
     key: TensorBox
@@ -50,14 +50,14 @@ def whole(name: str, shape: Iterable[int]) -> list[RowRun]:
     return [RowRun(row=0, num_rows=shape[0], name=name, global_shape=shape)]
 
 
-def slices(tensor: torch.Tensor, runs: Iterable[RowRun]) -> Iterator[Slice]:
+def slices(tensor: torch.Tensor, runs: Iterable[RowRun]) -> Iterator[TensorSlice]:
     """Yield each run's box with the aliasing view of `tensor` (1-D or 2-D) that holds it."""
     return slices_of_range(tensor.view(-1), runs, shape=tensor.shape, first=0)
 
 
 def slices_of_range(
     flat: torch.Tensor, runs: Iterable[RowRun], *, shape: Sequence[int], first: int
-) -> Iterator[Slice]:
+) -> Iterator[TensorSlice]:
     """Yield the boxes that `flat` holds: elements from number `first` on of a tensor of `shape`."""
     width = math.prod(shape[1:])
     for run in runs:
@@ -68,7 +68,9 @@ def slices_of_range(
             start = (run.hf_row + row - run.row, run.hf_col + column)[: len(shape)]
             box = Box(start, tuple(size[: len(shape)]))
             view = flat[at - first : at - first + box.volume].view(box.size)
-            yield Slice(key=TensorBox(name=run.name, shape=run.global_shape, box=box), view=view)
+            yield TensorSlice(
+                key=TensorBox(name=run.name, shape=run.global_shape, box=box), view=view
+            )
 
 
 def _rectangles(low: int, high: int, width: int) -> Iterator[tuple[int, int, int]]:
@@ -84,7 +86,7 @@ def _rectangles(low: int, high: int, width: int) -> Iterator[tuple[int, int, int
 
 
 def piece(
-    kind: str, held: Slice, *, region: str, base: torch.Tensor, rank: int
+    kind: str, held: TensorSlice, *, region: str, base: torch.Tensor, rank: int
 ) -> statemanager_pb2.CanonicalPiece:
     """Return the wire form of a slice that lies in `region`, whose memory is `base`."""
     view, key = held.view, held.key

@@ -35,13 +35,13 @@ from plexsvc.statelink.client import ExportReport, RegionSpec, Scalars
 from plexsvc.worker import process_group, results
 from plexsvc.worker.backends.base import Backend
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.ledger import Ledger
+from plexsvc.worker.ledger import ReplyLedger
 from plexsvc.worker.operations import (
     WINDOW_KINDS,
-    Look,
+    CheckingPass,
     Operation,
-    Operations,
     Prepared,
+    RankOperations,
     Run,
     StateMemory,
     operation_seed,
@@ -62,7 +62,7 @@ COMPUTED: Final = frozenset({"forward", "forward_backward", "backward", "step"})
 """Operations that all ranks compute together before any of them writes a weight."""
 
 
-class Stage(Enum):
+class OperationStage(Enum):
     """How far an operation came."""
 
     AGREEING = auto()
@@ -98,7 +98,7 @@ class RankGroup(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ExecutionOutcome:
     """A reply, and what must become of the process that gave it."""
 
     reply: worker_pb2.ExecuteReply
@@ -125,12 +125,12 @@ class Executor:
         self._backend = backend
         self._clock = clock
         self._memory: StateMemory | None = None
-        self._operations: Operations | None = None
+        self._operations: RankOperations | None = None
         self._between_operations = threading.Lock()
         self._written = ExportReport(dirty=frozenset(), scalars={}, applied_seq=0)
         """What the last operation left that wrote weights."""
         self._writes = 0
-        self.ledger = Ledger(max_replies=config.max_recorded_replies)
+        self.ledger = ReplyLedger(max_replies=config.max_recorded_replies)
 
     def build(self, memory: StateMemory | None) -> None:
         """Build the backend in host memory; `memory` is asked for regions at Initialize.
@@ -145,7 +145,7 @@ class Executor:
             torch.utils.deterministic.fill_uninitialized_memory = False  # it writes NaN everywhere
         self._memory = memory
         self._backend.build()
-        self._operations = Operations(self._config, self._backend, memory)
+        self._operations = RankOperations(self._config, self._backend, memory)
 
     @property
     def is_initialized(self) -> bool:
@@ -204,7 +204,7 @@ class Executor:
 
     # -- operations ----------------------------------------------------------------------------
 
-    def execute(self, request: worker_pb2.ExecuteRequest) -> Outcome:
+    def execute(self, request: worker_pb2.ExecuteRequest) -> ExecutionOutcome:
         """Run one operation to its end, or answer it from the record; failures are answers.
 
         Repeats of one start of an operation carry the same `attempt`; 0 is none.
@@ -215,7 +215,7 @@ class Executor:
             try:
                 recorded = self.ledger.recorded(operation.operation_id, attempt=attempt)
                 if recorded is not None:
-                    return Outcome(reply=recorded)
+                    return ExecutionOutcome(reply=recorded)
                 self._writes += operation.WhichOneof("body") in WRITES
                 with ExitStack() as held:
                     outcome = self._run(operation, request.published, held)
@@ -225,28 +225,30 @@ class Executor:
                     self._written = self._report()
             except Exception as error:  # noqa: BLE001 - the record failed: nobody may go on
                 reply = _failed(operation, self._told(operation, error), log_tail=_tail(error))
-                outcome = Outcome(reply=reply, must_exit=True)
+                outcome = ExecutionOutcome(reply=reply, must_exit=True)
             outcome.reply.applied_seq = max(0, self.ledger.applied_seq)
             return outcome
 
-    def _run(self, operation: Operation, published: PublishedVersion, held: ExitStack) -> Outcome:
-        kind, stage = operation.WhichOneof("body"), Stage.AGREEING
+    def _run(
+        self, operation: Operation, published: PublishedVersion, held: ExitStack
+    ) -> ExecutionOutcome:
+        kind, stage = operation.WhichOneof("body"), OperationStage.AGREEING
         try:
             found = self._agreed(operation, published, held)
             if isinstance(found, PlexError):
                 is_bug = found.code is ErrorCode.INTERNAL
-                return Outcome(reply=_ended(operation, found, is_refusal=not is_bug))
+                return ExecutionOutcome(reply=_ended(operation, found, is_refusal=not is_bug))
             self.ledger.begin(operation.seq)
-            stage = Stage.COMPUTING if kind in COMPUTED else Stage.WRITING
+            stage = OperationStage.COMPUTING if kind in COMPUTED else OperationStage.WRITING
             self._backend.reseed(operation_seed(self._config.seed, operation.seq))
             done = found()
             if kind in COMPUTED:
                 self._peers.agree(None)  # applied means that all ranks say so
-            stage = Stage.WRITING if callable(done) else stage
+            stage = OperationStage.WRITING if callable(done) else stage
             answer = done() if callable(done) else done
             result = results.to_wire(answer, operation_id=operation.operation_id)
             digest = results.digest(answer)
-            return Outcome(reply=worker_pb2.ExecuteReply(result=result, digest=digest))
+            return ExecutionOutcome(reply=worker_pb2.ExecuteReply(result=result, digest=digest))
         except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
             told, log_tail = self._told(operation, error), _tail(error)
             after = self._after(operation, error, stage)
@@ -256,14 +258,14 @@ class Executor:
         # The traceback is gone by now, and with it the tensors and groups that its frames held.
         if after is After.STARTING_OVER and not self._has_started_over():
             after = After.EXITING
-        if stage is not Stage.AGREEING:
+        if stage is not OperationStage.AGREEING:
             self._built().broken(kind, told)
         reply = _failed(operation, told, log_tail=log_tail)
-        return Outcome(reply=reply, must_exit=after is After.EXITING)
+        return ExecutionOutcome(reply=reply, must_exit=after is After.EXITING)
 
-    def _after(self, operation: Operation, error: Exception, stage: Stage) -> After:
+    def _after(self, operation: Operation, error: Exception, stage: OperationStage) -> After:
         is_bug, kind = not isinstance(error, PlexError), operation.WhichOneof("body")
-        if stage is not Stage.WRITING:
+        if stage is not OperationStage.WRITING:
             is_alike = kind == "step" and not is_bug  # all ranks see the gradients' norm
             return After.GOING_ON if is_alike else After.STARTING_OVER
         has_peers = self._config.world_size > 1
@@ -291,11 +293,11 @@ class Executor:
         except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
             refusal = self._told(operation, error)
         refusal = self._peers.agree(refusal)
-        if refusal is None and isinstance(run, Look):
+        if refusal is None and isinstance(run, CheckingPass):
             refusal, run = self._peers.agree(_looked(run)), run.run
         if refusal is None:
             assert run is not None, operation
-            assert not isinstance(run, Look), operation
+            assert not isinstance(run, CheckingPass), operation
             return run
         return refusal
 
@@ -325,12 +327,12 @@ class Executor:
             worker=f"{self._config.wpg_id}/{self._config.rank}",
         )
 
-    def _built(self) -> Operations:
+    def _built(self) -> RankOperations:
         assert self._operations is not None, "build() comes first"
         return self._operations
 
 
-def _looked(prepared: Look) -> PlexError | None:
+def _looked(prepared: CheckingPass) -> PlexError | None:
     """Return why this rank refuses after its look; any other error leaves no peer to agree with."""
     try:
         prepared.look()

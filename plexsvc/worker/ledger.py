@@ -13,7 +13,7 @@ from plexsvc.ids import show
 from plexsvc.newest import Newest
 
 
-class Ledger:
+class ReplyLedger:
     """Replies by operation id, the newest `max_replies` of them, and the highest applied number."""
 
     def __init__(self, *, max_replies: int) -> None:

@@ -32,7 +32,7 @@ from plexsvc.statelink.client import Region, RegionSpec
 from plexsvc.weights import manifests
 from plexsvc.weights.checksums import verify
 from plexsvc.weights.owner import check_owner
-from plexsvc.weights.reading import OpenedVersion, Published
+from plexsvc.weights.reading import OpenedPart, OpenedVersion
 from plexsvc.worker import batches, losses, results, sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.config import WorkerConfig
@@ -47,7 +47,7 @@ Run = Callable[[], RankAnswer | Write]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CheckingPass:
     """A prepared operation whose ranks must first make a pass together that changes nothing.
 
     `look` raises a `PlexError` to refuse the operation after all.
@@ -57,7 +57,7 @@ class Look:
     run: Run
 
 
-Prepared = Run | Look
+Prepared = Run | CheckingPass
 
 WINDOW_KINDS: Final = frozenset({"forward_backward", "backward", "step"})
 """Kinds that a broken window refuses."""
@@ -66,7 +66,7 @@ CHANGES: Final = WINDOW_KINDS | {"zero_grad", "load", "pull"}
 """Kinds that break the window when they fail while they run."""
 
 
-class StateMemory(results.Staging, Protocol):
+class StateMemory(results.ResultStaging, Protocol):
     """What a rank uses of `plexsvc.statelink.client.StateClient`."""
 
     def allocate(self, regions: Sequence[RegionSpec]) -> dict[str, Region]:
@@ -81,14 +81,14 @@ class StateMemory(results.Staging, Protocol):
     def open_staged(self, staging_id: bytes) -> tuple[list[common_pb2.TensorSpec], memoryview]:
         """Return a staged bundle, read-only."""
 
-    def open_version(self, version: VersionId) -> Published:
+    def open_version(self, version: VersionId) -> OpenedPart:
         """Return this node's part of a published version, read-only."""
 
-    def fetch_version(self, version: PublishedVersion, holder: VersionHolder) -> Published:
+    def fetch_version(self, version: PublishedVersion, holder: VersionHolder) -> OpenedPart:
         """Return another node's part of one, read-only."""
 
 
-class Operations:
+class RankOperations:
     """Prepares operations of one rank, and knows what those that failed left behind."""
 
     def __init__(self, config: WorkerConfig, backend: Backend, memory: StateMemory | None) -> None:
@@ -243,7 +243,7 @@ class Operations:
             return self._pass_answer(found, batch, room)
 
         if self._config.max_logprob_gap > 0 and "logprobs" in batch[0].arrays:
-            return Look(lambda: self._check_gap(batch, temperature=temperature), run)
+            return CheckingPass(lambda: self._check_gap(batch, temperature=temperature), run)
         return run
 
     def _check_gap(self, batch: Sequence[MicroBatch], *, temperature: float) -> None:
@@ -277,7 +277,7 @@ class Operations:
         return RankAnswer()
 
     def _load(self, body: operations_pb2.Load, held: ExitStack, *, tenant: str) -> Run:
-        place = paths.Place(path=Path(body.path), root=Path(body.root))
+        place = paths.CheckedPath(path=Path(body.path), root=Path(body.root))
         directory = held.enter_context(paths.view(place))
         check_owner(directory, tenant=tenant, what="load:")
         scalars: dict[str, int | float | str] = {}

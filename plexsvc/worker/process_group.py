@@ -37,7 +37,7 @@ WATCH_S: Final = 0.5
 
 
 @dataclass(slots=True)
-class _Meeting:
+class _Rendezvous:
     """Where the ranks meet, and how often they have; no store for a rank alone."""
 
     store: dist.Store | None = None
@@ -53,7 +53,7 @@ class _Meeting:
         return f"cause-{self.count}"
 
 
-_meeting: Final = _Meeting()
+_meeting: Final = _Rendezvous()
 
 
 def join(config: WorkerConfig) -> None:

@@ -15,7 +15,7 @@ ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TensorPlace:
     """Where one tensor lies in its region."""
 
     offset: int
@@ -34,15 +34,15 @@ class RegionLayout:
         self.itemsize = itemsize
         self.nbytes = 0
 
-    def add(self, shape: Iterable[int]) -> Place:
+    def add(self, shape: Iterable[int]) -> TensorPlace:
         """Return the place of the next tensor."""
-        place = Place(offset=self.nbytes, shape=tuple(shape))
+        place = TensorPlace(offset=self.nbytes, shape=tuple(shape))
         size = math.prod(place.shape) * self.itemsize
         self.nbytes += -(-size // ALIGNMENT) * ALIGNMENT
         return place
 
 
-def view(memory: torch.Tensor, place: Place, *, dtype: torch.dtype) -> torch.Tensor:
+def view(memory: torch.Tensor, place: TensorPlace, *, dtype: torch.dtype) -> torch.Tensor:
     """Return the tensor at `place` of `memory` (uint8, flat); it aliases the region."""
     nbytes = math.prod(place.shape) * dtype.itemsize
     flat = memory.narrow(0, place.offset, nbytes)

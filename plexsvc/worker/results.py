@@ -22,7 +22,7 @@ from plexsvc.log import Log
 log = Log(__name__)
 
 
-class Staging(Protocol):
+class ResultStaging(Protocol):
     """Where arrays too large for a message are left for the router to fetch."""
 
     def create_staged(
@@ -40,7 +40,7 @@ class Staging(Protocol):
 class Room:
     """Where an answer's array will go: into the reply, or into staging memory reserved for it."""
 
-    def __init__(self, name: str, *, num_tokens: int, staging: Staging | None) -> None:
+    def __init__(self, name: str, *, num_tokens: int, staging: ResultStaging | None) -> None:
         """Reserve room for float32 `name[num_tokens]`.
 
         Raises:
@@ -75,7 +75,7 @@ class Room:
             give_back(self._staging, self._id)
 
 
-def give_back(staging: Staging, staging_id: bytes) -> None:
+def give_back(staging: ResultStaging, staging_id: bytes) -> None:
     """Drop a bundle, or log why not: it goes with this rank or its job at the latest."""
     try:
         staging.drop_staged(staging_id)

@@ -26,7 +26,7 @@ from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.status import abort_with
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.executor import Executor, Outcome
+from plexsvc.worker.executor import ExecutionOutcome, Executor
 from plexsvc.worker.orders import OrderPort
 from plexsvc.worker.thread import RankThread
 
@@ -47,7 +47,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             scheduler_epoch=config.scheduler_epoch, incarnation=config.incarnation, is_process=True
         )
         self._gate_lock = threading.Lock()
-        self._running: dict[bytes, asyncio.Future[Outcome]] = {}
+        self._running: dict[bytes, asyncio.Future[ExecutionOutcome]] = {}
         self._orders_socket = ""
         self.must_exit = asyncio.Event()
 
@@ -105,7 +105,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         with self._gate_lock:  # orders come on the torch thread, calls on the event loop
             self._gate.admit_exclusive(fence, what=what)
 
-    def _future(self, request: worker_pb2.ExecuteRequest) -> asyncio.Future[Outcome]:
+    def _future(self, request: worker_pb2.ExecuteRequest) -> asyncio.Future[ExecutionOutcome]:
         operation_id = request.operation.operation_id
         running = self._running.get(operation_id)
         if running is not None:

@@ -13,8 +13,8 @@ from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.checkpoints import STATE_FILE, Seal, read_seal
 from plexsvc.weights.dtypes import DTYPES
-from plexsvc.weights.reading import Published, VersionReader
-from plexsvc.worker.canonical import Slice
+from plexsvc.weights.reading import OpenedPart, VersionReader
+from plexsvc.worker.canonical import TensorSlice
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ class Read:
     source: TensorSource
 
 
-def reads(held: Iterable[Slice], source: TensorSource, *, prefix: str = "") -> list[Read]:
+def reads(held: Iterable[TensorSlice], source: TensorSource, *, prefix: str = "") -> list[Read]:
     """Return what fills each slice with its box of `prefix + name`, once `source` has it all.
 
     Raises:
@@ -234,7 +234,7 @@ def read_scalars(directory: Path) -> dict[str, int | float | str]:
 class VersionTensors:
     """A published version as tensors of torch."""
 
-    def __init__(self, published: Sequence[Published]) -> None:
+    def __init__(self, published: Sequence[OpenedPart]) -> None:
         self._reader = VersionReader(published)
 
     @property

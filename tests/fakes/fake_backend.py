@@ -12,7 +12,7 @@ from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.worker import config as worker_config
 from plexsvc.worker.backends.base import MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.backends.noop import NoopBackend
-from plexsvc.worker.executor import Executor, Outcome
+from plexsvc.worker.executor import ExecutionOutcome, Executor
 from tests.rigs.worker_batches import operation, plan, random_batch
 
 ONE = plan([[0, 1, 2, 3]])
@@ -105,7 +105,7 @@ class Rank:
         self.executor.build(None)
         assert self.code(operation(0, "initialize")) == ""
 
-    def run(self, made: operations_pb2.Operation) -> Outcome:
+    def run(self, made: operations_pb2.Operation) -> ExecutionOutcome:
         return self.executor.execute(worker_pb2.ExecuteRequest(operation=made))
 
     def code(self, made: operations_pb2.Operation) -> str:

@@ -20,7 +20,7 @@ from plexsvc.rollout.engines.base import (
 )
 from plexsvc.rollout.sampling import draw_seed
 from plexsvc.weights.checksums import verify
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 VOCAB, MAX_LEN = 50, 128
 MAX_TEMPERATURE = 2.0
@@ -156,7 +156,7 @@ class FakeEngine:
             self.finish(request_id, FINISH_ABORT)
 
     async def load_version(
-        self, published: Sequence[Published], *, version: VersionId
+        self, published: Sequence[OpenedPart], *, version: VersionId
     ) -> LoadReport:
         self._be_awake()
         return await self._fill(published, version=version)
@@ -165,7 +165,7 @@ class FakeEngine:
         if self.is_asleep:
             raise PlexError(ErrorCode.UNAVAILABLE, "the fake is asleep")
 
-    async def _fill(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
+    async def _fill(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
         checksums = [verify(part.manifest, part.data) for part in published]
         await self.loads(version)
         self.version = version
@@ -177,7 +177,7 @@ class FakeEngine:
         self._awake.clear()
         return 1 << 20
 
-    async def wake(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
+    async def wake(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
         report = await self._fill(published, version=version)
         self.is_asleep = False
         self._awake.set()

@@ -18,14 +18,14 @@ from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, wor
 from plexsvc.errors import PlexError
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.checksums import block_checksums
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 from plexsvc.worker import config as worker_config
 from plexsvc.worker import sources
-from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, Shard, TokenLoss
+from plexsvc.worker.backends.base import Backend, DataShard, MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.backends.noop import NoopBackend
-from plexsvc.worker.canonical import Slice, piece
-from plexsvc.worker.executor import Executor, Outcome, RankGroup
-from plexsvc.worker.ledger import Ledger
+from plexsvc.worker.canonical import TensorSlice, piece
+from plexsvc.worker.executor import ExecutionOutcome, Executor, RankGroup
+from plexsvc.worker.ledger import ReplyLedger
 from plexsvc.worker.operations import StateMemory
 from tests.fakes.fake_backend import CountingClock
 from tests.fakes.fake_state_client import FakeStateClient
@@ -114,8 +114,8 @@ class FakeModel(NoopBackend):
         self.params, self.moments, self.grads = torch.ones(4), torch.ones(4), torch.zeros(4)
 
     @property
-    def shard(self) -> Shard:
-        return Shard(dp_rank=0, dp_size=1, owns_results=self._config.rank == 0)
+    def shard(self) -> DataShard:
+        return DataShard(dp_rank=0, dp_size=1, owns_results=self._config.rank == 0)
 
     def leave(self) -> None:
         self._has_left = True
@@ -167,8 +167,8 @@ class FakeModel(NoopBackend):
     def moments_from(self, moments: sources.TensorSource) -> list[sources.Read]:
         return sources.reads([self._slice(self.moments)], moments, prefix="exp_avg/")
 
-    def _slice(self, view: torch.Tensor) -> Slice:
-        return Slice(key=TensorBox(name="w", shape=(4,), box=Box.whole((4,))), view=view)
+    def _slice(self, view: torch.Tensor) -> TensorSlice:
+        return TensorSlice(key=TensorBox(name="w", shape=(4,), box=Box.whole((4,))), view=view)
 
 
 class FaultyGroup:
@@ -203,7 +203,7 @@ class FaultyGroup:
             client.versions["job/source", 5] = published_weights()
             client.staged[b"inputs"] = staged_batch()
             executor.build(cast("StateMemory", FaultyProxy(client, faults)))
-            executor.ledger = cast("Ledger", FaultyProxy(executor.ledger, faults))
+            executor.ledger = cast("ReplyLedger", FaultyProxy(executor.ledger, faults))
             self.models.append(model)
             self.executors.append(executor)
             self.clients.append(client)
@@ -222,7 +222,7 @@ class FaultyGroup:
             found.payload.staged.staging_id = b"inputs"
         return found
 
-    def run(self, made: operations_pb2.Operation) -> list[Outcome]:
+    def run(self, made: operations_pb2.Operation) -> list[ExecutionOutcome]:
         self.attempt += 1
         holders = [statemanager_pb2.VersionHolder()]
         version = statemanager_pb2.PublishedVersion(
@@ -232,7 +232,7 @@ class FaultyGroup:
         sent = request.SerializeToString()
         self.meeting.open()
 
-        def execute(one: Executor) -> Outcome:
+        def execute(one: Executor) -> ExecutionOutcome:
             try:  # ranks are processes: each reads a message of its own
                 return one.execute(worker_pb2.ExecuteRequest.FromString(sent))
             finally:
@@ -261,9 +261,9 @@ def staged_batch() -> tuple[list[common_pb2.TensorSpec], bytearray]:
     return list(bundle.tensors), bytearray(bundle.data)
 
 
-def published_weights() -> Published:
+def published_weights() -> OpenedPart:
     data = torch.full((4,), 9.0)
-    held = Slice(key=TensorBox(name="w", shape=(4,), box=Box.whole((4,))), view=data)
+    held = TensorSlice(key=TensorBox(name="w", shape=(4,), box=Box.whole((4,))), view=data)
     manifest = statemanager_pb2.VersionManifest(
         deployment_id="job/source",
         version=5,
@@ -271,4 +271,4 @@ def published_weights() -> Published:
         pieces=[piece("param", held, region="params", base=data.view(torch.uint8), rank=0)],
         block_checksums=block_checksums(memoryview(data.numpy()).cast("B")),
     )
-    return Published(manifest=manifest, data=memoryview(data.numpy()).cast("B"))
+    return OpenedPart(manifest=manifest, data=memoryview(data.numpy()).cast("B"))

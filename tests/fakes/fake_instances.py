@@ -13,11 +13,11 @@ from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.instance import DescribeServicer, InstanceServicer
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.weights.checksums import block_checksums
-from plexsvc.weights.reading import OpenedVersion, Published
+from plexsvc.weights.reading import OpenedPart, OpenedVersion
 from tests.fakes.fake_engine import FakeEngine
 from tests.rigs.keys import KEYS
 
-SHELF: dict[VersionId, Published] = {}
+SHELF: dict[VersionId, OpenedPart] = {}
 """Published versions, as a state manager would open them."""
 
 
@@ -38,7 +38,7 @@ def publish(
         block_checksums=block_checksums(view),
     )
     found = memoryview(bytes(len(view))) if is_damaged else view
-    SHELF[named] = Published(manifest=manifest, data=found)
+    SHELF[named] = OpenedPart(manifest=manifest, data=found)
     return statemanager_pb2.PublishedVersion(
         **named._asdict(), holders=[statemanager_pb2.VersionHolder()]
     )

@@ -16,7 +16,7 @@ from plexsvc.statelink.client import MoveHandlers, RegionSpec
 from plexsvc.statelink.mapping import Extent, FixedMapping, round_to_pages
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.dtypes import DTYPES
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ class FakeStateClient:
         self.sealed: set[bytes] = set()
         self.full_for = 0
         """How many results will find no room."""
-        self.versions: dict[tuple[str, int], Published] = {}
+        self.versions: dict[tuple[str, int], OpenedPart] = {}
         self._host: dict[str, bytes] = {}
         self._scalars: dict[str, int | float | str] = {}
 
@@ -99,14 +99,14 @@ class FakeStateClient:
     def drop_staged(self, staging_id: bytes) -> None:
         self.staged.pop(staging_id, None)
 
-    def open_version(self, version: VersionId) -> Published:
+    def open_version(self, version: VersionId) -> OpenedPart:
         return self.versions[version.deployment_id, version.version]
 
     def fetch_version(
         self,
         version: statemanager_pb2.PublishedVersion,
         holder: statemanager_pb2.VersionHolder,
-    ) -> Published:
+    ) -> OpenedPart:
         del holder
         return self.open_version(VersionId.of(version))
 
@@ -138,7 +138,7 @@ class FakeStateClient:
         flat = flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         return flat.as_strided(tuple(piece.size), tuple(piece.stride)).clone()
 
-    def publish(self, deployment_id: str, version: int) -> Published:
+    def publish(self, deployment_id: str, version: int) -> OpenedPart:
         """Freeze this rank's parameters as a version that `open_version` opens."""
         data = memoryview(bytes(self.regions["params"].tensor().numpy()))
         manifest = statemanager_pb2.VersionManifest(
@@ -148,7 +148,7 @@ class FakeStateClient:
             pieces=[piece for piece in self.pieces if piece.kind == "param"],
             block_checksums=block_checksums(data),
         )
-        self.versions[deployment_id, version] = Published(manifest=manifest, data=data)
+        self.versions[deployment_id, version] = OpenedPart(manifest=manifest, data=data)
         return self.versions[deployment_id, version]
 
 

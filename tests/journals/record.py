@@ -62,7 +62,7 @@ def keep(name: str, folder: Path) -> None:
         Path(at, file) for at, _, files in below for file in files if file[-3:] == ".db"
     )
     lines = [
-        encoding.Line(idx=row.idx, kind=row.kind, body=row.body)
+        encoding.JournalLine(idx=row.idx, kind=row.kind, body=row.body)
         for row in read_journal(str(database)).rows
     ]
     verdict = verify(encoding.read(lines))

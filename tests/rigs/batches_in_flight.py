@@ -25,7 +25,7 @@ from plexsvc.ids import VersionId
 from plexsvc.rollout.engines import sleeping, weights
 from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.preload import ZYGOTE_ENV, preload
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 from tests.rigs.rollout_requests import Answer, collect, request
 from tests.rigs.vllm_process import lying_in, open_files
 
@@ -124,7 +124,7 @@ def shown(found: dict[tuple[int, int], Answer]) -> list[dict[str, Any]]:
     ]
 
 
-def published(file: Path, version: int) -> list[Published]:
+def published(file: Path, version: int) -> list[OpenedPart]:
     return open_files(lying_in(file, version=version)).parts
 
 

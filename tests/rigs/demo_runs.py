@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plexsvc.demo.records import Record, Step
-from plexsvc.demo.report import Run
-from plexsvc.demo.spans import Span, Window
+from plexsvc.demo.records import ControllerRecord, StepRecord
+from plexsvc.demo.report import JobRun
+from plexsvc.demo.spans import DeviceSpan, Window
 
 RISING = [0.2 + 0.02 * step + 0.01 * (step % 2) for step in range(30)]
 """Rewards of a job that learns."""
@@ -24,10 +24,10 @@ def make_run(
     wait_s: float = 0.0,
     complete: float = 128,
     instances_lost: float = 0,
-) -> Run:
+) -> JobRun:
     """Return a run whose steps have the given rewards and take a second each."""
     steps = tuple(
-        Step(
+        StepRecord(
             reward=reward,
             device_s=0.2,
             gap_mean=gap_max / 10,
@@ -40,10 +40,10 @@ def make_run(
         )
         for reward in rewards
     )
-    return Run(
+    return JobRun(
         task=task,
         job_id=f"job-{task}",
-        record=Record(
+        record=ControllerRecord(
             steps=steps, held_out_before=held_out[0], held_out_after=held_out[1], cpu_s=1.0
         ),
         window=Window(start_us=start_us, end_us=end_us),
@@ -58,9 +58,9 @@ def make_span(
     job_id: str = "job-bits",
     device_kind: str = "train",
     index: int = 0,
-) -> Span:
+) -> DeviceSpan:
     """Return a span of device `n:index`."""
-    return Span(
+    return DeviceSpan(
         device=f"n:{index}",
         device_kind=device_kind,
         kind=kind,

@@ -23,7 +23,7 @@ import numpy as np
 
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, worker_pb2
 from plexsvc.clock import SystemClock
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 from plexsvc.worker.backends import registry
 from plexsvc.worker.config import parse
 from plexsvc.worker.executor import Executor
@@ -323,7 +323,7 @@ class _Rank:
 
     def adopt_version(self, manifest: bytes, data: bytes) -> None:
         parsed = statemanager_pb2.VersionManifest.FromString(manifest)
-        published = Published(manifest=parsed, data=memoryview(data))
+        published = OpenedPart(manifest=parsed, data=memoryview(data))
         self.client.versions[parsed.deployment_id, parsed.version] = published
 
     def staged(self, staging_id: bytes) -> bytes:

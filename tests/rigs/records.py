@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from plexsvc.ids import NodeId, TenantId, UnitId
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.sim.records import Lost, Move, Outcome, Record, Restart, Stay
+from plexsvc.sim.records import Lost, Outcome, Record, Restart, StateCopy, Stay
 from tests.rigs.traces import job
 
 
@@ -28,7 +28,7 @@ def moved_record(name: str = "j", *, tenant: str = "") -> Record:
         finish_us=310 * SECOND_US,
         busy=[(start * SECOND_US, end * SECOND_US) for start, end in spans],
         phases=["sync"] * 3,
-        moves=[Move(since_us=90 * SECOND_US, until_us=100 * SECOND_US, why="n0 is drained")],
+        moves=[StateCopy(since_us=90 * SECOND_US, until_us=100 * SECOND_US, why="n0 is drained")],
         restarts=[Restart(at_us=140 * SECOND_US, node_id=NodeId("n1"))],
     )
 

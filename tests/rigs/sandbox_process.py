@@ -17,7 +17,7 @@ from typing import Any
 
 from plexsvc.errors import PlexError
 from plexsvc.reward.sandbox import kernel
-from plexsvc.reward.sandbox.base import Beside, Limits, Ran
+from plexsvc.reward.sandbox.base import PeerCommand, Ran, StageLimits
 from plexsvc.reward.sandbox.opening import open_sandbox
 
 
@@ -41,9 +41,9 @@ class SandboxProcess:
         *,
         files: Mapping[str, bytes],
         stdin: bytes = b"",
-        limits: Limits,
+        limits: StageLimits,
         keeps_files: bool = False,
-        beside: Beside | None = None,
+        beside: PeerCommand | None = None,
     ) -> Ran:
         """Return how a command ended."""
         found = self._call(

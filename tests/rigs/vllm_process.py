@@ -27,7 +27,7 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc import config as config_files
 from plexsvc.rollout.preload import ZYGOTE_ENV, preload
 from plexsvc.weights.checksums import block_checksums
-from plexsvc.weights.reading import OpenedVersion, Published
+from plexsvc.weights.reading import OpenedPart, OpenedVersion
 from tests.rigs.keys import keys_file
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def open_files(version: statemanager_pb2.PublishedVersion) -> OpenedVersion:
         text = file.with_suffix(".manifest").read_bytes()
         manifest = statemanager_pb2.VersionManifest.FromString(text)
         opened.manifests.append(manifest)
-        opened.parts.append(Published(manifest=manifest, data=_map_file(file)))
+        opened.parts.append(OpenedPart(manifest=manifest, data=_map_file(file)))
     return opened
 
 

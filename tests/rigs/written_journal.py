@@ -6,9 +6,9 @@ from pathlib import Path
 
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.driver import encoding, journal
-from plexsvc.scheduler.driver.encoding import Tail
+from plexsvc.scheduler.driver.encoding import JournalTail
 from plexsvc.scheduler.driver.journal import Journal
-from plexsvc.sim.replay import Verdict, verify
+from plexsvc.sim.replay import ReplayResult, verify
 from plexsvc.store.reader import read_journal
 from plexsvc.store.store import open_store
 from tests.fakes.fake_world import FakeWorld
@@ -54,11 +54,11 @@ class WrittenJournal:
         self.store.append(self.journal.notes(at_us=self.world.now_us))
         self._written = len(self.world.history)
 
-    def tail(self) -> Tail:
+    def tail(self) -> JournalTail:
         """Return what the journal still tells."""
         return journal.follow(read_journal(self.url))
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ReplayResult:
         """Return what a replay of what is left finds."""
         return verify(self.tail())
 

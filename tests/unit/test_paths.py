@@ -9,7 +9,7 @@ import pytest
 
 from plexsvc import paths
 from plexsvc.errors import PlexError
-from plexsvc.paths import Place
+from plexsvc.paths import CheckedPath
 
 
 @pytest.fixture
@@ -28,23 +28,23 @@ def secret(tmp_path: Path) -> Path:
     return made
 
 
-def resolve(text: str, *roots: Path) -> Place:
+def resolve(text: str, *roots: Path) -> CheckedPath:
     return paths.resolve(text, roots, what="model", remedy="add a root")
 
 
 def test_relative_and_absolute_paths_lie_below_a_root(root: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    found = Place(path=root / "model", root=root)
+    found = CheckedPath(path=root / "model", root=root)
     assert resolve("model", root) == resolve(str(root / "model"), root) == found
     assert resolve("model", other, root) == found
-    assert resolve("new/step-1", other, root) == Place(path=other / "new/step-1", root=other)
+    assert resolve("new/step-1", other, root) == CheckedPath(path=other / "new/step-1", root=other)
     assert resolve("model/../model/./", root) == found
 
 
 def test_a_link_inside_is_resolved_once(root: Path) -> None:
     (root / "latest").symlink_to("model")
-    assert resolve("latest", root) == Place(path=root / "model", root=root)
+    assert resolve("latest", root) == CheckedPath(path=root / "model", root=root)
 
 
 @pytest.mark.parametrize("text", ["..", "../cluster.json", "model/../..", ".", "", "a\0b", "/"])
@@ -76,7 +76,7 @@ def test_a_file_is_read_through_links_that_stay_below_the_root(root: Path) -> No
     (root / "blobs").mkdir()
     (root / "blobs" / "abc").write_text("hello")
     (root / "model" / "tokenizer.json").symlink_to("../blobs/abc")
-    place = Place(path=root / "model" / "tokenizer.json", root=root)
+    place = CheckedPath(path=root / "model" / "tokenizer.json", root=root)
     assert paths.read_file(place, nbytes=99) == b"hello"
     assert paths.read_file(place, offset=3, nbytes=1) == b"l"
 
@@ -92,7 +92,7 @@ def test_no_file_outside_is_read(root: Path, secret: Path) -> None:
     (model / "by_way_of_proc").symlink_to(f"/proc/self/cwd{secret}")
     for name in ("link", "relative", "hard", "pipe", "directory", "chain", "by_way_of_proc", "no"):
         with pytest.raises(PlexError, match="cannot be used"):
-            paths.read_file(Place(path=model / name, root=root), nbytes=99)
+            paths.read_file(CheckedPath(path=model / name, root=root), nbytes=99)
 
 
 def test_a_directory_exchanged_for_a_link_after_it_was_resolved_leads_nowhere(
@@ -108,7 +108,7 @@ def test_a_directory_exchanged_for_a_link_after_it_was_resolved_leads_nowhere(
         pass
     with pytest.raises(PlexError, match="cannot be used"), paths.view(place):
         pass
-    deep = Place(path=root / "model" / "config.json", root=root)
+    deep = CheckedPath(path=root / "model" / "config.json", root=root)
     with pytest.raises(PlexError, match="cannot be used"):
         paths.read_file(deep, nbytes=9)
 
@@ -117,7 +117,7 @@ def test_a_place_that_was_not_resolved_does_not_climb(root: Path, secret: Path) 
     for path in (root / ".." / "x", root / "model" / ".." / ".." / "x"):
         with (
             pytest.raises(PlexError, match="cannot be used"),
-            paths.opened_directory(Place(path=path, root=root), make=True),
+            paths.opened_directory(CheckedPath(path=path, root=root), make=True),
         ):
             pass
     assert not (secret.parent / "x").exists()

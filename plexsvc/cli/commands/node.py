@@ -133,7 +133,7 @@ def node_join(
     from plexsvc.node.join import PoolConfig
 
     host = listen or joined.own_address(address)
-    joining = joined.Joining(
+    joining = joined.JoinedHost(
         node_id=name or socket.gethostname(),
         token=token,
         listen=host if ":" in host else f"{host}:0",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 if TYPE_CHECKING:
-    from plexsvc.scheduler.driver.encoding import Recording, Tail
+    from plexsvc.scheduler.driver.encoding import JournalTail, Recording
     from plexsvc.sim.predict import Prediction, Wall
-    from plexsvc.sim.replay import Difference, Verdict
+    from plexsvc.sim.replay import Difference, ReplayResult
 
 _DIFFERENT: Final = 1
 
@@ -107,7 +107,7 @@ def _write(found: Prediction, out: Path) -> None:
     typer.echo(f"wrote {out / 'jobs.jsonl'}", err=True)
 
 
-def _read(source: str, *, epoch: int | None, is_whole: bool) -> Recording | Tail:
+def _read(source: str, *, epoch: int | None, is_whole: bool) -> Recording | JournalTail:
     """Return a journal: whole for a prediction, else read as it is replayed."""
     from plexsvc.scheduler.driver.journal import follow, read
     from plexsvc.store.reader import read_journal
@@ -116,7 +116,7 @@ def _read(source: str, *, epoch: int | None, is_whole: bool) -> Recording | Tail
     return read(rows.rows) if is_whole else follow(rows)
 
 
-def _show(verdict: Verdict, recorded: Recording | Tail) -> None:
+def _show(verdict: ReplayResult, recorded: Recording | JournalTail) -> None:
     begins = f" from the snapshot behind row {verdict.begins} on" if verdict.begins else ""
     typer.echo(f"epoch {recorded.configured.epoch}: {verdict.events} events replayed{begins}")
     if verdict.difference is not None:
@@ -128,7 +128,7 @@ def _show(verdict: Verdict, recorded: Recording | Tail) -> None:
     typer.echo(f"chain     {verdict.chain}")
 
 
-def _show_difference(found: Difference, recorded: Recording | Tail) -> None:
+def _show_difference(found: Difference, recorded: Recording | JournalTail) -> None:
     typer.echo(f"different from row {found.idx} on: {found.why}")
     if not recorded.configured.is_this_build:
         typer.echo("another build of the scheduler wrote it, which may have decided otherwise")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from plexsvc.ids import TenantId
-from plexsvc.reward.core.pools import Place, Pool
+from plexsvc.reward.core.pools import NodeCapacity, WorkerPool
 from plexsvc.reward.core.state import PoolLimits, Worker
 from plexsvc.reward.core.vocabulary import (
     LEAST,
@@ -26,9 +26,9 @@ class Crew:
 
     def __init__(self, limits: PoolLimits, order: Callable[[Order], None]) -> None:
         self.workers: dict[WorkerId, Worker] = {}
-        self.pools: dict[Resource, Pool] = {LEAST: Pool(resource=LEAST)}
+        self.pools: dict[Resource, WorkerPool] = {LEAST: WorkerPool(resource=LEAST)}
         room = Resource(cpus=limits.max_workers, memory_bytes=NO_LIMIT_BYTES)
-        self.places: dict[str, Place] = {"": Place(room, room)}
+        self.places: dict[str, NodeCapacity] = {"": NodeCapacity(room, room)}
         self._limits = limits
         self._order = order
         self._next_worker = 0
@@ -45,25 +45,25 @@ class Crew:
         """Return whether any node could have a worker that holds this."""
         return any(resource.fits(place.room) for place in self.places.values())
 
-    def pool(self, resource: Resource) -> Pool:
+    def pool(self, resource: Resource) -> WorkerPool:
         """Return the pool of a resource type."""
-        return self.pools.setdefault(resource, Pool(resource=resource))
+        return self.pools.setdefault(resource, WorkerPool(resource=resource))
 
-    def least(self, pool: Pool) -> int:
+    def least(self, pool: WorkerPool) -> int:
         """Return how many workers a pool keeps in any case."""
         return self._limits.min_workers if pool.resource == LEAST else 0
 
     def replace_places(self, rooms: Mapping[str, Resource]) -> None:
         """Have workers on these nodes and no others."""
         self.places.clear()
-        self.places.update({name: Place(room, room) for name, room in rooms.items()})
+        self.places.update({name: NodeCapacity(room, room) for name, room in rooms.items()})
         for worker_id, worker in self.workers.items():
             if worker.place in self.places and not worker.is_stopped:
                 self.places[worker.place].book(worker.pool.resource, 1)
             elif worker_id in worker.pool.idle:
                 self.stop(worker_id)
 
-    def start_at(self, place: str, pool: Pool, now_us: int) -> None:
+    def start_at(self, place: str, pool: WorkerPool, now_us: int) -> None:
         """Order a worker of a pool on a node."""
         self._next_worker += 1
         worker_id = WorkerId(self._next_worker)
@@ -99,7 +99,7 @@ class Crew:
         worker.request, worker.is_ready, worker.is_stopped = None, False, True
         self._order(StopWorker(worker=worker_id))
 
-    def borrowed(self, pool: Pool) -> list[WorkerId]:
+    def borrowed(self, pool: WorkerPool) -> list[WorkerId]:
         """Return workers whose runs are beyond their tenants' shares, the youngest run first."""
         oldest_first = sorted(
             (worker.since_us, worker_id, worker.request.batch.tenant)

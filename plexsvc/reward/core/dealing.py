@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from plexsvc.reward.core.crew import Crew
-from plexsvc.reward.core.pools import Pool, place_for
+from plexsvc.reward.core.pools import WorkerPool, place_for
 from plexsvc.reward.core.queues import Urgency
 from plexsvc.reward.core.state import OpenBatch, Request
 from plexsvc.reward.core.vocabulary import BatchId, Order, RequestId, RunStage, WorkerId
@@ -82,7 +82,7 @@ class Dealer:
         for pool in sorted(going, key=lambda one: (one.working > 0, *_first(one))):
             self._start(pool, now_us)
 
-    def _needy(self, now_us: int) -> Pool | None:
+    def _needy(self, now_us: int) -> WorkerPool | None:
         """Return the most urgent pool that has work and neither a worker nor room for one.
 
         Idle workers of less urgent ones are stopped until it has room; these stand still.
@@ -103,7 +103,7 @@ class Dealer:
                 return pool
         return None
 
-    def _start(self, pool: Pool, now_us: int) -> None:
+    def _start(self, pool: WorkerPool, now_us: int) -> None:
         wanted = max(
             pool.wanted(now_us, least=self._crew.least(pool)),
             self._is_announced(pool) - len(pool.idle) - pool.starting,
@@ -117,7 +117,7 @@ class Dealer:
                 return
             self._crew.start_at(place, pool, now_us)
 
-    def _take_back(self, pool: Pool, now_us: int) -> None:
+    def _take_back(self, pool: WorkerPool, now_us: int) -> None:
         """Stop borrowed runs for tenants that have waited for their share, and let them wait."""
         if pool.idle or now_us < self._start_at_us or not pool.is_short(now_us):
             return
@@ -144,7 +144,7 @@ class Dealer:
         self._crew.stop(worker_id)
         self.put(found, request)
 
-    def patience_ends_us(self, pool: Pool, now_us: int) -> int | None:
+    def patience_ends_us(self, pool: WorkerPool, now_us: int) -> int | None:
         """Return when runs are to be stopped for a tenant that waits; None where that is past."""
         if not len(pool.queue) or pool.idle:
             return None
@@ -157,7 +157,7 @@ class Dealer:
     def _waits_since_us(self, found: RequestId) -> int:
         return self._batches[found.batch].requests[found.sample].since_us
 
-    def _is_announced(self, pool: Pool) -> bool:
+    def _is_announced(self, pool: WorkerPool) -> bool:
         """Return whether an idle worker is to be there: samples will come, and none has yet."""
         return any(
             not batch.arrived and batch.program.stages[0].resource == pool.resource
@@ -176,7 +176,7 @@ class Dealer:
         self._order(RunStage(worker=worker_id, request=found, stage=request.stage))
 
 
-def _first(pool: Pool) -> tuple[int, int]:
+def _first(pool: WorkerPool) -> tuple[int, int]:
     """Return how urgent a pool is: the least goes first."""
     first = pool.queue.first()
     return (first.expected_end_us, first.number) if first is not None else (1 << 62, 0)

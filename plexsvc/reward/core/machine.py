@@ -15,14 +15,13 @@ from typing import Final, assert_never
 from plexsvc.reward.core.crew import Crew
 from plexsvc.reward.core.dealing import MAX_FAILED_STARTS, Dealer
 from plexsvc.reward.core.planner import ActiveBatch, HistoryKey, PlanFacts
-from plexsvc.reward.core.pools import PLANNED_IDLE_US, Pool
+from plexsvc.reward.core.pools import PLANNED_IDLE_US, WorkerPool
 from plexsvc.reward.core.state import OpenBatch, PoolLimits, Request, Worker
 from plexsvc.reward.core.vocabulary import (
     AnswerRequest,
     BatchesExpected,
     BatchId,
     BatchLeft,
-    Fact,
     Order,
     PlacesKnown,
     PlanMade,
@@ -30,6 +29,7 @@ from plexsvc.reward.core.vocabulary import (
     ProgramSpec,
     RememberBatch,
     RequestId,
+    RewardEvent,
     SampleRefused,
     SamplesArrived,
     SampleScored,
@@ -61,7 +61,7 @@ class RewardCore:
         self._arrivals = 0
         self._at_us = 0
 
-    def handle(self, fact: Fact) -> list[Order]:
+    def handle(self, fact: RewardEvent) -> list[Order]:
         """Return what is to be done because of `fact`, in order."""
         self._at_us = fact.at_us
         self._note(fact)
@@ -107,7 +107,7 @@ class RewardCore:
             most=[(one, self.crew.most(one)) for one in sorted(used)],
         )
 
-    def _gives_up_us(self, pool: Pool) -> int | None:
+    def _gives_up_us(self, pool: WorkerPool) -> int | None:
         """Return until when what waits does so without a node that could run it."""
         if pool.homeless_since_us is None:
             return None
@@ -130,7 +130,7 @@ class RewardCore:
                 self._give_up(pool, now_us, reason=reason)
                 pool.homeless_since_us = None
 
-    def _note(self, fact: Fact) -> None:
+    def _note(self, fact: RewardEvent) -> None:
         match fact:
             case SamplesArrived():
                 self._arrive(fact)
@@ -233,7 +233,7 @@ class RewardCore:
         for pool in self.pools.values():
             self._give_up(pool, at_us, reason=text)
 
-    def _give_up(self, pool: Pool, at_us: int, *, reason: str) -> None:
+    def _give_up(self, pool: WorkerPool, at_us: int, *, reason: str) -> None:
         """Answer all that waits for a pool's workers."""
         while (found := pool.queue.take(workers=1)) is not None:
             request = self.batches[found.batch].requests[found.sample]

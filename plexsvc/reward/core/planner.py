@@ -12,9 +12,9 @@ from typing import Final
 
 from plexsvc.ids import JobId, TenantId
 from plexsvc.reward.core.planning import (
+    BatchLoad,
     Floor,
     History,
-    Load,
     PoolCosts,
     Route,
     UnderWay,
@@ -101,7 +101,7 @@ class PlannerCore:
             )
             history = self.histories[batch.key]
             requests = expected(batch.state, history, now_us=facts.now_us)
-            loads.append(Load(route=route, requests=requests))
+            loads.append(BatchLoad(route=route, requests=requests))
             for stage, count in _unguessed(batch.state, history).items():
                 extra[route.pools[stage]] += count
         floor = Floor(

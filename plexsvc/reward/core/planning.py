@@ -32,7 +32,7 @@ class Route:
     """How long a request that waited may take: the stage's timeout, or less for a softer rule."""
 
 
-class Expected(NamedTuple):
+class ExpectedRequest(NamedTuple):
     """A request that is expected: when it comes, and how long each stage runs.
 
     The stages before `stage` are done; a `run_us` of 0 ends the request before that stage.
@@ -56,11 +56,11 @@ class Expected(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class BatchLoad:
     """What is expected of one batch."""
 
     route: Route
-    requests: Sequence[Expected]
+    requests: Sequence[ExpectedRequest]
 
     def due_us(self, max_delay_us: int) -> int:
         """Return when it is to end: `max_delay_us` after its earliest end, had nothing waited.
@@ -105,7 +105,7 @@ class Floor:
 
     def __init__(
         self,
-        loads: Sequence[Load],
+        loads: Sequence[BatchLoad],
         *,
         max_delay_us: int,
         held_until_us: int = 0,
@@ -233,7 +233,7 @@ class UnderWay:
     """Stage of each that runs, how long it waited, and how long it runs."""
 
 
-def expected(batch: UnderWay, history: History, *, now_us: int) -> list[Expected]:
+def expected(batch: UnderWay, history: History, *, now_us: int) -> list[ExpectedRequest]:
     """Return what is expected of a batch under way (Algorithm 2).
 
     Where the paper draws requests of the history at random, these are spread evenly over it, so the
@@ -242,7 +242,7 @@ def expected(batch: UnderWay, history: History, *, now_us: int) -> list[Expected
     """
     samples = history.samples
     found = [
-        Expected(max(now_us, batch.begun_us + arrive_us), run_us)
+        ExpectedRequest(max(now_us, batch.begun_us + arrive_us), run_us)
         for number in range(batch.arrived, batch.size)
         for arrive_us, run_us in (samples[number * len(samples) // batch.size],)
     ]
@@ -252,7 +252,7 @@ def expected(batch: UnderWay, history: History, *, now_us: int) -> list[Expected
     for stage, waits in sorted(by_stage.items()):
         reached = sorted(run_us for _, run_us in samples if run_us[stage]) if waits else []
         found += (
-            Expected(now_us, reached[number * len(reached) // len(waits)], stage, waited_us)
+            ExpectedRequest(now_us, reached[number * len(reached) // len(waits)], stage, waited_us)
             for number, waited_us in enumerate(waits if reached else ())
         )
     return found + _running(batch, samples, now_us=now_us)
@@ -260,12 +260,12 @@ def expected(batch: UnderWay, history: History, *, now_us: int) -> list[Expected
 
 def _running(
     batch: UnderWay, samples: Sequence[tuple[int, tuple[int, ...]]], *, now_us: int
-) -> list[Expected]:
+) -> list[ExpectedRequest]:
     """Return those that run, spread over those of the history that took longer yet.
 
     The share of the golden section spreads any number of them evenly, whatever their order.
     """
-    found: list[Expected] = []
+    found: list[ExpectedRequest] = []
     by_run: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
     for number, (stage, waited_us, elapsed_us) in enumerate(sorted(batch.running)):
         if stage not in by_run:
@@ -277,7 +277,7 @@ def _running(
         share = (0.5 + number * GOLDEN) % 1.0
         _, run_us = known[first + int(share * (len(known) - first))]
         left = (*run_us[:stage], run_us[stage] - elapsed_us, *run_us[stage + 1 :])
-        found.append(Expected(now_us, left, stage, waited_us))
+        found.append(ExpectedRequest(now_us, left, stage, waited_us))
     return found
 
 
@@ -285,7 +285,7 @@ def _first_above(known: Sequence[tuple[int, tuple[int, ...]]], elapsed_us: int) 
     return bisect_right(known, elapsed_us, key=lambda pair: pair[0])
 
 
-def _request(route: Route, one: Expected, *, due_us: int) -> _Simulated:
+def _request(route: Route, one: ExpectedRequest, *, due_us: int) -> _Simulated:
     steps: list[tuple[int, int, int]] = []
     for stage in range(one.stage, len(one.run_us)):
         if not one.run_us[stage]:

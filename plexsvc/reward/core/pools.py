@@ -14,7 +14,7 @@ PLANNED_IDLE_US: Final = 5_000_000
 
 
 @dataclass(slots=True, kw_only=True)
-class Pool:
+class WorkerPool:
     """The workers of one resource type, and what waits for them."""
 
     resource: Resource
@@ -55,7 +55,7 @@ class Pool:
 
 
 @dataclass(slots=True)
-class Place:
+class NodeCapacity:
     """What a node has for workers, and what is left of it."""
 
     room: Resource
@@ -66,7 +66,7 @@ class Place:
         self.free = self.free.plus(resource.times(-number))
 
 
-def place_for(places: Mapping[str, Place], resource: Resource) -> str | None:
+def place_for(places: Mapping[str, NodeCapacity], resource: Resource) -> str | None:
     """Return the node with the most room for one more worker; None where none has enough."""
     fitting = [name for name, place in places.items() if resource.fits(place.free)]
     return max(fitting, key=lambda name: (places[name].free, name), default=None)

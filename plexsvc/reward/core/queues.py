@@ -28,7 +28,7 @@ class Urgency(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Entry:
+class _QueueEntry:
     urgency: Urgency
     request: RequestId
 
@@ -37,8 +37,8 @@ class PoolQueue:
     """Requests that wait for workers of a pool, and how many of each tenant run."""
 
     def __init__(self) -> None:
-        self._waiting: dict[TenantId, list[_Entry]] = {}
-        self._live: dict[RequestId, _Entry] = {}
+        self._waiting: dict[TenantId, list[_QueueEntry]] = {}
+        self._live: dict[RequestId, _QueueEntry] = {}
         self._queued: Counter[TenantId] = Counter()
         self.running: Counter[TenantId] = Counter()
 
@@ -52,7 +52,7 @@ class PoolQueue:
     def put(self, request: RequestId, urgency: Urgency) -> None:
         """Let a request wait. O(log n)."""
         assert request not in self._live, request
-        tenant, entry = request.batch.tenant, _Entry(urgency, request)
+        tenant, entry = request.batch.tenant, _QueueEntry(urgency, request)
         self._live[request] = entry
         heapq.heappush(self._waiting.setdefault(tenant, []), entry)
         self._queued[tenant] += 1
@@ -79,7 +79,7 @@ class PoolQueue:
             return None
         share = self.share(workers)
 
-        def place(entry: _Entry) -> tuple[bool, int, int, int]:
+        def place(entry: _QueueEntry) -> tuple[bool, int, int, int]:
             runs, urgency = self.running[entry.request.batch.tenant], entry.urgency
             return (runs >= share, urgency.expected_end_us, runs, urgency.number)
 
@@ -103,10 +103,10 @@ class PoolQueue:
                 found.append((entry.request, missing))
         return found
 
-    def _heads(self) -> list[_Entry]:
+    def _heads(self) -> list[_QueueEntry]:
         return [entry for tenant in list(self._waiting) if (entry := self._head(tenant))]
 
-    def _head(self, tenant: TenantId) -> _Entry | None:
+    def _head(self, tenant: TenantId) -> _QueueEntry | None:
         """Return the first of a tenant's requests; forgets those that were dropped."""
         waiting = self._waiting[tenant]
         while waiting and self._live.get(waiting[0].request) is not waiting[0]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plexsvc.reward.core.planning import UnderWay
-from plexsvc.reward.core.pools import Pool
+from plexsvc.reward.core.pools import WorkerPool
 from plexsvc.reward.core.vocabulary import ProgramSpec, RequestId, Resource, WorkerId
 
 
@@ -96,7 +96,7 @@ class OpenBatch:
 class Worker:
     """A worker's process, from the order to start it to its end."""
 
-    pool: Pool
+    pool: WorkerPool
     place: str
     is_ready: bool = False
     request: RequestId | None = None

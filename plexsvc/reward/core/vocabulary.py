@@ -86,14 +86,14 @@ class ProgramSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class RewardEvent:
     """Something that happened."""
 
     at_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesArrived(Fact):
+class SamplesArrived(RewardEvent):
     """Samples that nobody asked for before; `size` is of the whole batch.
 
     Without any it says that they will come.
@@ -107,7 +107,7 @@ class SamplesArrived(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFact(Fact):
+class WorkerFact(RewardEvent):
     """Something that happened to a worker, or to what it ran."""
 
     worker: WorkerId
@@ -154,7 +154,7 @@ class ProgramFailed(WorkerFact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLeft(Fact):
+class BatchLeft(RewardEvent):
     """Nobody waits for a batch any more."""
 
     batch: BatchId
@@ -173,7 +173,7 @@ class PoolPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanMade(Fact):
+class PlanMade(RewardEvent):
     """A plan of the pools that it names, in force until `until_us`; others follow their queues."""
 
     pools: Mapping[Resource, PoolPlan]
@@ -181,14 +181,14 @@ class PlanMade(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchesExpected(Fact):
+class BatchesExpected(RewardEvent):
     """How long batches of jobs' programs took before this proxy was there."""
 
     lasts_us: Mapping[tuple[TenantId, JobId, str], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacesKnown(Fact):
+class PlacesKnown(RewardEvent):
     """What each node has for workers.
 
     One that is missing takes no more, and those that it has end after their request.
@@ -197,7 +197,7 @@ class PlacesKnown(Fact):
     places: Mapping[str, Resource]
 
 
-class TimePassed(Fact):
+class TimePassed(RewardEvent):
     """It is `at_us`, and nothing else happened."""
 
 

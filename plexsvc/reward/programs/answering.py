@@ -87,7 +87,7 @@ ASYNCHRONOUS: Final = ("__await__", "__aiter__", "__aenter__")
 class Lent:
     """Something of the grader's that was an argument: it can be called, and read in public."""
 
-    def __init__(self, line: Agent, number: int, name: object, doc: object) -> None:
+    def __init__(self, line: SampleEnd, number: int, name: object, doc: object) -> None:
         self.__dict__.update(_line=line, _number=number, __doc__=doc)
         if isinstance(name, str):
             self.__dict__.update(__name__=name, __qualname__=name)
@@ -193,7 +193,7 @@ class _Bytes:
 class Input(io.TextIOBase):
     """Stands for the sample's standard input: it is the grader's, as a test replaced it."""
 
-    def __init__(self, line: Agent) -> None:
+    def __init__(self, line: SampleEnd) -> None:
         self._line = line
 
     def readable(self) -> bool:
@@ -216,7 +216,7 @@ class Followed:
         self.container = container
 
 
-class Agent(talking.Line):
+class SampleEnd(talking.MessageLine):
     """The sample's end of the line."""
 
     def __init__(self, into: int, out: int) -> None:
@@ -650,7 +650,7 @@ def _of_class(owner: type, name: str) -> Any:
 
 def main() -> None:
     """Answer until the grader is done."""
-    line = Agent(os.dup(0), os.dup(1))
+    line = SampleEnd(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(_STDERR, 1)

@@ -20,20 +20,20 @@ from plexsvc.reward.programs import validating
 from plexsvc.reward.programs.base import (
     Outcome,
     Program,
+    ProgramStage,
     RefusedError,
     Scored,
-    Stage,
+    StageRun,
     TimedOut,
-    Work,
     cut,
 )
 from plexsvc.reward.programs.numerals import Number, last_number, read
-from plexsvc.reward.sandbox.base import PYTHON, Limits
+from plexsvc.reward.sandbox.base import PYTHON, StageLimits
 
-_QUICK: Final = Limits(wall_us=10_000_000)
+_QUICK: Final = StageLimits(wall_us=10_000_000)
 
 
-def _exact(work: Work) -> Scored:
+def _exact(work: StageRun) -> Scored:
     found = _plain(work.text, work)
     references = work.reference if isinstance(work.reference, list) else [work.reference]
     if not references or not all(isinstance(one, str) for one in references):
@@ -43,13 +43,13 @@ def _exact(work: Work) -> Scored:
     return Scored(score=float(any(found == _plain(one, work) for one in references)))
 
 
-def _plain(text: str, work: Work) -> str:
+def _plain(text: str, work: StageRun) -> str:
     if work.settings.get("strip", True):
         text = text.strip()
     return text.casefold() if work.settings.get("ignore_case", False) else text
 
 
-def _numeric(work: Work) -> Scored:
+def _numeric(work: StageRun) -> Scored:
     expected, *as_printed = _numbers_of(work.reference)
     found = last_number(work.text)
     if found is None:
@@ -88,7 +88,7 @@ def _shown(number: Number) -> str:
         return f"one of {len(str(value.numerator))} digits"
 
 
-def _regex(work: Work) -> Scored:
+def _regex(work: StageRun) -> Scored:
     """Score 1 where the pattern is found and, with a reference, its group 1 is the reference."""
     pattern = work.settings.get("pattern", work.reference)
     try:
@@ -107,7 +107,7 @@ def _regex(work: Work) -> Scored:
     return Scored(score=float(found[1] == str(work.reference)), detail=f"group 1 is {found[1]!r}")
 
 
-def _math(work: Work) -> Scored:
+def _math(work: StageRun) -> Scored:
     reference = work.reference
     if not isinstance(reference, str | int | float) or isinstance(reference, bool):
         raise RefusedError(f"math: the reference must be an expression, not {reference!r}")
@@ -120,7 +120,7 @@ def _math(work: Work) -> Scored:
         ) from None
 
 
-def _json_schema(work: Work) -> Outcome:
+def _json_schema(work: StageRun) -> Outcome:
     found = importlib.util.find_spec("fastjsonschema")
     if found is None or found.origin is None:
         raise _not_installed("json_schema", "there is no fastjsonschema")
@@ -155,8 +155,8 @@ def _not_installed(program: str, reason: str) -> RefusedError:
     )
 
 
-def _simple(name: str, text: str, run: Callable[[Work], Scored], **settings: type) -> Program:
-    stages = (Stage(name="compare", run=run, limits=_QUICK),)
+def _simple(name: str, text: str, run: Callable[[StageRun], Scored], **settings: type) -> Program:
+    stages = (ProgramStage(name="compare", run=run, limits=_QUICK),)
     return Program(name=name, text=text, stages=stages, settings=settings)
 
 
@@ -171,7 +171,7 @@ PROGRAMS: Final = (
     Program(
         name="json_schema",
         text="the text is JSON of the schema",
-        stages=(Stage(name="compare", run=_json_schema, limits=_QUICK, is_sandboxed=True),),
+        stages=(ProgramStage(name="compare", run=_json_schema, limits=_QUICK, is_sandboxed=True),),
         settings={"schema": dict},
     ),
 )

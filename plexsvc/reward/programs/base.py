@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from plexsvc.reward.core.vocabulary import LEAST, ProgramSpec, Resource, StageSpec
-from plexsvc.reward.sandbox.base import Limits, Sandbox
+from plexsvc.reward.sandbox.base import Sandbox, StageLimits
 
 OUTPUT_CHARS: Final = 8 << 10
 """Characters of a program's output that a verdict carries; the middle of a longer one is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StageRun:
     """One run of one stage."""
 
     text: str
@@ -24,7 +24,7 @@ class Work:
     settings: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     """What the stage before left, by path."""
-    limits: Limits = field(default_factory=Limits)
+    limits: StageLimits = field(default_factory=StageLimits)
     sandbox: Sandbox
 
 
@@ -64,12 +64,12 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class ProgramStage:
     """One step of a program."""
 
     name: str
-    run: Callable[[Work], Outcome]
-    limits: Limits = field(default_factory=Limits)
+    run: Callable[[StageRun], Outcome]
+    limits: StageLimits = field(default_factory=StageLimits)
     is_sandboxed: bool = False
     """Whether it runs what a model or a tenant wrote, so that it must not run without a sandbox."""
     resource: str = "cpu"
@@ -89,7 +89,7 @@ class Program:
     name: str
     text: str
     """What it compares, for people."""
-    stages: tuple[Stage, ...]
+    stages: tuple[ProgramStage, ...]
     settings: Mapping[str, type] | None
     """Names and types of the settings that it takes; None: any."""
     timeout_score: float = -1.0

@@ -25,21 +25,21 @@ from plexsvc.reward.programs.base import (
     Outcome,
     Passed,
     Program,
+    ProgramStage,
     RefusedError,
     Scored,
-    Stage,
+    StageRun,
     TimedOut,
-    Work,
 )
 from plexsvc.reward.programs.trees import Tree, imported_by, refuse_reading
-from plexsvc.reward.sandbox.base import ENDED, PYTHON, Beside, Limits, Ran
+from plexsvc.reward.sandbox.base import ENDED, PYTHON, PeerCommand, Ran, StageLimits
 
 MAX_TESTS: Final = 256
 GRADER_BYTES: Final = 320 << 20
 """Of the memory that a stage holds, what the grader's process has; the sample has the rest."""
-_RUN: Final = Limits(wall_us=30_000_000, memory_bytes=832 << 20)
-_COMPILE: Final = Limits(wall_us=60_000_000, memory_bytes=2 << 30)
-_SUITE: Final = Limits(wall_us=120_000_000, memory_bytes=1 << 30)
+_RUN: Final = StageLimits(wall_us=30_000_000, memory_bytes=832 << 20)
+_COMPILE: Final = StageLimits(wall_us=60_000_000, memory_bytes=2 << 30)
+_SUITE: Final = StageLimits(wall_us=120_000_000, memory_bytes=1 << 30)
 MIB: Final = 1 << 20
 
 _CALL: Final = """
@@ -127,7 +127,7 @@ def code_block(text: str, language: str, *, defines: bool = False) -> str:
     return mine[-1] if mine else text.replace("\r\n", "\n")
 
 
-def _python(work: Work) -> Outcome:
+def _python(work: StageRun) -> Outcome:
     tests = _tests(work)
     has_names = any("stdout" not in test for test in tests)
     source = code_block(work.text, PYTHON_TAGS, defines=has_names)
@@ -146,7 +146,7 @@ NEEDS_PACKAGES: Final = re.compile(
 PYTHON_TAGS: Final = "python3?|py3?"
 
 
-def _python_case(test: Mapping[str, Any], source: str, work: Work) -> _Case:
+def _python_case(test: Mapping[str, Any], source: str, work: StageRun) -> _Case:
     python = (sys.executable, "-I") if work.settings.get("packages", False) else PYTHON
     files = {"solution.py": source.encode(errors="surrogateescape")}
     if "stdout" in test:
@@ -245,7 +245,7 @@ def imports_of(source: str) -> dict[str, list[str]]:
     return found
 
 
-def _compile(work: Work) -> Outcome:
+def _compile(work: StageRun) -> Outcome:
     argv = ["/usr/bin/g++", "-O2", "-std=c++20", "-pipe", "-o", "program", "main.cpp"]
     source = code_block(work.text, r"cpp|c\+\+|cc|cxx|c").encode(errors="surrogateescape")
     ran = work.sandbox.run(argv, files={"main.cpp": source}, limits=work.limits, keeps_files=True)
@@ -256,7 +256,7 @@ def _compile(work: Work) -> Outcome:
     return Passed(files={"program": ran.files["program"]}, output=ran.stderr)
 
 
-def _run_cpp(work: Work) -> Outcome:
+def _run_cpp(work: StageRun) -> Outcome:
     tests = _tests(work)
     if any("stdout" not in test for test in tests):
         raise RefusedError("code_cpp: a test has stdin and stdout")
@@ -273,7 +273,7 @@ def _cpp_case(test: Mapping[str, Any], files: Mapping[str, bytes]) -> _Case:
     )
 
 
-def _tests(work: Work) -> list[Mapping[str, Any]]:
+def _tests(work: StageRun) -> list[Mapping[str, Any]]:
     found = work.reference
     if isinstance(found, Mapping):
         found = found.get("tests", [found])
@@ -293,7 +293,7 @@ def _stdin(test: Mapping[str, Any]) -> str:
     return "" if test.get("stdin") is None else str(test["stdin"])
 
 
-def _test(work: Work, cases: Sequence[_Case]) -> Outcome:
+def _test(work: StageRun, cases: Sequence[_Case]) -> Outcome:
     """Run the cases one after the other, each in a sandbox of its own, in the time of the stage."""
     left_us, passed, output, detail = _time_us(work), 0, "", ""
     for number, case in enumerate(cases):
@@ -313,7 +313,7 @@ def _test(work: Work, cases: Sequence[_Case]) -> Outcome:
     return Scored(score=score, output=output, detail=f"{passed} of {len(cases)} passed. {detail}")
 
 
-def _time_us(work: Work) -> int:
+def _time_us(work: StageRun) -> int:
     """Return the time that the tests may take together: the stage's, or less if that is asked."""
     seconds = work.settings.get("seconds", work.limits.wall_us / 1e6)
     if not 0 < seconds <= work.limits.wall_us / 1e6:
@@ -323,7 +323,7 @@ def _time_us(work: Work) -> int:
     return int(seconds * 1e6)
 
 
-def _run(work: Work, case: _Case, limits: Limits) -> Ran:
+def _run(work: StageRun, case: _Case, limits: StageLimits) -> Ran:
     """Run a case, and beside it the sample, each in a sandbox of its own."""
     if case.sample is None:
         return work.sandbox.run(
@@ -336,7 +336,7 @@ def _run(work: Work, case: _Case, limits: Limits) -> Ran:
         files=case.files,
         limits=replace(limits, memory_bytes=GRADER_BYTES),
         keeps_files=True,
-        beside=Beside(argv=argv, files=files, limits=left),
+        beside=PeerCommand(argv=argv, files=files, limits=left),
     )
 
 
@@ -393,7 +393,7 @@ def is_same(found: object, expected: object) -> bool:
     return found == expected and isinstance(found, bool) == isinstance(expected, bool)
 
 
-def _unit_tests(work: Work) -> Outcome:
+def _unit_tests(work: StageRun) -> Outcome:
     """Score the share of pytest's tests that pass; `reference.files` are the tree."""
     tree = Tree.of(work)
     source = code_block(work.text, PYTHON_TAGS, defines=True).encode(errors="surrogateescape")
@@ -433,22 +433,22 @@ PROGRAMS: Final = (
     Program(
         name="code_python",
         text="the share of tests that a Python program passes",
-        stages=(Stage(name="run", run=_python, limits=_RUN, is_sandboxed=True),),
+        stages=(ProgramStage(name="run", run=_python, limits=_RUN, is_sandboxed=True),),
         settings={"partial": bool, "packages": bool, "seconds": float},
     ),
     Program(
         name="code_cpp",
         text="the share of tests that a C++ program passes",
         stages=(
-            Stage(name="compile", run=_compile, limits=_COMPILE, is_sandboxed=True),
-            Stage(name="run", run=_run_cpp, limits=_RUN, is_sandboxed=True),
+            ProgramStage(name="compile", run=_compile, limits=_COMPILE, is_sandboxed=True),
+            ProgramStage(name="run", run=_run_cpp, limits=_RUN, is_sandboxed=True),
         ),
         settings={"partial": bool, "seconds": float},
     ),
     Program(
         name="unit_tests",
         text="the share of pytest's tests that pass in a tree of files",
-        stages=(Stage(name="test", run=_unit_tests, limits=_SUITE, is_sandboxed=True),),
+        stages=(ProgramStage(name="test", run=_unit_tests, limits=_SUITE, is_sandboxed=True),),
         settings={"partial": bool},
     ),
 )

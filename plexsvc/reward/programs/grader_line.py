@@ -38,14 +38,14 @@ UNTOLD: Final = frozenset(
 """Questions whose answers say nothing of what the sample computes."""
 
 
-class Kept:
+class KeptArgument:
     """An argument that the sample may keep and change later."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
-class Grader(talking.Line):
+class Grader(talking.MessageLine):
     """The grader's end of the line."""
 
     def __init__(self, into: int, out: int) -> None:
@@ -187,7 +187,7 @@ class Grader(talking.Line):
             return value
         self._arguments[id(value)] = value
         self._arguments.move_to_end(id(value))
-        return Kept(value)
+        return KeptArgument(value)
 
     def _tell_files(self, data: dict[str, bytes | None]) -> None:
         now = grader_lends.files_below(list(self._roots))
@@ -306,7 +306,7 @@ class Grader(talking.Line):
             return self._error_there(value)
         if isinstance(value, TracebackType):
             return None
-        if isinstance(value, Kept):
+        if isinstance(value, KeptArgument):
             self._knew[id(value.value)] = packed = self.pack(value.value)
             return ["kept", id(value.value), packed]
         if id(value) not in self._lent_numbers:

@@ -26,13 +26,13 @@ from plexsvc.reward.programs.base import (
     Outcome,
     Passed,
     Program,
+    ProgramStage,
     RefusedError,
     Scored,
-    Stage,
+    StageRun,
     TimedOut,
-    Work,
 )
-from plexsvc.reward.sandbox.base import Limits, Ran
+from plexsvc.reward.sandbox.base import Ran, StageLimits
 
 SAMPLE: Final = "sample.json"
 CALLER: Final = ".calling.py"
@@ -77,10 +77,10 @@ def program_of(encoded: bytes) -> Program:
         name=definition.name,
         text="your own",
         stages=tuple(
-            Stage(
+            ProgramStage(
                 name=stage.name,
                 run=partial(_run, definition, stage),
-                limits=Limits(
+                limits=StageLimits(
                     wall_us=stage.timeout_us,
                     memory_bytes=stage.memory_bytes,
                     cpus=stage.count if stage.resource == "cpu" else 1,
@@ -98,7 +98,7 @@ def program_of(encoded: bytes) -> Program:
     )
 
 
-def _run(definition: Definition, stage: OwnStage, work: Work) -> Outcome:
+def _run(definition: Definition, stage: OwnStage, work: StageRun) -> Outcome:
     """Run one stage on one sample.
 
     Raises:

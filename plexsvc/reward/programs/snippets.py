@@ -16,15 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from plexsvc.reward.programs.base import Outcome, Program, RefusedError, Scored, Stage, Work
+from plexsvc.reward.programs.base import (
+    Outcome,
+    Program,
+    ProgramStage,
+    RefusedError,
+    Scored,
+    StageRun,
+)
 from plexsvc.reward.programs.code import MAX_TESTS, code_block, prints
-from plexsvc.reward.sandbox.base import Limits, Ran
+from plexsvc.reward.sandbox.base import Ran, StageLimits
 
 RESULT: Final = "result.json"
 MAX_SECONDS: Final = 60
 MAX_MEMORY_MIB: Final = 1024
 MAX_RESULT_BYTES: Final = 4 << 20
-_LIMITS: Final = Limits(wall_us=300_000_000, memory_bytes=MAX_MEMORY_MIB << 20)
+_LIMITS: Final = StageLimits(wall_us=300_000_000, memory_bytes=MAX_MEMORY_MIB << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +61,14 @@ LANGUAGES: Final[Mapping[str, _Language]] = {
 }
 
 
-class _Asked:
+class _CheckedReference:
     """What a reference asks for, checked.
 
     Raises:
         RefusedError: naming the field.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: StageRun) -> None:
         found = work.reference
         if not isinstance(found, Mapping):
             raise RefusedError("run_code: the reference must be an object with a language")
@@ -84,8 +91,8 @@ class _Asked:
         self.running = _for(limits, _number(found, "run_timeout", most=MAX_SECONDS))
 
 
-def _run_code(work: Work) -> Outcome:
-    asked = _Asked(work)
+def _run_code(work: StageRun) -> Outcome:
+    asked = _CheckedReference(work)
     result: dict[str, Any] = {"code": asked.code, "compile": None, "runs": [], "files": {}}
     files = asked.files
     if asked.language.compile:
@@ -169,7 +176,7 @@ def _number(found: Mapping[str, Any], field: str, *, most: float, default: float
     return float(value)
 
 
-def _for(limits: Limits, seconds: float) -> Limits:
+def _for(limits: StageLimits, seconds: float) -> StageLimits:
     return replace(limits, wall_us=int(seconds * 1e6))
 
 
@@ -177,7 +184,7 @@ PROGRAMS: Final = (
     Program(
         name="run_code",
         text="the share of runs of a piece of code that end well",
-        stages=(Stage(name="run", run=_run_code, limits=_LIMITS, is_sandboxed=True),),
+        stages=(ProgramStage(name="run", run=_run_code, limits=_LIMITS, is_sandboxed=True),),
         settings={},
     ),
 )

@@ -84,7 +84,7 @@ def _zone(value: Any) -> object:
     return None if offset is None else dt.timezone(offset)
 
 
-class Line:
+class MessageLine:
     """One end of the line. `hold` packs what is no plain data, `take` unpacks it."""
 
     def __init__(self, into: int, out: int) -> None:

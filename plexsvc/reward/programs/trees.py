@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-from plexsvc.reward.programs.base import RefusedError, Work
+from plexsvc.reward.programs.base import RefusedError, StageRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Tree:
     the reference lists as `given`."""
 
     @classmethod
-    def of(cls, work: Work) -> Tree:
+    def of(cls, work: StageRun) -> Tree:
         """Return the tree of a reference.
 
         Raises:

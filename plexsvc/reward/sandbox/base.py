@@ -17,7 +17,7 @@ ENDED: Final = "ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class StageLimits:
     """What one stage may use."""
 
     wall_us: int = 60_000_000
@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class PeerCommand:
     """A command in a sandbox of its own, on the standard input and output of another.
 
     What one writes the other reads; they share nothing else.
@@ -46,7 +46,7 @@ class Beside:
 
     argv: Sequence[str]
     files: Mapping[str, bytes]
-    limits: Limits
+    limits: StageLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,9 @@ class Sandbox(Protocol):
         *,
         files: Mapping[str, bytes],
         stdin: bytes = b"",
-        limits: Limits,
+        limits: StageLimits,
         keeps_files: bool = False,
-        beside: Beside | None = None,
+        beside: PeerCommand | None = None,
     ) -> Ran:
         """Return how a command ended, with nothing of it left; `files` lie in its directory.
 

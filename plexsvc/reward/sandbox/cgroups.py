@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from plexsvc.reward.sandbox.base import Limits
+from plexsvc.reward.sandbox.base import StageLimits
 
 CONTROLLERS: Final = ("memory", "pids", "cpu")
 PERIOD_US: Final = 10_000
@@ -42,15 +42,15 @@ class Groups:
         _enable(self._place)
         self._names = (f"{SERVICE}-run-{os.getpid()}-{number}" for number in itertools.count())
 
-    def make(self, limits: Limits) -> Group:
+    def make(self, limits: StageLimits) -> CommandGroup:
         """Return a new group that bounds what is in it."""
-        return Group(self._place / next(self._names), limits)
+        return CommandGroup(self._place / next(self._names), limits)
 
 
-class Group:
+class CommandGroup:
     """One command's group."""
 
-    def __init__(self, path: Path, limits: Limits) -> None:
+    def __init__(self, path: Path, limits: StageLimits) -> None:
         path.mkdir()
         self._path = path
         for name, value in _values(limits):
@@ -88,7 +88,7 @@ class Group:
         self._path.rmdir()
 
 
-def _values(limits: Limits) -> Iterator[tuple[str, str]]:
+def _values(limits: StageLimits) -> Iterator[tuple[str, str]]:
     # Files of a command are memory of its group.
     yield "memory.max", str(limits.memory_bytes + limits.disk_bytes)
     yield "memory.oom.group", "1"

@@ -10,7 +10,7 @@ import os
 import resource
 from typing import Any, ClassVar, Final
 
-from plexsvc.reward.sandbox.base import Limits
+from plexsvc.reward.sandbox.base import StageLimits
 
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
@@ -177,7 +177,7 @@ def unmount(target: str) -> None:
     _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount({target})")
 
 
-def set_limits(limits: Limits) -> None:
+def set_limits(limits: StageLimits) -> None:
     """Bound what this process, and each that it starts, may take."""
     seconds = limits.cpus * limits.wall_us // 1_000_000 + 2
     for kind, most in (

@@ -22,8 +22,8 @@ from typing import Final
 
 from plexsvc.errors import unavailable
 from plexsvc.reward.sandbox import kernel, zygote
-from plexsvc.reward.sandbox.base import ENDED, PYTHON, Beside, Limits, Ran
-from plexsvc.reward.sandbox.cgroups import Group, Groups
+from plexsvc.reward.sandbox.base import ENDED, PYTHON, PeerCommand, Ran, StageLimits
+from plexsvc.reward.sandbox.cgroups import CommandGroup, Groups
 
 LOOK_US: Final = 50_000
 """How often the memory of a command's processes is looked at."""
@@ -90,16 +90,16 @@ class NamespaceSandbox:
         *,
         files: Mapping[str, bytes],
         stdin: bytes = b"",
-        limits: Limits,
+        limits: StageLimits,
         keeps_files: bool = False,
-        beside: Beside | None = None,
+        beside: PeerCommand | None = None,
     ) -> Ran:
         """Return how a command ended; nothing of it is left.
 
         Raises:
             PlexError: `unavailable` when the sandbox could not be set up.
         """
-        watches: list[_Watch] = []
+        watches: list[_CommandWatch] = []
         shared: list[dict[str, int]] = [{}, {}]
         if beside is not None:
             for reads, writes in ((0, 1), (1, 0)):
@@ -122,12 +122,12 @@ class NamespaceSandbox:
         self,
         argv: Sequence[str],
         files: Mapping[str, bytes],
-        limits: Limits,
+        limits: StageLimits,
         shared: dict[str, int],
         *,
         stdin: bytes = b"",
         keeps_files: bool = False,
-    ) -> _Watch:
+    ) -> _CommandWatch:
         """Have the zygote start a command; it takes the descriptors in `shared`."""
         asked = {
             "argv": list(argv),
@@ -147,7 +147,7 @@ class NamespaceSandbox:
                 f"{argv[0]} was not run: the sandbox's zygote died: {error}"
             ) from error
         feeds = {"asked": marshal.dumps(asked), "stdin": stdin}
-        return _Watch(
+        return _CommandWatch(
             pipes,
             zygote=self._zygote.pid,
             feeds={name: data for name, data in feeds.items() if name in pipes.ours},
@@ -166,7 +166,7 @@ class NamespaceSandbox:
 class _Pipes:
     """Pipes between worker and keeper: `ours` and `theirs` by name."""
 
-    def __init__(self, group: Group | None, shared: dict[str, int]) -> None:
+    def __init__(self, group: CommandGroup | None, shared: dict[str, int]) -> None:
         """Take those in `shared` for theirs: another command has the other ends."""
         self.ours: dict[str, int] = {}
         joins = group.open() if group else os.open(os.devnull, os.O_WRONLY)
@@ -196,20 +196,20 @@ def _close_all(descriptors: dict[str, int]) -> None:
 
 
 @dataclass(slots=True)
-class _Watch:
+class _CommandWatch:
     """The worker's side of one command: feeds it, reads it, and ends it at a limit."""
 
     pipes: _Pipes
     zygote: int
     feeds: dict[str, bytes]
-    limits: Limits
+    limits: StageLimits
     begun_us: int
     hit: str = ""
     processes: tuple[int, ...] = ()
     """The command and its keeper, once they are known."""
     processors: Sequence[int] = ()
     """Those that its processes share, once they are more."""
-    group: Group | None = None
+    group: CommandGroup | None = None
     failure: str = ""
     output: dict[str, bytearray] = field(
         default_factory=lambda: {name: bytearray() for name in ("stdout", "stderr", "said", "kept")}
@@ -337,7 +337,7 @@ class _Watch:
         )
 
 
-def _follow(watches: Sequence[_Watch]) -> None:
+def _follow(watches: Sequence[_CommandWatch]) -> None:
     """Return when all commands have ended; the first takes those beside it with it."""
     with selectors.DefaultSelector() as selector:
         for watch in watches:

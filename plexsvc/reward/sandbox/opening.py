@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from plexsvc.errors import PlexError, unavailable
-from plexsvc.reward.sandbox.base import Beside, Limits, Ran, Sandbox
+from plexsvc.reward.sandbox.base import PeerCommand, Ran, Sandbox, StageLimits
 from plexsvc.reward.sandbox.namespaces import NamespaceSandbox
 
 MAX_TRIES: Final = 3
@@ -32,9 +32,9 @@ class NoSandbox:
         *,
         files: Mapping[str, bytes],
         stdin: bytes = b"",
-        limits: Limits,
+        limits: StageLimits,
         keeps_files: bool = False,
-        beside: Beside | None = None,
+        beside: PeerCommand | None = None,
     ) -> Ran:
         """Refuse.
 
@@ -58,7 +58,7 @@ def open_sandbox(*, is_known_to_work: bool = False) -> Sandbox:
         try:
             sandbox = NamespaceSandbox()
             if not is_known_to_work:
-                sandbox.run(["/bin/true"], files={}, limits=Limits(wall_us=10_000_000))
+                sandbox.run(["/bin/true"], files={}, limits=StageLimits(wall_us=10_000_000))
         except ImportError as error:
             return NoSandbox(
                 f"no sandbox: {error}; install pyseccomp (requirements/base.txt) and the system's "

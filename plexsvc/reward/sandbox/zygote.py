@@ -41,7 +41,7 @@ if __name__ == "__main__":  # without site packages: from the checkout, or where
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from plexsvc.reward.sandbox import kernel
-from plexsvc.reward.sandbox.base import PYTHON, Limits
+from plexsvc.reward.sandbox.base import PYTHON, StageLimits
 from plexsvc.tether import die_with_parent, set_process_name
 
 INNER_ID: Final = 1000
@@ -275,7 +275,7 @@ def _keep(ends: dict[str, int], inside: Inside, *, zygote: int) -> list[str]:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with os.fdopen(ends.pop("asked"), "rb") as file:
             asked: dict[str, Any] = marshal.load(file)
-        limits = Limits(**asked["limits"])
+        limits = StageLimits(**asked["limits"])
         kernel.unshare(kernel.NEW_NS | kernel.NEW_PID)
         keeper_lives, keeper_holds = os.pipe()
         command = os.fork()
@@ -300,7 +300,7 @@ def _become(
     ends: Mapping[str, int],
     inside: Inside,
     *,
-    limits: Limits,
+    limits: StageLimits,
     keeper_lives: int,
 ) -> None:
     """Set up what is the command's own, and lock it in; returns only where this Python goes on."""
@@ -346,7 +346,7 @@ def _is_script(argv: Sequence[str]) -> bool:
     return tuple(argv[: len(PYTHON)]) == PYTHON and bool(rest) and not rest[0].startswith("-")
 
 
-def _mount_own(limits: Limits, inside: Inside) -> None:
+def _mount_own(limits: StageLimits, inside: Inside) -> None:
     """Mount the command's `/proc` and `/tmp` and take the zygote's `/proc` away."""
     owner, kept = inside.owner, [os.open(place, os.O_PATH) for place in inside.below_tmp]
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -377,7 +377,7 @@ def _write_files(files: Mapping[str, bytes], *, owner: int) -> None:
             os.chown(box / one, owner, owner)
 
 
-def _left_files(top: str, limits: Limits) -> Iterator[tuple[str, bytes]]:
+def _left_files(top: str, limits: StageLimits) -> Iterator[tuple[str, bytes]]:
     """Yield the regular files below a directory, following no link, within the disk limit."""
     room = limits.disk_bytes
     for directory, _, names, handle in os.fwalk(top, follow_symlinks=False):

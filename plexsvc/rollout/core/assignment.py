@@ -26,7 +26,7 @@ MAX_SESSIONS: Final = 65_536
 
 
 @dataclass(slots=True)
-class Sample:
+class AssignedSample:
     """One sample of a generate."""
 
     num_tokens: int
@@ -47,7 +47,7 @@ class Sample:
 class Generate:
     """One operation that is not answered."""
 
-    samples: dict[SampleKey, Sample]
+    samples: dict[SampleKey, AssignedSample]
     incomplete: int
     waiting: deque[SampleKey] = field(default_factory=deque)
     """Samples that wait for an instance with room."""
@@ -231,7 +231,7 @@ class Assignment:
                 found[one] = [key for key in keys if not self.generates[key[0]].is_turn]
         return found
 
-    def _unload(self, operation_id: OperationId, key: SampleKey, sample: Sample) -> None:
+    def _unload(self, operation_id: OperationId, key: SampleKey, sample: AssignedSample) -> None:
         self._leaving -= sample.is_leaving
         instance_id, sample.instance_id, sample.is_leaving = sample.instance_id, None, False
         instance = self.instances.get(instance_id) if instance_id is not None else None

@@ -89,7 +89,7 @@ class TurnsHeld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceLost:
+class InstanceCallFailed:
     """A call to an instance broke."""
 
     instance_id: InstanceId
@@ -114,7 +114,7 @@ class SamplesSubmitted:
 
 
 @dataclass(slots=True)  # made for every delta of every sample; a frozen one takes thrice the time
-class Arrival:
+class SampleTokens:
     """New tokens of one sample; `position` is the index of the first."""
 
     key: SampleKey
@@ -131,7 +131,7 @@ class TokensArrived:
 
     operation_id: OperationId
     instance_id: InstanceId
-    arrivals: list[Arrival]
+    arrivals: list[SampleTokens]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class OperationEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class StepTrained:
     """How the step before was trained on, from one generate to the next."""
 
     train_us: int
@@ -176,7 +176,7 @@ class WindowOpened:
     at_us: int
     operation_id: OperationId
     engines: int
-    trained: Trained | None = None
+    trained: StepTrained | None = None
     """None: nothing is known of it."""
 
 
@@ -203,7 +203,7 @@ Event: TypeAlias = (
     | InstanceAnswered
     | VersionWanted
     | TurnsHeld
-    | InstanceLost
+    | InstanceCallFailed
     | SamplesSubmitted
     | TokensArrived
     | CallEnded

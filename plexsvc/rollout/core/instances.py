@@ -20,7 +20,7 @@ from typing import Final
 
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core.events import SampleKey
-from plexsvc.rollout.core.profile import Profile
+from plexsvc.rollout.core.profile import StepTimeFit
 
 TURN_CAP: Final = 16
 """Turns that an instance gets at once while its profile is not known."""
@@ -133,7 +133,7 @@ class Instance:
     """As of the last tick."""
     quiet_us: int = 0
     """Since the last tick before which it sent tokens: a slow one sends none between most ticks."""
-    profile: Profile = field(default_factory=Profile)
+    profile: StepTimeFit = field(default_factory=StepTimeFit)
     batch: float = 0.0
     step_s: float = 0.0
     """A steady batch that it had, and how long a step took: recent ticks count for more."""

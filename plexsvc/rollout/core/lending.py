@@ -30,7 +30,7 @@ from enum import StrEnum
 from typing import Final
 
 from plexsvc.errors import PlexError, bad_request
-from plexsvc.rollout.core.step_times import Step, StepForecast
+from plexsvc.rollout.core.step_times import StepForecast, StepWork
 
 RESERVE: Final = 0.3
 """Part of each objective that is never planned with."""
@@ -191,7 +191,7 @@ class Lender:
         ordered = sorted(self._prompts)
         self._long_prompt = ordered[int(LONG_PROMPT * (len(ordered) - 1))]
 
-    def stepped(self, turn: Stepper, step: Step, *, took_us: int, guest: int = 0) -> None:
+    def stepped(self, turn: Stepper, step: StepWork, *, took_us: int, guest: int = 0) -> None:
         """Take note of a step that ended; of guests, of which."""
         if turn is not Stepper.GUEST:
             self.serving_times.observe(step, took_us=took_us)
@@ -229,7 +229,7 @@ class Lender:
             tokens = record.times.tokens_within(
                 allowed_us, samples=guests[place].samples, most=self.max_tokens
             )
-            is_unknown = record.times.foretell_us(Step()) is None
+            is_unknown = record.times.foretell_us(StepWork()) is None
             is_stale = now_us - record.tried_us >= STALE_US
             if not tokens and may_try and (is_unknown or is_stale):
                 tokens = TRIAL_TOKENS
@@ -256,14 +256,14 @@ class Lender:
         count, ttft_us = len(serving.newest_token_us), _planned(self.objectives.ttft_us)
         arriving_us = ttft_us // 2
         if self._prompts:  # a long request that arrives now is computed with the batch there is
-            step = Step(prompt_tokens=self._long_prompt, samples=count)
+            step = StepWork(prompt_tokens=self._long_prompt, samples=count)
             prefill_us = self.serving_times.foretell_us(step)
             if prefill_us is None:
                 return None
             arriving_us = ttft_us - prefill_us
         if not count:
             return arriving_us
-        decode_us = self.serving_times.foretell_us(Step(samples=count))
+        decode_us = self.serving_times.foretell_us(StepWork(samples=count))
         if decode_us is None:
             return None
         waited_us = now_us - min(serving.newest_token_us)

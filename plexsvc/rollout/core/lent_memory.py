@@ -135,7 +135,7 @@ Key = TypeVar("Key")
 
 
 @dataclass(slots=True)
-class Leases(Generic[Key]):
+class IdlePieces(Generic[Key]):
     """Since when each piece of cache has been unused."""
 
     _since_us: dict[Key, int] = field(default_factory=dict)

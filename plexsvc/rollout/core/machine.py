@@ -29,7 +29,7 @@ from typing import Final, assert_never
 from plexsvc.errors import ErrorCode, PlexError, internal
 from plexsvc.ids import OperationId, show
 from plexsvc.rollout.core import events, orders
-from plexsvc.rollout.core.assignment import Generate, Sample
+from plexsvc.rollout.core.assignment import AssignedSample, Generate
 from plexsvc.rollout.core.balance import NEVER, choose, compare, queued_in
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import RESERVED, Phase
@@ -101,7 +101,7 @@ class RolloutCore(Membership):
                 return self._end(event)
             case events.InstanceAnswered(is_asleep=True):
                 return self._sleep(event)
-            case events.InstanceAnswered() | events.InstanceLost():
+            case events.InstanceAnswered() | events.InstanceCallFailed():
                 return self._hear(event)
             case events.VersionWanted():
                 return self._want(event)
@@ -155,7 +155,7 @@ class RolloutCore(Membership):
     def _submit(self, event: events.SamplesSubmitted) -> list[Order]:
         lengths = event.prompt_tokens
         samples = {
-            key: Sample(num_tokens, prompt_tokens=lengths[key[0]] if lengths else 0)
+            key: AssignedSample(num_tokens, prompt_tokens=lengths[key[0]] if lengths else 0)
             for key, num_tokens in event.samples.items()
         }
         self.generates[event.operation_id] = Generate(
@@ -223,7 +223,7 @@ class RolloutCore(Membership):
         self.spared.add(instance_id)
         return self._stop(instance_id, self._samples_of(instance_id))
 
-    def _may_leave(self, sample: Sample, instance_id: InstanceId) -> bool:
+    def _may_leave(self, sample: AssignedSample, instance_id: InstanceId) -> bool:
         """Whether a sample goes elsewhere: it was told to, or its instance handed it back."""
         if sample.is_leaving or sample.instance_id != instance_id:
             return sample.is_leaving
@@ -234,7 +234,9 @@ class RolloutCore(Membership):
             sender.rests = REST_TICKS
         return sender.kind.hands_back
 
-    def _grow(self, event: events.TokensArrived, arrival: events.Arrival, sample: Sample) -> None:
+    def _grow(
+        self, event: events.TokensArrived, arrival: events.SampleTokens, sample: AssignedSample
+    ) -> None:
         """Count the new tokens of a sample, and for the instance that sent them."""
         grown = arrival.position + arrival.count - sample.num_tokens
         if grown <= 0:
@@ -371,7 +373,9 @@ class RolloutCore(Membership):
         return ordered
 
 
-def _gap(operation_id: OperationId, arrival: events.Arrival, sample: Sample | None) -> PlexError:
+def _gap(
+    operation_id: OperationId, arrival: events.SampleTokens, sample: AssignedSample | None
+) -> PlexError:
     has = "not been asked for" if sample is None else sample.num_tokens
     return internal(
         f"{show(operation_id)}: an instance sent position {arrival.position} "

@@ -80,14 +80,14 @@ class Membership(Assignment):
         )
         return self._hear(answered)
 
-    def _hear(self, event: events.InstanceAnswered | events.InstanceLost) -> list[Order]:
+    def _hear(self, event: events.InstanceAnswered | events.InstanceCallFailed) -> list[Order]:
         """Let an instance with the wanted version serve, update another, seek a lost one."""
         one = event.instance_id
         instance = self.instances.get(one)
         if instance is None:
             return []
         instance.is_sought &= not event.is_probe
-        if isinstance(event, events.InstanceLost):
+        if isinstance(event, events.InstanceCallFailed):
             ordered = self._lose(one, event.because)
             return ordered if event.is_probe else ordered + self._settle(one)
         refusal = self._serve(one, event.version, event.checksum) or event.refusal

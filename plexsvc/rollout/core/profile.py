@@ -21,10 +21,10 @@ KEPT: Final = 0.98
 MIN_OBSERVATIONS: Final = 8
 
 
-class Profile:
+class StepTimeFit:
     """Fit of step times.
 
-    >>> profile = Profile()
+    >>> profile = StepTimeFit()
     >>> for batch in (2, 4, 8, 16, 32, 64) * 2:
     ...     profile.observe(batch=batch, context=100, tokens_per_s=batch / (0.008 + 0.001 * batch))
     >>> profile.plateau(context=100)

@@ -35,7 +35,7 @@ QUANTILE: Final = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepWork:
     """What one step computes."""
 
     prompt_tokens: int = 0
@@ -47,7 +47,7 @@ class Step:
 class Stepped:
     """A step that ended."""
 
-    step: Step
+    step: StepWork
     started_us: int
 
 
@@ -56,11 +56,11 @@ class StepForecast:
 
     >>> times = StepForecast()
     >>> for i in range(64):
-    ...     times.observe(Step(prompt_tokens=i % 7 * 32), took_us=2000 + i % 7 * 32 * 10)
-    ...     times.observe(Step(samples=1 + i % 5), took_us=2000 + (1 + i % 5) * 500)
-    >>> times.foretell_us(Step(prompt_tokens=100))
+    ...     times.observe(StepWork(prompt_tokens=i % 7 * 32), took_us=2000 + i % 7 * 32 * 10)
+    ...     times.observe(StepWork(samples=1 + i % 5), took_us=2000 + (1 + i % 5) * 500)
+    >>> times.foretell_us(StepWork(prompt_tokens=100))
     3000
-    >>> times.foretell_us(Step(samples=4))
+    >>> times.foretell_us(StepWork(samples=4))
     4000
     """
 
@@ -73,7 +73,7 @@ class StepForecast:
         self._factors: dict[int, float] = {}
         self._count = 0
 
-    def observe(self, step: Step, *, took_us: int) -> None:
+    def observe(self, step: StepWork, *, took_us: int) -> None:
         """Take in how long a step took. `O(1)` but for every sixteenth."""
         took = max(1, took_us)
         if self._fit is not None:
@@ -90,7 +90,7 @@ class StepForecast:
         if self._count >= MIN_STEPS and (self._fit is None or self._count % FIT_EVERY == 0):
             self._refit()
 
-    def foretell_us(self, step: Step) -> int | None:
+    def foretell_us(self, step: StepWork) -> int | None:
         """Return how long a step takes at most, nearly always; None while too few were seen."""
         if self._fit is None:
             return None
@@ -106,7 +106,7 @@ class StepForecast:
 
         def fits(tokens: int) -> bool:
             decoded = min(tokens, samples)
-            step = Step(prompt_tokens=tokens - decoded, samples=decoded)
+            step = StepWork(prompt_tokens=tokens - decoded, samples=decoded)
             foretold = self.foretell_us(step)
             return foretold is not None and foretold <= allowed_us
 
@@ -116,7 +116,7 @@ class StepForecast:
             least, beyond = (middle, beyond) if fits(middle) else (least, middle)
         return least
 
-    def _plain_us(self, step: Step) -> float:
+    def _plain_us(self, step: StepWork) -> float:
         assert self._fit is not None
         fixed, each_prompt, each_sample = self._fit
         return max(1.0, fixed + each_prompt * step.prompt_tokens + each_sample * step.samples)

@@ -30,7 +30,7 @@ from math import ceil
 from typing import Final
 
 from plexsvc.ids import OperationId
-from plexsvc.rollout.core.events import Trained, WindowOpened
+from plexsvc.rollout.core.events import StepTrained, WindowOpened
 from plexsvc.rollout.core.orders import EndWindow
 
 STEADY: Final = 0.25
@@ -189,7 +189,7 @@ class SeedingWindow:
             most_instances=None if self.seeding is None else self.seeding.most_instances,
         )
 
-    def _learn(self, step: Lived, trained: Trained, *, engines: int) -> None:
+    def _learn(self, step: Lived, trained: StepTrained, *, engines: int) -> None:
         took_us = trained.ended_us - step.began_us
         if not trained.train_us or took_us <= 0:
             return

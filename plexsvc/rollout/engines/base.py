@@ -16,7 +16,7 @@ from plexsvc.errors import PlexError
 from plexsvc.ids import Versioned, VersionId
 
 if TYPE_CHECKING:
-    from plexsvc.weights.reading import Published
+    from plexsvc.weights.reading import OpenedPart
 
 MODEL: Final = VersionId()
 
@@ -98,7 +98,7 @@ class Engine(Protocol):
         """End these requests with finish reason `abort`; unknown ids are ignored."""
 
     async def load_version(
-        self, published: Sequence[Published], *, version: VersionId
+        self, published: Sequence[OpenedPart], *, version: VersionId
     ) -> LoadReport:
         """Replace the weights in place, between two steps, and recompute what was cached.
 
@@ -121,7 +121,7 @@ class Engine(Protocol):
             PlexError: `bad_request` for an engine that cannot sleep; `internal` when it broke.
         """
 
-    async def wake(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
+    async def wake(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
         """Fill the weights and go on; `MODEL` needs nothing published.
 
         Raises:

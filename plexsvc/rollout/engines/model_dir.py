@@ -15,7 +15,7 @@ from plexsvc.families import MAX_CONFIG_BYTES
 from plexsvc.weights import headers
 from plexsvc.weights.boxes import Box
 from plexsvc.weights.pieces import packed_strides
-from plexsvc.weights.reading import PARAMETERS, Published
+from plexsvc.weights.reading import PARAMETERS, OpenedPart
 
 DEFAULT_POSITIONS: Final = 2048
 """Longest sequence of a model whose configuration does not say."""
@@ -88,7 +88,7 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def opened(model: ModelDir) -> list[Published]:
+def opened(model: ModelDir) -> list[OpenedPart]:
     """Return the checkpoint's tensors as a version that is opened: mapped, nothing is read."""
     return [_opened(file) for file in _files(model.path)]
 
@@ -97,7 +97,7 @@ def _files(path: Path) -> list[Path]:
     return sorted(path.glob("*.safetensors"))
 
 
-def _opened(file: Path) -> Published:
+def _opened(file: Path) -> OpenedPart:
     start, header = _header(file)
     with file.open("rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -114,7 +114,7 @@ def _opened(file: Path) -> Published:
             offset=start + tensor.low,
             stride=packed_strides(box),
         )
-    return Published(manifest=manifest, data=memoryview(mapped))
+    return OpenedPart(manifest=manifest, data=memoryview(mapped))
 
 
 def _tensors(file: Path) -> dict[str, TensorFacts]:

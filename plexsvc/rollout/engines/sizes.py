@@ -13,7 +13,7 @@ CUDA_NUM_SEQS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class EngineSizes:
     """What an engine is started with."""
 
     max_num_seqs: int
@@ -23,7 +23,9 @@ class Sizes:
     """Part of the GPU's memory that the whole engine may take; None on a CPU."""
 
 
-def choose(*, kv_cache_bytes: int, max_num_seqs: int, device_bytes: int, gpu_bytes: int) -> Sizes:
+def choose(
+    *, kv_cache_bytes: int, max_num_seqs: int, device_bytes: int, gpu_bytes: int
+) -> EngineSizes:
     """Return the sizes for what was asked (0: nothing) on a GPU of `gpu_bytes` (0: a CPU).
 
     `device_bytes` is the budget of the device, which may be a part of the GPU (0: all of it).
@@ -35,7 +37,7 @@ def choose(*, kv_cache_bytes: int, max_num_seqs: int, device_bytes: int, gpu_byt
     0.75
     """
     if gpu_bytes == 0:
-        return Sizes(
+        return EngineSizes(
             max_num_seqs=max_num_seqs or CPU_NUM_SEQS,
             kv_cache_bytes=kv_cache_bytes or CPU_KV_CACHE_BYTES,
             gpu_share=None,
@@ -43,7 +45,7 @@ def choose(*, kv_cache_bytes: int, max_num_seqs: int, device_bytes: int, gpu_byt
     if device_bytes > gpu_bytes:
         text = f"the device is configured with {device_bytes} bytes, its GPU has {gpu_bytes}"
         raise bad_request(f"{text}; lower bytes_total of the device")
-    return Sizes(
+    return EngineSizes(
         max_num_seqs=max_num_seqs or CUDA_NUM_SEQS,
         kv_cache_bytes=kv_cache_bytes or None,
         gpu_share=(device_bytes or gpu_bytes) / gpu_bytes,

@@ -1,7 +1,7 @@
 """Copy of a published version into live weights: each engine tensor takes just its boxes.
 
-A `Target` says how one live tensor is filled: by a box of a checkpoint tensor (the fast path), or
-by replaying a chain of view operations on the whole tensor, for loaders that transpose or index.
+A `LiveTensor` says how one live tensor is filled: by a box of a checkpoint tensor (the fast path),
+or by replaying a chain of view operations on the whole tensor, for loaders that transpose or index.
 
 A version of adapters holds no model. Where a weight has an adapter, it becomes the model's own
 weight with the adapter merged, computed in float32 and rounded once.
@@ -21,14 +21,14 @@ from plexsvc.errors import bad_request
 from plexsvc.weights.boxes import Box, Cover, Overlap
 from plexsvc.weights.dtypes import DTYPES
 from plexsvc.weights.pieces import Array, Tensor
-from plexsvc.weights.reading import Published, VersionReader
+from plexsvc.weights.reading import OpenedPart, VersionReader
 
 Op = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 """A recorded tensor method: name, positional arguments, keyword arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class LiveTensor:
     """A live tensor, and the checkpoint tensor and operations that fill it."""
 
     live: torch.Tensor
@@ -52,7 +52,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Adapter:
+class _LowRankDelta:
     """What a version adds to one weight: `scale * b @ a`."""
 
     a: torch.Tensor
@@ -68,22 +68,22 @@ class _Adapter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _CopyPlan:
     """A target, the box it wants, and the parts of a published tensor that fill the box."""
 
-    target: Target
+    target: LiveTensor
     box: Box
     is_direct: bool
     tensor: Tensor
     overlaps: Sequence[Overlap]
-    adapter: _Adapter | None
+    adapter: _LowRankDelta | None
 
 
 def fill(
-    targets: Iterable[Target],
-    published: Sequence[Published],
+    targets: Iterable[LiveTensor],
+    published: Sequence[OpenedPart],
     *,
-    model: Callable[[], Sequence[Published]] = tuple,
+    model: Callable[[], Sequence[OpenedPart]] = tuple,
     is_on_model: bool = False,
 ) -> Iterator[int]:
     """Fill the targets from `published`, one after the other; yield the bytes of each.
@@ -96,7 +96,7 @@ def fill(
         PlexError: `bad_request` when the version lacks something or has another shape.
     """
     reader = VersionReader(published)
-    adapters: Mapping[str, _Adapter] = {}
+    adapters: Mapping[str, _LowRankDelta] = {}
     if reader.find(lora.SCALE) is not None:
         targets = list(targets)
         adapters = _adapters(reader, targets)
@@ -110,7 +110,7 @@ def fill(
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not followed
-def _fill(plan: _Plan, reader: VersionReader) -> None:
+def _fill(plan: _CopyPlan, reader: VersionReader) -> None:
     target, dtype = plan.target, getattr(torch, DTYPES[plan.tensor.dtype].torch)
     into, is_in_place = target.live, plan.is_direct and plan.adapter is None
     if not is_in_place:
@@ -134,7 +134,7 @@ def replay(tensor: torch.Tensor, ops: Iterable[Op]) -> torch.Tensor:
     return tensor
 
 
-def _adapters(reader: VersionReader, targets: Iterable[Target]) -> Mapping[str, _Adapter]:
+def _adapters(reader: VersionReader, targets: Iterable[LiveTensor]) -> Mapping[str, _LowRankDelta]:
     """Return a version's adapters by the weight that they are merged into.
 
     Raises:
@@ -147,7 +147,7 @@ def _adapters(reader: VersionReader, targets: Iterable[Target]) -> Mapping[str, 
             raise bad_request(f"the published version lacks {name!r}; publish it again")
         return torch.from_numpy(reader.read(tensor, Box.whole(tensor.shape))).view(torch.float32)
 
-    left, found = set(reader.names) - {lora.SCALE}, dict[str, _Adapter]()
+    left, found = set(reader.names) - {lora.SCALE}, dict[str, _LowRankDelta]()
     scale = float(read(lora.SCALE))
     for target in targets:
         names = lora.names_of(target.name)
@@ -160,7 +160,7 @@ def _adapters(reader: VersionReader, targets: Iterable[Target]) -> Mapping[str, 
                 f"model has {list(target.shape)}; publish a deployment of the same model",
                 tensor=target.name,
             )
-        found[target.name] = _Adapter(a=a, b=b, scale=scale)
+        found[target.name] = _LowRankDelta(a=a, b=b, scale=scale)
         left.difference_update(names)
     if left:
         raise bad_request(
@@ -171,7 +171,9 @@ def _adapters(reader: VersionReader, targets: Iterable[Target]) -> Mapping[str, 
     return found
 
 
-def _plan(target: Target, reader: VersionReader, adapters: Mapping[str, _Adapter]) -> _Plan:
+def _plan(
+    target: LiveTensor, reader: VersionReader, adapters: Mapping[str, _LowRankDelta]
+) -> _CopyPlan:
     direct, tensor = target.box(), reader.find(target.name)
     box = direct or Box.whole(target.shape)
     if tensor is not None and tensor.shape != target.shape:
@@ -188,7 +190,7 @@ def _plan(target: Target, reader: VersionReader, adapters: Mapping[str, _Adapter
             "publish a deployment of the same model",
             tensor=target.name,
         )
-    return _Plan(
+    return _CopyPlan(
         target=target,
         box=box,
         is_direct=direct is not None,

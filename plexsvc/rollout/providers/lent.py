@@ -54,7 +54,7 @@ class Offer:
 
 
 @dataclass(slots=True)
-class _Lent:
+class _LentProvider:
     offer: Offer
     until_us: int
     is_open: bool = True
@@ -66,7 +66,7 @@ class LentEngines:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lent: dict[SlotId, _Lent] = {}
+        self._lent: dict[SlotId, _LentProvider] = {}
 
     def lend(self, offer: Offer, *, lease_us: int) -> None:
         """Take an offer, or renew it, for so long. Repeating it with 0 withdraws it.
@@ -87,7 +87,7 @@ class LentEngines:
         self._check(offer, before, lease_us=lease_us)
         if before is None or not before.is_open:
             log.info("serving engine lent", slot=offer.slot_id, address=offer.address)
-        self._lent[offer.slot_id] = _Lent(offer, self._clock.monotonic_us() + lease_us)
+        self._lent[offer.slot_id] = _LentProvider(offer, self._clock.monotonic_us() + lease_us)
 
     def slots(self) -> Mapping[SlotId, bool]:
         """Return the guests that are there, and whether each may be used."""
@@ -142,7 +142,7 @@ class LentEngines:
                 )
             await self._clock.sleep(LOOK_US)
 
-    def _check(self, offer: Offer, before: _Lent | None, *, lease_us: int) -> None:
+    def _check(self, offer: Offer, before: _LentProvider | None, *, lease_us: int) -> None:
         if not 0 < lease_us <= MAX_LEASE_US:
             raise _refuse("lease_us", f"is {lease_us}; it is at most {MAX_LEASE_US}")
         if not offer.name or "/" in offer.name:

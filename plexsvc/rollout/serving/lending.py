@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from plexsvc.clock import Clock
 from plexsvc.log import Log
 from plexsvc.rollout.core.lending import Decision, Guest, Lender, Stepper
-from plexsvc.rollout.core.lent_memory import Leases, MemoryBudget, Parts
+from plexsvc.rollout.core.lent_memory import IdlePieces, MemoryBudget, Parts
 from plexsvc.rollout.engines.executor import Steppable
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class LentTo:
     part_bytes: int = -1
     """What it was told that it may hold."""
     harvest: Harvest = field(default_factory=Harvest)
-    leases: Leases[tuple[int, object]] = field(default_factory=Leases)
+    leases: IdlePieces[tuple[int, object]] = field(default_factory=IdlePieces)
 
 
 class Coserving:

@@ -34,7 +34,7 @@ WRITE_S: Final = 60.0
 Frame = operations_pb2.GenerateFrame
 
 
-class Samples(Protocol):
+class TenantSampler(Protocol):
     """What samples for a tenant."""
 
     def sample(
@@ -47,7 +47,7 @@ class Samples(Protocol):
 class Endpoint:
     """What the routes call."""
 
-    samples: Samples
+    samples: TenantSampler
     status: Callable[[TenantId], Awaitable[service_pb2.ClusterStatus]]
     hold: Callable[[str], AbstractContextManager[None]]
     """Holds one of the calls that a tenant may have under way."""
@@ -167,7 +167,9 @@ async def _complete(
         async with aclosing(_frames(endpoint.samples, operation, caller=request[CALLER])) as frames:
             prompts = list((await anext(frames)).prompts)
             first = await anext(frames)  # a refusal comes before anything is told
-            answer = _Answer(operation, form, prompts, created_s=endpoint.clock.wall_us() // 10**6)
+            answer = _PendingResponse(
+                operation, form, prompts, created_s=endpoint.clock.wall_us() // 10**6
+            )
             if not is_streamed:
                 answer.add(first)
                 async for frame in frames:
@@ -188,7 +190,7 @@ async def _generate(endpoint: Endpoint, request: web.Request) -> web.Response:
     with endpoint.hold(request[TENANT]):
         async with aclosing(_frames(endpoint.samples, operation, caller=caller)) as frames:
             prompts = list((await anext(frames)).prompts)
-            answer = _Answer(operation, form, prompts, created_s=0)
+            answer = _PendingResponse(operation, form, prompts, created_s=0)
             async for frame in frames:
                 answer.add(frame)
     told = answer.of_tokens()
@@ -208,7 +210,7 @@ def _session_of(request: web.Request) -> str:
 
 
 async def _frames(
-    samples: Samples, operation: operations_pb2.Operation, *, caller: Caller
+    samples: TenantSampler, operation: operations_pb2.Operation, *, caller: Caller
 ) -> AsyncGenerator[Frame]:
     """Yield the frames of a sample.
 
@@ -224,7 +226,7 @@ async def _frames(
             yield frame
 
 
-class _Answer:
+class _PendingResponse:
     """The answer to one request, while it comes."""
 
     def __init__(

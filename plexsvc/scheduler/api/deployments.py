@@ -174,7 +174,7 @@ def _check_deployable(
 def _new_record(
     scheduler: LiveScheduler,
     request: service_pb2.CreateDeploymentRequest,
-    facts: process_specs.ModelFacts,
+    facts: process_specs.DeclaredModel,
 ) -> DeploymentRecord:
     spec = request.spec
     longest = facts.max_sequence_length
@@ -217,7 +217,7 @@ def _check_quota(scheduler: LiveScheduler, job: JobRecord, what: str, *, asked: 
 
 
 def _wanted(
-    scheduler: LiveScheduler, record: DeploymentRecord, facts: process_specs.ModelFacts
+    scheduler: LiveScheduler, record: DeploymentRecord, facts: process_specs.DeclaredModel
 ) -> DeploymentRequested:
     spec = record.spec
     size = _sizes(spec, facts)
@@ -252,7 +252,7 @@ def _shared_model(spec: service_pb2.DeploymentSpec) -> str:
 
 
 def _instance_bytes(
-    spec: service_pb2.DeploymentSpec, facts: process_specs.ModelFacts, config: SchedulerConfig
+    spec: service_pb2.DeploymentSpec, facts: process_specs.DeclaredModel, config: SchedulerConfig
 ) -> int:
     """Return what an engine that shares a rollout device takes of it: 0 for all that there is.
 
@@ -268,7 +268,7 @@ def _instance_bytes(
     return found.state and found.state * 5 // 4 + cache_bytes + ENGINE_BYTES
 
 
-def _sizes(spec: service_pb2.DeploymentSpec, facts: process_specs.ModelFacts) -> sizes.Sizes:
+def _sizes(spec: service_pb2.DeploymentSpec, facts: process_specs.DeclaredModel) -> sizes.Sizes:
     """Estimate what a deployment takes in host memory; instances have no state there."""
     if is_rollout(spec):
         return sizes.Sizes()

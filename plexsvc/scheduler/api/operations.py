@@ -43,7 +43,7 @@ ARRIVAL_LOOK_US: Final = 10_000
 """How often, and how far apart, it is looked for an operation whose stream came before it."""
 
 
-class Operations:
+class Submissions:
     """Submissions: checks what only the scheduler can know, and posts the facts."""
 
     def __init__(self, scheduler: LiveScheduler) -> None:

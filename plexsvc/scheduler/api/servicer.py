@@ -17,7 +17,7 @@ from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Methods, add_service
 from plexsvc.scheduler.api import deployments, operators, records, sessions
 from plexsvc.scheduler.api.joining import Joining
-from plexsvc.scheduler.api.operations import Operations
+from plexsvc.scheduler.api.operations import Submissions
 from plexsvc.scheduler.api.pace import Pace
 from plexsvc.scheduler.api.quotas import Quotas
 from plexsvc.scheduler.api.tokens import Tokens
@@ -50,7 +50,7 @@ class SchedulerServicer:
     """The calls of routers on one scheduler."""
 
     def __init__(self, scheduler: LiveScheduler) -> None:
-        operations = Operations(scheduler)
+        operations = Submissions(scheduler)
         self.submit = operations.submit
         self.streams = OperationStreams(
             max_operations=scheduler.config.max_operations_per_stream,

@@ -111,7 +111,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
+class JournalTail:
     """What a journal still tells: from its beginning, or from a snapshot, on."""
 
     configured: Configured
@@ -122,7 +122,7 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class JournalLine:
     """One row of a journal, whatever table or file it comes from."""
 
     idx: int
@@ -182,7 +182,7 @@ def decompress(body: bytes, *, idx: int) -> Snapshot:
         raise _unreadable(idx, f"its snapshot: {error}") from error
 
 
-def read(lines: Iterable[Line]) -> Recording:
+def read(lines: Iterable[JournalLine]) -> Recording:
     """Return what the rows of one epoch say, all of them.
 
     Raises:
@@ -193,7 +193,7 @@ def read(lines: Iterable[Line]) -> Recording:
     return Recording(configured=tail.configured, entries=tuple(tail.entries))
 
 
-def follow(lines: Iterable[Line], snapshots: tuple[Snapshot, ...] = ()) -> Tail:
+def follow(lines: Iterable[JournalLine], snapshots: tuple[Snapshot, ...] = ()) -> JournalTail:
     """Return what rows say, which begin behind the first of `snapshots`, or with the journal.
 
     Raises:
@@ -203,7 +203,7 @@ def follow(lines: Iterable[Line], snapshots: tuple[Snapshot, ...] = ()) -> Tail:
     if snapshots:
         first = snapshots[0]
         entries = _entries(lines, after=first.idx)
-        return Tail(configured=first.configured, entries=entries, snapshots=snapshots)
+        return JournalTail(configured=first.configured, entries=entries, snapshots=snapshots)
     line = next(lines, None)
     if line is None or line.idx != 1:
         follows = "nothing follows" if line is None else f"row {line.idx} follows"
@@ -211,10 +211,10 @@ def follow(lines: Iterable[Line], snapshots: tuple[Snapshot, ...] = ()) -> Tail:
     made = _decode(line)
     if not isinstance(made, Configured):
         raise _unreadable(1, "it does not say how the core was made (an older version's?)")
-    return Tail(configured=made, entries=_entries(lines, after=1))
+    return JournalTail(configured=made, entries=_entries(lines, after=1))
 
 
-def _entries(lines: Iterable[Line], *, after: int) -> Iterator[JournalEntry]:
+def _entries(lines: Iterable[JournalLine], *, after: int) -> Iterator[JournalEntry]:
     """Yield events in order, each when its note has come, the last ones without."""
     waiting: deque[JournalEntry] = deque()
     for expected, line in enumerate(lines, start=after + 1):
@@ -231,7 +231,7 @@ def _entries(lines: Iterable[Line], *, after: int) -> Iterator[JournalEntry]:
     yield from waiting
 
 
-def _decode(line: Line) -> Event | Configured | Decided:
+def _decode(line: JournalLine) -> Event | Configured | Decided:
     try:
         if line.kind in _NOTES:
             return _NOTES[line.kind].decode(line.body)
@@ -243,7 +243,7 @@ def _decode(line: Line) -> Event | Configured | Decided:
 
 
 def _told(
-    waiting: deque[JournalEntry], note: Decided, *, after: int, line: Line
+    waiting: deque[JournalEntry], note: Decided, *, after: int, line: JournalLine
 ) -> Iterator[JournalEntry]:
     """Yield the events that a note tells of, with their digests (and actions)."""
     if note.actions and len(note.actions) != len(note.digests):

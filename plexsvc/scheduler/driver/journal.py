@@ -12,7 +12,13 @@ from plexsvc.errors import bad_request
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.driver import encoding
-from plexsvc.scheduler.driver.encoding import Configured, Decided, Line, Recording, Tail
+from plexsvc.scheduler.driver.encoding import (
+    Configured,
+    Decided,
+    JournalLine,
+    JournalTail,
+    Recording,
+)
 from plexsvc.store.reader import EpochRows
 from plexsvc.store.rows import JournalRow, SnapshotRow
 
@@ -117,7 +123,7 @@ def read(rows: Iterable[JournalRow]) -> Recording:
 
 def follow(
     rows: EpochRows, *, last: int | None = None, more: Callable[[], bool] = lambda: False
-) -> Tail:
+) -> JournalTail:
     """Return what a journal tells from a snapshot on: the first there is, else its beginning.
 
     Args:
@@ -136,9 +142,9 @@ def follow(
     return encoding.follow(lines, snapshots)
 
 
-def _line(row: JournalRow) -> Line:
+def _line(row: JournalRow) -> JournalLine:
     _check_version(row)
-    return Line(idx=row.idx, kind=row.kind, body=row.body)
+    return JournalLine(idx=row.idx, kind=row.kind, body=row.body)
 
 
 def _check_version(row: JournalRow | SnapshotRow) -> None:

@@ -10,16 +10,16 @@ import xxhash
 from plexsvc.scheduler.core.actions import Action, SetTimer
 from plexsvc.scheduler.core.events import TimerFired
 from plexsvc.scheduler.driver import encoding
-from plexsvc.scheduler.driver.encoding import JournalEntry, Recording, Snapshot, Tail
+from plexsvc.scheduler.driver.encoding import JournalEntry, JournalTail, Recording, Snapshot
 from plexsvc.scheduler.driver.freezing import freeze, thaw
 
 
 class Replay:
     """Begins where a journal begins: with a snapshot, or with a new core."""
 
-    def __init__(self, told: Recording | Tail) -> None:
+    def __init__(self, told: Recording | JournalTail) -> None:
         self.configured = told.configured
-        snapshot = told.snapshots[0] if isinstance(told, Tail) and told.snapshots else None
+        snapshot = told.snapshots[0] if isinstance(told, JournalTail) and told.snapshots else None
         self.core = told.configured.new_core() if snapshot is None else thaw(snapshot.state)
         self.idx = 0 if snapshot is None else snapshot.idx
         """The row it is behind."""

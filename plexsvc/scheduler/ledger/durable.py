@@ -34,7 +34,7 @@ STAGING_PART: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class CompletedOperation:
     """An operation that ran, and what came of it."""
 
     held: Held
@@ -52,7 +52,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class CheckpointStep:
     """A copy as a checkpoint has it."""
 
     copy: Published
@@ -111,7 +111,7 @@ class Durable:
     """0: the model's weights; None: there is no second copy."""
     alone: str = "no other node has room"
     """Why there is no second copy, or no newer one."""
-    since: dict[int, Done] = field(default_factory=dict)
+    since: dict[int, CompletedOperation] = field(default_factory=dict)
     unknown_to: int = 0
     """The last number of what ran and is not kept: without a copy from after it there is no way
     back."""
@@ -120,9 +120,9 @@ class Durable:
     """The last time that it was rebuilt."""
     copied: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no copy is being made."""
-    newest: Step | None = None
+    newest: CheckpointStep | None = None
     """What the copy is."""
-    written: Step | None = None
+    written: CheckpointStep | None = None
     """What is being written as a checkpoint."""
     is_overdue: bool = False
     """Whether another was to be written meanwhile."""
@@ -156,7 +156,7 @@ class Durable:
         )
 
     @property
-    def to_replay(self) -> list[Done]:
+    def to_replay(self) -> list[CompletedOperation]:
         """Return what ran since the copy, in order."""
         return [self.since[seq] for seq in sorted(self.since) if seq > self.seq]
 
@@ -186,7 +186,7 @@ class Durable:
         """Return whether a copy is being written as a checkpoint, and released after that."""
         return self.written is not None and self.written.copy is copy
 
-    def note(self, done: Done) -> list[Done]:
+    def note(self, done: CompletedOperation) -> list[CompletedOperation]:
         """Keep an operation that ran; return those that are kept no longer: there are too many."""
         seq = done.held.operation.seq
         self.since[seq] = done
@@ -202,7 +202,7 @@ class Durable:
     def _is_too_much(self) -> bool:
         return sum(one.nbytes for one in self.since.values()) > self.most_bytes
 
-    def recall(self, ran: Iterable[Done]) -> None:
+    def recall(self, ran: Iterable[CompletedOperation]) -> None:
         """Take over what a former service kept; that the copies hold it does not matter."""
         for done in ran:
             if done.held.operation.seq > self._needed_to:
@@ -220,7 +220,7 @@ class Durable:
         """Return whether an operation's inputs may be needed again."""
         return any(done.held.operation.operation_id == operation_id for done in self.since.values())
 
-    def take(self, copy: Published, *, seq: int) -> list[Done]:
+    def take(self, copy: Published, *, seq: int) -> list[CompletedOperation]:
         """Go on from a newer copy; return the operations that are not needed any more.
 
         Where there is no second copy, the one before is it, if it lies on other nodes: so it does
@@ -232,12 +232,12 @@ class Durable:
             self.second, self.second_seq, self.alone = before, before_seq, ""
         return self._drop_to(self._needed_to)
 
-    def take_second(self, copy: Published, *, seq: int) -> list[Done]:
+    def take_second(self, copy: Published, *, seq: int) -> list[CompletedOperation]:
         """Note a newer copy on another node; return the operations that are not needed any more."""
         self.second, self.second_seq, self.alone = copy, seq, ""
         return self._drop_to(self._needed_to)
 
-    def lose_second(self, why: str) -> list[Done]:
+    def lose_second(self, why: str) -> list[CompletedOperation]:
         """Go on without a copy on another node; return the operations that are needed no more."""
         self.second, self.second_seq, self.alone = None, None, why
         return self._drop_to(self._needed_to)
@@ -278,7 +278,7 @@ class Durable:
                 "bytes are, by one service); load a checkpoint",
             )
 
-    def _drop_to(self, seq: int) -> list[Done]:
+    def _drop_to(self, seq: int) -> list[CompletedOperation]:
         return [self.since.pop(number) for number in sorted(self.since) if number <= seq]
 
 
@@ -286,6 +286,6 @@ def _is_apart(copy: Published | None, nodes: Sequence[NodeId]) -> bool:
     return copy is not None and not set(copy.nodes) & set(nodes)
 
 
-def staged(gone: Sequence[Done]) -> list[bytes]:
+def staged(gone: Sequence[CompletedOperation]) -> list[bytes]:
     """Return the ids of the staged inputs of operations."""
     return [done.held.operation.operation_id for done in gone if done.held.staged_on]

@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.vocabulary import (
 )
 from plexsvc.scheduler.ledger.durable import Durable
 from plexsvc.scheduler.ledger.held import Held, Published
-from plexsvc.scheduler.ledger.training import Training
+from plexsvc.scheduler.ledger.training import TrainingMeter
 from plexsvc.store.rows import QuotaRow
 
 ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
@@ -49,7 +49,7 @@ class JobRecord:
     deployment_ids: list[DeploymentId] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)
     metrics_us: int = 0
-    training: Training = field(default_factory=Training)
+    training: TrainingMeter = field(default_factory=TrainingMeter)
     controller: int = 0
     """How many controllers there were before its present one."""
     resume_id: str = ""

@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.vocabulary import (
 from plexsvc.scheduler.faults import WIRE_STATES, refusal
 from plexsvc.scheduler.handler import Handler
 from plexsvc.scheduler.ledger import messages, profiles, rows
-from plexsvc.scheduler.ledger.durable import Done, Rebuilt
+from plexsvc.scheduler.ledger.durable import CompletedOperation, Rebuilt
 from plexsvc.scheduler.ledger.held import Held, Published
 from plexsvc.scheduler.ledger.jobs import Copies, DeploymentRecord, JobRecord, Registry, WpgRecord
 from plexsvc.scheduler.ledger.results import Result, ResultBook, staged_ids
@@ -36,7 +36,7 @@ MAX_LET_GO: Final = 8192
 """Operations no longer held of which it is known where their staged inputs lie."""
 
 
-class _Answered(NamedTuple):
+class _AnsweredOperation(NamedTuple):
     """Owner of an answer, and what was asked."""
 
     deployment_id: DeploymentId
@@ -55,7 +55,7 @@ class Recorder:
         self._settled = Waiters[DeploymentId, None]()
         self._operations: dict[OperationId, OperationRow | OperationGone] = {}
         """Rows of operations; one that is released at once is never written."""
-        self._answered: dict[OperationId, _Answered] = {}
+        self._answered: dict[OperationId, _AnsweredOperation] = {}
         self._owned: dict[DeploymentId, dict[OperationId, None]] = {}
         self._let_go = Newest[OperationId, DeploymentId](MAX_LET_GO)
         """The deployments of operations that were held last."""
@@ -138,7 +138,7 @@ class Recorder:
         self._add(rows.deployment(record))
         self.is_owed = True
 
-    def done_kept(self, record: DeploymentRecord, done: Done) -> None:
+    def done_kept(self, record: DeploymentRecord, done: CompletedOperation) -> None:
         """Have the store know what a durable deployment ran before the journal goes on."""
         self._add(rows.kept_operation(record, done))
         self.is_owed = True
@@ -435,7 +435,7 @@ class Recorder:
         operation_id = OperationId(held.operation.operation_id)
         self._results.keep(operation_id, result)
         deployment_id = DeploymentId(held.operation.deployment_id)
-        self._answered[operation_id] = _Answered(deployment_id, held.operation.digest)
+        self._answered[operation_id] = _AnsweredOperation(deployment_id, held.operation.digest)
         self._owned.setdefault(deployment_id, {})[operation_id] = None
         self._add_operation(held, result)
 

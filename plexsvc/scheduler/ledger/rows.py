@@ -8,14 +8,14 @@ from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.ids import NodeId
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.ledger import messages
-from plexsvc.scheduler.ledger.durable import Done
+from plexsvc.scheduler.ledger.durable import CompletedOperation
 from plexsvc.scheduler.ledger.held import Held
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
 from plexsvc.scheduler.ledger.results import Result
 from plexsvc.store.rows import DeploymentRow, JobRow, KeptOperationRow, OperationRow
 
 
-def kept_operation(record: DeploymentRecord, done: Done) -> KeptOperationRow:
+def kept_operation(record: DeploymentRecord, done: CompletedOperation) -> KeptOperationRow:
     """Return the row of an operation that a durable deployment may run again."""
     return KeptOperationRow(
         deployment_id=record.deployment_id,
@@ -28,7 +28,7 @@ def kept_operation(record: DeploymentRecord, done: Done) -> KeptOperationRow:
     )
 
 
-def done_of(row: KeptOperationRow) -> Done:
+def done_of(row: KeptOperationRow) -> CompletedOperation:
     """Return the operation of a row."""
     operation = operations_pb2.Operation.FromString(row.operation)
     held = Held(
@@ -38,7 +38,7 @@ def done_of(row: KeptOperationRow) -> Done:
         submitted_us=0,
         staged_on=tuple(map(NodeId, json.loads(row.staged_on))),
     )
-    return Done(held=held, digest=row.digest, code=row.error_code, slot=row.slot)
+    return CompletedOperation(held=held, digest=row.digest, code=row.error_code, slot=row.slot)
 
 
 def job(record: JobRecord) -> JobRow:

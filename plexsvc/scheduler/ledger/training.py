@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Trained:
+class TrainingSpan:
     """Training from the start of one generate to the start of the next."""
 
     train_us: int = 0
@@ -15,22 +15,22 @@ class Trained:
     """When the last of it ended; 0: there was none."""
 
 
-class Training:
+class TrainingMeter:
     """Adds up a job's training; its clock is the caller's.
 
-    >>> training = Training()
+    >>> training = TrainingMeter()
     >>> training.seeded(until_us=5)
     >>> training.ran(since_us=3, until_us=8)
     >>> training.ran(since_us=4, until_us=9)
     >>> training.generate_began()
     >>> training.before
-    Trained(train_us=4, ended_us=9)
+    TrainingSpan(train_us=4, ended_us=9)
     """
 
     def __init__(self) -> None:
-        self.before = Trained()
+        self.before = TrainingSpan()
         """Of the generate before the latest."""
-        self._now = Trained()
+        self._now = TrainingSpan()
         self._counted_us = 0
         """Time up to here is counted, or its devices generated."""
 
@@ -46,4 +46,4 @@ class Training:
 
     def generate_began(self) -> None:
         """Begin to add up anew."""
-        self.before, self._now = self._now, Trained()
+        self.before, self._now = self._now, TrainingSpan()

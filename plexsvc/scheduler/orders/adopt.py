@@ -45,7 +45,7 @@ from plexsvc.scheduler.faults import fault_of_call
 from plexsvc.scheduler.handler import Handlers
 from plexsvc.scheduler.ledger.held import Published
 from plexsvc.scheduler.orders import carry, managed, spawn
-from plexsvc.scheduler.orders.nodes import SIGKILL, Nodes
+from plexsvc.scheduler.orders.nodes import SIGKILL, NodeLinks
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach
 
@@ -64,7 +64,7 @@ NOT_ADOPTED: Final = (
 )
 
 
-def remember(nodes: Nodes, view: ClusterView) -> None:
+def remember(nodes: NodeLinks, view: ClusterView) -> None:
     """Have links go on with the nodes and processes that a thawed core counts on."""
     nodes.remembered.up.update(view.nodes)
     nodes.remembered.procs.update(

@@ -15,7 +15,7 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import PlexError
 from plexsvc.log import Log
 from plexsvc.scheduler.faults import fault_of_call
-from plexsvc.scheduler.ledger.durable import Durable, Step
+from plexsvc.scheduler.ledger.durable import CheckpointStep, Durable
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
 from plexsvc.scheduler.orders import host_bytes, managed
 from plexsvc.scheduler.orders.reach import Reach
@@ -23,7 +23,7 @@ from plexsvc.scheduler.orders.reach import Reach
 log = Log(__name__)
 
 
-def begin(record: DeploymentRecord, durable: Durable, step: Step) -> bool:
+def begin(record: DeploymentRecord, durable: Durable, step: CheckpointStep) -> bool:
     """Note what the copy that was just made is; return whether to write it, which keeps it."""
     durable.newest = step
     every = record.spec.checkpoint_every
@@ -57,7 +57,7 @@ async def write(reach: Reach, wpg: WpgRecord) -> None:
             host_bytes.tell_held(reach, record.deployment_id)
 
 
-async def _write(reach: Reach, wpg: WpgRecord, step: Step) -> int:
+async def _write(reach: Reach, wpg: WpgRecord, step: CheckpointStep) -> int:
     record = wpg.deployment
     about = {
         "job": reach.registry.jobs[record.job_id].name,

@@ -29,7 +29,14 @@ from plexsvc.scheduler.core.vocabulary import WRITING_KINDS, Fault, OperationKin
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import results
-from plexsvc.scheduler.ledger.durable import REPLAYED, STAGING_PART, Done, Durable, Step, staged
+from plexsvc.scheduler.ledger.durable import (
+    REPLAYED,
+    STAGING_PART,
+    CheckpointStep,
+    CompletedOperation,
+    Durable,
+    staged,
+)
 from plexsvc.scheduler.ledger.held import Held, Published
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
 from plexsvc.scheduler.orders import carry, checkpoints, host_bytes, managed, release
@@ -81,7 +88,7 @@ async def _keep(reach: Reach, action: KeepState, *, record: WpgRecord) -> None:
         before, gone = durable.copy, durable.take(published, seq=action.seq)
         if before is durable.second:
             before = None
-        step = Step(
+        step = CheckpointStep(
             copy=published,
             number=max(reply.step for reply in replies),
             position=record.deployment.position,
@@ -170,7 +177,7 @@ async def _send(reach: Reach, record: WpgRecord, published: Published, *, to: No
 
 
 async def _changed(
-    reach: Reach, record: WpgRecord, *, gone: Sequence[Done], before: Published | None
+    reach: Reach, record: WpgRecord, *, gone: Sequence[CompletedOperation], before: Published | None
 ) -> None:
     """Have store and core know of a deployment's copies; free what they take the place of."""
     durable, deployment_id = _of(record), record.deployment.deployment_id
@@ -295,7 +302,7 @@ async def note(reach: Reach, record: WpgRecord, held: Held, *, digest: str, code
     if held.kind in (OPENS_WINDOW if code else REPLAYED):
         before = durable.second
         slot = durable.slot_of(held.operation.seq)
-        done = Done(held=held, digest=digest, code=code, slot=slot)
+        done = CompletedOperation(held=held, digest=digest, code=code, slot=slot)
         gone = durable.note(done)
         reach.recorder.done_kept(record.deployment, done)
         if gone:
@@ -320,7 +327,9 @@ async def after(
         await _replay(reach, record, execute=execute)
 
 
-async def _let_go(reach: Reach, gone: Sequence[Done], *, of: DeploymentRecord) -> None:
+async def _let_go(
+    reach: Reach, gone: Sequence[CompletedOperation], *, of: DeploymentRecord
+) -> None:
     """Free staged inputs whose operations were answered; others are dropped when they are."""
     answered = [one for one in staged(gone) if OperationId(one) not in reach.registry.held]
     if answered:

@@ -319,7 +319,7 @@ def check_shown(shown: str, described: node_pb2.NodeDescription, *, target: str)
         )
 
 
-class Nodes:
+class NodeLinks:
     """Links to all nodes."""
 
     def __init__(

@@ -30,7 +30,7 @@ log = Log(__name__)
 T = TypeVar("T")
 
 
-class Beside:
+class PlanThread:
     """Computes beside the event loop."""
 
     def __init__(

@@ -13,13 +13,13 @@ from plexsvc import families
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.families import MODEL_FILES
 from plexsvc.lora import Lora
-from plexsvc.paths import Place, view
+from plexsvc.paths import CheckedPath, view
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class DeclaredModel:
     """What the model directory says before anything is loaded."""
 
     vocab_size: int
@@ -29,18 +29,18 @@ class ModelFacts:
     """Its `config.json`."""
 
 
-def read_model(spec: service_pb2.DeploymentSpec) -> ModelFacts:
+def read_model(spec: service_pb2.DeploymentSpec) -> DeclaredModel:
     """Return what `config.json` of a model directory says; zeros without a model.
 
     Raises:
         PlexError: `unknown_model` when the directory or its `config.json` cannot be read.
     """
     if not spec.model:
-        return ModelFacts(vocab_size=0, max_sequence_length=0, files=(), config={})
-    place = Place(path=Path(spec.model), root=Path(spec.model_root))
+        return DeclaredModel(vocab_size=0, max_sequence_length=0, files=(), config={})
+    place = CheckedPath(path=Path(spec.model), root=Path(spec.model_root))
     with view(place, only=MODEL_FILES.__contains__) as directory:
         config = families.read(directory)
-        return ModelFacts(
+        return DeclaredModel(
             vocab_size=config.get("vocab_size", 0),
             max_sequence_length=config.get("max_position_embeddings", 0),
             files=tuple(name for name in MODEL_FILES if (directory / name).is_file()),

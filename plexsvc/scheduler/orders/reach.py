@@ -30,7 +30,7 @@ from plexsvc.scheduler.core.vocabulary import NodeBytes
 from plexsvc.scheduler.ledger.held import Published
 from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
-from plexsvc.scheduler.orders.nodes import Nodes
+from plexsvc.scheduler.orders.nodes import NodeLinks
 from plexsvc.scheduler.orders.ranks import ASK_S, Rank, Ranks
 from plexsvc.scheduler.orders.underway import Underway
 from plexsvc.scheduler.orders.versions import Versions
@@ -128,7 +128,7 @@ class RolloutPort(Protocol):
 class _StateWork:
     """A state manager, as the carrier of work on one WPG's state."""
 
-    nodes: Nodes
+    nodes: NodeLinks
     node_id: NodeId
     wpg_id: WpgId
 
@@ -154,7 +154,7 @@ class Reach:
     epoch: int
     registry: Registry
     recorder: Recorder
-    nodes: Nodes
+    nodes: NodeLinks
     ranks: Ranks
     versions: Versions
     rollout: RolloutPort

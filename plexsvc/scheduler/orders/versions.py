@@ -21,7 +21,7 @@ from plexsvc.scheduler.ledger.held import Published
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _DeploymentVersions:
     """One deployment's versions."""
 
     published: dict[int, Published] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Versions:
 
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
-        self._shelves: dict[DeploymentId, _Shelf] = {}
+        self._shelves: dict[DeploymentId, _DeploymentVersions] = {}
 
     def add(self, published: Published) -> None:
         """Record a published version, which is its deployment's state until that changes."""
@@ -108,7 +108,7 @@ class Versions:
 
         With room for the next while it may publish: that is made before an older one is released.
         """
-        shelf = self._shelves.get(deployment_id, _Shelf())
+        shelf = self._shelves.get(deployment_id, _DeploymentVersions())
         sizes: dict[NodeId, list[int]] = {}
         for published in shelf.published.values():
             for node_id, nbytes in zip(published.nodes, published.nbytes, strict=False):
@@ -134,7 +134,7 @@ class Versions:
         if kept:
             found = _KEPT_SHELF.decode(kept)
             published = {one.version.version: one for one in found.published}
-            self._shelves[deployment_id] = _Shelf(
+            self._shelves[deployment_id] = _DeploymentVersions(
                 published,
                 dict(found.handed_out),
                 copy=found.copy,
@@ -191,5 +191,5 @@ class Versions:
                 del self._shelves[deployment_id]
         return gone
 
-    def _shelf(self, deployment_id: str) -> _Shelf:
-        return self._shelves.setdefault(DeploymentId(deployment_id), _Shelf())
+    def _shelf(self, deployment_id: str) -> _DeploymentVersions:
+        return self._shelves.setdefault(DeploymentId(deployment_id), _DeploymentVersions())

@@ -52,7 +52,7 @@ class HungError(PlexError):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Work:
+class _WatchedWork:
     what: str
     carriers: Sequence[Carrier]
     stuck: ErrorCode
@@ -77,7 +77,7 @@ class Watch:
     def __init__(self, clock: Clock, *, progress_timeout_us: int) -> None:
         self._clock = clock
         self._timeout_us = progress_timeout_us
-        self._works: set[_Work] = set()
+        self._works: set[_WatchedWork] = set()
 
     @asynccontextmanager
     async def over(
@@ -93,7 +93,7 @@ class Watch:
         work = None
         try:
             async with asyncio.timeout(None) as limit:
-                work = _Work(
+                work = _WatchedWork(
                     what=what,
                     carriers=carriers,
                     stuck=stuck,
@@ -123,7 +123,7 @@ class Watch:
                         work.asked_us = now_us
                         tasks.create_task(self._ask(work))
 
-    async def _ask(self, work: _Work) -> None:
+    async def _ask(self, work: _WatchedWork) -> None:
         """Give up work that has not got on for too long; one who does not say has not."""
         found = await asyncio.gather(
             *(carrier.progress() for carrier in work.carriers), return_exceptions=True
@@ -144,7 +144,7 @@ class Watch:
             )
 
 
-def _look(work: _Work) -> None:
+def _look(work: _WatchedWork) -> None:
     silent = next((c for c in work.carriers if not c.is_alive()), None)
     work.silent_looks = 0 if silent is None else work.silent_looks + 1
     if silent is not None and work.silent_looks >= SILENT_LOOKS:

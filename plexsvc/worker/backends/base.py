@@ -91,7 +91,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class DataShard:
     """This rank's place in the data-parallel split, and whether it answers for it."""
 
     dp_rank: int
@@ -111,7 +111,7 @@ class Backend(Protocol):
         ...
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> DataShard:
         """Return this rank's place; known after `build`."""
         ...
 

@@ -31,11 +31,11 @@ from plexsvc.worker import canonical, process_group
 from plexsvc.worker.backends import fsdp_state
 from plexsvc.worker.backends.adamw import Tensors, Update
 from plexsvc.worker.backends.base import (
+    DataShard,
     LossTerms,
     MicroBatch,
     ModelFacts,
     PassResult,
-    Shard,
     TokenLoss,
 )
 from plexsvc.worker.backends.hf import check_leftovers, read_config
@@ -79,7 +79,7 @@ class FsdpBackend:
         self._grads: list[Tensor] = []
         self._pieces: list[statemanager_pb2.CanonicalPiece] = []
         self._views: list[list[Tensor]] = []
-        self._moments: dict[str, list[canonical.Slice]] = {}
+        self._moments: dict[str, list[canonical.TensorSlice]] = {}
         self._regions: tuple[RegionSpec, ...] = ()
 
     @property
@@ -89,9 +89,11 @@ class FsdpBackend:
         return ModelFacts(vocab_size=hf.vocab_size, max_sequence_length=hf.max_position_embeddings)
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> DataShard:
         """Return this rank's place: every rank is a data-parallel rank of its own."""
-        return Shard(dp_rank=self._config.rank, dp_size=self._config.world_size, owns_results=True)
+        return DataShard(
+            dp_rank=self._config.rank, dp_size=self._config.world_size, owns_results=True
+        )
 
     @property
     def is_grad_dirty(self) -> bool:
@@ -170,7 +172,7 @@ class FsdpBackend:
                 self._moments[kind] += held.slices_of(moment)
                 self._add_piece(kind, held, moment, memory["moments"], region="moments")
 
-    def _adopt_grad(self, held: fsdp_state.Held, param: Tensor, memory: Tensor) -> Tensor:
+    def _adopt_grad(self, held: fsdp_state.ParameterShard, param: Tensor, memory: Tensor) -> Tensor:
         """Have the gradients of a parameter added into `memory`; return where they lie."""
         del param
         return fsdp_state.adopt_grad(held, memory)
@@ -321,7 +323,13 @@ class FsdpBackend:
             module.reshard()
 
     def _add_piece(
-        self, kind: str, held: fsdp_state.Held, tensor: Tensor, base: Tensor, *, region: str
+        self,
+        kind: str,
+        held: fsdp_state.ParameterShard,
+        tensor: Tensor,
+        base: Tensor,
+        *,
+        region: str,
     ) -> None:
         if tensor.numel():
             self._pieces += [

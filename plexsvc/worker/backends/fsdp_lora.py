@@ -28,7 +28,7 @@ from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.worker import canonical
 from plexsvc.worker.backends import fsdp, fsdp_state
 from plexsvc.worker.backends.hf import check_leftovers
-from plexsvc.worker.canonical import Slice
+from plexsvc.worker.canonical import TensorSlice
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.regions import RegionLayout, view
 from plexsvc.worker.sources import (
@@ -52,7 +52,7 @@ class LoraBackend(fsdp.FsdpBackend):
         super().__init__(config)
         assert config.lora is not None, config
         self._lora = config.lora
-        self._base: list[Slice] = []
+        self._base: list[TensorSlice] = []
         """This rank's shards of the model."""
 
     def build(self) -> None:
@@ -69,7 +69,7 @@ class LoraBackend(fsdp.FsdpBackend):
             for name, shape in zip(lora.names_of(weight), shapes, strict=True):
                 place = places.add(shape)
                 held.append(
-                    fsdp_state.Held(
+                    fsdp_state.ParameterShard(
                         name=name,
                         sharded=None,
                         global_shape=shape,
@@ -185,13 +185,13 @@ class LoraBackend(fsdp.FsdpBackend):
     def _add_scale(self, memory: Tensor) -> None:
         scale = view(memory, self._scale, dtype=torch.float32).fill_(self._lora.scale)
         key = TensorBox(name=lora.SCALE_NAME, shape=(1,), box=Box.whole((1,)))
-        held = Slice(key=key, view=scale)
+        held = TensorSlice(key=key, view=scale)
         rank = self._config.rank
         self._pieces.append(
             canonical.piece(lora.SCALE_KIND, held, region=ADAPTER, base=memory, rank=rank)
         )
 
-    def _adopt_grad(self, held: fsdp_state.Held, param: Tensor, memory: Tensor) -> Tensor:
+    def _adopt_grad(self, held: fsdp_state.ParameterShard, param: Tensor, memory: Tensor) -> Tensor:
         grad = view(memory, held.place, dtype=torch.float32)
         param.grad = grad
         return grad

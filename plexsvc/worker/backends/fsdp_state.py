@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.weights.boxes import Box, TensorBox
-from plexsvc.worker.canonical import RowRun, Slice, slices
-from plexsvc.worker.regions import Place, RegionLayout, view
+from plexsvc.worker.canonical import RowRun, TensorSlice, slices
+from plexsvc.worker.regions import RegionLayout, TensorPlace, view
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ MATRIX_DIMS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ParameterShard:
     """One parameter's shard on this rank: rows `[first_row, first_row + local_shape[0])`."""
 
     name: str
@@ -36,12 +36,12 @@ class Held:
     global_shape: tuple[int, ...]
     local_shape: tuple[int, ...]
     first_row: int
-    padded: Place
+    padded: TensorPlace
     """The shard with FSDP2's padding rows, in the `params` region."""
-    place: Place
+    place: TensorPlace
     """The shard without padding, in `grads` and in each half of `moments`."""
 
-    def slices_of(self, tensor: torch.Tensor) -> list[Slice]:
+    def slices_of(self, tensor: torch.Tensor) -> list[TensorSlice]:
         """Return the canonical boxes that `tensor`, of the shard's shape, holds.
 
         Transformers keeps the experts of a layer in one tensor, and checkpoints each by itself.
@@ -70,18 +70,20 @@ class Held:
         parts = fused.removesuffix("_proj").split("_")  # "gate_up_proj" is gate_proj over up_proj
         return [f"{layer}.{expert}.{part}_proj.weight" for part in parts]
 
-    def slice_of(self, tensor: torch.Tensor) -> Slice:
+    def slice_of(self, tensor: torch.Tensor) -> TensorSlice:
         """Return the canonical box that `tensor`, of the shard's shape, holds."""
         start = (self.first_row, *(0 for _ in self.local_shape[1:]))
         box = Box(start, self.local_shape)
-        return Slice(key=TensorBox(name=self.name, shape=self.global_shape, box=box), view=tensor)
+        return TensorSlice(
+            key=TensorBox(name=self.name, shape=self.global_shape, box=box), view=tensor
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Where every shard lies in this rank's regions."""
 
-    held: tuple[Held, ...]
+    held: tuple[ParameterShard, ...]
     param_bytes: int
     shard_bytes: int
 
@@ -104,7 +106,7 @@ def plan_layout(model: torch.nn.Module) -> Layout:
     for name, sharded in sharded_params(model):
         local_shape, first_row = _own_rows(sharded)
         held.append(
-            Held(
+            ParameterShard(
                 name=name,
                 sharded=sharded,
                 global_shape=tuple(sharded.sharded_param.shape),
@@ -130,7 +132,7 @@ def sharded_params(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         yield name, of[id(param)]
 
 
-def adopt_params(held: Held, memory: torch.Tensor) -> torch.Tensor:
+def adopt_params(held: ParameterShard, memory: torch.Tensor) -> torch.Tensor:
     """Make FSDP2 keep this shard in `memory` (the `params` region); return the shard's view."""
     padded = view(memory, held.padded, dtype=held.sharded.sharded_param.dtype)
     local = padded.narrow(0, 0, held.local_shape[0])
@@ -139,7 +141,7 @@ def adopt_params(held: Held, memory: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def adopt_grad(held: Held, memory: torch.Tensor) -> torch.Tensor:
+def adopt_grad(held: ParameterShard, memory: torch.Tensor) -> torch.Tensor:
     """Make FSDP2 add this shard's gradients into `memory` (the `grads` region); return the view."""
     import torch
 
@@ -148,7 +150,9 @@ def adopt_grad(held: Held, memory: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def moment_views(held: Held, memory: torch.Tensor, *, shard_bytes: int) -> list[torch.Tensor]:
+def moment_views(
+    held: ParameterShard, memory: torch.Tensor, *, shard_bytes: int
+) -> list[torch.Tensor]:
     """Return the shard's two moments in `memory` (the `moments` region)."""
     import torch
 

@@ -9,11 +9,11 @@ from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.weights.manifests import STEPS
 from plexsvc.worker.backends.base import (
+    DataShard,
     MicroBatch,
     ModelFacts,
     PassResult,
     Scalars,
-    Shard,
     TokenLoss,
 )
 from plexsvc.worker.config import WorkerConfig
@@ -39,9 +39,9 @@ class NoopBackend:
         return ModelFacts(vocab_size=1 << 31, max_sequence_length=1 << 31)
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> DataShard:
         """Return rank 0's place for rank 0: every other rank answers nothing."""
-        return Shard(dp_rank=0, dp_size=1, owns_results=self._config.rank == 0)
+        return DataShard(dp_rank=0, dp_size=1, owns_results=self._config.rank == 0)
 
     @property
     def is_grad_dirty(self) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from plexsvc.reward.programs.base import Outcome, Passed, RefusedError, Scored, TimedOut, Work
+from plexsvc.reward.programs.base import Outcome, Passed, RefusedError, Scored, StageRun, TimedOut
 from plexsvc.reward.programs.registry import PROGRAMS
-from plexsvc.reward.sandbox.base import Limits, Sandbox
+from plexsvc.reward.sandbox.base import Sandbox, StageLimits
 from tests.rigs.sandbox_process import sandbox_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -35,7 +35,7 @@ def run(
     files: dict[str, bytes] = {}
     found: Outcome | None = None
     for stage in PROGRAMS[program].stages:
-        work = Work(
+        work = StageRun(
             text=text,
             reference=reference,
             settings=settings,
@@ -93,7 +93,7 @@ def test_an_output_ends_in_white_space_of_ascii_only(end: str, sandbox: Sandbox)
 def test_inputs_and_outputs_are_texts(program: str, sandbox: Sandbox) -> None:
     (*_, stage) = PROGRAMS[program].stages
     for test in ({"stdout": None}, {"stdout": ["1"]}, {"stdin": {"a": 1}, "stdout": "1"}):
-        work = Work(text="print(1)", reference=[test], settings={}, sandbox=sandbox)
+        work = StageRun(text="print(1)", reference=[test], settings={}, sandbox=sandbox)
         with pytest.raises(RefusedError, match="must be a text"):
             stage.run(work)
     asked = [{"stdin": None, "stdout": 0}]
@@ -220,10 +220,10 @@ def test_an_assertion_sees_the_solution_as_if_it_were_there(
 
 def test_code_that_does_not_end_times_out(sandbox: Sandbox) -> None:
     stage = PROGRAMS["code_python"].stages[0]
-    work = Work(
+    work = StageRun(
         text="while True: pass",
         reference=ADD,
-        limits=Limits(wall_us=500_000),
+        limits=StageLimits(wall_us=500_000),
         sandbox=sandbox,
     )
     assert isinstance(stage.run(work), TimedOut)
@@ -508,8 +508,8 @@ def test_a_schema_that_takes_for_ever_costs_its_own_sample_only(
     text = '"' + "a" * 40 + '!"' if schema is BACKTRACKS else '{"' + "a" * 40 + '!": 1}'
     (stage,) = PROGRAMS["json_schema"].stages
     assert stage.is_sandboxed
-    limits = Limits(wall_us=2_000_000, memory_bytes=64 << 20)
-    work = Work(text=text, reference=schema, settings={}, limits=limits, sandbox=sandbox)
+    limits = StageLimits(wall_us=2_000_000, memory_bytes=64 << 20)
+    work = StageRun(text=text, reference=schema, settings={}, limits=limits, sandbox=sandbox)
     try:
         assert isinstance(stage.run(work), TimedOut)
     except RefusedError as refused:

@@ -20,7 +20,7 @@ from plexsvc.reward.config import RewardConfig
 from plexsvc.reward.core.vocabulary import WorkerId
 from plexsvc.reward.host import SERVICE, WorkersHost
 from plexsvc.reward.main import serving
-from plexsvc.reward.messages import Done, Ready
+from plexsvc.reward.messages import Ready, StageDone
 from plexsvc.reward.proxy import RewardProxy
 from plexsvc.reward.workers import LocalWorkers
 from plexsvc.rpc.channels import listen, new_server
@@ -121,7 +121,7 @@ async def test_samples_of_a_host_that_goes_are_scored_on_another(tmp_path: Path)
 async def test_a_gpu_is_one_workers_until_nothing_of_it_is_left() -> None:
     heard: asyncio.Queue[tuple[int, object]] = asyncio.Queue()
 
-    def hear(worker: WorkerId, what: Ready | Done | str) -> None:
+    def hear(worker: WorkerId, what: Ready | StageDone | str) -> None:
         heard.put_nowait((worker, what))
 
     async with LocalWorkers(hear, gpus=["7"]) as workers:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import reasoning_gym
 
-from plexsvc.reward.messages import Done, Task
+from plexsvc.reward.messages import StageDone, Task
 from plexsvc.reward.programs import own
 from plexsvc.reward.programs.own import Definition, OwnStage
 from plexsvc.reward.sandbox.base import Sandbox
@@ -65,10 +65,10 @@ def score(
     text: str = "bad",
     reference: str = "null",
     settings: str = "{}",
-) -> Done:
+) -> StageDone:
     """Return how the last stage that ran ended, as the proxy has them run."""
     encoded = own.encode(Definition("own", stages, files or {}, -1.0))
-    done = Done("passed")
+    done = StageDone("passed")
     for number in range(len(stages)):
         task = Task("own", number, text, reference, settings, done.files, encoded)
         done = run_task(task, sandbox=sandbox)
@@ -77,7 +77,7 @@ def score(
     return done
 
 
-def score_by(sandbox: Sandbox, source: str, **given: str) -> Done:
+def score_by(sandbox: Sandbox, source: str, **given: str) -> StageDone:
     files = {"judge.py": source.encode(), "lib/words.py": b"GOOD = {'yes'}\n"}
     return score(sandbox, stage(python="judge.py"), files=files, **given)
 

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 
 from plexsvc.errors import PlexError
-from plexsvc.reward.sandbox.base import PYTHON, Limits, Ran, Sandbox
+from plexsvc.reward.sandbox.base import PYTHON, Ran, Sandbox, StageLimits
 from plexsvc.reward.sandbox.opening import NoSandbox
 from plexsvc.reward.sandbox.zygote import ENVIRONMENT
 from tests.rigs.hostile_code import GREEDY, HARMLESS, PRIVILEGED
 from tests.rigs.sandbox_process import SandboxProcess, sandbox_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
-QUICK = Limits(wall_us=20_000_000)
-SMALL = Limits(wall_us=2_000_000, memory_bytes=128 << 20, disk_bytes=8 << 20, max_processes=16)
+QUICK = StageLimits(wall_us=20_000_000)
+SMALL = StageLimits(wall_us=2_000_000, memory_bytes=128 << 20, disk_bytes=8 << 20, max_processes=16)
 """A greedy attempt is ended by these."""
 
 
@@ -74,7 +74,9 @@ def filled(code: str, host: Mapping[str, str]) -> str:
     return code
 
 
-def run(sandbox: Sandbox, code: str, *, limits: Limits = QUICK, keeps_files: bool = False) -> Ran:
+def run(
+    sandbox: Sandbox, code: str, *, limits: StageLimits = QUICK, keeps_files: bool = False
+) -> Ran:
     return sandbox.run(
         [*PYTHON, "main.py"],
         files={"main.py": code.encode()},
@@ -153,7 +155,7 @@ def test_a_tree_of_processes_shares_the_processors_that_it_asked_for(
             "while time.monotonic() < ends: pass\n"
             "if all(children): os.wait(); os.wait(); print(sum(os.times()[:4]))\n"
         )
-        used_s = float(run(sandbox, code, limits=Limits(wall_us=20_000_000, cpus=cpus)).stdout)
+        used_s = float(run(sandbox, code, limits=StageLimits(wall_us=20_000_000, cpus=cpus)).stdout)
         assert used_s < 1.2 * cpus * 3, "the kernel gives it no more"
         return
     code = (
@@ -162,7 +164,7 @@ def test_a_tree_of_processes_shares_the_processors_that_it_asked_for(
         f"while len(os.sched_getaffinity(0)) > {cpus}: pass\n"
         "print(os.fork() and len(os.sched_getaffinity(0)), flush=True); time.sleep(600)\n"
     )
-    ran = run(sandbox, code, limits=Limits(wall_us=3_000_000, cpus=cpus))
+    ran = run(sandbox, code, limits=StageLimits(wall_us=3_000_000, cpus=cpus))
     assert ran.stdout.split().count(str(cpus)) == 3, ran
 
 

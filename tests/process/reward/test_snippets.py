@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plexsvc.reward.programs.base import RefusedError, Scored, Work
+from plexsvc.reward.programs.base import RefusedError, Scored, StageRun
 from plexsvc.reward.programs.registry import PROGRAMS
 from plexsvc.reward.programs.snippets import MAX_RESULT_BYTES, RESULT
 from plexsvc.reward.sandbox.base import Sandbox
@@ -28,7 +28,9 @@ def sandbox() -> Iterator[Sandbox]:
 def run(sandbox: Sandbox, text: str, language: str, **asked: object) -> dict[str, Any]:
     (stage,) = PROGRAMS["run_code"].stages
     reference = {"language": language, **asked}
-    found = stage.run(Work(text=text, reference=reference, limits=stage.limits, sandbox=sandbox))
+    found = stage.run(
+        StageRun(text=text, reference=reference, limits=stage.limits, sandbox=sandbox)
+    )
     assert isinstance(found, Scored)
     return {**json.loads(found.files[RESULT]), "score": found.score}
 

@@ -15,9 +15,16 @@ import msgspec
 import pytest
 
 from plexsvc.reward import messages, worker
-from plexsvc.reward.messages import Done, Ready, Task, Warm
+from plexsvc.reward.messages import Ready, StageDone, Task, Warm
 from plexsvc.reward.sandbox.opening import NoSandbox
-from plexsvc.reward.zygote import MAX_MESSAGE_BYTES, Ended, Start, Started, Stop, decode_report
+from plexsvc.reward.zygote import (
+    MAX_MESSAGE_BYTES,
+    KillWorker,
+    Start,
+    Started,
+    WorkerEnded,
+    decode_report,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
@@ -64,7 +71,7 @@ def test_a_worker_is_warmed_while_it_is_idle(zygote: socket.socket, tmp_path: Pa
         ours.sendall(messages.encode(Warm(("no_such_library", "slow_library"))))
         task = Task("exact", 0, text="4", reference='"4"', settings="", files={})
         ours.sendall(messages.encode(task))
-        assert read(ours) == Done("scored", 1.0)
+        assert read(ours) == StageDone("scored", 1.0)
         assert (tmp_path / "here").exists()
 
 
@@ -89,7 +96,7 @@ def test_what_one_worker_needs_is_imported_once_for_all(
     (tmp_path / "slow_library.py").write_text("import os; open(str(os.getpid()), 'w')")
     for _ in range(2):
         start(zygote, "slow_library")[0].close()
-        assert decode_report(zygote.recv(MAX_MESSAGE_BYTES)) == Ended(1, 0)
+        assert decode_report(zygote.recv(MAX_MESSAGE_BYTES)) == WorkerEnded(1, 0)
     (importer,) = (int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
     assert Path(f"/proc/{importer}/comm").read_text() == "reward-zygote\n"
 
@@ -97,8 +104,8 @@ def test_what_one_worker_needs_is_imported_once_for_all(
 def test_a_worker_is_killed_when_it_is_told_and_its_end_is_reported(zygote: socket.socket) -> None:
     ours, pid = start(zygote)
     with ours:
-        zygote.send(msgspec.msgpack.encode(Stop(1)))
-        assert decode_report(zygote.recv(MAX_MESSAGE_BYTES)) == Ended(1, -signal.SIGKILL)
+        zygote.send(msgspec.msgpack.encode(KillWorker(1)))
+        assert decode_report(zygote.recv(MAX_MESSAGE_BYTES)) == WorkerEnded(1, -signal.SIGKILL)
         assert not Path(f"/proc/{pid}").exists()
         assert not ours.recv(1)
 

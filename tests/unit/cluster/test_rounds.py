@@ -8,14 +8,14 @@ import pytest
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.cluster.doctor import GIB, Grade
-from plexsvc.cluster.rounds import MAX_SKEW_US, Answer, judge
+from plexsvc.cluster.rounds import MAX_SKEW_US, AgentReply, judge
 
 NOW_US = 1_000_000_000_000
 VERSIONS = {"plexsvc": "1.0", "torch": "2.13.0"}
 OWN = {"/models": node_pb2.RootFound(path="/models", models={"a": "0a", "b": "0b"})}
 
 
-def answer(**differing: object) -> Answer:
+def answer(**differing: object) -> AgentReply:
     """Return what an agent without fault answers, but for these."""
     found = node_pb2.Examination(
         versions=VERSIONS,
@@ -26,10 +26,10 @@ def answer(**differing: object) -> Answer:
     for name in differing:
         found.ClearField(name)
     found.MergeFrom(node_pb2.Examination(**differing))  # type: ignore[arg-type]
-    return Answer(found=found, asked_us=NOW_US - 500, answered_us=NOW_US + 500)
+    return AgentReply(found=found, asked_us=NOW_US - 500, answered_us=NOW_US + 500)
 
 
-def findings(given: Answer) -> list[tuple[Grade, str]]:
+def findings(given: AgentReply) -> list[tuple[Grade, str]]:
     return [(one.grade, one.found) for one in judge("b", given, versions=VERSIONS, own=OWN)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plexsvc.demo.plots import draw
-from plexsvc.demo.report import Outcome
+from plexsvc.demo.report import DemoOutcome
 from tests.rigs.demo_runs import RISING, make_run, make_span
 
 
@@ -16,7 +16,7 @@ def test_a_picture_is_written_with_the_demos_own_part_and_without(
     tmp_path: Path, has_part: bool
 ) -> None:
     run = make_run("bits", rewards=RISING)
-    outcome = Outcome(
+    outcome = DemoOutcome(
         without=[run],
         runs=[run],
         spans=[make_span("step", 0, 4_000_000), make_span("load", 4_000_000, 5_000_000)],

@@ -74,8 +74,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[JoinConfig]:
     return found
 
 
-def joining(tmp_path: Path, token: str = f"tok-1.secret.{KEYS.digest}") -> joined.Joining:
-    return joined.Joining(
+def joining(tmp_path: Path, token: str = f"tok-1.secret.{KEYS.digest}") -> joined.JoinedHost:
+    return joined.JoinedHost(
         node_id="n1",
         token=token,
         listen="10.0.0.7:0",

@@ -8,19 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plexclient.wire.v1 import reward_pb2 as pb
-from plexsvc.reward.messages import Done, Said, Warm, encode
-from plexsvc.reward.parcels import PARCEL_BYTES, Inbox, Outbox
+from plexsvc.reward.messages import Said, StageDone, Warm, encode
+from plexsvc.reward.parcels import PARCEL_BYTES, Outbox, ParcelReader
 
 MESSAGES = st.lists(
     st.builds(Warm, st.lists(st.text(max_size=5), max_size=3).map(tuple))
-    | st.builds(Said, st.integers(0, 9), st.text(max_size=5) | st.builds(Done, st.just("passed"))),
+    | st.builds(
+        Said, st.integers(0, 9), st.text(max_size=5) | st.builds(StageDone, st.just("passed"))
+    ),
     max_size=8,
 )
 
 
 @given(sent=MESSAGES, cuts=st.lists(st.integers(1, 9), min_size=1, max_size=9))
 def test_a_stream_cut_anywhere_gives_its_messages(sent: list[Warm | Said], cuts: list[int]) -> None:
-    stream, inbox = b"".join(map(encode, sent)), Inbox()
+    stream, inbox = b"".join(map(encode, sent)), ParcelReader()
     found: list[object] = []
     while stream:
         for nbytes in cuts:
@@ -30,8 +32,8 @@ def test_a_stream_cut_anywhere_gives_its_messages(sent: list[Warm | Said], cuts:
 
 
 async def test_large_messages_go_in_several_parcels_and_small_ones_together() -> None:
-    outbox, inbox = Outbox(), Inbox()
-    large = Said(1, Done("passed", files={"a": bytes(2 * PARCEL_BYTES)}))
+    outbox, inbox = Outbox(), ParcelReader()
+    large = Said(1, StageDone("passed", files={"a": bytes(2 * PARCEL_BYTES)}))
     for message in (Warm(("a",)), Warm(("b",)), large):
         outbox.put(message)
     found: list[object] = []

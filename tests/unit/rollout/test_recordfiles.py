@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from plexclient.wire.v1 import operations_pb2
-from plexsvc.rollout.recordfiles import Entry, RecordFile, recover
+from plexsvc.rollout.recordfiles import RecordFile, StoredFrame, recover
 
 OPERATION = operations_pb2.Operation(
     operation_id=bytes(range(16)), job_id="job", deployment_id="rollout", tenant="lab"
 )
-ENTRIES = [Entry(b"first"), Entry(b"second", b"spans"), Entry(b"third")]
+ENTRIES = [StoredFrame(b"first"), StoredFrame(b"second", b"spans"), StoredFrame(b"third")]
 
 
 def written(directory: Path) -> Path:

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.paths import Place
+from plexsvc.paths import CheckedPath
 from plexsvc.router.models import (
     check_model,
     check_seeds,
@@ -52,7 +52,7 @@ def code_of(found: pytest.ExceptionInfo[PlexError]) -> ErrorCode:
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
 def test_a_directory_that_is_no_model_says_what_it_lacks(model: Path, missing: str) -> None:
     (model / missing).unlink()
-    place = Place(path=model, root=model.parent)
+    place = CheckedPath(path=model, root=model.parent)
     with pytest.raises(PlexError) as caught:
         check_weights(place, check_model(spec(backend="vllm"), model), backend="fsdp")
     assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
@@ -250,7 +250,7 @@ def test_degrees_that_no_backend_has_are_refused_from_the_request_alone() -> Non
 
 
 def test_weights_that_do_not_open_are_refused_from_their_headers(model: Path) -> None:
-    place = Place(path=model, root=model.parent)
+    place = CheckedPath(path=model, root=model.parent)
     for backend in ("megatron", "fsdp", "vllm"):
         (model / "model.safetensors").write_bytes(b"garbage " * 99)
         with pytest.raises(PlexError, match=r"its weights cannot be opened: model\.safetensors"):
@@ -280,7 +280,7 @@ def test_a_config_that_is_no_file_is_an_unknown_model(model: Path) -> None:
 
 
 def test_shapes_are_compared_where_they_are_known_to_be_right(model: Path) -> None:
-    place = Place(path=model, root=model.parent)
+    place = CheckedPath(path=model, root=model.parent)
     save_file({"model.norm.weight": np.zeros(4, "float32")}, model / "model.safetensors")
     with pytest.raises(PlexError, match=r"'model\.norm\.weight' has shape \(4,\)"):
         check_weights(place, {"model_type": "qwen3", "hidden_size": 8}, backend="vllm")

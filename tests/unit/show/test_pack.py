@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.show.pack import moves_view, pack_view, what_if_view
-from plexsvc.show.pack_plan import Window, planned, shares
+from plexsvc.show.pack_plan import PictureWindow, planned, shares
 from plexsvc.show.pack_png import draw_pack
 
 S = 1_000_000
@@ -146,7 +146,7 @@ def test_a_png_is_written_for_any_number_of_groups(tmp_path: Path) -> None:
 
 @given(st.integers(0, 100), st.integers(1, 60), st.integers(1, 30))
 def test_shares_add_up_to_the_planned_time(start: int, length: int, columns: int) -> None:
-    window = Window(start_us=start, length_us=length)
+    window = PictureWindow(start_us=start, length_us=length)
     busy = [pb.BusySpan(start_us=at, end_us=at + 3) for at in range(2, 170, 7)]
     spans = planned(resident("x", busy=busy), window)
     total = sum(shares(spans, window, columns=columns)) * length / columns

@@ -11,7 +11,7 @@ from plexsvc.residency import Residency
 from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim.cluster import GB, SimCluster, SwitchModel
-from plexsvc.sim.hosts import HostLinks, HostMemory
+from plexsvc.sim.hosts import HostLinks, ParkingRoom
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.records import Outcome
 from plexsvc.sim.run import play
@@ -22,7 +22,7 @@ A, B = UnitId("n00000"), UnitId("n00001")
 
 
 def test_who_comes_first_has_the_memory_and_the_rest_is_on_disk() -> None:
-    memory = HostMemory(host_bytes=lambda _: 100)
+    memory = ParkingRoom(host_bytes=lambda _: 100)
     memory.arrive(WpgId("a"), [A], nbytes=70)
     memory.arrive(WpgId("b"), [A, B], nbytes=70)
     assert (memory.disk_bytes(WpgId("a")), memory.disk_bytes(WpgId("b"))) == (0, 40)

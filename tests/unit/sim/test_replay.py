@@ -17,7 +17,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver import journal
 from plexsvc.scheduler.driver.encoding import Recording
 from plexsvc.scheduler.driver.snapshots import take_snapshot
-from plexsvc.sim.replay import Verdict, verify
+from plexsvc.sim.replay import ReplayResult, verify
 from plexsvc.store.reader import read_journal
 from tests.fakes.fake_cluster import no_room
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
@@ -52,7 +52,7 @@ def recorded(path: Path) -> Recording:
     return journal.read(read_journal(str(path)).rows)
 
 
-def judge(path: Path) -> Verdict:
+def judge(path: Path) -> ReplayResult:
     return verify(recorded(path))
 
 

@@ -14,7 +14,7 @@ from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
 from plexsvc.sim.books import Books
 from plexsvc.sim.clients import Reply, What
 from plexsvc.sim.cluster import SimCluster
-from plexsvc.sim.hosts import HostMemory
+from plexsvc.sim.hosts import ParkingRoom
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.nodes import Nodes
 from plexsvc.sim.records import Record
@@ -30,7 +30,9 @@ def played(one: SimJob) -> tuple[TraceClient, VirtualDriver]:
     """Return a job's client after the job has ended."""
     core = Scheduler(limits=Limits(), epoch=1)
     cluster = SimCluster(nodes=2)
-    books = Books(view=core.view, cluster=cluster, memory=HostMemory(host_bytes=cluster.host_bytes))
+    books = Books(
+        view=core.view, cluster=cluster, memory=ParkingRoom(host_bytes=cluster.host_bytes)
+    )
     costs = TraceCosts(cluster=cluster, seed=1, books=books)
     nodes = Nodes(cluster=cluster, seed=1, num_rollouts=1, has_hope=lambda: True)
     client = TraceClient(

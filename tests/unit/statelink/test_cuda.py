@@ -23,5 +23,5 @@ def test_a_gpu_is_called_by_its_name_alone(fake: FakeCuda) -> None:
 def test_a_gpu_that_is_not_there_is_the_configurations_error(fake: FakeCuda) -> None:
     fake.fail_at, fake.fail_with = 2, Code.INVALID_DEVICE  # the first call is cuInit
     with pytest.raises(PlexError, match="cuDeviceGet on GPU 3") as caught:
-        cuda.Driver(3)
+        cuda.CudaDriver(3)
     assert caught.value.code is ErrorCode.BAD_REQUEST

@@ -19,7 +19,7 @@ from plexsvc.rpc.channels import listen, new_server
 from plexsvc.statelink.far import Far
 from plexsvc.statelink.opening import VersionOpener
 from plexsvc.weights.checksums import verify
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_instances import SHELF, FakeInstance, publish
 from tests.rigs.keys import KEYS, keys_file
@@ -60,7 +60,7 @@ def far_version() -> statemanager_pb2.PublishedVersion:
 
 async def read(
     servicer: FakeStateManager, tmp_path: Path, *, address: str = "127.0.0.1:0", job_id: str = "job"
-) -> Published:
+) -> OpenedPart:
     version, server = far_version(), new_server(KEYS)
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
     version.holders[0].state_manager = listen(server, address, KEYS, key="fake")
@@ -115,10 +115,10 @@ def test_a_version_out_of_reach_names_its_node() -> None:
 class Shelf:
     """This node: has one part, and notes from whom others are brought."""
 
-    def __init__(self, part: Published, brought: list[str]) -> None:
+    def __init__(self, part: OpenedPart, brought: list[str]) -> None:
         self._part, self._brought = part, brought
 
-    def open_version(self, version: VersionId) -> Published:
+    def open_version(self, version: VersionId) -> OpenedPart:
         del version
         return self._part
 
@@ -126,18 +126,18 @@ class Shelf:
         self,
         version: statemanager_pb2.PublishedVersion,
         holder: statemanager_pb2.VersionHolder,
-    ) -> Published:
+    ) -> OpenedPart:
         del version
         self._brought.append(holder.node_id)
         manifest = statemanager_pb2.VersionManifest(node_id=holder.node_id)
-        return Published(manifest=manifest, data=memoryview(b""))
+        return OpenedPart(manifest=manifest, data=memoryview(b""))
 
 
 def test_a_version_is_read_from_other_nodes_only_for_what_is_not_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held = {
-        node_id: Published(
+        node_id: OpenedPart(
             manifest=statemanager_pb2.VersionManifest(
                 node_id=node_id,
                 pieces=[
@@ -182,7 +182,7 @@ def test_a_socket_of_the_same_name_on_another_host_is_not_mapped(
         node_id="far", state_manager="10.0.0.8:50061", data_socket=str(tmp_path / "data.sock")
     )
     manifest = statemanager_pb2.VersionManifest(node_id="far")
-    part = Published(manifest=manifest, data=memoryview(b""))
+    part = OpenedPart(manifest=manifest, data=memoryview(b""))
     monkeypatch.setattr(Far, "read_manifest", lambda *_: manifest)
     monkeypatch.setattr(Far, "read_whole", lambda *_: part)
     config = replace(FakeInstance(FakeEngine()).config, node_id="here", listen="10.0.0.7:0")
@@ -204,7 +204,7 @@ def test_a_part_that_two_have_is_read_from_one_and_from_the_other_if_that_is_gon
 
     monkeypatch.setattr(Far, "read_manifest", ask)
     monkeypatch.setattr(
-        Far, "read_whole", lambda _, manifest: Published(manifest=manifest, data=memoryview(b""))
+        Far, "read_whole", lambda _, manifest: OpenedPart(manifest=manifest, data=memoryview(b""))
     )
     opener = VersionOpener(replace(FakeInstance(FakeEngine()).config, node_id="here"))
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from plexsvc.clock import SystemClock
 from plexsvc.statemanager import adoption, checkpoints
-from plexsvc.statemanager.book import Book, Entry
+from plexsvc.statemanager.book import Book, BookEntry
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
-from plexsvc.statemanager.moves import Mover
-from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.moves import StateMover
+from plexsvc.statemanager.node import ManagedNode
 from tests.rigs.keys import keys_file
 
 
@@ -23,11 +23,11 @@ def adopt(home: Path, directories: list[Path], root: Path) -> None:
         host_bytes=1 << 20,
         staging_bytes=1 << 20,
     )
-    node = Node(config, book=Book(), arenas={})
+    node = ManagedNode(config, book=Book(), arenas={})
     facts = [{"directory": str(directory), "root": str(root)} for directory in directories]
-    entries = [Entry(key=(checkpoints.SAVE, str(i)), facts=f) for i, f in enumerate(facts)]
+    entries = [BookEntry(key=(checkpoints.SAVE, str(i)), facts=f) for i, f in enumerate(facts)]
     try:
-        adoption.adopt(node, Clients(node), Mover(node, clock=SystemClock()), entries)
+        adoption.adopt(node, Clients(node), StateMover(node, clock=SystemClock()), entries)
     finally:
         node.close()
 

@@ -24,8 +24,8 @@ from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc import lora
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statemanager import checkpoints
-from plexsvc.statemanager.caller import Caller
-from plexsvc.statemanager.snapshot import Snapshot
+from plexsvc.statemanager.caller import WaitingCaller
+from plexsvc.statemanager.snapshot import StateSnapshot
 from plexsvc.weights.boxes import Box
 from plexsvc.weights.checkpoints import SCRATCH, read_seal
 from plexsvc.weights.owner import SEAL
@@ -34,7 +34,7 @@ from plexsvc.weights.pieces import Bytes, packed_strides
 SIZE = 32
 
 
-def snapshot(*, value: int = 1, leaves: Caller | None = None) -> Snapshot:
+def snapshot(*, value: int = 1, leaves: WaitingCaller | None = None) -> StateSnapshot:
     """Two tensors of equal bytes; the caller leaves when the second is read."""
     asked: list[str] = []
 
@@ -57,18 +57,22 @@ def snapshot(*, value: int = 1, leaves: Caller | None = None) -> Snapshot:
         )
         for name in ("a", "b")
     )
-    return Snapshot(index=index, region=region, scalars={}, applied_seq=3)
+    return StateSnapshot(index=index, region=region, scalars={}, applied_seq=3)
 
 
 def save(
-    path: Path, state: Snapshot | None = None, caller: Caller | None = None, *, kept: int = 0
+    path: Path,
+    state: StateSnapshot | None = None,
+    caller: WaitingCaller | None = None,
+    *,
+    kept: int = 0,
 ) -> None:
     checkpoints.materialize(
         state or snapshot(),
         path,
         model=None,
         optimizer=False,
-        caller=caller or Caller(),
+        caller=caller or WaitingCaller(),
         tenant="lab",
         kept=kept,
     )
@@ -86,7 +90,7 @@ def names(place: Path) -> list[str]:
 
 
 def test_a_save_whose_caller_leaves_leaves_nothing(tmp_path: Path) -> None:
-    caller = Caller()
+    caller = WaitingCaller()
     with pytest.raises(PlexError, match="gave up") as given_up:
         save(tmp_path / "out", snapshot(leaves=caller), caller)
     assert given_up.value.code is ErrorCode.CANCELLED
@@ -95,7 +99,7 @@ def test_a_save_whose_caller_leaves_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_save_that_was_given_up_leaves_the_older_one(tmp_path: Path) -> None:
     save(tmp_path / "out", snapshot(value=7))
-    caller = Caller()
+    caller = WaitingCaller()
     with pytest.raises(PlexError, match="gave up"):
         save(tmp_path / "out", snapshot(value=8, leaves=caller), caller)
     assert load_file(tmp_path / "out" / "model.safetensors")["a"][0] == 7
@@ -143,7 +147,7 @@ def test_how_far_a_save_is_counts_what_the_disk_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "SYNC_BYTES", 10)
-    caller = Caller()
+    caller = WaitingCaller()
     save(tmp_path / "out", caller=caller)
     assert caller.done_bytes == (tmp_path / "out" / "model.safetensors").stat().st_size
     assert load_file(tmp_path / "out" / "model.safetensors")["b"].tobytes() == b"\x01" * SIZE
@@ -160,7 +164,7 @@ def test_a_checkpoint_is_sealed_with_what_was_in_memory(
         tmp_path / "out",
         model=model,
         optimizer=False,
-        caller=Caller(),
+        caller=WaitingCaller(),
         tenant="lab",
     )
     sealed = read_seal(tmp_path / "out")
@@ -169,7 +173,7 @@ def test_a_checkpoint_is_sealed_with_what_was_in_memory(
         sealed.check_file(name)
     write = checkpoints._write_steadily
 
-    def write_badly(file: FileIO, data: memoryview, caller: Caller) -> None:
+    def write_badly(file: FileIO, data: memoryview, caller: WaitingCaller) -> None:
         spoiled = bytearray(data)
         spoiled[-1] ^= 1
         write(file, memoryview(spoiled), caller)
@@ -382,7 +386,7 @@ def test_adapters_are_a_peft_directory_that_names_their_model(tmp_path: Path) ->
         for (kind, name), array in values.items()
     ]
     held = {name: array.reshape(-1).view(np.uint8) for (_, name), array in values.items()}
-    state = Snapshot(
+    state = StateSnapshot(
         index=tuple(index), region=lambda _, name: held[name], scalars={}, applied_seq=3
     )
     model = tmp_path / "model"
@@ -390,7 +394,13 @@ def test_adapters_are_a_peft_directory_that_names_their_model(tmp_path: Path) ->
     (model / "config.json").write_text("{}")
     out = tmp_path / "out"
     checkpoints.materialize(
-        state, out, model=model, base="/models/m", optimizer=False, caller=Caller(), tenant="lab"
+        state,
+        out,
+        model=model,
+        base="/models/m",
+        optimizer=False,
+        caller=WaitingCaller(),
+        tenant="lab",
     )
     assert names(out) == [SEAL, lora.CONFIG_FILE, lora.WEIGHTS_FILE]
     found = load_file(out / lora.WEIGHTS_FILE)

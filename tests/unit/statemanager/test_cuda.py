@@ -16,15 +16,15 @@ from plexsvc.statelink import cuda
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import snapshot
 from plexsvc.statemanager.book import Book
-from plexsvc.statemanager.caller import Caller
-from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
+from plexsvc.statemanager.caller import WaitingCaller
+from plexsvc.statemanager.config import StateManagerConfig, TierConfig
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.cuda import CudaDevice
 from plexsvc.statemanager.devices import check_budgets
 from plexsvc.statemanager.hostcopy import HostCopy
 from plexsvc.statemanager.links import Export, RankLink
 from plexsvc.statemanager.memory import RankMemory
-from plexsvc.statemanager.node import Node, region_state
+from plexsvc.statemanager.node import ManagedNode, region_state
 from tests.fakes.fake_cuda import GRANULARITY, Code, FakeCuda
 from tests.rigs.memory_files import open_files
 
@@ -170,17 +170,17 @@ def test_copies_run_on_a_stream_for_each_direction_and_end_before_they_are_told_
 
 def test_budgets_of_one_gpu_fit_together_or_are_refused(fake: FakeCuda) -> None:
     fake.nbytes = 100
-    half = DeviceConfig(index=0, gpu=0, bytes_total=50, memory="cuda")
-    other = DeviceConfig(index=1, gpu=0, bytes_total=51, memory="cuda", kind="rollout")
-    check_budgets([half, DeviceConfig(index=1, gpu=0, bytes_total=50, memory="cuda")])
+    half = TierConfig(index=0, gpu=0, bytes_total=50, memory="cuda")
+    other = TierConfig(index=1, gpu=0, bytes_total=51, memory="cuda", kind="rollout")
+    check_budgets([half, TierConfig(index=1, gpu=0, bytes_total=50, memory="cuda")])
     with pytest.raises(PlexError, match=r"bad_request.*GPU 0 have 101 bytes.*the GPU has 100"):
         check_budgets([half, other])
 
 
 def test_a_copy_takes_each_region_off_the_device_once(fake: FakeCuda, tmp_path: Path) -> None:
-    device = DeviceConfig(index=0, bytes_total=1 << 30, memory="cuda")
+    device = TierConfig(index=0, bytes_total=1 << 30, memory="cuda")
     config = StateManagerConfig(node_id="n", runtime_dir=tmp_path, devices=(device,))
-    node = Node(config, book=Book(), arenas={})
+    node = ManagedNode(config, book=Book(), arenas={})
     pieces = model_pieces()
     nbytes = sum(4 * int(np.prod(piece.size)) for piece in pieces)
     add_resident_rank(node, pieces, nbytes=nbytes)
@@ -189,7 +189,7 @@ def test_a_copy_takes_each_region_off_the_device_once(fake: FakeCuda, tmp_path: 
     draft = node.publisher.draft(
         key, taken.index, job_id=JobId("j"), region=taken.region, progress=None
     )
-    assert node.publisher.enter(draft, Caller()).nbytes == nbytes
+    assert node.publisher.enter(draft, WaitingCaller()).nbytes == nbytes
     assert nbytes <= fake.moved["off"] <= 1.05 * nbytes
     node.close()
 
@@ -215,7 +215,7 @@ def model_pieces() -> list[CanonicalPiece]:
     return found
 
 
-def add_resident_rank(node: Node, pieces: list[CanonicalPiece], *, nbytes: int) -> None:
+def add_resident_rank(node: ManagedNode, pieces: list[CanonicalPiece], *, nbytes: int) -> None:
     node.ledger.register(WPG, rank=0, incarnation=1, device_index=0, job_id=JobId("j"))
     link = AskedNothing(
         None, client_id=1, wpg_id=WPG, rank=0, job_id=JobId("j"), memory=RankMemory(node.tiers[0])

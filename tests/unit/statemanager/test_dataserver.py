@@ -21,9 +21,9 @@ from plexsvc.statelink.session import StateSession
 from plexsvc.statemanager import dataserver, hostcopy, tiers
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.clients import Clients
-from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
+from plexsvc.statemanager.config import StateManagerConfig, TierConfig
 from plexsvc.statemanager.dataserver import DataServer
-from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.node import ManagedNode
 from tests.rigs.waiting import wait_until
 
 HELLO: Header = {
@@ -37,16 +37,16 @@ HELLO: Header = {
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    devices = (DeviceConfig(index=0, bytes_total=1 << 20),)
+def node(tmp_path: Path) -> Iterator[ManagedNode]:
+    devices = (TierConfig(index=0, bytes_total=1 << 20),)
     config = StateManagerConfig(node_id="n", runtime_dir=tmp_path, devices=devices)
-    node = Node(config, book=Book(), arenas={})
+    node = ManagedNode(config, book=Book(), arenas={})
     yield node
     node.close()
 
 
 @contextmanager
-def serving(node: Node) -> Iterator[DataServer]:
+def serving(node: ManagedNode) -> Iterator[DataServer]:
     server = DataServer(node, Clients(node), node.config.runtime_dir / "data.sock")
     try:
         yield server
@@ -87,7 +87,7 @@ class Exhausted:
 
 
 def test_a_connection_that_cannot_be_accepted_ends_nothing(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: ManagedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM]
     listen = dataserver._listen
@@ -99,7 +99,7 @@ def test_a_connection_that_cannot_be_accepted_ends_nothing(
 
 
 @pytest.mark.parametrize("op", ["attach", "hello", "nonsense"])
-def test_descriptors_of_a_first_message_are_closed(node: Node, op: str) -> None:
+def test_descriptors_of_a_first_message_are_closed(node: ManagedNode, op: str) -> None:
     read_end, write_end = os.pipe()
     with serving(node) as server:
         ask(server, {**HELLO, "op": op}, fds=(write_end,) * 60)
@@ -117,7 +117,7 @@ def is_ended(read_end: int) -> bool:
 
 
 def test_a_client_that_leaves_before_it_is_welcomed_may_come_again(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: ManagedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, failures = dataplane.send, [BrokenPipeError("it left")]
 
@@ -135,7 +135,7 @@ def test_a_client_that_leaves_before_it_is_welcomed_may_come_again(
         assert "client_id" in ask(server, HELLO).header
 
 
-def test_garbage_is_cut_off_and_the_next_client_is_served(node: Node) -> None:
+def test_garbage_is_cut_off_and_the_next_client_is_served(node: ManagedNode) -> None:
     with serving(node) as server:
         with connected(server) as sock:
             sock.sendall(struct.pack("<4sII", b"HTTP", 1, 1))
@@ -150,7 +150,7 @@ ALLOCATE: Header = {
 
 
 def test_an_allocation_says_part_by_part_how_far_it_is(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: ManagedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hostcopy, "PART_BYTES", 1 << 16)
     with serving(node) as server, connected(server) as sock:
@@ -167,7 +167,7 @@ def test_an_allocation_says_part_by_part_how_far_it_is(
 
 
 def test_a_client_that_leaves_while_memory_is_allocated_has_none(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: ManagedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hostcopy, "PART_BYTES", 1 << 16)
     populate, left = hostcopy.populate, threading.Event()

@@ -13,7 +13,7 @@ from plexsvc.statelink.mapping import PAGE_BYTES
 from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.memory import RankMemory
-from plexsvc.statemanager.tiers import CpuArena, Span
+from plexsvc.statemanager.tiers import CpuArena, DeviceExtents
 
 REGIONS = [
     RegionState(name="params", nbytes=2 * PAGE_BYTES, is_droppable=False, has_host_copy=True),
@@ -24,7 +24,7 @@ REGIONS = [
 class ShortArena(CpuArena):
     """An arena whose machine runs out of memory at the second region."""
 
-    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> Span:
+    def reserve(self, nbytes: int, *, is_zeroed: bool, tell: Tell = tell_nobody) -> DeviceExtents:
         if nbytes == PAGE_BYTES:
             raise PlexError(ErrorCode.NO_ROOM, "the machine has no memory")
         return super().reserve(nbytes, is_zeroed=is_zeroed, tell=tell)

@@ -11,7 +11,7 @@ from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book
-from plexsvc.statemanager.caller import Caller
+from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.core import Budget
 from plexsvc.statemanager.publishing import Draft, Publisher
 from plexsvc.statemanager.shelves import VersionShelf
@@ -65,14 +65,16 @@ def test_a_version_released_while_it_is_made_leaves_nothing(rig: Rig) -> None:
         draft = rig.draft(piece("t"))
         rig.publisher.release(KEY)
         with pytest.raises(PlexError, match="released meanwhile") as gone:
-            rig.publisher.enter(draft, Caller())
+            rig.publisher.enter(draft, WaitingCaller())
     assert gone.value.code is ErrorCode.NOT_FOUND
     assert rig.host.used == 0
-    assert rig.publisher.enter(rig.draft(piece("t")), Caller()).version == 1, "it may come again"
+    assert rig.publisher.enter(rig.draft(piece("t")), WaitingCaller()).version == 1, (
+        "it may come again"
+    )
 
 
 def test_a_version_nobody_waits_for_leaves_nothing(rig: Rig) -> None:
-    caller = Caller()
+    caller = WaitingCaller()
     with rig.publisher.making(KEY):
         draft = rig.draft(piece("t"))
         caller.leave()
@@ -83,7 +85,7 @@ def test_a_version_nobody_waits_for_leaves_nothing(rig: Rig) -> None:
 
 
 def test_a_version_that_is_read_stays_until_it_is_read(rig: Rig) -> None:
-    rig.publisher.enter(rig.draft(piece("t")), Caller())
+    rig.publisher.enter(rig.draft(piece("t")), WaitingCaller())
     with rig.publisher.reading(KEY) as published:
         rig.publisher.release(KEY)
         assert rig.host.used > 0
@@ -93,7 +95,7 @@ def test_a_version_that_is_read_stays_until_it_is_read(rig: Rig) -> None:
 
 def test_gradients_of_every_rank_are_kept_and_shared_tensors_once(rig: Rig) -> None:
     index = [piece("t", kind=kind, rank=rank) for kind in ("param", "grad") for rank in (0, 1)]
-    manifest = rig.publisher.enter(rig.draft(*index), Caller())
+    manifest = rig.publisher.enter(rig.draft(*index), WaitingCaller())
     found = [(piece.kind, piece.rank) for piece in manifest.pieces]
     assert found == [("param", 0), ("grad", 0), ("grad", 1)]
 
@@ -115,5 +117,5 @@ def test_a_draft_that_is_lost_before_it_enters_leaves_nothing(rig: Rig) -> None:
     assert rig.host.used == 0
     assert open_files() == before
     with rig.publisher.making(KEY):
-        assert rig.publisher.enter(rig.draft(piece("t")), Caller()).version == 1
+        assert rig.publisher.enter(rig.draft(piece("t")), WaitingCaller()).version == 1
     assert rig.publisher.find(KEY) is not None

@@ -10,20 +10,20 @@ from plexsvc.ids import JobId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import records
-from plexsvc.statemanager.core import RankState, RegionState, WpgState
+from plexsvc.statemanager.core import RankState, RegionState, WpgEntry
 from plexsvc.statemanager.links import Export, RankLink
 from plexsvc.statemanager.memory import RankMemory
-from plexsvc.statemanager.tiers import CpuArena, Span
+from plexsvc.statemanager.tiers import CpuArena, DeviceExtents
 
 W = WpgId("wpg_a")
 EXTENTS = (Extent(offset=0, nbytes=4096), Extent(offset=12288, nbytes=4096))
 EXPORT = Export(dirty=frozenset({"params"}), scalars={"lr": 0.1 + 0.2, "step": 3}, applied_seq=9)
 
 
-def state(residency: Residency) -> WpgState:
+def state(residency: Residency) -> WpgEntry:
     region = RegionState(name="params", nbytes=8192, is_droppable=False, has_host_copy=True)
     ranks = {n: RankState(rank=n, device_index=n, regions={"params": region}) for n in range(2)}
-    return WpgState(
+    return WpgEntry(
         wpg_id=W,
         job_id=JobId("job"),
         incarnation=3,
@@ -48,12 +48,12 @@ def links() -> list[RankLink]:
         for rank in range(2)
     ]
     for link in made:
-        link.memory.spans = {"params": Span(nbytes=8192, extents=EXTENTS, fd=-1)}
+        link.memory.spans = {"params": DeviceExtents(nbytes=8192, extents=EXTENTS, fd=-1)}
         link.last_export = EXPORT
     return made
 
 
-def parsed(wpg: WpgState, *, residency: Residency | None = None) -> records.WpgRecord:
+def parsed(wpg: WpgEntry, *, residency: Residency | None = None) -> records.StoredWpg:
     facts = records.facts_of(wpg, links(), residency=residency, last_move={"move_id": "00"})
     return records.parse(json.loads(json.dumps(facts)))
 

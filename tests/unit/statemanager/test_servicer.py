@@ -26,11 +26,11 @@ from plexsvc.statemanager import book as books
 from plexsvc.statemanager import checkpoints, hostcopy, publishing, snapshot
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.clients import Clients
-from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
+from plexsvc.statemanager.config import StateManagerConfig, TierConfig
 from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.links import RankLink
-from plexsvc.statemanager.moves import Mover
-from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.moves import StateMover
+from plexsvc.statemanager.node import ManagedNode
 from plexsvc.statemanager.parking import Parking
 from plexsvc.statemanager.sending import VersionStream
 from plexsvc.statemanager.servicer import MAX_CONTROL_CALLS, StateManagerServicer
@@ -96,16 +96,16 @@ class Daemon:
         config = StateManagerConfig(
             node_id="n",
             runtime_dir=directory,
-            devices=(DeviceConfig(index=0, bytes_total=1 << 20),),
+            devices=(TierConfig(index=0, bytes_total=1 << 20),),
             host_bytes=4 * STATE_BYTES,
         )
-        self.node = Node(config, book=book, arenas={})
+        self.node = ManagedNode(config, book=book, arenas={})
         self.clients = Clients(self.node)
         self.data = DataServer(self.node, self.clients, directory / "data.sock")
         self.servicer = StateManagerServicer(
             self.node,
             clients=self.clients,
-            mover=Mover(self.node, clock=SystemClock()),
+            mover=StateMover(self.node, clock=SystemClock()),
             parking=Parking(self.node),
             clock=SystemClock(),
             data_socket=str(self.data.path),
@@ -404,7 +404,7 @@ HEADER_ROOM = service_pb2.StageHeader(operation_id=b"o" * 16, job_id="j", nbytes
 class FaultyNode(FaultyProxy):
     """A node whose parts, and the links to whose ranks, fail as told."""
 
-    def __init__(self, node: Node, faults: Faults) -> None:
+    def __init__(self, node: ManagedNode, faults: Faults) -> None:
         super().__init__(node, faults, parts={"publisher", "staging", "book", "wpg_locks"})
         self._node = node
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc.statemanager import snapshot
-from plexsvc.statemanager.caller import Caller
+from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.weights import pieces
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 RANKS = (0, 1)
 
@@ -29,7 +29,7 @@ def of_rank(rank: int, *, kind: str) -> CanonicalPiece:
     )
 
 
-def copy_of(*ranks: int, gradient: int) -> Published:
+def copy_of(*ranks: int, gradient: int) -> OpenedPart:
     index = [of_rank(rank, kind=kind) for kind in ("param", "grad") for rank in ranks]
     placed, nbytes = pieces.pack(pieces.distinct(index), region="published")
     data = np.zeros(nbytes, dtype=np.uint8)
@@ -37,11 +37,11 @@ def copy_of(*ranks: int, gradient: int) -> Published:
         value = 10 * source.rank + gradient if source.kind == "grad" else source.rank
         pieces.piece_view(data, target)[...] = value
     manifest = VersionManifest(pieces=[target for _, target in placed], nbytes=nbytes)
-    return Published(manifest=manifest, data=data.data)
+    return OpenedPart(manifest=manifest, data=data.data)
 
 
-def digests(*copies: Published) -> dict[str, str]:
-    return snapshot.digests(snapshot.of_copies(copies), Caller())
+def digests(*copies: OpenedPart) -> dict[str, str]:
+    return snapshot.digests(snapshot.of_copies(copies), WaitingCaller())
 
 
 def test_one_node_and_two_have_the_same_digests() -> None:

@@ -18,11 +18,11 @@ from plexsvc.statelink import cuda
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statelink.regions import open_memory
 from plexsvc.statemanager import hugefiles
-from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
+from plexsvc.statemanager.config import StateManagerConfig, TierConfig
 from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.extents import ExtentPool
 from plexsvc.statemanager.hostcopy import HostCopy
-from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier, Span
+from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceExtents, DeviceTier
 from tests.fakes.fake_cuda import FakeCuda
 
 PAGE = 4096
@@ -56,7 +56,7 @@ needs_huge_pages = pytest.mark.skipif(
 )
 
 
-def whole(span: Span) -> Extent:
+def whole(span: DeviceExtents) -> Extent:
     return Extent(offset=0, nbytes=span.nbytes)
 
 
@@ -67,7 +67,7 @@ def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr(cuda, "load_api", lambda: fake)
     cuda.open_driver.cache_clear()
     memory = "cpu" if request.param == "cpu" else "cuda"
-    opened = open_tier(DeviceConfig(index=0, bytes_total=64 * PAGE, memory=memory), CONFIG)
+    opened = open_tier(TierConfig(index=0, bytes_total=64 * PAGE, memory=memory), CONFIG)
     yield opened
     opened.close()
     cuda.open_driver.cache_clear()
@@ -198,7 +198,7 @@ def test_an_arena_cannot_hold_more_than_its_size() -> None:
 
 def test_an_unknown_kind_of_memory_is_refused() -> None:
     with pytest.raises(PlexError, match="bad_request"):
-        open_tier(DeviceConfig(index=0, bytes_total=1, memory="abacus"), CONFIG)
+        open_tier(TierConfig(index=0, bytes_total=1, memory="abacus"), CONFIG)
 
 
 def test_whole_units_are_aligned_and_the_rest_fills_gaps() -> None:
@@ -261,4 +261,4 @@ def test_an_arena_of_another_size_is_not_taken_over() -> None:
     left = ArenaFile(fd=os.dup(first.left.fd), page_bytes=first.page_bytes)
     first.close()
     with pytest.raises(PlexError, match="left with another size"):
-        open_tier(DeviceConfig(index=0, bytes_total=4 * PAGE), CONFIG, left=left)
+        open_tier(TierConfig(index=0, bytes_total=4 * PAGE), CONFIG, left=left)

@@ -14,7 +14,7 @@ from plexsvc.scheduler.core.actions import AnswerOperation
 from plexsvc.scheduler.core.events import OperationSubmitted
 from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.traces.export import Collector, Lines, export
-from plexsvc.traces.spans import Span
+from plexsvc.traces.spans import TraceSpan
 from tests.rigs.written_journal import WrittenJournal
 
 
@@ -22,9 +22,9 @@ class Kept:
     """A sink that remembers."""
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[TraceSpan] = []
 
-    def send(self, spans: Sequence[Span]) -> None:
+    def send(self, spans: Sequence[TraceSpan]) -> None:
         self.spans += spans
 
     @property

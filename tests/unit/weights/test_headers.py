@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from plexsvc.errors import PlexError
-from plexsvc.paths import Place
+from plexsvc.paths import CheckedPath
 from plexsvc.weights import headers
 
 CONFIG = {
@@ -47,7 +47,7 @@ def model(tmp_path: Path) -> Path:
 def problem(model: Path, config: dict[str, Any] | None = None) -> str:
     names = sorted(path.name for path in model.glob("*.safetensors"))
     return headers.check_weights(
-        Place(path=model, root=model.parent), names, CONFIG if config is None else config
+        CheckedPath(path=model, root=model.parent), names, CONFIG if config is None else config
     )
 
 

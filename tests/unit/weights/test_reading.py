@@ -8,19 +8,19 @@ import pytest
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc.errors import PlexError
 from plexsvc.weights.boxes import Box
-from plexsvc.weights.reading import Published, VersionReader
+from plexsvc.weights.reading import OpenedPart, VersionReader
 
 ARRAY = np.arange(24, dtype=np.float32).reshape(6, 4)
 
 
-def part(low: int, high: int, *, kind: str = "param", offset: int = 0) -> Published:
+def part(low: int, high: int, *, kind: str = "param", offset: int = 0) -> OpenedPart:
     """Return the rows `[low, high)` of `ARRAY` as one node published them."""
     piece = CanonicalPiece(
         kind=kind, name="w", dtype="F32", region="published", offset=offset,
         global_shape=[6, 4], start=[low, 0], size=[high - low, 4], stride=[4, 1],
     )  # fmt: skip
     data = memoryview(ARRAY[low:high].tobytes())
-    return Published(manifest=VersionManifest(pieces=[piece]), data=data)
+    return OpenedPart(manifest=VersionManifest(pieces=[piece]), data=data)
 
 
 def test_boxes_are_read_across_nodes() -> None:

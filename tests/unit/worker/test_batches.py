@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker import batches
-from plexsvc.worker.backends.base import ModelFacts, Shard
+from plexsvc.worker.backends.base import DataShard, ModelFacts
 from tests.rigs.worker_batches import plan, random_batch
 
 FACTS = ModelFacts(vocab_size=51, max_sequence_length=16)
 
 
-def shard(rank: int = 0, size: int = 1, multiple: int = 1) -> Shard:
-    return Shard(dp_rank=rank, dp_size=size, owns_results=True, token_multiple=multiple)
+def shard(rank: int = 0, size: int = 1, multiple: int = 1) -> DataShard:
+    return DataShard(dp_rank=rank, dp_size=size, owns_results=True, token_multiple=multiple)
 
 
 @given(

@@ -16,9 +16,9 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights import checkpoints
 from plexsvc.weights.boxes import Box, TensorBox
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 from plexsvc.worker import sources
-from plexsvc.worker.canonical import RowRun, Slice, piece, slices
+from plexsvc.worker.canonical import RowRun, TensorSlice, piece, slices
 
 SHAPE = (6, 5)
 VALUES = torch.arange(30, dtype=torch.float32).reshape(SHAPE)
@@ -49,7 +49,7 @@ def version(cuts: list[int], *, without: int = 0) -> sources.VersionTensors:
         offset += 4 * count
     kept = pieces[: len(pieces) - without]
     manifest = statemanager_pb2.VersionManifest(pieces=kept, nbytes=4096)
-    return sources.VersionTensors([Published(manifest=manifest, data=memoryview(memory.numpy()))])
+    return sources.VersionTensors([OpenedPart(manifest=manifest, data=memoryview(memory.numpy()))])
 
 
 @given(
@@ -88,7 +88,7 @@ def test_a_checkpoint_fills_memory_box_by_box(tmp_path: Path) -> None:
         assert source.has("w")
         assert source.has("b")
         assert not source.has("c")
-        planned = sources.reads([Slice(key=box((1, 2), (2, 2)), view=target)], source)
+        planned = sources.reads([TensorSlice(key=box((1, 2), (2, 2)), view=target)], source)
         assert not target.any(), "nothing is copied yet"
         sources.copy(planned)
     assert torch.equal(target, VALUES[1:3, 2:4])
@@ -103,7 +103,7 @@ def test_weights_that_are_no_finite_numbers_are_refused_before_they_are_copied(
     save_file({"w": values}, tmp_path / "model.safetensors")
     target = torch.zeros(2, 2)
     with sources.open_checkpoint(tmp_path) as source:
-        planned = sources.reads([Slice(key=box((1, 2), (2, 2)), view=target)], source)
+        planned = sources.reads([TensorSlice(key=box((1, 2), (2, 2)), view=target)], source)
         with pytest.raises(PlexError, match="'w'") as caught:
             sources.check_finite(planned)
         assert caught.value.code == ErrorCode.UNKNOWN_MODEL

@@ -24,7 +24,7 @@ from plexsvc.rollout.engines import sizes
 from plexsvc.rollout.engines.drawing import draw_by_position
 from plexsvc.rollout.engines.model_dir import ModelDir
 from plexsvc.rollout.engines.vllm import experts
-from plexsvc.rollout.engines.weights import Target
+from plexsvc.rollout.engines.weights import LiveTensor
 from plexsvc.weights.dtypes import DTYPES
 
 BLOCK_TOKENS: Final = 32
@@ -52,13 +52,13 @@ class VllmConfig:
 class PreparedWeights:
     """What a worker told about its weights after loading."""
 
-    found: list[Target]
+    found: list[LiveTensor]
     refusal: str
     kv_caches: list[torch.Tensor]
     device_bytes: int
     """Of weights and KV cache together."""
 
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[LiveTensor]:
         """Return the plan.
 
         Raises:
@@ -159,9 +159,9 @@ def prepare_worker(worker: Any, model: ModelDir) -> PreparedWeights:
     return PreparedWeights(found, refusal, kv_caches, device_bytes)
 
 
-def _bake(module: torch.nn.Module, model: ModelDir) -> list[Target]:
+def _bake(module: torch.nn.Module, model: ModelDir) -> list[LiveTensor]:
     """Run the model's own loaders on fakes that record which slices land where; copies nothing."""
-    sink = _Sink(model)
+    sink = _CopySink(model)
     cpu = torch.device("cpu")
     module.load_weights(
         (
@@ -179,17 +179,17 @@ def _bake(module: torch.nn.Module, model: ModelDir) -> list[Target]:
     return sink.targets
 
 
-class _Sink:
+class _CopySink:
     """Takes the place of the copy at the end of each loader."""
 
     def __init__(self, model: ModelDir) -> None:
         self._model = model
-        self.targets: list[Target] = []
+        self.targets: list[LiveTensor] = []
 
     def accept_copy(self, live: torch.Tensor, fake: Any) -> torch.Tensor:
         if live.numel() != fake.numel():
             raise NotImplementedError(f"{fake._name} is broadcast into its weight")
         name, ops = fake._key()
         shape = self._model.tensors[name].shape
-        self.targets.append(Target(live=live.detach(), name=name, shape=shape, ops=ops))
+        self.targets.append(LiveTensor(live=live.detach(), name=name, shape=shape, ops=ops))
         return live

@@ -56,7 +56,7 @@ from plexsvc.rollout.engines.vllm.guiding import Guide
 from plexsvc.rollout.engines.vllm.shared import SharedCore
 from plexsvc.rollout.engines.weights import fill
 from plexsvc.weights.checksums import verify
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 
 log = Log(__name__)
 
@@ -238,7 +238,7 @@ class VllmEngine:
         return mine
 
     async def load_version(
-        self, published: Sequence[Published], *, version: VersionId
+        self, published: Sequence[OpenedPart], *, version: VersionId
     ) -> LoadReport:
         """Verify, then replace the weights in place and drop what was computed with the old.
 
@@ -268,7 +268,7 @@ class VllmEngine:
         memory = spans([*weights, *self._weights.kv_caches])
         return await asyncio.wrap_future(self._executor.call(lambda: self._lie_down(memory)))
 
-    async def wake(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
+    async def wake(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
         """Fill the weights and go on with what was under way; `MODEL` needs nothing published.
 
         Raises:
@@ -284,7 +284,7 @@ class VllmEngine:
         if self._is_asleep:
             raise unavailable("the engine is asleep; wake it first")
 
-    async def _load(self, published: Sequence[Published], *, version: VersionId) -> LoadReport:
+    async def _load(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
         checksums = [
             await asyncio.to_thread(verify, part.manifest, part.data) for part in published
         ]

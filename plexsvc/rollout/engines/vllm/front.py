@@ -165,7 +165,7 @@ Tell: TypeAlias = Callable[[list[float], list[float]], None]
 """Takes times to first tokens, and mean times per further token of requests that ended; seconds."""
 
 
-class _Recorder(StatLoggerBase):
+class _LatencyRecorder(StatLoggerBase):
     """Tells of each step's latencies."""
 
     def __init__(self, tell: Tell) -> None:
@@ -215,7 +215,9 @@ async def start_front(
 
     EngineCoreClient.make_async_mp_client = staticmethod(make)
     try:
-        front = AsyncLLM.from_engine_args(arguments, stat_loggers=[lambda *_: _Recorder(tell)])
+        front = AsyncLLM.from_engine_args(
+            arguments, stat_loggers=[lambda *_: _LatencyRecorder(tell)]
+        )
     finally:
         EngineCoreClient.make_async_mp_client = original
     executor.add(front.engine_core)

@@ -28,7 +28,7 @@ class _Grammar(GuidanceGrammar):
         return not self.ll_matcher.is_error() and super().accept_tokens(request_id, tokens)
 
 
-class _Backend(GuidanceBackend):
+class _GrammarBackend(GuidanceBackend):
     """Compiles grammars."""
 
     def compile_grammar(self, *args: Any, **named: Any) -> _Grammar:
@@ -72,7 +72,7 @@ class Guide:
         # What was checked compiles in no time, and there is no thread for it.
         self._manager._use_async_grammar_compilation = False
 
-    def _backend(self, request: rollout_pb2.InstanceRequest) -> _Backend:
+    def _backend(self, request: rollout_pb2.InstanceRequest) -> _GrammarBackend:
         tokenizer = self._texts.template
         if tokenizer.eos_token_id not in self._texts.model.eos_token_ids:
             problem = f"{tokenizer.eos_token_id}, its tokenizer's end token, ends no answer"
@@ -80,7 +80,7 @@ class Guide:
         config = self._manager.vllm_config
         size = config.model_config.get_vocab_size()
         try:
-            return _Backend(config, tokenizer=tokenizer, vocab_size=size)
+            return _GrammarBackend(config, tokenizer=tokenizer, vocab_size=size)
         except ValueError as error:
             problem = f"structured_outputs do not work with this model's tokenizer: {error}"
             raise refused(request, problem) from error

@@ -17,7 +17,7 @@ import vllm.v1.engine.core as vllm_core
 
 from plexsvc.clock import Clock
 from plexsvc.rollout.core.lending import Guest, Serving
-from plexsvc.rollout.core.step_times import Step, Stepped
+from plexsvc.rollout.core.step_times import Stepped, StepWork
 from plexsvc.rollout.engines import pages
 from plexsvc.rollout.engines.executor import Steppable
 
@@ -165,7 +165,7 @@ class SharedCore:
         self._ended_us = now_us
         if counts:
             singles = sum(count == 1 for count in counts.values())
-            step = Step(prompt_tokens=sum(counts.values()) - singles, samples=singles)
+            step = StepWork(prompt_tokens=sum(counts.values()) - singles, samples=singles)
             self._stepped = Stepped(step, began_us)
             self._newest_us.update(dict.fromkeys(counts, now_us))
 

@@ -23,7 +23,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.config import TinkerModel
 from plexsvc.router.http.tinker.adapters import Adapter
-from plexsvc.router.http.tinker.sessions import Session, Sessions
+from plexsvc.router.http.tinker.sessions import TinkerSession, TinkerSessions
 from plexsvc.router.http.tinker.training import Training
 
 
@@ -38,10 +38,12 @@ class Weights:
     """What lies in the directory, if it is no whole model."""
 
 
-class _Line:
+class _NumberedLane:
     """A deployment that this router numbers the operations of: one after the other."""
 
-    def __init__(self, sessions: Sessions, session: Session, info: pb.Deployment) -> None:
+    def __init__(
+        self, sessions: TinkerSessions, session: TinkerSession, info: pb.Deployment
+    ) -> None:
         self._sessions, self._session = sessions, session
         self._lane = sessions.lane(session, info.deployment_id)
         self._next_seq = max(1, info.next_seq)
@@ -77,11 +79,16 @@ class _Line:
             self._lane.answered.add(seq)
 
 
-class Engine:
+class SessionEngine:
     """The rollout deployment of a base model in a session."""
 
     def __init__(
-        self, sessions: Sessions, session: Session, training: Training, *, base_model: str
+        self,
+        sessions: TinkerSessions,
+        session: TinkerSession,
+        training: Training,
+        *,
+        base_model: str,
     ) -> None:
         self._sessions, self._session, self._training = sessions, session, training
         self._base_model = base_model
@@ -92,8 +99,8 @@ class Engine:
         )
         self.deployment_id = new_deployment_id(job_id, f"sample-{digest}")
         self._reader_id = new_deployment_id(job_id, f"read-{digest}")
-        self._line: _Line | None = None
-        self._readers: dict[Adapter | None, _Line] = {}
+        self._line: _NumberedLane | None = None
+        self._readers: dict[Adapter | None, _NumberedLane] = {}
         self._now: Weights | None = None
         self._gate = asyncio.Lock()
         self._running = 0
@@ -146,7 +153,7 @@ class Engine:
                 f"the newest two have theirs; give one a name ({error.message})",
             ) from error
 
-    async def _reader(self, adapter: Adapter | None) -> tuple[str, _Line]:
+    async def _reader(self, adapter: Adapter | None) -> tuple[str, _NumberedLane]:
         """Return the deployment that reads weights of this shape, and its line."""
         name = self._reader_id + (f"-{adapter.key}" if adapter is not None else "")
         if adapter not in self._readers:
@@ -156,9 +163,9 @@ class Engine:
             self._readers[adapter] = await self._deployed(name, spec)
         return name, self._readers[adapter]
 
-    async def _deployed(self, deployment_id: str, spec: pb.DeploymentSpec) -> _Line:
+    async def _deployed(self, deployment_id: str, spec: pb.DeploymentSpec) -> _NumberedLane:
         info = await self._training.deployed(self._session, deployment_id, spec)
-        line = _Line(self._sessions, self._session, info)
+        line = _NumberedLane(self._sessions, self._session, info)
         await line.resume()
         return line
 

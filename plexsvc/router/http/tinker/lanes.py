@@ -70,7 +70,7 @@ async def persist(call: Callable[[], Awaitable[T]], *, clock: Clock, what: str) 
     )
 
 
-class Gate:
+class OrderedSemaphore:
     """Lets operations of a lane be under way, few at once, lower numbers first.
 
     One that is lower than any under way is let in at once: they may wait for it.
@@ -97,7 +97,7 @@ class Gate:
                 heappop(self._outside)[1].set()
 
 
-class Lane:
+class OperationLane:
     """Sends and answers the operations of one deployment."""
 
     def __init__(self, wire: Wire, *, tenant: TenantId, job_id: str, deployment_id: str) -> None:
@@ -107,7 +107,7 @@ class Lane:
         self.deployment_id = deployment_id
         self.answered = Answered()
         """Numbers whose answers were read."""
-        self._gate = Gate(MAX_UNDER_WAY)
+        self._gate = OrderedSemaphore(MAX_UNDER_WAY)
         self._uploading: set[int] = set()
         self._uploaded = asyncio.Event()
 

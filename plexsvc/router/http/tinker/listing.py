@@ -16,7 +16,7 @@ from plexsvc.ids import TenantId
 from plexsvc.router.http.server import TENANT, read_json
 from plexsvc.router.http.tinker import adapters
 from plexsvc.router.http.tinker.names import SCHEME, Names, Saved, iso
-from plexsvc.router.http.tinker.sessions import Session, Sessions
+from plexsvc.router.http.tinker.sessions import TinkerSession, TinkerSessions
 from plexsvc.router.http.tinker.training import text
 
 MAX_LISTED: Final = 1000
@@ -25,7 +25,7 @@ MAX_LISTED: Final = 1000
 class Listing:
     """What a tenant has."""
 
-    def __init__(self, sessions: Sessions, names: Names) -> None:
+    def __init__(self, sessions: TinkerSessions, names: Names) -> None:
         self._sessions = sessions
         self._names = names
 
@@ -123,7 +123,7 @@ def _run(
     base_model: str,
     *,
     tenant: TenantId,
-    session: Session | None = None,
+    session: TinkerSession | None = None,
     at_us: int = 0,
 ) -> dict[str, Any]:
     return {

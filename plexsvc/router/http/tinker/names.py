@@ -21,7 +21,7 @@ from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import bad_request, not_found
 from plexsvc.ids import TenantId
-from plexsvc.paths import Place
+from plexsvc.paths import CheckedPath
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.looks import Looks
 from plexsvc.router.roots import Roots
@@ -190,13 +190,13 @@ class Names:
             PlexError: `bad_request` when it cannot be opened.
         """
         root = self._place(saved, tenant)
-        place = Place(path=root.path / name, root=root.root)
+        place = CheckedPath(path=root.path / name, root=root.root)
         read = partial(paths.read_file, place, offset=offset, nbytes=nbytes)
         return await self._looks.look(tenant, read)
 
-    def _place(self, saved: Saved, tenant: TenantId) -> Place:
+    def _place(self, saved: Saved, tenant: TenantId) -> CheckedPath:
         own = self._roots.own(tenant)
-        return Place(path=own / saved.path, root=own)
+        return CheckedPath(path=own / saved.path, root=own)
 
 
 def iso(at_us: int) -> str:

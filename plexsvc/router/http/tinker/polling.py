@@ -6,10 +6,10 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from plexsvc.router.http.tinker.sessions import Future, Session
+from plexsvc.router.http.tinker.sessions import Future, TinkerSession
 
 
-class Ended:
+class FinishedRequests:
     """Requests of one client of a sampler that ended, in the order in which they did.
 
     Cursors begin with the wall clock, so that those of a router that follows are larger.
@@ -41,12 +41,14 @@ class Ended:
         return {"completions": list(self._kept.values()), "cursor": max(self._kept, default=cursor)}
 
 
-def ended_of(session: Session, sampler_id: str, clone: int, *, now_us: int) -> Ended:
+def ended_of(
+    session: TinkerSession, sampler_id: str, clone: int, *, now_us: int
+) -> FinishedRequests:
     """Return what ended of a sampler's client."""
     key = sampler_id, clone
     if key not in session.ended:
-        session.ended[key] = Ended(now_us)
-    found: Ended = session.ended[key]
+        session.ended[key] = FinishedRequests(now_us)
+    found: FinishedRequests = session.ended[key]
     return found
 
 

@@ -31,7 +31,7 @@ from plexsvc.router.http.tinker.listing import Listing
 from plexsvc.router.http.tinker.names import Names
 from plexsvc.router.http.tinker.sampling import Sampling
 from plexsvc.router.http.tinker.saving import Saving
-from plexsvc.router.http.tinker.sessions import Future, Runner, Sessions
+from plexsvc.router.http.tinker.sessions import Future, Runner, TinkerSessions
 from plexsvc.router.http.tinker.training import Training, text, whole
 
 ROOT: Final = "/api/v1"
@@ -84,7 +84,7 @@ class Front:
         self._config = config
         self._hold = hold
         runners: dict[str, Runner] = {}
-        self._sessions = Sessions(
+        self._sessions = TinkerSessions(
             scheduler, wire_, control=control, keep_alive=keep_alive, runners=runners
         )
         self._training = Training(self._sessions, deploy=deploy, models=config.tinker)

@@ -22,11 +22,17 @@ from plexsvc.ids import TenantId
 from plexsvc.router import bounds
 from plexsvc.router.downloads import Downloads
 from plexsvc.router.http.tinker import adapters
-from plexsvc.router.http.tinker.engines import Engine, Weights
+from plexsvc.router.http.tinker.engines import SessionEngine, Weights
 from plexsvc.router.http.tinker.lanes import persist
 from plexsvc.router.http.tinker.names import Names
 from plexsvc.router.http.tinker.polling import clone_of, ended_of
-from plexsvc.router.http.tinker.sessions import Future, Outcome, Runner, Session, Sessions
+from plexsvc.router.http.tinker.sessions import (
+    Future,
+    FutureResult,
+    Runner,
+    TinkerSession,
+    TinkerSessions,
+)
 from plexsvc.router.http.tinker.training import Training, text, whole
 
 MAX_TOP: Final = 20
@@ -56,7 +62,7 @@ class Sampling:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: TinkerSessions,
         training: Training,
         names: Names,
         downloads: Downloads,
@@ -143,7 +149,7 @@ class Sampling:
         wait_s = _real(asked, "timeout", default=hold_s, high=3600)
         return await found.after(cursor, hold_s=min(wait_s, hold_s))
 
-    async def _sampled(self, session: Session, future: Future) -> Outcome:
+    async def _sampled(self, session: TinkerSession, future: Future) -> FutureResult:
         failed = True
         try:
             outcome = await self._answered(session, future)
@@ -154,7 +160,7 @@ class Sampling:
             ended.add(future.request_id, failed=failed)
         return outcome
 
-    async def _answered(self, session: Session, future: Future) -> Outcome:
+    async def _answered(self, session: TinkerSession, future: Future) -> FutureResult:
         asked = json.loads(future.body)
         sampler = _sampler(session, future.facts["sampler_id"])
         engine = self._engine(session, sampler["base_model"])
@@ -166,18 +172,18 @@ class Sampling:
                 return await self._sample(session, engine, operation, asked)
 
         response = await persist(once, clock=self._sessions.clock, what=future.request_id)
-        return Outcome(told=partial(as_json, response), message=response)
+        return FutureResult(told=partial(as_json, response), message=response)
 
-    def _engine(self, session: Session, base_model: str) -> Engine:
+    def _engine(self, session: TinkerSession, base_model: str) -> SessionEngine:
         if base_model not in session.engines:
-            session.engines[base_model] = Engine(
+            session.engines[base_model] = SessionEngine(
                 self._sessions, session, self._training, base_model=base_model
             )
-        found: Engine = session.engines[base_model]
+        found: SessionEngine = session.engines[base_model]
         return found
 
     async def _sample(
-        self, session: Session, engine: Engine, operation: ops.Operation, asked: Asked
+        self, session: TinkerSession, engine: SessionEngine, operation: ops.Operation, asked: Asked
     ) -> pb.SampleResponse:
         sent = ops.Operation()
         sent.CopyFrom(operation)
@@ -284,7 +290,7 @@ def as_json(response: pb.SampleResponse) -> dict[str, Any]:
     return told
 
 
-def _weights(session: Session, sampler: Mapping[str, Any]) -> Weights:
+def _weights(session: TinkerSession, sampler: Mapping[str, Any]) -> Weights:
     if "path" in sampler:
         return Weights(path=sampler["path"], adapter=adapters.of(sampler.get("lora")))
     model = session.model(sampler["model_id"])
@@ -292,7 +298,7 @@ def _weights(session: Session, sampler: Mapping[str, Any]) -> Weights:
     return Weights(deployment_id=model["deployment_id"], version=version)
 
 
-def _sampler(session: Session, sampler_id: str) -> dict[str, Any]:
+def _sampler(session: TinkerSession, sampler_id: str) -> dict[str, Any]:
     if sampler_id not in session.samplers:
         raise not_found(f"session {session.session_id!r} has no sampler {sampler_id!r}")
     return session.samplers[sampler_id]

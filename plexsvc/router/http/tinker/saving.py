@@ -10,7 +10,13 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.errors import bad_request
 from plexsvc.ids import TenantId
 from plexsvc.router.http.tinker.names import Names, Saved
-from plexsvc.router.http.tinker.sessions import Future, Outcome, Runner, Session, Sessions
+from plexsvc.router.http.tinker.sessions import (
+    Future,
+    FutureResult,
+    Runner,
+    TinkerSession,
+    TinkerSessions,
+)
 from plexsvc.router.http.tinker.training import Training, text, whole
 
 SAMPLERS: Final = ("snapshot", "inflight")
@@ -20,7 +26,7 @@ SAMPLERS: Final = ("snapshot", "inflight")
 class Saving:
     """Saved weights of models."""
 
-    def __init__(self, sessions: Sessions, training: Training, names: Names) -> None:
+    def __init__(self, sessions: TinkerSessions, training: Training, names: Names) -> None:
         self._sessions = sessions
         self._training = training
         self._names = names
@@ -68,10 +74,10 @@ class Saving:
             raise bad_request(f"{saved.tinker_path} has no optimizer state; save_state writes it")
         return saved
 
-    async def _saved(self, session: Session, future: Future) -> Outcome:
+    async def _saved(self, session: TinkerSession, future: Future) -> FutureResult:
         return await self._written(session, future, kind="weights")
 
-    async def _saved_for_sampler(self, session: Session, future: Future) -> Outcome:
+    async def _saved_for_sampler(self, session: TinkerSession, future: Future) -> FutureResult:
         asked = json.loads(future.body)
         if asked.get("path") is not None:
             return await self._written(session, future, kind="sampler_weights")
@@ -89,12 +95,12 @@ class Saving:
         kept = {f"sampler/{sampler_id}": sampler, f"model/{model['model_id']}": model}
         await self._sessions.keep(session, kept)
         told = {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
-        return Outcome(told=told)
+        return FutureResult(told=told)
 
-    async def _saved_external(self, session: Session, future: Future) -> Outcome:
+    async def _saved_external(self, session: TinkerSession, future: Future) -> FutureResult:
         return await self._written(session, future, kind="external_weights")
 
-    async def _written(self, session: Session, future: Future, *, kind: str) -> Outcome:
+    async def _written(self, session: TinkerSession, future: Future, *, kind: str) -> FutureResult:
         """Write a model's weights to files, then remember their name."""
         asked = json.loads(future.body)
         model = session.model(future.facts["model_id"])
@@ -136,16 +142,16 @@ class Saving:
         )
         for one in before:
             await self._names.remove(one.path, tenant=session.tenant)
-        return Outcome(told={"type": future.kind, "path": saved.tinker_path})
+        return FutureResult(told={"type": future.kind, "path": saved.tinker_path})
 
-    async def _loaded(self, session: Session, future: Future) -> Outcome:
+    async def _loaded(self, session: TinkerSession, future: Future) -> FutureResult:
         asked, model_id = json.loads(future.body), future.facts["model_id"]
         found = self._loadable(asked, tenant=session.tenant)
         saved = await self._training.checked(session, future, found)
         load = ops.Load(path=saved.path, optimizer=bool(asked.get("optimizer")))
         await self._training.run(session, future, ops.Operation(load=load))
         told = {"type": "load_weights", "path": saved.tinker_path, "model_id": model_id}
-        return Outcome(told=told)
+        return FutureResult(told=told)
 
 
 async def _sampler_number(asked: Mapping[str, Any]) -> int:

@@ -24,7 +24,7 @@ from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, not_foun
 from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.router.api import SchedulerApi
-from plexsvc.router.http.tinker.lanes import Lane, Wire
+from plexsvc.router.http.tinker.lanes import OperationLane, Wire
 
 TTL_US: Final = 180_000_000
 """How long a session lives without a heartbeat; the SDK sends one in 10 s."""
@@ -37,7 +37,7 @@ log = Log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class FutureResult:
     """What a future became: an object, and the message that newer SDKs read in its place."""
 
     told: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -52,13 +52,13 @@ class Future:
     kind: str
     facts: dict[str, Any]
     body: bytes
-    task: asyncio.Task[Outcome | PlexError] | None = None
+    task: asyncio.Task[FutureResult | PlexError] | None = None
     is_told: bool = False
     is_old: bool = False
     """Told before the last heartbeat."""
 
     @property
-    def work(self) -> asyncio.Task[Outcome | PlexError]:
+    def work(self) -> asyncio.Task[FutureResult | PlexError]:
         """What makes its answer, or finds out why there is none."""
         assert self.task is not None, self.request_id
         return self.task
@@ -75,12 +75,12 @@ class Future:
         return cls(body=body, **json.loads(head))
 
 
-Runner = Callable[["Session", Future], Awaitable[Outcome]]
+Runner = Callable[["TinkerSession", Future], Awaitable[FutureResult]]
 """Makes the answer of a kind of future; run again, it makes the same."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Session:
+class TinkerSession:
     """A client's session, as it is here. Its id is its job's."""
 
     tenant: TenantId
@@ -89,7 +89,7 @@ class Session:
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     samplers: dict[str, dict[str, Any]] = field(default_factory=dict)
     futures: dict[str, Future] = field(default_factory=dict)
-    lanes: dict[str, Lane] = field(default_factory=dict)
+    lanes: dict[str, OperationLane] = field(default_factory=dict)
     engines: dict[str, Any] = field(default_factory=dict)
     """Its rollout deployments, by base model."""
     ended: dict[tuple[str, int], Any] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Session:
         return self.models[model_id]
 
 
-class Sessions:
+class TinkerSessions:
     """The sessions of all tenants."""
 
     def __init__(
@@ -125,20 +125,20 @@ class Sessions:
         self._control = control
         self._keep_alive = keep_alive
         self._runners = runners
-        self._sessions: dict[tuple[TenantId, str], Session] = {}
+        self._sessions: dict[tuple[TenantId, str], TinkerSession] = {}
         self._loading = asyncio.Lock()
         self.clock = wire.clock
         self.group: asyncio.TaskGroup | None = None
         """What runs the requests, while the front serves."""
 
-    async def open(self, asked: Mapping[str, Any], *, tenant: TenantId) -> Session:
+    async def open(self, asked: Mapping[str, Any], *, tenant: TenantId) -> TinkerSession:
         """Open a session: a job of its own."""
         session_id = f"{PREFIX}{secrets.token_hex(8)}"
         facts = {
             name: asked.get(name)
             for name in ("tags", "user_metadata", "display_name", "project_id")
         } | {"created_us": self._wire.clock.wall_us()}
-        session = Session(tenant=tenant, session_id=session_id, facts=facts)
+        session = TinkerSession(tenant=tenant, session_id=session_id, facts=facts)
         record = pb.Record(key=f"session/{session_id}", body=json.dumps(facts).encode())
         kept = pb.KeepRecordsRequest(tenant=tenant, records=[record])
         await self._scheduler.call("KeepRecords", kept, pb.KeepRecordsReply)
@@ -155,7 +155,7 @@ class Sessions:
         except Exception as error:  # noqa: BLE001 - the next session's turn
             log.warning("sessions not looked at", tenant=tenant, error=error)
 
-    async def get(self, name: str, *, tenant: TenantId) -> Session:
+    async def get(self, name: str, *, tenant: TenantId) -> TinkerSession:
         """Return the session that an id names or begins with.
 
         Raises:
@@ -169,21 +169,21 @@ class Sessions:
                     self._sessions[key] = await self._load(session_id, tenant=tenant)
         return self._sessions[key]
 
-    async def all(self, tenant: TenantId) -> list[Session]:
+    async def all(self, tenant: TenantId) -> list[TinkerSession]:
         """Return a tenant's sessions that live, oldest first; forget those whose clients left."""
         jobs = await self._control("ListJobs", pb.ListJobsRequest(), tenant=tenant)
         assert isinstance(jobs, pb.ListJobsReply), jobs
         live = {job.job_id for job in jobs.jobs}
         sessions = []
         for session_id, body in (await self._records("session/", tenant=tenant)).items():
-            session = Session(tenant=tenant, session_id=session_id, facts=json.loads(body))
+            session = TinkerSession(tenant=tenant, session_id=session_id, facts=json.loads(body))
             if session_id in live:
                 sessions.append(await self.get(session_id, tenant=tenant))
             elif session.facts["created_us"] < self.clock.wall_us() - TTL_US:
                 await self.drop(session)
         return sorted(sessions, key=lambda one: int(one.facts["created_us"]))
 
-    async def beat(self, session: Session) -> None:
+    async def beat(self, session: TinkerSession) -> None:
         """Extend a session; drop the futures whose answers were read long ago.
 
         Raises:
@@ -210,13 +210,13 @@ class Sessions:
             gone = [f"future/{one.request_id}" for one in old]
             await self.keep(session, {}, gone=gone)
 
-    async def end(self, session: Session, *, outcome: int, reason: str) -> None:
+    async def end(self, session: TinkerSession, *, outcome: int, reason: str) -> None:
         """End a session and its job."""
         request = pb.EndJobRequest(job_id=session.session_id, outcome=outcome, reason=reason)  # type: ignore[arg-type]  # an int of that enum
         await self._control("EndJob", request, tenant=session.tenant)
         await self.drop(session)
 
-    async def drop(self, session: Session) -> None:
+    async def drop(self, session: TinkerSession) -> None:
         """Remember a session no longer."""
         self._sessions.pop((session.tenant, session.session_id), None)
         for one in session.futures.values():
@@ -229,7 +229,7 @@ class Sessions:
 
     async def start(
         self,
-        session: Session,
+        session: TinkerSession,
         future: Future,
         *,
         records: Mapping[str, Any] = {},
@@ -270,7 +270,7 @@ class Sessions:
                 one.work.cancel()
 
     async def keep(
-        self, session: Session, records: Mapping[str, Any], *, gone: list[str] | None = None
+        self, session: TinkerSession, records: Mapping[str, Any], *, gone: list[str] | None = None
     ) -> None:
         """Write records of a session, as bytes or JSON; durable on return."""
         request = pb.KeepRecordsRequest(tenant=session.tenant)
@@ -280,10 +280,10 @@ class Sessions:
         request.gone.extend(f"{session.session_id}/{key}" for key in gone or ())
         await self._scheduler.call("KeepRecords", request, pb.KeepRecordsReply)
 
-    def lane(self, session: Session, deployment_id: str) -> Lane:
+    def lane(self, session: TinkerSession, deployment_id: str) -> OperationLane:
         """Return the lane of a deployment of a session."""
         if deployment_id not in session.lanes:
-            session.lanes[deployment_id] = Lane(
+            session.lanes[deployment_id] = OperationLane(
                 self._wire,
                 tenant=session.tenant,
                 job_id=session.session_id,
@@ -291,11 +291,11 @@ class Sessions:
             )
         return session.lanes[deployment_id]
 
-    def _begin(self, session: Session, future: Future) -> None:
+    def _begin(self, session: TinkerSession, future: Future) -> None:
         assert self.group is not None, future
         future.task = self.group.create_task(self._run(session, future))
 
-    async def _run(self, session: Session, future: Future) -> Outcome | PlexError:
+    async def _run(self, session: TinkerSession, future: Future) -> FutureResult | PlexError:
         try:
             return await self._runners[future.kind](session, future)
         except PlexError as error:
@@ -304,11 +304,11 @@ class Sessions:
             log.error("request failed", request_id=future.request_id)
             return internal(f"the router failed: {error!r}; its log says where")
 
-    async def _load(self, session_id: str, *, tenant: TenantId) -> Session:
+    async def _load(self, session_id: str, *, tenant: TenantId) -> TinkerSession:
         known = await self._records(f"session/{session_id}", tenant=tenant)
         if "" not in known:
             raise not_found(f"there is no session {session_id!r:.100}, or it has ended")
-        session = Session(tenant=tenant, session_id=session_id, facts=json.loads(known[""]))
+        session = TinkerSession(tenant=tenant, session_id=session_id, facts=json.loads(known[""]))
         for key, body in (await self._records(f"{session_id}/", tenant=tenant)).items():
             kind, _, name = key.partition("/")
             match kind:
@@ -330,7 +330,7 @@ class Sessions:
         found = await self._scheduler.call("GetRecords", request, pb.GetRecordsReply)
         return {one.key.removeprefix(prefix): one.body for one in found.records}
 
-    async def _resume(self, session: Session) -> None:
+    async def _resume(self, session: TinkerSession) -> None:
         """Go on where the router before was: what it had acknowledged, and every future."""
         for model in session.models.values():
             deployment_id = model["deployment_id"]

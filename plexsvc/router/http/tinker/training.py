@@ -17,8 +17,14 @@ from plexsvc.ids import TenantId
 from plexsvc.router.config import TinkerModel
 from plexsvc.router.http.tinker import adapters, wire
 from plexsvc.router.http.tinker.adapters import Adapter
-from plexsvc.router.http.tinker.lanes import Lane, persist
-from plexsvc.router.http.tinker.sessions import Future, Outcome, Runner, Session, Sessions
+from plexsvc.router.http.tinker.lanes import OperationLane, persist
+from plexsvc.router.http.tinker.sessions import (
+    Future,
+    FutureResult,
+    Runner,
+    TinkerSession,
+    TinkerSessions,
+)
 
 ADAM: Final = AdamW(lr=1e-4, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, clip_grad_norm=0.0)
 """What the SDK's `AdamParams` are unless given."""
@@ -43,7 +49,7 @@ class Training:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: TinkerSessions,
         *,
         deploy: Callable[..., Awaitable[pb.Deployment]],
         models: Mapping[str, TinkerModel],
@@ -87,7 +93,7 @@ class Training:
         )
 
     async def begin(
-        self, session: Session, number: int, *, base_model: str, facts: dict[str, Any]
+        self, session: TinkerSession, number: int, *, base_model: str, facts: dict[str, Any]
     ) -> Future:
         """Begin to create a model; with `path` in its facts it goes on from what lies there."""
         model_id = f"{session.session_id}:train:{number}"
@@ -172,7 +178,7 @@ class Training:
             lora=None if adapter is None else adapter.to_wire(),
         )
 
-    async def _created(self, session: Session, future: Future) -> Outcome:
+    async def _created(self, session: TinkerSession, future: Future) -> FutureResult:
         model = session.model(future.facts["model_id"])
         spec = self.spec(
             model["base_model"],
@@ -183,14 +189,14 @@ class Training:
         lane = self.lane(session, future)
         if "path" not in model:
             await lane.run(ops.Operation(noop=ops.Noop()), seq=OPENING)
-            return Outcome(told={"type": "create_model", "model_id": model["model_id"]})
+            return FutureResult(told={"type": "create_model", "model_id": model["model_id"]})
         load = ops.Load(path=model["path"], optimizer=model["optimizer"])
         await lane.run(ops.Operation(load=load), seq=OPENING)
         told = {"path": model["tinker_path"], "model_id": model["model_id"]}
-        return Outcome(told={"type": "load_weights", **told})
+        return FutureResult(told={"type": "load_weights", **told})
 
     async def deployed(
-        self, session: Session, deployment_id: str, spec: pb.DeploymentSpec
+        self, session: TinkerSession, deployment_id: str, spec: pb.DeploymentSpec
     ) -> pb.Deployment:
         """Return a deployment once it is ready."""
         request = pb.CreateDeploymentRequest(
@@ -207,17 +213,17 @@ class Training:
 
         return await persist(ask, clock=self._sessions.clock, what=deployment_id)
 
-    def lane(self, session: Session, future: Future) -> Lane:
+    def lane(self, session: TinkerSession, future: Future) -> OperationLane:
         """Return the lane of a future's deployment."""
         return self._sessions.lane(session, future.facts["deployment_id"])
 
     async def run(
-        self, session: Session, future: Future, operation: ops.Operation
+        self, session: TinkerSession, future: Future, operation: ops.Operation
     ) -> ops.OperationResult:
         """Return the answer of the operation that a future is."""
         return await self.lane(session, future).run(operation, seq=future.facts["seq"])
 
-    async def checked(self, session: Session, future: Future, made: Awaitable[T]) -> T:
+    async def checked(self, session: TinkerSession, future: Future, made: Awaitable[T]) -> T:
         """Return what a future's operation is made of; a refusal takes its number all the same."""
         try:
             return await made
@@ -226,8 +232,8 @@ class Training:
                 await self.lane(session, future).fill(future.facts["seq"])
             raise
 
-    async def _passed(self, session: Session, future: Future) -> Outcome:
-        async def read() -> wire.Pass:
+    async def _passed(self, session: TinkerSession, future: Future) -> FutureResult:
+        async def read() -> wire.PackedPass:
             return wire.pass_of(wire.request_of(future.body))
 
         asked = await self.checked(session, future, read())
@@ -245,9 +251,9 @@ class Training:
         result = await lane.run(operation, seq=seq, arrays=arrays)
         logprobs = await lane.logprobs(result, bounds=asked.bounds)
         output = wire.output_of(asked, logprobs, dict(result.metrics))
-        return Outcome(told=partial(wire.output_as_json, output), message=output)
+        return FutureResult(told=partial(wire.output_as_json, output), message=output)
 
-    async def _stepped(self, session: Session, future: Future) -> Outcome:
+    async def _stepped(self, session: TinkerSession, future: Future) -> FutureResult:
         async def read() -> ops.Step:
             asked = json.loads(future.body)
             if "optimizer_params" in asked:
@@ -257,7 +263,7 @@ class Training:
         step = await self.checked(session, future, read())
         result = await self.run(session, future, ops.Operation(step=step))
         metrics = {f"{name}:mean": value for name, value in result.metrics.items()}
-        return Outcome(told={"type": "optim_step", "metrics": metrics})
+        return FutureResult(told={"type": "optim_step", "metrics": metrics})
 
 
 def step_of(given: Any) -> ops.Step:

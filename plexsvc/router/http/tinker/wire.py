@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class PackedPass:
     """A forward, or a forward and backward, of packed datums."""
 
     loss: str
@@ -90,7 +90,7 @@ def request_of_json(asked: Mapping[str, Any], *, is_forward: bool) -> pb.Forward
     return found
 
 
-def pass_of(request: pb.ForwardBackwardRequest) -> Pass:
+def pass_of(request: pb.ForwardBackwardRequest) -> PackedPass:
     """Return what a request asks for.
 
     Raises:
@@ -119,7 +119,9 @@ def pass_of(request: pb.ForwardBackwardRequest) -> Pass:
         arrays[field] = np.concatenate(columns)
     if "advantages" in arrays:
         arrays["mask"] = np.ones(arrays["tokens"].size, np.float32)
-    return Pass(loss=name, arguments=arguments, is_forward=request.forward_only, arrays=arrays)
+    return PackedPass(
+        loss=name, arguments=arguments, is_forward=request.forward_only, arrays=arrays
+    )
 
 
 def _tokens(datum: pb.Datum, number: int) -> Array:
@@ -180,7 +182,7 @@ def _column(datum: pb.Datum, field: str, *, number: int, length: int) -> Array:
 
 
 def output_of(
-    asked: Pass, logprobs: npt.NDArray[np.float32], metrics: Mapping[str, float]
+    asked: PackedPass, logprobs: npt.NDArray[np.float32], metrics: Mapping[str, float]
 ) -> pb.ForwardBackwardOutput:
     """Return the answer to a pass: `logprobs[T]` and the loss of each datum's tokens."""
     each = losses.LOSSES[asked.loss].each(logprobs, asked.arrays, asked.arguments)

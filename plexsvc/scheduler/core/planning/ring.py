@@ -57,7 +57,7 @@ varies. One that has used more meets nobody new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class CycleStage:
     """A burst of a cycle: on which units, how long, its switch, and the pause behind it."""
 
     units: Gang
@@ -71,7 +71,7 @@ class Turns:
     """A job's cycle alone as it is played: its stages one after another."""
 
     period_us: int
-    stages: tuple[Stage, ...]
+    stages: tuple[CycleStage, ...]
     most_ppm: int
     """The slowdown it accepts."""
 
@@ -187,8 +187,8 @@ def play(jobs: Sequence[Turns], *, now_us: int = 0) -> list[Course]:
 
     >>> rolls, trains = (UnitId("r"),), (UnitId("t"),)
     >>> def job(roll_us: int, train_us: int) -> Turns:
-    ...     stages = (Stage(units=rolls, busy_us=roll_us, switch_us=0),
-    ...               Stage(units=trains, busy_us=train_us, switch_us=0))
+    ...     stages = (CycleStage(units=rolls, busy_us=roll_us, switch_us=0),
+    ...               CycleStage(units=trains, busy_us=train_us, switch_us=0))
     ...     return Turns(period_us=roll_us + train_us, stages=stages, most_ppm=PPM)
     >>> [course.slowdown_ppm for course in play([job(75, 25), job(25, 75)])]
     [1000000, 1000000]
@@ -251,7 +251,7 @@ def turns_of(parts: Sequence[tuple[Demand, Gang]]) -> Turns:
     demands = [demand for demand, _ in parts]
     period_us = max(demand.profile.period_us for demand in demands)
     stages = [
-        Stage(units=units, busy_us=one.profile.busy_us, switch_us=one.profile.switch_us)
+        CycleStage(units=units, busy_us=one.profile.busy_us, switch_us=one.profile.switch_us)
         for one, units in parts
     ]
     pause_us = max(0, period_us - sum(stage.busy_us for stage in stages))
@@ -294,7 +294,7 @@ def _alone(one: Lodger) -> Turns:
     """Return the cycle of a sharp job as it is played."""
     load = one.load
     stages = tuple(
-        Stage(units=one.units, busy_us=busy_us, switch_us=load.switch_us, pause_us=pause_us)
+        CycleStage(units=one.units, busy_us=busy_us, switch_us=load.switch_us, pause_us=pause_us)
         for busy_us, pause_us in load.bursts
     )
     return Turns(

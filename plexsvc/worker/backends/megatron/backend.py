@@ -21,15 +21,15 @@ from plexsvc.weights.manifests import STEPS
 from plexsvc.worker import process_group
 from plexsvc.worker.backends import hf, packed
 from plexsvc.worker.backends.base import (
+    DataShard,
     MicroBatch,
     ModelFacts,
     PassResult,
     Scalars,
-    Shard,
     TokenLoss,
 )
 from plexsvc.worker.backends.megatron import mapping, model, passes, state
-from plexsvc.worker.canonical import Slice, piece, slices
+from plexsvc.worker.canonical import TensorSlice, piece, slices
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.sources import (
     Read,
@@ -50,7 +50,7 @@ class MegatronBackend:
         self._config = config
         self._is_critic = config.role == "critic"
         self._is_grad_dirty = False
-        self._trained: state.Trained | None = None
+        self._trained: state.TrainerState | None = None
         self._memory: Mapping[str, Tensor] = {}
         self._regions: tuple[RegionSpec, ...] = ()
 
@@ -62,11 +62,11 @@ class MegatronBackend:
         )
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> DataShard:
         """Return this rank's place in the data-parallel split."""
         parallel = self._config.parallel
         is_last = parallel_state.is_pipeline_last_stage()
-        return Shard(
+        return DataShard(
             dp_rank=parallel_state.get_data_parallel_rank(),
             dp_size=parallel_state.get_data_parallel_world_size(),
             owns_results=is_last and parallel_state.get_tensor_model_parallel_rank() == 0,
@@ -135,7 +135,7 @@ class MegatronBackend:
             for name, buffer in list(module.named_buffers(recurse=False)):
                 module.register_buffer(name, buffer.to(self._device), persistent=False)
         if self._config.has_optimizer:
-            self._trained = state.Trained(
+            self._trained = state.TrainerState(
                 self._model,
                 self._megatron,
                 params=self._params,
@@ -252,7 +252,7 @@ class MegatronBackend:
             found += reads(_wanted(self._trained.moments("master"), weights), weights)
         return found
 
-    def _param_slices(self) -> Iterator[Slice]:
+    def _param_slices(self) -> Iterator[TensorSlice]:
         for param in self._params:
             yield from slices(param.tensor.data, param.runs)
 
@@ -284,7 +284,7 @@ class MegatronBackend:
         return self._trained
 
 
-def _wanted(held: Iterable[Slice], weights: TensorSource) -> Iterator[Slice]:
+def _wanted(held: Iterable[TensorSlice], weights: TensorSource) -> Iterator[TensorSlice]:
     for item in held:
         if item.key.name != mapping.VALUE_HEAD or weights.has(mapping.VALUE_HEAD):
             yield item

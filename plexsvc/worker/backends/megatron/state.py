@@ -24,8 +24,8 @@ from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker.backends.adamw import Tensors, Update
-from plexsvc.worker.canonical import RowRun, Slice, piece, slices, slices_of_range
-from plexsvc.worker.regions import Place, RegionLayout, view
+from plexsvc.worker.canonical import RowRun, TensorSlice, piece, slices, slices_of_range
+from plexsvc.worker.regions import RegionLayout, TensorPlace, view
 
 PARAMS: Final = "params"
 GRADS: Final = "grads"
@@ -56,7 +56,7 @@ class Arrangement:
     """Where a rank's parameters lie in its regions, and which elements its optimizer holds."""
 
     itemsize: int
-    places: tuple[Place, ...]
+    places: tuple[TensorPlace, ...]
     """Of each parameter in `params`."""
     param_bytes: int
     buffers: tuple[range, ...]
@@ -136,7 +136,7 @@ def shared_layout(
     places, kept = [], []
     for index, param in enumerate(params):
         first, size = starts[index], param.tensor.numel()
-        places.append(Place(offset=first * itemsize, shape=tuple(param.tensor.shape)))
+        places.append(TensorPlace(offset=first * itemsize, shape=tuple(param.tensor.shape)))
         bucket = next(bucket for bucket in buckets if first in bucket)
         rank, num_shares = experts if param.is_split_expert else dense
         share = len(bucket) // num_shares
@@ -170,7 +170,7 @@ def move_params(params: Sequence[Param], memory: Memory, layout: Arrangement) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class OptimizerShard:
     """What the optimizer of this rank holds of one parameter: `kept` elements, flat."""
 
     param: Param
@@ -183,14 +183,14 @@ class Kept:
     exp_avg: Tensor
     exp_avg_sq: Tensor
 
-    def slices_of(self, kind: str) -> Iterator[Slice]:
+    def slices_of(self, kind: str) -> Iterator[TensorSlice]:
         """Yield the boxes of `exp_avg`, `exp_avg_sq` or `master`."""
         flat = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "master": self.main}[kind]
         shape = self.param.tensor.shape
         return slices_of_range(flat, self.param.runs, shape=shape, first=self.kept.start)
 
 
-class Trained:
+class TrainerState:
     """Gradients and the optimizer of a rank that trains."""
 
     def __init__(
@@ -269,7 +269,7 @@ class Trained:
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
 
-    def moments(self, kind: str) -> Iterator[Slice]:
+    def moments(self, kind: str) -> Iterator[TensorSlice]:
         """Yield the slices of `exp_avg`, `exp_avg_sq` or `master`: in float32 the parameters."""
         if kind == "master" and MASTERS not in self._memory:
             for param in self._params:
@@ -278,7 +278,7 @@ class Trained:
         for held in self._held:
             yield from held.slices_of(kind)
 
-    def grads(self) -> Iterator[Slice]:
+    def grads(self) -> Iterator[TensorSlice]:
         """Yield the slices of the accumulated gradients, not yet reduced over ranks."""
         for param in self._params:
             yield from slices(param.tensor.main_grad, param.runs)
@@ -295,10 +295,10 @@ class Trained:
                 yield piece(kind, item, region=region, base=base, rank=rank)
 
 
-def _held(param: Param, kept: range, exp_avg: Tensor, exp_avg_sq: Tensor) -> Kept:
+def _held(param: Param, kept: range, exp_avg: Tensor, exp_avg_sq: Tensor) -> OptimizerShard:
     weight = param.tensor.data.view(-1)[kept.start : kept.stop]
     main = getattr(param.tensor, "main_param", None)
-    return Kept(
+    return OptimizerShard(
         param=param,
         kept=kept,
         weight=weight,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.rlboost.engine import Engine, EngineProfile, Task
-from plexsvc.rollout.core.events import Arrival, SampleKey
+from plexsvc.rollout.core.events import SampleKey, SampleTokens
 
 PROFILE = EngineProfile(
     fixed_us=1000, each_us=50, context_us=0.5, prefill_us=10, kv_tokens=10_000, batch=4
@@ -33,7 +33,7 @@ def play(engine: Engine) -> tuple[Counter[SampleKey], dict[SampleKey, int]]:
 
 
 def take(
-    counts: Counter[SampleKey], arrived: list[Arrival], ends: dict[SampleKey, int], at_us: int
+    counts: Counter[SampleKey], arrived: list[SampleTokens], ends: dict[SampleKey, int], at_us: int
 ) -> None:
     for arrival in arrived:
         assert arrival.position == counts[arrival.key], "each position comes once, in order"

@@ -20,7 +20,6 @@ from plexsvc.reward.core.vocabulary import (
     BatchesExpected,
     BatchId,
     BatchLeft,
-    Fact,
     Order,
     PlacesKnown,
     PlanMade,
@@ -30,6 +29,7 @@ from plexsvc.reward.core.vocabulary import (
     RememberBatch,
     RequestId,
     Resource,
+    RewardEvent,
     RunStage,
     SamplesArrived,
     SampleScored,
@@ -359,7 +359,7 @@ class FixedPool:
                 return self.ended
         raise AssertionError("a batch never ends")
 
-    def do(self, fact: Fact, now_s: int) -> None:
+    def do(self, fact: RewardEvent, now_s: int) -> None:
         for order in self.core.handle(fact):
             if isinstance(order, RunStage):
                 run_s = self.runs[order.request.batch][order.request.sample]
@@ -543,7 +543,7 @@ class World:
         self.batches = 0
         self.post(TimePassed(at_us=0))
 
-    def post(self, fact: Fact) -> None:
+    def post(self, fact: RewardEvent) -> None:
         stopped: list[WorkerId] = []
         for order in self.core.handle(fact):
             self.perform(order, stopped)

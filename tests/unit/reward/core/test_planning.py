@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plexsvc.reward.core.planning import (
-    Expected,
+    BatchLoad,
+    ExpectedRequest,
     Floor,
     History,
-    Load,
     PoolCosts,
     PoolsPlan,
     Route,
@@ -23,16 +23,16 @@ from plexsvc.reward.core.planning import (
 )
 
 
-def load_of(*runs: tuple[int, tuple[int, ...]], latest_us: tuple[int, ...]) -> Load:
+def load_of(*runs: tuple[int, tuple[int, ...]], latest_us: tuple[int, ...]) -> BatchLoad:
     route = Route(pools=tuple(range(len(latest_us))), latest_us=latest_us)
-    return Load(route=route, requests=[Expected(at, run) for at, run in runs])
+    return BatchLoad(route=route, requests=[ExpectedRequest(at, run) for at, run in runs])
 
 
 def costs(*cost: float, most: int = 8) -> PoolCosts:
     return PoolCosts(cost=cost, most=(most,) * len(cost))
 
 
-def planned(loads: Sequence[Load], costs: PoolCosts, *, max_delay_us: int = 0) -> PoolsPlan:
+def planned(loads: Sequence[BatchLoad], costs: PoolCosts, *, max_delay_us: int = 0) -> PoolsPlan:
     return plan(Floor(loads, max_delay_us=max_delay_us), costs)
 
 
@@ -56,17 +56,17 @@ def test_a_plan_that_cannot_be_met_says_so() -> None:
 
 def test_a_batch_that_is_late_already_is_no_cause_for_more_workers_than_requests() -> None:
     route = Route(pools=(0,), latest_us=(10,))
-    late = [Expected(100, (5,), waited_us=90) for _ in range(3)]
-    found = planned([Load(route=route, requests=late)], costs(1))
+    late = [ExpectedRequest(100, (5,), waited_us=90) for _ in range(3)]
+    found = planned([BatchLoad(route=route, requests=late)], costs(1))
     assert (found.workers, found.is_met) == ((3,), True)
 
 
 def test_programs_share_a_pool_whatever_stage_asks_for_it() -> None:
-    one = Load(
+    one = BatchLoad(
         route=Route(pools=(0, 0), latest_us=(0, 0)),
-        requests=[Expected(0, (4, 4)), Expected(0, (4, 4))],
+        requests=[ExpectedRequest(0, (4, 4)), ExpectedRequest(0, (4, 4))],
     )
-    other = Load(route=Route(pools=(0,), latest_us=(0,)), requests=[Expected(0, (8,))])
+    other = BatchLoad(route=Route(pools=(0,), latest_us=(0,)), requests=[ExpectedRequest(0, (8,))])
     assert planned([one, other], costs(1)).workers == (3,)
     assert planned([one, other], costs(1), max_delay_us=16).workers == (1,)
 
@@ -93,13 +93,15 @@ SMALL = st.lists(
 Drawn = list[tuple[int, int, int, int]]
 
 
-def drawn_loads(drawn: Drawn, *, num_stages: int) -> list[Load]:
+def drawn_loads(drawn: Drawn, *, num_stages: int) -> list[BatchLoad]:
     route = Route(pools=tuple(range(num_stages)), latest_us=(6,) * num_stages)
     return [
-        Load(
+        BatchLoad(
             route=route,
             requests=[
-                Expected(at, (a, b)[:num_stages]) for batch, at, a, b in drawn if batch == which
+                ExpectedRequest(at, (a, b)[:num_stages])
+                for batch, at, a, b in drawn
+                if batch == which
             ],
         )
         for which in (0, 1)
@@ -148,7 +150,7 @@ def test_the_simulation_agrees_with_a_naive_one(
 class Naive:
     """Steps through every moment; also the proof that the rule on timeouts is never violated."""
 
-    def __init__(self, loads: list[Load], workers: tuple[int, int], *, max_delay: int) -> None:
+    def __init__(self, loads: list[BatchLoad], workers: tuple[int, int], *, max_delay: int) -> None:
         self.workers = workers
         self.coming: list[tuple[int, int, tuple[int, ...]]] = []  # time, due, runs
         for load in loads:
@@ -201,18 +203,21 @@ def test_requests_of_batches_under_way_are_expected_as_the_last_ones_were() -> N
         running=[(0, 2, 15)],
     )
     assert expected(batch, HISTORY, now_us=1060) == [
-        Expected(1090, (30, 0)),
-        Expected(1090, (30, 0)),
-        Expected(1060, (10, 2), waited_us=7),
-        Expected(1060, (10, 2), 1, 3),
-        Expected(1060, (20, 4), 1, 4),
-        Expected(1060, (15, 0), 0, 2),
+        ExpectedRequest(1090, (30, 0)),
+        ExpectedRequest(1090, (30, 0)),
+        ExpectedRequest(1060, (10, 2), waited_us=7),
+        ExpectedRequest(1060, (10, 2), 1, 3),
+        ExpectedRequest(1060, (20, 4), 1, 4),
+        ExpectedRequest(1060, (15, 0), 0, 2),
     ]
 
 
 def test_what_should_have_come_is_expected_at_once() -> None:
     batch = UnderWay(begun_us=0, size=3, arrived=1)
-    assert expected(batch, HISTORY, now_us=70) == [Expected(70, (20, 4)), Expected(90, (30, 0))]
+    assert expected(batch, HISTORY, now_us=70) == [
+        ExpectedRequest(70, (20, 4)),
+        ExpectedRequest(90, (30, 0)),
+    ]
 
 
 @pytest.mark.parametrize("elapsed_us", [30, 99])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plexsvc.reward.programs.base import RefusedError, Scored, Work
+from plexsvc.reward.programs.base import RefusedError, Scored, StageRun
 from plexsvc.reward.programs.registry import PROGRAMS
 from plexsvc.reward.sandbox.opening import NoSandbox
 from tests.rigs.judged_answers import MATH_RIGHT, MATH_WRONG, NUMERIC_RIGHT, NUMERIC_WRONG
@@ -27,7 +27,7 @@ def any_length() -> Iterator[None]:
 
 def score(program: str, text: str, reference: object = None, **settings: object) -> float:
     (stage,) = PROGRAMS[program].stages
-    found = stage.run(Work(text=text, reference=reference, settings=settings, sandbox=NONE))
+    found = stage.run(StageRun(text=text, reference=reference, settings=settings, sandbox=NONE))
     assert isinstance(found, Scored)
     return found.score
 

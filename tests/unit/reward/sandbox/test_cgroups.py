@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plexsvc.reward.sandbox.base import Limits
+from plexsvc.reward.sandbox.base import StageLimits
 from plexsvc.reward.sandbox.cgroups import Groups
 
 
@@ -58,7 +58,7 @@ def test_of_a_subgroup_the_group_above_may_be_delegated(tmp_path: Path) -> None:
 
 def test_a_group_has_the_limits_of_its_command(tmp_path: Path) -> None:
     root = fake_group(tmp_path / "root")
-    limits = Limits(memory_bytes=100, disk_bytes=11, max_processes=7, cpus=2)
+    limits = StageLimits(memory_bytes=100, disk_bytes=11, max_processes=7, cpus=2)
     groups_of(root, "0::/\n").make(limits)
     (made,) = (path for path in root.iterdir() if path.is_dir())
     found = {path.name: path.read_text() for path in made.iterdir()}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.balance import compare
-from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
+from plexsvc.rollout.core.events import InstanceId, SampleKey, SampleTokens
 from plexsvc.rollout.core.instances import Instance
 from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
@@ -87,7 +87,7 @@ class Play:
         arrivals = []
         for key, at in list(engine.at.items()):
             is_last, is_aborted = at + 1 == self.length, key in engine.stopped
-            arrivals.append(Arrival(key, at, 1, is_last=is_last, is_aborted=is_aborted))
+            arrivals.append(SampleTokens(key, at, 1, is_last=is_last, is_aborted=is_aborted))
             self.tokens[key] = engine.at[key] = at + 1
             if is_last or is_aborted:
                 del engine.at[key]

@@ -20,21 +20,21 @@ from plexsvc.rollout.core.lending import (
     Stepper,
     Terms,
 )
-from plexsvc.rollout.core.step_times import Step, StepForecast
+from plexsvc.rollout.core.step_times import StepForecast, StepWork
 
 TTFT_US, TPOT_US = 200_000, 50_000
 OBJECTIVES = Objectives(ttft_us=TTFT_US, tpot_us=TPOT_US)
 BUSY_GUEST = Guest(has_work=True, samples=8)
 
 
-def plain_us(step: Step) -> int:
+def plain_us(step: StepWork) -> int:
     return 2000 + 20 * step.prompt_tokens + 400 * step.samples
 
 
 def taught() -> StepForecast:
     times = StepForecast()
     for i in range(200):
-        step = Step(prompt_tokens=i % 5 * 100, samples=i % 7)
+        step = StepWork(prompt_tokens=i % 5 * 100, samples=i % 7)
         times.observe(step, took_us=plain_us(step))
     return times
 
@@ -65,7 +65,7 @@ def test_between_tokens_the_guest_has_what_the_objective_leaves() -> None:
     made, serving = lender(), Serving(newest_token_us=[0, 5_000])
     planned_us = (1 - RESERVE) * TPOT_US
     slack = made.slack_us(serving, now_us=10_000)
-    assert slack == pytest.approx(planned_us - 10_000 - plain_us(Step(samples=2)), rel=0.02)
+    assert slack == pytest.approx(planned_us - 10_000 - plain_us(StepWork(samples=2)), rel=0.02)
     assert decide(made, serving, now_us=10_000) is Stepper.GUEST
     assert decide(made, serving, now_us=31_000) is Stepper.SERVING
 
@@ -73,7 +73,7 @@ def test_between_tokens_the_guest_has_what_the_objective_leaves() -> None:
 def test_a_step_of_the_guest_never_takes_longer_than_the_slack() -> None:
     made, serving = lender(max_tokens=10**6), Serving(newest_token_us=[0])
     decision = made.decide(serving, (BUSY_GUEST,), now_us=20_000, minute=0)
-    step = Step(prompt_tokens=decision.tokens - 8, samples=8)
+    step = StepWork(prompt_tokens=decision.tokens - 8, samples=8)
     slack = made.slack_us(serving, now_us=20_000)
     assert slack is not None
     assert plain_us(step) <= slack * 1.02
@@ -105,7 +105,7 @@ def test_a_guest_that_fits_in_nowhere_is_tried_again_while_nothing_is_served() -
     made = lender()
     made.guests[0].times = StepForecast()
     for i in range(100):
-        made.guests[0].times.observe(Step(samples=1 + i % 4), took_us=5_000_000)
+        made.guests[0].times.observe(StepWork(samples=1 + i % 4), took_us=5_000_000)
     assert made.decide(Serving(), (BUSY_GUEST,), now_us=1_000_000, minute=0).turn is Stepper.NOBODY
     tried = made.decide(Serving(), (BUSY_GUEST,), now_us=2_000_000, minute=0)
     assert (tried.turn, tried.tokens) == (Stepper.GUEST, 16)
@@ -126,9 +126,9 @@ def test_a_share_of_the_time_is_kept() -> None:
     made, now_us, guest_us = lender(terms=Terms(share=0.25)), 0, 0
     while now_us < 40_000_000:
         if decide(made, Serving(), now_us=now_us) is Stepper.GUEST:
-            made.stepped(Stepper.GUEST, Step(samples=8), took_us=plain_us(Step(samples=8)))
-            guest_us += plain_us(Step(samples=8))
-            now_us += plain_us(Step(samples=8))
+            made.stepped(Stepper.GUEST, StepWork(samples=8), took_us=plain_us(StepWork(samples=8)))
+            guest_us += plain_us(StepWork(samples=8))
+            now_us += plain_us(StepWork(samples=8))
         else:
             now_us += 5_000
     assert 0.24 < guest_us / now_us < 0.29
@@ -144,7 +144,7 @@ def step_guests(made: Lender, guests: list[Guest], *, for_us: int, costs: list[i
     while now_us < for_us:
         decision = made.decide(Serving(), guests, now_us=now_us, minute=0)
         assert decision.turn is Stepper.GUEST
-        step, took_us = Step(samples=8), costs[decision.guest]
+        step, took_us = StepWork(samples=8), costs[decision.guest]
         made.stepped(Stepper.GUEST, step, took_us=took_us, guest=decision.guest)
         had[decision.guest] += took_us
         now_us += took_us
@@ -167,7 +167,7 @@ def test_a_guest_whose_step_does_not_fit_lets_another_step() -> None:
     made = lender_of(2)
     made.guests[0].times = StepForecast()
     for i in range(100):
-        made.guests[0].times.observe(Step(samples=1 + i % 4), took_us=5_000_000)
+        made.guests[0].times.observe(StepWork(samples=1 + i % 4), took_us=5_000_000)
     busy = Serving(newest_token_us=[0])
     decision = made.decide(busy, [BUSY_GUEST, BUSY_GUEST], now_us=10_000, minute=0)
     assert (decision.turn, decision.guest) == (Stepper.GUEST, 1)
@@ -210,15 +210,15 @@ def _play(requests: list[_Request], made: Lender) -> int:
         decision = made.decide(serving, (BUSY_GUEST,), now_us=now_us, minute=0)
         if decision.turn is Stepper.GUEST:
             samples = min(8, decision.tokens)
-            step = Step(prompt_tokens=decision.tokens - samples, samples=samples)
+            step = StepWork(prompt_tokens=decision.tokens - samples, samples=samples)
             assert not queued, "whoever waits for a first token goes first"
             assert slack_us is not None
             assert plain_us(step) <= 1.02 * slack_us, "no step is longer than the slack"
             now_us, guest_steps = now_us + plain_us(step), guest_steps + 1
         elif here:
-            prompts = Step(prompt_tokens=sum(one.prompt for one in queued))
-            own_us = plain_us(prompts) - plain_us(Step())
-            now_us += plain_us(Step(samples=len(decoding))) + own_us
+            prompts = StepWork(prompt_tokens=sum(one.prompt for one in queued))
+            own_us = plain_us(prompts) - plain_us(StepWork())
+            now_us += plain_us(StepWork(samples=len(decoding))) + own_us
             for one in here:
                 if one.newest_us:
                     one.gaps_us.append(now_us - one.newest_us - own_us)

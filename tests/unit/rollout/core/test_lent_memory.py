@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from plexsvc.errors import PlexError
-from plexsvc.rollout.core.lent_memory import LEASE_US, Leases, MemoryBudget, Parts
+from plexsvc.rollout.core.lent_memory import LEASE_US, IdlePieces, MemoryBudget, Parts
 
 TOTAL = 1000
 LEAST = 40
@@ -69,7 +69,7 @@ def test_no_memory_is_no_budget() -> None:
 
 
 def test_a_lease_ends_unless_it_is_used_again() -> None:
-    leases: Leases[str] = Leases()
+    leases: IdlePieces[str] = IdlePieces()
     assert leases.expired(["a", "b"], now_us=0) == []
     assert leases.expired(["b"], now_us=LEASE_US - 1) == []
     assert leases.expired(["a", "b"], now_us=LEASE_US) == ["b"]

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import assignment, events, orders
-from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
+from plexsvc.rollout.core.events import InstanceId, SampleKey, SampleTokens
 from plexsvc.rollout.core.instances import TURN_CAP, Phase
 from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
@@ -69,7 +69,7 @@ def started(
     )
 
 
-def arrived(instance_id: InstanceId, *arrivals: Arrival) -> events.TokensArrived:
+def arrived(instance_id: InstanceId, *arrivals: SampleTokens) -> events.TokensArrived:
     return events.TokensArrived(operation_id=OP, instance_id=instance_id, arrivals=list(arrivals))
 
 
@@ -109,7 +109,7 @@ def test_the_next_place_goes_to_the_generate_with_the_fewest_samples_under_way()
     long = [(prompt, 0) for prompt in range(6)]
     core.handle(submitted_as(OP, *long))
     core.handle(submitted_as(OTHER, (0, 0)))
-    (_, short) = core.handle(arrived(ONE, Arrival(long[0], 0, 1, is_last=False)))
+    (_, short) = core.handle(arrived(ONE, SampleTokens(long[0], 0, 1, is_last=False)))
     assert isinstance(short, orders.StartSamples)
     assert (short.operation_id, short.samples) == (OTHER, [(0, 0)])
     check(core)
@@ -120,20 +120,20 @@ def test_samples_in_an_engines_queue_make_room_for_a_shorter_generate() -> None:
     core.handle(joined(MODEL))
     long = [(prompt, 0) for prompt in range(8)]
     core.handle(submitted_as(OP, *long))
-    core.handle(arrived(ONE, *(Arrival(key, 0, 1, is_last=False) for key in long[:2])))
+    core.handle(arrived(ONE, *(SampleTokens(key, 0, 1, is_last=False) for key in long[:2])))
     core.handle(submitted_as(OTHER, (0, 0), (0, 1)))
     assert core.handle(events.Ticked(at_us=1)) == [], "they may be in their prefill"
     (stop,) = stops(core.handle(events.Ticked(at_us=2)))
     assert (stop.operation_id, stop.samples) == (OP, long[2:6])
     assert stops(core.handle(events.Ticked(at_us=3))) == [], "they are told once"
-    back = [Arrival(key, 0, 0, is_last=False, is_aborted=True) for key in long[2:6]]
+    back = [SampleTokens(key, 0, 0, is_last=False, is_aborted=True) for key in long[2:6]]
     begun = [o for o in core.handle(arrived(ONE, *back)) if isinstance(o, orders.StartSamples)]
     assert [(order.operation_id, order.samples) for order in begun] == [
         (OTHER, [(0, 0), (0, 1)]),
         (OP, long[2:4]),
     ]
     check(core)
-    core.handle(arrived(ONE, *(Arrival(key, 1, 1, is_last=False) for key in long[:2])))
+    core.handle(arrived(ONE, *(SampleTokens(key, 1, 1, is_last=False) for key in long[:2])))
     ticks = [core.handle(events.Ticked(at_us=at)) for at in range(5, 12)]
     assert ticks == [[]] * 7, "what nobody waits behind stays"
 
@@ -173,7 +173,7 @@ def test_an_instance_that_answers_with_another_version_is_updated_first(core: Ro
     core.handle(events.VersionWanted(version=v(4)))
     for one in (ONE, TWO):
         core.handle(events.InstanceAnswered(instance_id=one, version=v(4)))
-    assert core.handle(events.InstanceLost(instance_id=ONE, because="reset")) == [
+    assert core.handle(events.InstanceCallFailed(instance_id=ONE, because="reset")) == [
         orders.SeekInstance(instance_id=ONE, probe=1)
     ]
     assert core.handle(events.InstanceAnswered(instance_id=ONE, version=v(0))) == [
@@ -185,8 +185,8 @@ def test_an_instance_that_answers_with_another_version_is_updated_first(core: Ro
 
 
 def test_an_instance_is_given_up_after_so_many_probes(core: RolloutCore) -> None:
-    lost = events.InstanceLost(instance_id=ONE, because="gone")
-    silent = events.InstanceLost(instance_id=ONE, because="gone", is_probe=True)
+    lost = events.InstanceCallFailed(instance_id=ONE, because="gone")
+    silent = events.InstanceCallFailed(instance_id=ONE, because="gone", is_probe=True)
     ordered = core.handle(lost)
     for probe in range(1, MAX_PROBES + 1):
         assert ordered == [orders.SeekInstance(instance_id=ONE, probe=probe)]
@@ -234,7 +234,7 @@ def test_a_version_that_one_has_stays_wanted_whoever_is_lost_later(core: Rollout
     core.handle(events.VersionWanted(version=v(4)))
     core.handle(events.InstanceAnswered(instance_id=ONE, version=v(4)))
     core.handle(events.InstanceAnswered(instance_id=TWO, version=v(0), refusal="checksum"))
-    core.handle(events.InstanceLost(instance_id=ONE, because="reset"))
+    core.handle(events.InstanceCallFailed(instance_id=ONE, because="reset"))
     assert core.version == v(4)
 
 
@@ -249,12 +249,15 @@ def test_a_refusal_that_another_instance_would_repeat_ends_the_generate(core: Ro
 @pytest.mark.parametrize(
     ("arrival", "says"),
     [
-        (Arrival((0, 0), 2, 1, is_last=False), "position 2 of sample (0, 0), which has 0 tokens"),
-        (Arrival((7, 0), 0, 1, is_last=False), "which has not been asked for tokens"),
+        (
+            SampleTokens((0, 0), 2, 1, is_last=False),
+            "position 2 of sample (0, 0), which has 0 tokens",
+        ),
+        (SampleTokens((7, 0), 0, 1, is_last=False), "which has not been asked for tokens"),
     ],
 )
 def test_tokens_that_leave_a_gap_or_were_not_asked_for_end_the_generate(
-    core: RolloutCore, arrival: Arrival, says: str
+    core: RolloutCore, arrival: SampleTokens, says: str
 ) -> None:
     core.handle(submitted((0, 0)))
     (answer,) = core.handle(arrived(ONE, arrival))
@@ -269,7 +272,7 @@ def test_a_sample_waits_until_an_instance_has_room_and_takes_the_first(core: Rol
     first, second = core.handle(submitted(*keys))
     assert first == started(ONE, (0, 0), (2, 0), call=1)
     assert second == started(TWO, (1, 0), (3, 0), call=2)
-    begun = Arrival((1, 0), 0, 1, is_last=False)
+    begun = SampleTokens((1, 0), 0, 1, is_last=False)
     recorded, third = core.handle(arrived(TWO, begun))
     assert recorded == orders.RecordTokens(operation_id=OP, known=[0])
     assert third == started(TWO, (4, 0), call=3)
@@ -281,12 +284,12 @@ def test_a_drained_instance_stops_its_samples_and_is_released_when_they_are_else
     core.handle(spot(3))
     core.handle(submitted((0, 0), (1, 0), (2, 0)))
     three = InstanceId(3)
-    core.handle(arrived(three, Arrival((2, 0), 0, 2, is_last=False)))
+    core.handle(arrived(three, SampleTokens((2, 0), 0, 2, is_last=False)))
     assert core.handle(events.InstanceDrained(instance_id=three)) == [
         orders.StopSamples(operation_id=OP, instance_id=three, samples=[(2, 0)])
     ]
     assert core.instances[three].phase is Phase.DRAINING
-    aborted = Arrival((2, 0), 2, 1, is_last=False, is_aborted=True)
+    aborted = SampleTokens((2, 0), 2, 1, is_last=False, is_aborted=True)
     assert core.handle(arrived(three, aborted)) == [
         orders.RecordTokens(operation_id=OP, known=[0]),
         started(ONE, (2, 0), call=4),
@@ -299,7 +302,7 @@ def test_what_a_serving_instance_hands_back_goes_elsewhere_and_it_rests(core: Ro
     three = InstanceId(3)
     core.handle(spot(3, kind="serving"))
     core.handle(submitted((0, 0), (1, 0), (2, 0)))
-    back = Arrival((2, 0), 0, 1, is_last=False, is_aborted=True)
+    back = SampleTokens((2, 0), 0, 1, is_last=False, is_aborted=True)
     assert core.handle(arrived(three, back)) == [
         orders.RecordTokens(operation_id=OP, known=[0]),
         started(ONE, (2, 0), call=4),
@@ -325,7 +328,7 @@ def test_what_an_instance_hands_back_after_it_has_left_goes_elsewhere(core: Roll
     core.handle(spot(3, kind="serving"))
     core.handle(submitted((0, 0), (1, 0), (2, 0)))
     core.handle(events.InstanceEnded(instance_id=three, because="reclaimed"))
-    back = Arrival((2, 0), 0, 0, is_last=False, is_aborted=True)
+    back = SampleTokens((2, 0), 0, 0, is_last=False, is_aborted=True)
     assert started(ONE, (2, 0), call=4) in core.handle(arrived(three, back))
     check(core)
 
@@ -334,7 +337,7 @@ def test_a_dedicated_instance_that_stops_a_sample_unasked_keeps_it_until_its_cal
     core: RolloutCore,
 ) -> None:
     core.handle(submitted((0, 0)))
-    back = Arrival((0, 0), 0, 1, is_last=False, is_aborted=True)
+    back = SampleTokens((0, 0), 0, 1, is_last=False, is_aborted=True)
     core.handle(arrived(ONE, back))
     assert core.instances[ONE].load == 1
     assert orders.SeekInstance(instance_id=ONE, probe=1) in core.handle(ended(ONE, (0, 0), call=1))
@@ -376,7 +379,7 @@ def test_losses_count_only_while_a_sample_gets_no_token(core: RolloutCore) -> No
     for number in range(5):
         holder = core.generates[OP].samples[0, 0].instance_id
         assert holder is not None
-        core.handle(arrived(holder, Arrival((0, 0), number, 1, is_last=False)))
+        core.handle(arrived(holder, SampleTokens((0, 0), number, 1, is_last=False)))
         core.handle(ended(holder, (0, 0), call=number + 1))
         back = events.InstanceAnswered(instance_id=holder, version=MODEL, is_probe=True)
         core.handle(back)
@@ -386,14 +389,14 @@ def test_losses_count_only_while_a_sample_gets_no_token(core: RolloutCore) -> No
 def test_samples_that_wait_in_a_full_engine_move_to_one_that_has_none(core: RolloutCore) -> None:
     core.handle(events.InstanceEnded(instance_id=TWO, because="gone"))
     core.handle(submitted((0, 0), (1, 0)))
-    core.handle(arrived(ONE, Arrival((0, 0), 0, 1, is_last=False)))
+    core.handle(arrived(ONE, SampleTokens((0, 0), 0, 1, is_last=False)))
     core.handle(spot(3))
     core.handle(events.Ticked(at_us=1))
     assert core.handle(events.Ticked(at_us=2)) == [
         orders.StopSamples(operation_id=OP, instance_id=ONE, samples=[(1, 0)])
     ]
     assert core.handle(events.Ticked(at_us=3)) == [], "one move at a time"
-    aborted = Arrival((1, 0), 0, 0, is_last=False, is_aborted=True)
+    aborted = SampleTokens((1, 0), 0, 0, is_last=False, is_aborted=True)
     assert core.handle(arrived(ONE, aborted))[1:] == [started(InstanceId(3), (1, 0), call=2)]
 
 
@@ -405,20 +408,20 @@ def test_a_sample_in_a_long_prefill_is_moved_once_and_not_from_an_instance_that_
     assert ticks == [[]] * 8, "its instance has nothing else: it is at it"
     core.handle(events.InstanceEnded(instance_id=TWO, because="gone"))
     core.handle(submitted_as(OTHER, (0, 0)))
-    core.handle(arrived(ONE, Arrival((0, 0), 0, 1, is_last=False)))
+    core.handle(arrived(ONE, SampleTokens((0, 0), 0, 1, is_last=False)))
     core.handle(spot(3))
     core.handle(events.Ticked(at_us=10))
     (stop,) = core.handle(events.Ticked(at_us=11))
     assert isinstance(stop, orders.StopSamples)
     assert (stop.operation_id, stop.samples) == (OTHER, [(0, 0)])
-    aborted = Arrival((0, 0), 0, 0, is_last=False, is_aborted=True)
+    aborted = SampleTokens((0, 0), 0, 0, is_last=False, is_aborted=True)
     told = events.TokensArrived(operation_id=OTHER, instance_id=ONE, arrivals=[aborted])
     (_, start) = core.handle(told)
     assert isinstance(start, orders.StartSamples)
     assert start.instance_id == InstanceId(3)
     core.handle(submitted_as(THIRD, (0, 0), (1, 0)))
     for one, key in ((3, (1, 0)), (1, (0, 0))):
-        begun = Arrival(key, 0, 1, is_last=False)
+        begun = SampleTokens(key, 0, 1, is_last=False)
         told = events.TokensArrived(
             operation_id=THIRD, instance_id=InstanceId(one), arrivals=[begun]
         )
@@ -435,7 +438,7 @@ def test_half_of_the_samples_move_to_an_idle_instance(count: int) -> None:
         profile.observe(batch=batch, context=10, tokens_per_s=batch / (0.002 + 0.001 * batch))
     keys = [(prompt, 0) for prompt in range(count)]
     core.handle(submitted(*keys))
-    core.handle(arrived(ONE, *[Arrival(key, 0, 1 + key[0], is_last=False) for key in keys]))
+    core.handle(arrived(ONE, *[SampleTokens(key, 0, 1 + key[0], is_last=False) for key in keys]))
     assert core.handle(events.Ticked(at_us=1)) == []
     core.handle(spot(3))
     (stop,) = core.handle(events.Ticked(at_us=2))
@@ -456,7 +459,7 @@ def test_turns_stay_with_their_prefix_while_a_smaller_batch_would_be_slower() ->
             events.TokensArrived(
                 operation_id=one.operation_id,
                 instance_id=ONE,
-                arrivals=[Arrival((0, 0), 0, 1, is_last=False)],
+                arrivals=[SampleTokens((0, 0), 0, 1, is_last=False)],
             )
         )
     core.handle(events.Ticked(at_us=1))
@@ -484,14 +487,14 @@ def finish(core: RolloutCore, asked: events.SamplesSubmitted) -> list[InstanceId
     last = events.TokensArrived(
         operation_id=asked.operation_id,
         instance_id=holder,
-        arrivals=[Arrival((0, 0), 0, 1, is_last=True)],
+        arrivals=[SampleTokens((0, 0), 0, 1, is_last=True)],
     )
     return where(core.handle(last))
 
 
 def test_an_engine_that_joins_while_its_window_closes_gets_no_samples(core: RolloutCore) -> None:
     three, four = InstanceId(3), InstanceId(4)
-    trained = events.Trained(train_us=1, ended_us=0)
+    trained = events.StepTrained(train_us=1, ended_us=0)
     core.handle(submitted((0, 0), (1, 0)))
     core.handle(events.WindowOpened(at_us=0, operation_id=OP, engines=2, trained=trained))
     core.handle(spot(3, kind="reserved"))
@@ -515,7 +518,7 @@ def test_turns_under_way_end_before_a_version_that_waits_for_them_and_others_beg
     assert core.handle(events.TurnsHeld()) == []
     assert core.handle(new) == []
     assert core.finishes_turns
-    assert core.handle(events.InstanceLost(instance_id=TWO, because="reset")), "it goes on"
+    assert core.handle(events.InstanceCallFailed(instance_id=TWO, because="reset")), "it goes on"
     assert finish(core, old) == [], "the one that came since waits for the version"
     assert not core.finishes_turns
     core.handle(events.VersionWanted(version=v(4)))
@@ -569,7 +572,7 @@ def test_turns_go_before_samples_of_a_large_batch_that_wait(core: RolloutCore) -
     core.handle(submitted(*[(prompt, 0) for prompt in range(9)]))
     asked = turn("a", 1)
     assert core.handle(asked) == []
-    begun = core.handle(arrived(ONE, Arrival((0, 0), 0, 1, is_last=False)))
+    begun = core.handle(arrived(ONE, SampleTokens((0, 0), 0, 1, is_last=False)))
     (start,) = [order for order in begun if isinstance(order, orders.StartSamples)]
     assert start.operation_id == asked.operation_id
 
@@ -620,18 +623,18 @@ def begin_cut() -> tuple[RolloutCore, dict[InstanceId, list[SampleKey]]]:
 
 def test_an_instance_that_is_cut_is_spared_until_the_generate_ends() -> None:
     core, has = begin_cut()
-    last = core.handle(arrived(ONE, Arrival(has[ONE][0], 0, LENGTH, is_last=True)))
+    last = core.handle(arrived(ONE, SampleTokens(has[ONE][0], 0, LENGTH, is_last=True)))
     assert not stops(last), "the other has no slot yet"
-    last = core.handle(arrived(TWO, Arrival(has[TWO][0], 0, LENGTH, is_last=True)))
+    last = core.handle(arrived(TWO, SampleTokens(has[TWO][0], 0, LENGTH, is_last=True)))
     assert [(stop.instance_id, stop.samples) for stop in stops(last)] == [(TWO, [has[TWO][1]])]
     assert core.spared == {TWO}
     check(core)
-    gone = Arrival(has[TWO][1], 0, 2, is_last=False, is_aborted=True)
+    gone = SampleTokens(has[TWO][1], 0, 2, is_last=False, is_aborted=True)
     moved = [o for o in core.handle(arrived(TWO, gone)) if isinstance(o, orders.StartSamples)]
     assert [(one.instance_id, one.samples) for one in moved] == [(ONE, [has[TWO][1]])]
     assert not stops(core.handle(events.Ticked(at_us=1))), "nothing is balanced back to it"
-    core.handle(arrived(ONE, Arrival(has[TWO][1], 2, LENGTH - 2, is_last=True)))
-    core.handle(arrived(ONE, Arrival(has[ONE][1], 0, LENGTH, is_last=True)))
+    core.handle(arrived(ONE, SampleTokens(has[TWO][1], 2, LENGTH - 2, is_last=True)))
+    core.handle(arrived(ONE, SampleTokens(has[ONE][1], 0, LENGTH, is_last=True)))
     assert not core.spared
     check(core)
 
@@ -639,10 +642,10 @@ def test_an_instance_that_is_cut_is_spared_until_the_generate_ends() -> None:
 def test_an_instance_that_is_cut_leaves_a_shared_device_once_its_samples_are_elsewhere() -> None:
     core, has = begin_cut()
     core.is_shared = True
-    core.handle(arrived(ONE, Arrival(has[ONE][0], 0, LENGTH, is_last=True)))
-    core.handle(arrived(TWO, Arrival(has[TWO][0], 0, LENGTH, is_last=True)))
+    core.handle(arrived(ONE, SampleTokens(has[ONE][0], 0, LENGTH, is_last=True)))
+    core.handle(arrived(TWO, SampleTokens(has[TWO][0], 0, LENGTH, is_last=True)))
     assert core.instances[TWO].is_serving, "its last sample is still there"
-    gone = Arrival(has[TWO][1], 0, 2, is_last=False, is_aborted=True)
+    gone = SampleTokens(has[TWO][1], 0, 2, is_last=False, is_aborted=True)
     ordered = core.handle(arrived(TWO, gone))
     left = [order for order in ordered if isinstance(order, orders.LeaveDevice)]
     assert [(one.instance_id, one.operation_id) for one in left] == [(TWO, OP)]
@@ -658,9 +661,9 @@ def test_an_instance_that_is_cut_leaves_a_shared_device_once_its_samples_are_els
 
 def test_a_spared_instance_serves_again_when_the_others_are_lost() -> None:
     core, has = begin_cut()
-    core.handle(arrived(ONE, Arrival(has[ONE][0], 0, LENGTH, is_last=True)))
-    core.handle(arrived(TWO, Arrival(has[TWO][0], 0, LENGTH, is_last=True)))
-    core.handle(arrived(TWO, Arrival(has[TWO][1], 0, 2, is_last=False, is_aborted=True)))
+    core.handle(arrived(ONE, SampleTokens(has[ONE][0], 0, LENGTH, is_last=True)))
+    core.handle(arrived(TWO, SampleTokens(has[TWO][0], 0, LENGTH, is_last=True)))
+    core.handle(arrived(TWO, SampleTokens(has[TWO][1], 0, 2, is_last=False, is_aborted=True)))
     ordered = core.handle(ended(ONE, has[ONE][1], call=1))
     starts = [one for one in ordered if isinstance(one, orders.StartSamples)]
     assert {one.instance_id for one in starts} == {TWO}
@@ -683,7 +686,7 @@ class Course(RuleBasedStateMachine):
         self.complete: set[tuple[OperationId, SampleKey]] = set()
         self.probes: list[InstanceId] = []
         self.updates: list[orders.UpdateInstance] = []
-        self.arriving: list[Arrival] = []
+        self.arriving: list[SampleTokens] = []
         self.windows: list[OperationId] = []
         """Generates whose window was opened and has not ended: at most one."""
         self.leaving: list[InstanceId] = []
@@ -765,7 +768,7 @@ class Course(RuleBasedStateMachine):
         if is_asleep:
             self.tell(events.InstanceAnswered(instance_id=one, version=v(0), is_asleep=True))
         else:
-            self.tell(events.InstanceLost(instance_id=one, because="sleep"))
+            self.tell(events.InstanceCallFailed(instance_id=one, because="sleep"))
 
     @rule(count=st.integers(1, 3))
     def replace(self, count: int) -> None:
@@ -803,7 +806,7 @@ class Course(RuleBasedStateMachine):
             start = max(0, call.at[key] - back)
             end = min(LENGTH, start + count)
             call.at[key] = max(call.at[key], end)
-            self.arriving.append(Arrival(key, start, end - start, is_last=end == LENGTH))
+            self.arriving.append(SampleTokens(key, start, end - start, is_last=end == LENGTH))
         self.tell(
             events.TokensArrived(
                 operation_id=call.operation_id,
@@ -818,7 +821,7 @@ class Course(RuleBasedStateMachine):
         call = data.draw(st.sampled_from([call for call in self.calls if call.stopped]))
         keys, call.stopped = set(call.stopped) & set(call.at), []
         at = [(key, call.at.pop(key)) for key in sorted(keys)]
-        self.arriving = [Arrival(key, n, 0, is_last=False, is_aborted=True) for key, n in at]
+        self.arriving = [SampleTokens(key, n, 0, is_last=False, is_aborted=True) for key, n in at]
         self.tell(
             events.TokensArrived(
                 operation_id=call.operation_id,
@@ -838,7 +841,7 @@ class Course(RuleBasedStateMachine):
         names = [name for name, one in self.core.generates.items() if not one.is_turn]
         name = data.draw(st.sampled_from([*names, OP]))  # one that is over by then, too
         self.windows.append(name)
-        trained = events.Trained(train_us=train_us, ended_us=self.at_us)
+        trained = events.StepTrained(train_us=train_us, ended_us=self.at_us)
         self.tell(
             events.WindowOpened(
                 at_us=self.at_us, operation_id=name, engines=engines, trained=trained
@@ -902,7 +905,7 @@ class Course(RuleBasedStateMachine):
         if answers:
             self.tell(events.InstanceAnswered(instance_id=one, version=v(version), is_probe=True))
         else:
-            self.tell(events.InstanceLost(instance_id=one, because="silent", is_probe=True))
+            self.tell(events.InstanceCallFailed(instance_id=one, because="silent", is_probe=True))
 
     @precondition(lambda self: self.updates)
     @rule(data=st.data(), outcome=st.sampled_from(["served", "refused", "lost"]))
@@ -915,7 +918,7 @@ class Course(RuleBasedStateMachine):
         elif outcome == "refused":
             self.tell(events.InstanceAnswered(instance_id=one, version=v(0), refusal="checksum"))
         else:
-            self.tell(events.InstanceLost(instance_id=one, because="reset"))
+            self.tell(events.InstanceCallFailed(instance_id=one, because="reset"))
 
     @rule(version=st.integers(0, 3), wakes=st.booleans())
     def want(self, version: int, wakes: bool) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import events, orders
-from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
+from plexsvc.rollout.core.events import InstanceId, SampleKey, SampleTokens
 from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.rollout.core.window import Seeding, StepTimes
@@ -41,7 +41,7 @@ class Loop:
             instance_id=one, address=f"i{one}", version=VersionId(), kind=kind
         )
 
-    def begin(self, step: int, *, trained: events.Trained | None = None) -> list[orders.Order]:
+    def begin(self, step: int, *, trained: events.StepTrained | None = None) -> list[orders.Order]:
         """Submit a generate, open its window, and have the engine join."""
         keys = dict.fromkeys(KEYS, 0)
         self.tell(events.SamplesSubmitted(operation_id=op(step), samples=keys, at_us=self.at_us))
@@ -60,7 +60,7 @@ class Loop:
         held = self.core.generates[op(step)].samples
         for one in (OWN, ENGINE):
             keys = [key for key, has in held.items() if has.instance_id == one]
-            arrivals = [Arrival(key, 0, 6, is_last=True) for key in keys]
+            arrivals = [SampleTokens(key, 0, 6, is_last=True) for key in keys]
             found += self.tell(
                 events.TokensArrived(operation_id=op(step), instance_id=one, arrivals=arrivals)
             )
@@ -72,14 +72,14 @@ def ends(ordered: list[orders.Order]) -> list[orders.EndWindow]:
     return [order for order in ordered if isinstance(order, orders.EndWindow)]
 
 
-def first_step(loop: Loop) -> events.Trained:
+def first_step(loop: Loop) -> events.StepTrained:
     """Play a step of one second of rollout on both, then one of training."""
     loop.begin(1)
     loop.tick(SECOND)
     (over,) = ends(loop.finish(1))
     assert (over.operation_id, over.seeded_us, over.next_window_us) == (op(1), SECOND, None)
     loop.at_us += SECOND
-    return events.Trained(train_us=SECOND, ended_us=loop.at_us)
+    return events.StepTrained(train_us=SECOND, ended_us=loop.at_us)
 
 
 def test_the_first_window_lasts_as_long_as_the_samples_and_its_devices_are_free_then() -> None:
@@ -97,7 +97,7 @@ def test_a_window_is_counted_to_the_end_of_its_generate_whatever_is_told_before(
     loop.begin(1)
     loop.at_us += SECOND
     for one, keys in ((OWN, KEYS[:2]), (ENGINE, KEYS[2:])):
-        arrivals = [Arrival(key, 0, 6, is_last=True) for key in keys]
+        arrivals = [SampleTokens(key, 0, 6, is_last=True) for key in keys]
         loop.tell(events.TokensArrived(operation_id=op(1), instance_id=one, arrivals=arrivals))
     assert not ends(loop.tell(loop.joined(InstanceId(9), "dedicated")))
     (over,) = ends(loop.tell(events.OperationEnded(operation_id=op(1), at_us=loop.at_us)))
@@ -115,9 +115,9 @@ def test_later_windows_close_in_mid_rollout_and_samples_go_on_elsewhere() -> Non
     (stop,) = loop.tick(SECOND // 4)
     assert isinstance(stop, orders.StopSamples)
     assert stop.instance_id == ENGINE
-    begun = [Arrival(key, 0, 1, is_last=False) for key in KEYS if key not in stop.samples]
+    begun = [SampleTokens(key, 0, 1, is_last=False) for key in KEYS if key not in stop.samples]
     loop.tell(events.TokensArrived(operation_id=op(2), instance_id=OWN, arrivals=begun))
-    aborted = [Arrival(key, 0, 2, is_last=False, is_aborted=True) for key in stop.samples]
+    aborted = [SampleTokens(key, 0, 2, is_last=False, is_aborted=True) for key in stop.samples]
     moved = loop.tell(
         events.TokensArrived(operation_id=op(2), instance_id=ENGINE, arrivals=aborted)
     )
@@ -130,7 +130,7 @@ def test_later_windows_close_in_mid_rollout_and_samples_go_on_elsewhere() -> Non
 def test_the_window_stays_open_while_nobody_else_serves() -> None:
     loop = Loop()
     loop.begin(2, trained=first_step(loop))
-    broke = events.InstanceLost(instance_id=OWN, because="reset")
+    broke = events.InstanceCallFailed(instance_id=OWN, because="reset")
     loop.tell(broke)
     assert not ends(loop.tick(10 * SECOND))
     loop.tell(events.InstanceAnswered(instance_id=OWN, version=VersionId(), is_probe=True))
@@ -162,7 +162,7 @@ def test_an_engine_killed_in_the_window_ends_it_when_it_closes_and_costs_no_samp
 def test_a_step_that_was_not_trained_on_teaches_nothing() -> None:
     loop = Loop()
     first_step(loop)
-    loop.begin(2, trained=events.Trained(train_us=0, ended_us=0))
+    loop.begin(2, trained=events.StepTrained(train_us=0, ended_us=0))
     assert loop.core.window.seeding is None
     loop.finish(2)
     loop.begin(3)
@@ -183,7 +183,7 @@ def test_another_number_of_engines_keeps_the_window() -> None:
             at_us=loop.at_us,
             operation_id=op(3),
             engines=2,
-            trained=events.Trained(train_us=SECOND, ended_us=loop.at_us),
+            trained=events.StepTrained(train_us=SECOND, ended_us=loop.at_us),
         )
     )
     found = loop.core.window.seeding

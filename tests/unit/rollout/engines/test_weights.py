@@ -10,7 +10,7 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexsvc import lora
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedPart
 from tests.rigs.vllm_process import publish_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # importing torch warns of this and that
@@ -19,12 +19,12 @@ ARRAY = np.arange(24, dtype=np.float32).reshape(6, 4)
 
 
 def fill(tmp_path: Path, *, ops: tuple[Any, ...], live: object, shards: int = 1) -> int:
-    from plexsvc.rollout.engines.weights import Target, fill
+    from plexsvc.rollout.engines.weights import LiveTensor, fill
 
     manifest = publish_arrays(tmp_path / "v", {"w": ARRAY}, version=1, shards=shards)
     data = memoryview((tmp_path / "v").read_bytes())
-    target = Target(live=live, name="w", shape=(6, 4), ops=ops)
-    return sum(fill([target], [Published(manifest=manifest, data=data)]))
+    target = LiveTensor(live=live, name="w", shape=(6, 4), ops=ops)
+    return sum(fill([target], [OpenedPart(manifest=manifest, data=data)]))
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
@@ -51,18 +51,18 @@ def test_a_weight_gets_exactly_what_its_loader_would_take(
 def test_nothing_is_touched_when_something_is_missing(tmp_path: Path) -> None:
     import torch
 
-    from plexsvc.rollout.engines.weights import Target
+    from plexsvc.rollout.engines.weights import LiveTensor
     from plexsvc.rollout.engines.weights import fill as fill_all
 
     manifest = publish_arrays(tmp_path / "v", {"w": ARRAY}, version=1)
     data = memoryview((tmp_path / "v").read_bytes())
     live = torch.full((6, 4), -1.0)
     targets = [
-        Target(live=live, name="w", shape=(6, 4), ops=()),
-        Target(live=torch.zeros(3), name="other", shape=(3,), ops=()),
+        LiveTensor(live=live, name="w", shape=(6, 4), ops=()),
+        LiveTensor(live=torch.zeros(3), name="other", shape=(3,), ops=()),
     ]
     with pytest.raises(PlexError) as caught:
-        next(fill_all(targets, [Published(manifest=manifest, data=data)]))
+        next(fill_all(targets, [OpenedPart(manifest=manifest, data=data)]))
     assert caught.value.code == ErrorCode.BAD_REQUEST
     assert torch.all(live == -1)
 
@@ -73,18 +73,18 @@ VERSION = {NAMES[0]: A, NAMES[1]: B, lora.SCALE: np.array([0.5], np.float32)}
 MERGED = ARRAY + 0.5 * (B @ A)
 
 
-def published(path: Path, arrays: dict[str, np.ndarray], *, shards: int = 1) -> list[Published]:
+def published(path: Path, arrays: dict[str, np.ndarray], *, shards: int = 1) -> list[OpenedPart]:
     manifest = publish_arrays(path, arrays, version=1, shards=shards)
-    return [Published(manifest=manifest, data=memoryview(path.read_bytes()))]
+    return [OpenedPart(manifest=manifest, data=memoryview(path.read_bytes()))]
 
 
 def merge(tmp_path: Path, lives: dict[str, Any], *, ops: tuple[Any, ...] = (), **more: Any) -> int:
     """Fill weights from a model that has `w` and `v`, and a version with an adapter of `w`."""
-    from plexsvc.rollout.engines.weights import Target, fill
+    from plexsvc.rollout.engines.weights import LiveTensor, fill
 
     model = published(tmp_path / "m", {"w.weight": ARRAY, "v.weight": ARRAY}, shards=2)
     targets = [
-        Target(live=live, name=f"{name}.weight", shape=(6, 4), ops=ops)
+        LiveTensor(live=live, name=f"{name}.weight", shape=(6, 4), ops=ops)
         for name, live in lives.items()
     ]
     version = published(tmp_path / "v", more.pop("version", VERSION))

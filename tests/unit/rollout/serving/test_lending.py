@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from plexsvc.rollout.core.lending import GuestRecord, Lender, Objectives
 from plexsvc.rollout.core.lent_memory import LEASE_US, MemoryBudget
-from plexsvc.rollout.core.step_times import Step, Stepped
+from plexsvc.rollout.core.step_times import Stepped, StepWork
 from plexsvc.rollout.serving.lending import LOOK_US, STALL_US, Coserving
 from tests.fakes.fake_clock import FakeClock
 from tests.fakes.fake_shared import FakeShared
@@ -33,7 +33,7 @@ class Rig:
             clock=self.clock,
         )
         for i in range(64):
-            step = Step(prompt_tokens=i % 3 * 100, samples=i % 5)
+            step = StepWork(prompt_tokens=i % 3 * 100, samples=i % 5)
             took_us = 1000 + 10 * step.prompt_tokens + 100 * step.samples
             self.lending.lender.serving_times.observe(step, took_us=took_us)
             for one in self.lending.lender.guests:
@@ -104,7 +104,7 @@ def test_unused_prompts_of_the_guest_are_dropped_at_the_end_of_their_lease() -> 
 
 def test_what_was_harvested_is_counted() -> None:
     rig = Rig()
-    rig.guest.stepped = Stepped(Step(samples=4), started_us=rig.clock.monotonic)
+    rig.guest.stepped = Stepped(StepWork(samples=4), started_us=rig.clock.monotonic)
     rig.clock.monotonic += 1500
     rig.choose()
     harvest = rig.lending.guests[0].harvest
@@ -127,7 +127,7 @@ def test_several_guests_step_in_turn_and_share_their_memory_while_they_have_work
     assert rig.choose() == "guest"
     assert (rig.guest.limits[-1], rig.serving.limits[-1]) == (80_000, 20_000)
     other.work = True
-    rig.guest.stepped = Stepped(Step(samples=4), started_us=rig.clock.monotonic)
+    rig.guest.stepped = Stepped(StepWork(samples=4), started_us=rig.clock.monotonic)
     rig.clock.monotonic += 1500
     assert rig.choose() == "guest 1"
     assert other.tokens > 4

@@ -10,7 +10,7 @@ import pytest
 
 from plexsvc.scheduler.api.views import story
 from plexsvc.scheduler.driver import encoding
-from plexsvc.scheduler.driver.encoding import Line, Recording
+from plexsvc.scheduler.driver.encoding import JournalLine, Recording
 from plexsvc.sim.replay import verify
 from tests.journals.record import RUNS
 from tests.rigs import core_invariants
@@ -22,7 +22,7 @@ def recorded(path: Path) -> Recording:
     """Return a recorded journal: each line is a row's number, kind and body."""
     lines = lzma.decompress(path.read_bytes()).decode().splitlines()
     return encoding.read(
-        [Line(idx=idx, kind=kind, body=body) for idx, kind, body in map(json.loads, lines)]
+        [JournalLine(idx=idx, kind=kind, body=body) for idx, kind, body in map(json.loads, lines)]
     )
 
 

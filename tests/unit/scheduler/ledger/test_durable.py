@@ -8,11 +8,11 @@ from plexclient.wire.v1 import common_pb2, operations_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, VersionId
 from plexsvc.scheduler.core.vocabulary import OperationKind
-from plexsvc.scheduler.ledger.durable import Done, Durable, Rebuilt, staged
+from plexsvc.scheduler.ledger.durable import CompletedOperation, Durable, Rebuilt, staged
 from plexsvc.scheduler.ledger.held import Held, Published
 
 
-def done(seq: int, *, nbytes: int = 0) -> Done:
+def done(seq: int, *, nbytes: int = 0) -> CompletedOperation:
     payload = common_pb2.Payload(staged=common_pb2.StagedBundle(nbytes=nbytes)) if nbytes else None
     operation = operations_pb2.Operation(operation_id=bytes([seq]), seq=seq, payload=payload)
     held = Held(
@@ -22,7 +22,7 @@ def done(seq: int, *, nbytes: int = 0) -> Done:
         submitted_us=0,
         staged_on=(NodeId("n"),) if nbytes else (),
     )
-    return Done(held=held, digest="d")
+    return CompletedOperation(held=held, digest="d")
 
 
 def copy(seq: int, *, on: str = "n") -> Published:

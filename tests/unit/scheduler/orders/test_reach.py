@@ -16,7 +16,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.held import Published
 from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
-from plexsvc.scheduler.orders.nodes import NodeLink, Nodes
+from plexsvc.scheduler.orders.nodes import NodeLink, NodeLinks
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 from plexsvc.scheduler.orders.versions import Versions
@@ -69,7 +69,7 @@ def link() -> FakeLink:
 def reach(link: FakeLink) -> Reach:
     config = SchedulerConfig(state_manager_retry_us=2_000_000, connect_retry_us=500_000)
     clock = FakeHastyClock()
-    nodes = Nodes(
+    nodes = NodeLinks(
         (), config=config, clock=clock, epoch=1, post=print, ranks_on=lambda _: (), keys=KEYS
     )
     nodes.links.append(cast("NodeLink", link))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from plexsvc.router.http.tinker.lanes import Gate
+from plexsvc.router.http.tinker.lanes import OrderedSemaphore
 
 
 async def test_lower_numbers_come_first_and_one_that_others_wait_for_at_once() -> None:
-    gate, order, done = Gate(2), list[int](), asyncio.Event()
+    gate, order, done = OrderedSemaphore(2), list[int](), asyncio.Event()
 
     async def run(seq: int) -> None:
         async with gate.through(seq):

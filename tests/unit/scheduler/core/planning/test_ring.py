@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.planning.profile import (
     is_sharp,
 )
 from plexsvc.scheduler.core.planning.ring import (
-    Stage,
+    CycleStage,
     Turns,
     play,
     together,
@@ -55,7 +55,7 @@ def job(
     return Turns(
         period_us=period_us or sum(busy_us for _, busy_us in stages),
         stages=tuple(
-            Stage(units=tuple(map(UnitId, units)), busy_us=busy_us, switch_us=switch_us)
+            CycleStage(units=tuple(map(UnitId, units)), busy_us=busy_us, switch_us=switch_us)
             for units, busy_us in stages
         ),
         most_ppm=most_ppm,
@@ -278,7 +278,7 @@ def test_a_flat_job_has_no_window_and_one_alone_took_nothing() -> None:
 def test_windows_on_one_unit_never_overlap_and_go_on_from_what_was_seen(
     jobs: list[tuple[int, int]],
 ) -> None:
-    stage = [Stage(units=HERE, busy_us=b, switch_us=3, pause_us=100 - b) for b, _ in jobs]
+    stage = [CycleStage(units=HERE, busy_us=b, switch_us=3, pause_us=100 - b) for b, _ in jobs]
     turns = [
         Turns(period_us=100, stages=(one,), most_ppm=PPM, since_us=1000 + since)
         for one, (_, since) in zip(stage, jobs, strict=True)
