@@ -9,6 +9,9 @@ its `advantages` and `r = exp(logp - old)`, each is a sum over all tokens, divid
   given, and `clip_high` is `clip`.
 - `cispo`: `-sum(stop_gradient(clamp(r, 1 - clip, 1 + clip_high)) * adv * logp * mask)`; as `ppo`.
 - `dro`: `-sum((adv * logp - beta / 2 * (logp - old)**2) * mask)`; `beta` is 0.05 unless given.
+- `gspo`: `-sum(min(s * adv, clamp(s, 1 - clip, 1 + clip_high) * adv) * mask)`, with `s` the
+  exponential of the mean of `logp - old` over a sequence's tokens that count; its gradient is that
+  of GSPO-token. `clip` is 0.0003 and `clip_high` 0.0004 unless one is given.
 - `value_mse`: `0.5 * sum((value - returns)**2 * mask)`, of a critic.
 
 `docs/losses.md` says what they are for and which metrics they report. One more loss is an entry
@@ -46,6 +49,7 @@ BUILT_IN_LOSSES: Final[Mapping[str, Loss]] = {
     "ppo": Loss(arrays=_POLICY, arguments=("clip", "clip_high")),
     "cispo": Loss(arrays=_POLICY, arguments=("clip", "clip_high")),
     "dro": Loss(arrays=_POLICY, arguments=("beta",)),
+    "gspo": Loss(arrays=_POLICY, arguments=("clip", "clip_high")),
     "value_mse": Loss(arrays=("returns", "mask"), role="critic"),
 }
 

@@ -142,9 +142,9 @@ class Actor(Trained, Scorer):
 
         `loss` and `loss_args` are those of `plexclient.losses`, where the formulas are:
         cross_entropy(), importance_sampling(), ppo(clip=0.2, clip_high=clip), cispo(the same),
-        dro(beta=0.05). Logits are divided by the batch's temperature unless another is given. The
-        policy losses report `logprob_gap_mean` and `logprob_gap_max`, how far the sampler's
-        logprobs are from the policy's.
+        dro(beta=0.05), gspo(clip=0.0003, clip_high=0.0004). Logits are divided by the batch's
+        temperature unless another is given. The policy losses report `logprob_gap_mean` and
+        `logprob_gap_max`, how far the sampler's logprobs are from the policy's.
 
         Raises:
             PlexError: `unknown_loss`; `bad_batch` when the loss needs an array that is not there;

@@ -69,9 +69,10 @@ def _micro_batch(
         [np.arange(bounds[s], bounds[s + 1]) for s in sequences] or [np.zeros(0, np.int64)]
     )
     cu_seqlens = np.cumsum([0, *lengths, *([padded] if padded else [])])
+    bounds_B = torch.tensor(cu_seqlens, dtype=torch.int32)
     return MicroBatch(
         tokens=_take(arrays["tokens"], index_T, padded=padded, dtype=torch.int64),
-        cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32),
+        cu_seqlens=bounds_B,
         arrays={
             name: _take(
                 arrays[name],
@@ -80,7 +81,8 @@ def _micro_batch(
                 dtype=torch.int64 if name in TOKEN_ID_ARRAYS else torch.float32,
             )
             for name in names
-        },
+        }
+        | {"cu_seqlens": bounds_B},
         sequences=sequences,
         padded_tokens=padded,
     )

@@ -26,6 +26,8 @@ Args = Mapping[str, float]
 LossFunction = Callable[[Tensor, Arrays, Args], LossTerms]
 
 DEFAULT_CLIP: Final = 0.2
+GSPO_CLIPS: Final = (3e-4, 4e-4)
+"""Ratios of whole sequences hardly move: the paper's bounds."""
 DEFAULT_BETA: Final = 0.05
 
 _FUNCTIONS: Final[dict[str, LossFunction]] = {}
@@ -106,6 +108,24 @@ def dro(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
 
 
 @built_in
+def gspo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
+    """Return GSPO-token's loss (Zheng et al. 2025, eq. 13), summed: `ppo` by the sequence's ratio.
+
+    `s` is the exponential of the mean of `logp - old` over a sequence's tokens that count. Each
+    token has this value and the gradient of its own logprob.
+    """
+    gap_T, mask_T = _gap(logprobs_T, arrays), arrays["mask"]
+    mean_T = _sequence_means(gap_T.detach(), mask_T, arrays["cu_seqlens"])
+    ratio_T = (mean_T + gap_T - gap_T.detach()).exp()
+    low, high = _clip_range(args, defaults=GSPO_CLIPS)
+    adv_T = arrays["advantages"]
+    surrogate_T = torch.minimum(ratio_T * adv_T, ratio_T.clamp(low, high) * adv_T)
+    loss = -(surrogate_T * mask_T).sum()
+    clipped_T = (ratio_T.clamp(low, high) * adv_T) < (ratio_T * adv_T)
+    return _policy_terms(loss, gap_T=gap_T, mask_T=mask_T, clipped_T=clipped_T)
+
+
+@built_in
 def value_mse(values_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     """Return `0.5 * sum((value - returns)^2 * mask)`: a critic's regression."""
     del args
@@ -181,6 +201,20 @@ def _gap(logprobs_T: Tensor, arrays: Arrays) -> Tensor:
     return _where_counted(logprobs_T - arrays["logprobs"], arrays["mask"])
 
 
+def _sequence_means(values_T: Tensor, mask_T: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return the mean of each token's sequence over the tokens that count; of none, 0.
+
+    Sums are by segment, because scattered additions on a GPU have no order.
+    """
+    counts_T = (mask_T != 0).to(values_T.dtype)
+    bounds = cu_seqlens.long()
+    sums_B, counts_B = (
+        torch.segment_reduce(each_T, "sum", offsets=bounds) for each_T in (values_T, counts_T)
+    )
+    means_B = sums_B / counts_B.clamp(min=1)
+    return means_B.repeat_interleave(bounds.diff(), output_size=values_T.numel())
+
+
 def _policy_terms(
     loss: Tensor, *, gap_T: Tensor, mask_T: Tensor, clipped_T: Tensor | None = None
 ) -> LossTerms:
@@ -199,9 +233,12 @@ def _policy_terms(
     return LossTerms(loss=loss, sums=sums, maxima={"gap": gap_T.abs().max()})
 
 
-def _clip_range(args: Args) -> tuple[float, float]:
-    clip = args.get("clip", DEFAULT_CLIP)
-    return 1.0 - clip, 1.0 + args.get("clip_high", clip)
+def _clip_range(
+    args: Args, *, defaults: tuple[float, float] = (DEFAULT_CLIP, DEFAULT_CLIP)
+) -> tuple[float, float]:
+    low, high = defaults
+    high = args.get("clip_high", args.get("clip", high))
+    return 1.0 - args.get("clip", low), 1.0 + high
 
 
 def _count(weights_T: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def refused(model: str) -> dict[str, Any]:
             lambda: create(base_model=model, rank=8, train_attn=False, train_mlp=False).result()
         ),
         "no model": refusal(lambda: create(base_model="nowhere", rank=0).result()),
-        "loss": refusal(lambda: client.forward_backward(data, "gspo").result()),
+        "loss": refusal(lambda: client.forward_backward(data, "stable_reinforce").result()),
         "config": refusal(
             lambda: client.forward_backward(data, "cross_entropy", {"clip": 1.0}).result()
         ),
@@ -180,7 +180,7 @@ def reinforced(model: str) -> dict[str, Any]:
             for tokens, old in zip(CORPUS, logprobs(before), strict=True)
         ]
         found = {}
-        for loss in ("importance_sampling", "ppo", "cispo", "dro"):
+        for loss in ("importance_sampling", "ppo", "cispo", "dro", "gspo"):
             ahead, back = client.forward(data, loss), client.forward_backward(data, loss)
             found[loss] = [(await ahead).metrics, (await back).metrics]
         config = {"clip_low_threshold": 0.99, "clip_high_threshold": 1.01}

@@ -187,7 +187,7 @@ def test_what_is_not_offered_is_refused_by_name_and_training_goes_on(served: Ser
     assert "smallest side of its targets" in found["adapter"]
     assert "neither train_attn nor train_mlp" in found["no layers"]
     assert "nowhere" in found["no model"]
-    assert "gspo" in found["loss"]
+    assert "stable_reinforce" in found["loss"]
     assert "loss_fn_config.clip" in found["config"]
     assert "weights has 1 numbers for 2 tokens" in found["length"]
     assert "weights: ppo takes target_tokens, logprobs" in found["not taken"]

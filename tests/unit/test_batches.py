@@ -136,6 +136,7 @@ def test_an_operation_reads_the_arrays_of_its_kind_loss_and_role(
         ("ppo", {"clp": 0.2}, "actor", "it takes: clip, clip_high"),
         ("ppo", {"clip": -0.2}, "actor", "not negative"),
         ("ppo", {"clip": float("nan")}, "actor", "finite"),
+        ("gspo", {"beta": 0.1}, "actor", "it takes: clip, clip_high"),
     ],
 )
 def test_a_loss_that_does_not_fit_says_what_would(

@@ -40,7 +40,7 @@ class MicroBatch:
     cu_seqlens: torch.Tensor
     """int32[B+1], padding's sequence included."""
     arrays: Mapping[str, torch.Tensor]
-    """Per-token inputs of the loss, [T]: float32, `target_tokens` int64."""
+    """Per-token inputs of the loss, [T]: float32, `target_tokens` int64; and `cu_seqlens`."""
     sequences: tuple[int, ...]
     """Indices into the batch, padding's sequence excluded."""
     padded_tokens: int = 0

@@ -202,7 +202,7 @@ def long_batch() -> Arrays:
 
 
 @pytest.mark.parametrize("name", TRAINING)
-@pytest.mark.parametrize("loss", ["importance_sampling", "ppo"])
+@pytest.mark.parametrize("loss", ["gspo", "ppo"])
 def test_a_custom_loss_applies_the_gradients_of_the_built_in_one(
     start_group: StartGroup, name: str, loss: str
 ) -> None:
@@ -225,11 +225,15 @@ def test_a_custom_loss_applies_the_gradients_of_the_built_in_one(
 
 def own_gradient(loss: str, logprobs: np.ndarray, batch: Arrays) -> np.ndarray:
     """Differentiate the loss with respect to the logprobs by hand."""
-    ratio = np.exp(logprobs - batch["logprobs"])
+    gaps, (low, high) = logprobs - batch["logprobs"], (0.8, 1.2)
+    if loss == "gspo":
+        low, high = 1 - 3e-4, 1 + 4e-4
+        for part in map(slice, batch["cu_seqlens"][:-1], batch["cu_seqlens"][1:]):
+            gaps[part] = np.average(gaps[part], weights=batch["mask"][part])
+    ratio = np.exp(gaps)
     gradient = -ratio * batch["advantages"] * batch["mask"]
-    if loss == "ppo":
-        up, down = batch["advantages"] > 0, batch["advantages"] < 0
-        gradient[(up & (ratio > 1.2)) | (down & (ratio < 0.8))] = 0.0
+    up, down = batch["advantages"] > 0, batch["advantages"] < 0
+    gradient[(up & (ratio > high)) | (down & (ratio < low))] = 0.0
     return gradient.astype(np.float32)
 
 

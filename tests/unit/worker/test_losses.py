@@ -22,8 +22,10 @@ ARRAYS = {
     "advantages": torch.tensor([1.0, -1.0, 1.0, -2.0]),
     "mask": torch.tensor([1.0, 1.0, 1.0, 0.5]),
     "returns": torch.tensor([0.0, 1.0, -1.0, 2.0]),
+    "cu_seqlens": torch.tensor([0, 3, 4], dtype=torch.int32),
 }
 RATIO = torch.exp(LOGPROBS - ARRAYS["logprobs"])
+SEQUENCE_RATIO = torch.tensor([0.5, 0.5, 0.5, -1.0]).exp()
 
 
 def run(
@@ -93,6 +95,27 @@ def test_dro_pulls_quadratically_to_the_sampler() -> None:
     assert torch.allclose(gradient, -(ARRAYS["advantages"] - 0.5 * gap) * ARRAYS["mask"])
 
 
+def test_gspo_is_the_papers_formula_by_each_sequences_length() -> None:
+    old = torch.tensor([-1.5, -2.0, -1.5, -2.9, -1.0, -1.0, 0.0])
+    start = torch.tensor([-1.0, -2.1, -1.5, -3.0, -1.0, -0.5, -7.0])
+    adv, mask = torch.tensor([1.0] * 3 + [-2.0] * 4), torch.tensor([1.0] * 6 + [0.0])
+    bounds = torch.tensor([0, 3, 5, 7], dtype=torch.int32)
+    policy = start.clone().requires_grad_()
+    wanted = torch.tensor(0.0)
+    for low, high in ((0, 3), (3, 5), (5, 6)):  # the last token does not count
+        ratio = (policy[low:high] - old[low:high]).mean().exp()
+        kept = torch.min(ratio * adv[low], ratio.clamp(0.8, 1.1) * adv[low])
+        wanted = wanted - (high - low) * kept
+    wanted.backward()
+    given = {"logprobs": old, "advantages": adv, "mask": mask, "cu_seqlens": bounds}
+    clips = {"clip": 0.2, "clip_high": 0.1}
+    loss, gradient, metrics = run("gspo", clips, arrays=given, outputs=start)
+    assert loss == pytest.approx(float(wanted.detach()))
+    assert policy.grad is not None
+    assert torch.allclose(gradient, policy.grad)
+    assert metrics["clipfrac"] == pytest.approx(3 / 6)
+
+
 def test_value_mse_is_half_the_squared_error() -> None:
     loss, gradient, metrics = run("value_mse")
     error = LOGPROBS - ARRAYS["returns"]
@@ -101,7 +124,7 @@ def test_value_mse_is_half_the_squared_error() -> None:
     assert "value_mean" in metrics
 
 
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "dro"])
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "dro", "gspo"])
 def test_a_policy_loss_reports_how_far_the_sampler_is_where_the_mask_counts(name: str) -> None:
     mask = torch.tensor([1.0, 0.0, 1.0, 0.5])
     _, _, metrics = run(name, arrays={"mask": mask})
@@ -160,11 +183,18 @@ def test_the_formulas_that_users_read_are_those_that_are_computed(where: str) ->
     found = formulas(text)
     assert found.keys() == BUILT_IN_LOSSES.keys()
     names = {"logp": LOGPROBS, "value": LOGPROBS, "old": ARRAYS["logprobs"], "r": RATIO, **ARRAYS}
-    names |= {"adv": ARRAYS["advantages"], "sum": torch.sum, "min": torch.minimum}
+    names |= {
+        "s": SEQUENCE_RATIO,
+        "adv": ARRAYS["advantages"],
+        "sum": torch.sum,
+        "min": torch.minimum,
+    }
     names |= {"clamp": torch.clamp, "stop_gradient": lambda x: x}
     names |= {"clip": losses.DEFAULT_CLIP, "clip_high": losses.DEFAULT_CLIP}
+    own = {"gspo": dict(zip(("clip", "clip_high"), losses.GSPO_CLIPS, strict=True))}
     for name, formula in found.items():
-        wanted = eval(formula, {}, names | {"beta": losses.DEFAULT_BETA})
+        given = names | {"beta": losses.DEFAULT_BETA} | own.get(name, {})
+        wanted = eval(formula, {}, given)
         assert run(name)[0] == pytest.approx(float(wanted)), name
         assert all(f"`{argument}`" in text for argument in BUILT_IN_LOSSES[name].arguments)
         assert set(BUILT_IN_LOSSES[name].arrays) <= set(re.findall(r"`(\w+)`", page))

@@ -32,6 +32,8 @@ class TinkerLoss:
     """What it may be given, with its defaults."""
     each: Callable[[Floats, Arrays, Args], Floats]
     """Returns `loss[T]` of `logprobs[T]`."""
+    is_of_sequences: bool = False
+    """Whether tokens depend on their sequence. Then those of advantage 0 are no part of it."""
 
 
 def _ratios(logprobs: Floats, arrays: Arrays) -> Floats:
@@ -50,7 +52,19 @@ def _importance_sampling(logprobs: Floats, arrays: Arrays, _: Args) -> Floats:
 
 
 def _ppo(logprobs: Floats, arrays: Arrays, args: Args) -> Floats:
-    ratios, adv = _ratios(logprobs, arrays), arrays["advantages"]
+    return _surrogate(_ratios(logprobs, arrays), arrays, args)
+
+
+def _gspo(logprobs: Floats, arrays: Arrays, args: Args) -> Floats:
+    mask, bounds = arrays["mask"], arrays["cu_seqlens"]
+    gaps = np.where(mask != 0, logprobs - arrays["logprobs"], np.float32(0))
+    sums, counts = (np.add.reduceat(each, bounds[:-1]) for each in (gaps, mask))
+    means = sums / np.maximum(counts, 1)
+    return _surrogate(np.repeat(np.exp(means), np.diff(bounds)), arrays, args)
+
+
+def _surrogate(ratios: Floats, arrays: Arrays, args: Args) -> Floats:
+    adv = arrays["advantages"]
     clipped = np.clip(ratios, 1 - args["clip"], 1 + args["clip_high"])
     found: Floats = -np.minimum(ratios * adv, clipped * adv)
     return found
@@ -77,6 +91,12 @@ LOSSES: Final[Mapping[str, TinkerLoss]] = {
     "ppo": TinkerLoss(inputs=_POLICY, config=_CLIPS, each=_ppo),
     "cispo": TinkerLoss(inputs=_POLICY, config=_CLIPS, each=_cispo),
     "dro": TinkerLoss(inputs=_POLICY, config={"beta": 0.05}, each=_dro),
+    "gspo": TinkerLoss(
+        inputs=_POLICY,
+        config={"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4},
+        each=_gspo,
+        is_of_sequences=True,
+    ),
 }
 
 

@@ -118,7 +118,8 @@ def pass_of(request: pb.ForwardBackwardRequest) -> PackedPass:
         ]
         arrays[field] = np.concatenate(columns)
     if "advantages" in arrays:
-        arrays["mask"] = np.ones(arrays["tokens"].size, np.float32)
+        counts = arrays["advantages"] != 0 if losses.find(name).is_of_sequences else True
+        arrays["mask"] = np.full(arrays["tokens"].size, counts, np.float32)
     return PackedPass(
         loss=name, arguments=arguments, is_forward=request.forward_only, arrays=arrays
     )

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from plexclient.wire.v1 import tinker_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.router.http.tinker import wire
+from plexsvc.router.http.tinker import losses, wire
+from plexsvc.worker import losses as worker_losses
 
 
 def tensor(values: list[float], *, dtype: int = pb.DTYPE_FLOAT32) -> pb.Tensor:
@@ -73,6 +75,21 @@ def test_tokens_without_weights_count_in_full() -> None:
     assert wire.pass_of(asked).arrays["weights"].tolist() == [1, 1, 2]
 
 
+def test_gspo_answers_the_loss_of_the_ranks_and_counts_no_prompt() -> None:
+    given = request("gspo", logprobs=[-9, -2, -3], advantages=[0, 2, -1])
+    given.loss_fn_config["clip_high_threshold"] = 1.5
+    asked = wire.pass_of(given)
+    assert asked.arrays["mask"].tolist() == [0, 1, 1]
+    logprobs = np.array([-1, -1.7, -3.5], np.float32)
+    each = losses.find("gspo").each(logprobs, asked.arrays, asked.arguments)
+    tensors = {name: torch.tensor(array) for name, array in asked.arrays.items()}
+    terms = worker_losses.resolve("gspo", asked.arguments, role="actor")(
+        torch.tensor(logprobs), tensors
+    )
+    assert each[0] == 0
+    assert float(each.sum()) == pytest.approx(float(terms.loss), rel=1e-6)
+
+
 def _image(asked: pb.ForwardBackwardRequest) -> None:
     asked.data[1].model_input.add().image.SetInParent()
 
@@ -107,7 +124,7 @@ def _empty(asked: pb.ForwardBackwardRequest) -> None:
 
 
 def _named(asked: pb.ForwardBackwardRequest) -> None:
-    asked.loss_fn = "gspo"
+    asked.loss_fn = "stable_reinforce"
 
 
 def _configured(asked: pb.ForwardBackwardRequest) -> None:
@@ -125,7 +142,7 @@ def _configured(asked: pb.ForwardBackwardRequest) -> None:
         (_negative, "whole numbers from 0", ErrorCode.BAD_BATCH),
         (_masked, r"data\[1\].*mask: cross_entropy takes target_tok", ErrorCode.BAD_BATCH),
         (_empty, "data is empty", ErrorCode.BAD_BATCH),
-        (_named, "gspo", ErrorCode.UNKNOWN_LOSS),
+        (_named, "stable_reinforce", ErrorCode.UNKNOWN_LOSS),
         (_configured, "loss_fn_config.clip", ErrorCode.BAD_REQUEST),
     ],
 )
