@@ -372,6 +372,7 @@ def everything(model: str) -> dict[str, Any]:
         "runs": lambda: rest.list_training_runs().result().training_runs[0],
         "run": lambda: rest.get_training_run(client.model_id).result(),
         "checkpoints": lambda: rest.list_checkpoints(client.model_id).result().checkpoints[1],
+        "all checkpoints": lambda: rest.list_user_checkpoints().result().checkpoints[1],
         "sessions": lambda: rest.get_session(rest.list_sessions().result().sessions[0]).result(),
         "weights": lambda: rest.get_weights_info_by_tinker_path(state).result(),
         "archive": lambda: archived(rest, state),

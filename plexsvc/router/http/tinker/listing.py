@@ -6,6 +6,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -47,7 +48,7 @@ class Listing:
         """Tell of the checkpoints of a run, or of all."""
         model_id = request.match_info.get("model_id", "")
         every = await self._names.all(request[TENANT], model_id=model_id)
-        found = [one.told() for one in reversed(every)]
+        found = [one.told() for one in reversed(every) if _knows(request, one)]
         if model_id:
             return web.json_response({"checkpoints": found, "cursor": None})
         shown, cursor = _page(request, found)
@@ -118,6 +119,12 @@ class Listing:
         return sorted(runs.values(), key=lambda run: str(run["last_request_time"]), reverse=True)
 
 
+def _knows(request: web.Request, saved: Saved) -> bool:
+    """Return whether the SDK that asks can read of such a checkpoint: older ones fail by others."""
+    version = re.match(r"0\.(\d{1,4})\.", request.headers.get(_VERSION, ""))
+    return version is None or int(version[1]) >= _KNOWN_SINCE.get(saved.kind, 0)
+
+
 def _run(
     model_id: str,
     base_model: str,
@@ -147,4 +154,6 @@ def _page(request: web.Request, found: Sequence[Any]) -> tuple[list[Any], dict[s
 
 
 _LAST: Final = {"weights": "last_checkpoint", "sampler_weights": "last_sampler_checkpoint"}
+_VERSION: Final = "X-Stainless-Package-Version"
+_KNOWN_SINCE: Final = {"external_weights": 30}
 _PAGE: Final = {"limit": 100, "offset": 0}
