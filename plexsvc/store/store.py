@@ -70,6 +70,16 @@ READINGS: Final = ("hour_us", "count", "device_us", "switch_us", "tokens", "nbyt
 """Columns of `USAGE` that grow from row to row."""
 
 
+def needs_sync(rows: Sequence[Row]) -> bool:
+    """Return whether rows must survive a power cut.
+
+    Rows of operations alone need not: the journal, which is synced, tells of them too. Records need
+    not, either: they survive this process.
+    """
+    unsynced = OperationRow | OperationGone | RecordRow | RecordGone
+    return any(not isinstance(row, unsynced) for row in rows)
+
+
 class Store:
     """One open database, led under one epoch."""
 
@@ -86,12 +96,16 @@ class Store:
     def append(self, events: Sequence[JournalRow], rows: Sequence[Row] = ()) -> None:
         """Write a batch of events and changed rows in one transaction; durable on return.
 
+        Rows alone that `needs_sync` leaves out survive this process, not a power cut.
+
         Raises:
             PlexError: `stale_fence` when another scheduler has taken over; `disk_full`;
                 `unavailable` when the database does not answer; `internal` for rows that
                 contradict what is there. Nothing is written then.
         """
         if events and not rows and self.append_now(events, is_synced=True):
+            return
+        if rows and not events and self.write_now(rows):
             return
         try:
             with self._led():
@@ -145,12 +159,10 @@ class Store:
     def write_now(self, rows: Sequence[Row]) -> bool:
         """Write changed rows if nobody need be waited for; return whether they are written.
 
-        Rows of operations alone are not synced: the journal, which is, tells of them too. Records
-        are not, either: they survive this process. When nothing was written, `append` says why.
+        When nothing was written, `append` says why.
         """
-        unsynced = OperationRow | OperationGone | RecordRow | RecordGone
-        is_synced = any(not isinstance(row, unsynced) for row in rows)
-        return self._appender is not None and self._appender.write(rows, is_synced=is_synced)
+        appender, is_synced = self._appender, needs_sync(rows)
+        return appender is not None and appender.write(rows, is_synced=is_synced)
 
     def profiles(self, *, limit: int) -> list[ProfileRow]:
         """Return the cycles measured last, oldest of them first."""

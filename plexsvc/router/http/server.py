@@ -132,9 +132,9 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     Raises:
         PlexError: `bad_request`, `payload_too_large`, `operation_timeout`.
     """
-    await read_body(request)
+    body = await read_body(request)
     try:
-        found = await request.json(loads=_load_json)
+        found = _load_json(body.decode(request.charset or "utf-8"))
     except (ValueError, LookupError, RecursionError) as error:
         raise bad_request(f"the body is no JSON: {error}") from error
     if not isinstance(found, dict):
@@ -149,6 +149,8 @@ async def read_body(request: web.Request) -> bytes:
         PlexError: `bad_request`, `payload_too_large`, `operation_timeout`.
     """
     try:
+        if request.content.is_eof():
+            return await request.read()
         async with asyncio.timeout(SILENT_S):
             return await request.read()
     except TimeoutError:
@@ -202,7 +204,7 @@ class _Guard:
         try:
             if request.method in READING and self._is_open(request.path):
                 return await handler(request)
-            caller = self._tenants.caller_of(_credentials(request, self._tenants))
+            caller = _caller(request, self._tenants)
             if request.method not in READING:
                 caller.check_may_change(f"{request.method} {request.path}")
             self._tenants.rates.take(caller.tenant)
@@ -221,19 +223,24 @@ class _Guard:
             return _answer(internal(text))
 
 
-def _credentials(request: web.Request, tenants: Tenants) -> list[tuple[str, str]]:
-    """Return who calls, as tokens are presented elsewhere.
+def _caller(request: web.Request, tenants: Tenants) -> Caller:
+    """Return who calls, by a token as it is presented elsewhere.
 
     The Tinker SDK has its token in a header of its own, and takes none that does not begin with
     `tml-`: one that does not may be given with that before it.
+
+    Raises:
+        PlexError: `unauthenticated`.
     """
     key = request.headers.get(API_KEY)
     if key is None or "authorization" in request.headers:
-        return [(name.lower(), value) for name, value in request.headers.items()]
-    given = [("authorization", f"Bearer {key}")]
-    if key.startswith(KEY_PREFIX) and tenants.refusal(given) is not None:
-        given = [("authorization", f"Bearer {key.removeprefix(KEY_PREFIX)}")]
-    return given
+        return tenants.caller_of([(name.lower(), value) for name, value in request.headers.items()])
+    try:
+        return tenants.caller_of([("authorization", f"Bearer {key}")])
+    except PlexError:
+        if not key.startswith(KEY_PREFIX):
+            raise
+        return tenants.caller_of([("authorization", f"Bearer {key.removeprefix(KEY_PREFIX)}")])
 
 
 class _Connections:

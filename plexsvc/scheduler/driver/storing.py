@@ -4,8 +4,8 @@ Theory of operation. An operation waits for two appends, one after the other. Wh
 a tenth of a millisecond, waking a thread and waiting for the interpreter's lock to come back costs
 more than the append itself. Such an append is made on the loop, and must not wait for anybody. A
 store is written on the thread when another connection has locked it, when it is not on this
-machine, when it was slow lately, or when the thread has work. Appends stay in order because their
-caller awaits each.
+machine, when it was slow lately, or when the thread has work. Where syncs are slow, what needs none
+is still written on the loop. Appends stay in order because their caller awaits each.
 
 A store that takes nothing (its disk is full, its server does not answer) is tried again until it
 does. Meanwhile nothing is decided and new work is refused; what runs goes on, and its outcomes
@@ -24,7 +24,7 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
 from plexsvc.store.rows import JournalRow, Row
-from plexsvc.store.store import Store
+from plexsvc.store.store import Store, needs_sync
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,8 @@ class Storing:
         self._store = store
         self._clock = clock
         self._inline_us = inline_us
-        self._lately_us = 0
+        self._lately_us = {True: 0, False: 0}
+        """How long writes took lately, with a sync and without."""
         self._waiting = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self.failure: PlexError | None = None
@@ -57,8 +58,9 @@ class Storing:
             PlexError: `stale_fence`, `internal`.
         """
         write = partial(self._store.append_now, rows, is_synced=is_synced)
-        if not (self._is_quick and self._timed(write)):
-            await self._insist(partial(self._timed, partial(self._store.append, rows)))
+        if not (self._is_quick(is_synced) and self._timed(write, is_synced)):
+            append = partial(self._store.append, rows)
+            await self._insist(partial(self._timed, append, is_synced))
 
     async def write(self, rows: Sequence[Row]) -> None:
         """Write changed rows of the tables.
@@ -66,8 +68,10 @@ class Storing:
         Raises:
             PlexError: as `Store.append`.
         """
-        if not (self._is_quick and self._store.write_now(rows)):
-            await self._insist(partial(self._store.append, (), rows))
+        write, is_synced = partial(self._store.write_now, rows), needs_sync(rows)
+        if not (self._is_quick(is_synced) and self._timed(write, is_synced)):
+            append = partial(self._store.append, (), rows)
+            await self._insist(partial(self._timed, append, is_synced))
 
     async def _insist(self, write: Callable[[], None]) -> None:
         """Have the thread write until the store takes it."""
@@ -101,16 +105,15 @@ class Storing:
         """Return when every call has run. No call may follow."""
         self._thread.shutdown()
 
-    @property
-    def _is_quick(self) -> bool:
-        return not self._waiting and self._lately_us < self._inline_us
+    def _is_quick(self, is_synced: bool) -> bool:
+        return not self._waiting and self._lately_us[is_synced] < self._inline_us
 
-    def _timed(self, work: Callable[[], Result]) -> Result:
+    def _timed(self, work: Callable[[], Result], is_synced: bool) -> Result:
         """Return what `work` returns; one that took long is remembered for some tens of calls."""
         started_us = self._clock.monotonic_us()
         result = work()
         took_us = self._clock.monotonic_us() - started_us
-        self._lately_us += (took_us - self._lately_us) // 8
+        self._lately_us[is_synced] += (took_us - self._lately_us[is_synced]) // 8
         return result
 
     def _done(self, _: asyncio.Future[Any]) -> None:

@@ -277,8 +277,9 @@ class Front:
         asked, tenant = await read_json(request), request[TENANT]
         try:
             future = await self._future(text(asked, "request_id"), tenant=tenant)
-            with self._hold(tenant):
-                await asyncio.wait({future.work}, timeout=HOLD_S)
+            if not future.work.done():
+                with self._hold(tenant):
+                    await asyncio.wait({future.work}, timeout=HOLD_S)
         except PlexError as error:
             if not error.retryable:
                 raise

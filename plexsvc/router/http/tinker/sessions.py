@@ -255,6 +255,7 @@ class TinkerSessions:
             )
         session.futures[future.request_id] = future
         self._begin(session, future)
+        await asyncio.sleep(0)  # it takes longer than all that is done here: it goes first
         try:
             key = f"future/{future.request_id}"
             await self.keep(session, {**records, key: future.to_record()})

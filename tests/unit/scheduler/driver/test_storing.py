@@ -85,6 +85,18 @@ async def test_after_a_slow_append_the_thread_makes_them_until_they_are_quick(st
     assert [row.idx for row in stored.journal(store)] == [1, 2, 3, 4, 5, 6]
 
 
+async def test_what_needs_no_sync_is_written_on_the_loop_where_syncs_are_slow(store: Store) -> None:
+    noting, clock = ThreadNoting(store), SteppingClock()
+    storing = Storing(noting, clock=clock, inline_us=500)  # type: ignore[arg-type] # what it uses of a store
+    clock.step_us = 8 * 600
+    await storing.append([entry(1)])
+    await storing.append([entry(2)])
+    clock.step_us = 1
+    await storing.append([entry(3)], is_synced=False)
+    storing.close()
+    assert noting.threads == ["loop", "thread", "loop"]
+
+
 async def test_a_limit_of_zero_keeps_every_append_off_the_loop(store: Store) -> None:
     noting = ThreadNoting(store)
     storing = Storing(noting, clock=SteppingClock(), inline_us=0)  # type: ignore[arg-type] # what it uses of a store
