@@ -12,7 +12,8 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -30,6 +31,8 @@ SILENT_S: Final = 10.0
 IDLE_S: Final = 60.0
 """How long a connection may be kept between requests."""
 STOP_S: Final = 2.0
+QUICK_BYTES: Final = 64 << 10
+"""Bodies up to this are read on the event loop, larger ones on a thread."""
 
 _STATUS: Final = {
     ErrorCode.BAD_REQUEST: 400,
@@ -42,6 +45,7 @@ _STATUS: Final = {
     ErrorCode.UNAVAILABLE: 503,
 }
 
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Ask = Callable[[str, Message, Caller], Awaitable[Any]]
 """Asks, as that caller, the method of the Router of that name."""
@@ -134,12 +138,18 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     """
     body = await read_body(request)
     try:
-        found = _load_json(body.decode(request.charset or "utf-8"))
+        load = partial(_load_json, body, request.charset or "utf-8")
+        found = await off_loop(load, nbytes=len(body))
     except (ValueError, LookupError, RecursionError) as error:
         raise bad_request(f"the body is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise bad_request("the body must be a JSON object")
     return found
+
+
+async def off_loop(work: Callable[[], T], *, nbytes: int) -> T:
+    """Return what `work` returns, on a thread where so many bytes may take it long."""
+    return await asyncio.to_thread(work) if nbytes > QUICK_BYTES else work()
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -163,12 +173,13 @@ async def read_body(request: web.Request) -> bytes:
         raise bad_request(f"the body cannot be read: {error}") from error
 
 
-def _load_json(body: str) -> object:
+def _load_json(given: bytes, charset: str) -> object:
     """Return what a body says.
 
     Names that come twice are refused: one of their values would be ignored. So are NaN and
     infinities, which JSON has not, and half of a surrogate pair, which is no text.
     """
+    body = given.decode(charset)
     found = json.loads(body, object_pairs_hook=_object, parse_constant=_refuse_constant)
     if "\\u" in body:
         json.dumps(found, ensure_ascii=False).encode()

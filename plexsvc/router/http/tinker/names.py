@@ -113,6 +113,8 @@ class Names:
 
     async def all(self, tenant: TenantId, *, model_id: str = "") -> list[Saved]:
         """Return a tenant's names, or those of a model, oldest first; drop those that are over."""
+        if not model_id.isprintable():  # a store may not take such texts
+            return []
         prefix = f"{_PREFIX}{SCHEME}" + (f"{model_id}/" if model_id else "")
         request = pb.GetRecordsRequest(tenant=tenant, prefix=prefix)
         found = await self._scheduler.call("GetRecords", request, pb.GetRecordsReply)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
-from plexsvc.router.http.tinker.sessions import Future, TinkerSession
+from plexsvc.router.http.tinker.sessions import TinkerSession
+
+MAX_ENDED: Final = 4096
+"""Clients of a session's samplers that are known; others are told as new ones."""
 
 
 class FinishedRequests:
@@ -17,28 +20,35 @@ class FinishedRequests:
 
     def __init__(self, now_us: int) -> None:
         self._cursor = now_us
-        self._kept: dict[int, dict[str, str]] = {}
+        self._kept: dict[str, tuple[int, str]] = {}
+        """Cursor and state, by request."""
         self._added = asyncio.Event()
 
     def add(self, request_id: str, *, failed: bool) -> None:
         """Note that a request ended."""
         self._cursor += 1
-        self._kept[self._cursor] = {
-            "state": "failed" if failed else "finished",
-            "request_id": request_id,
-        }
+        self._kept[request_id] = self._cursor, "failed" if failed else "finished"
         self._added.set()
+
+    def forget(self, request_id: str) -> None:
+        """Tell of a request no longer: its answer was read."""
+        self._kept.pop(request_id, None)
 
     async def after(self, cursor: int, *, hold_s: float) -> dict[str, Any]:
         """Return what ended after a cursor, once something did, or nothing in time."""
-        for old in [one for one in self._kept if one <= cursor]:
+        for old in [name for name, (at, _) in self._kept.items() if at <= cursor]:
             del self._kept[old]
         if not self._kept:
             self._added.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(hold_s):
                     await self._added.wait()
-        return {"completions": list(self._kept.values()), "cursor": max(self._kept, default=cursor)}
+        completions = [
+            {"state": state, "request_id": request_id}
+            for request_id, (_, state) in self._kept.items()
+        ]
+        newest = max((at for at, _ in self._kept.values()), default=cursor)
+        return {"completions": completions, "cursor": newest}
 
 
 def ended_of(
@@ -47,11 +57,9 @@ def ended_of(
     """Return what ended of a sampler's client."""
     key = sampler_id, clone
     if key not in session.ended:
+        if len(session.ended) >= MAX_ENDED:
+            del session.ended[next(iter(session.ended))]
         session.ended[key] = FinishedRequests(now_us)
-    found: FinishedRequests = session.ended[key]
+    found: FinishedRequests = session.ended.pop(key)
+    session.ended[key] = found  # the last that was used
     return found
-
-
-def clone_of(future: Future) -> int:
-    """Return which of a sampler's clients made a request: its numbers begin with it."""
-    return int(future.request_id.rpartition(":")[2]) // 1_000_000_000

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
-from plexsvc.router.http.server import TENANT, error_of, read_body, read_json
+from plexsvc.router.http.server import TENANT, error_of, off_loop, read_body, read_json
 from plexsvc.router.http.tinker import archives, wire
 from plexsvc.router.http.tinker.archives import Archives
 from plexsvc.router.http.tinker.lanes import Wire
@@ -161,7 +162,7 @@ class Front:
         return web.json_response({"status": "ok"})
 
     async def _telemetry(self, request: web.Request) -> web.Response:
-        await request.read()
+        await read_body(request)
         return web.json_response({"status": "accepted"})
 
     async def _client_config(self, _: web.Request) -> web.Response:
@@ -210,14 +211,13 @@ class Front:
         return web.json_response(await self._training.info(asked, tenant=request[TENANT]))
 
     async def _forward(self, request: web.Request) -> web.Response:
-        asked = wire.request_of_json(await read_json(request), is_forward=True)
-        return await self._pass(request, asked)
+        return await self._pass(request, await _pass_of_json(request, is_forward=True))
 
     async def _forward_backward(self, request: web.Request) -> web.Response:
         if request.content_type == wire.PROTOBUF:
             asked = wire.request_of(await read_body(request))
         else:
-            asked = wire.request_of_json(await read_json(request), is_forward=False)
+            asked = await _pass_of_json(request, is_forward=False)
         return await self._pass(request, asked)
 
     async def _pass(self, request: web.Request, asked: Any) -> web.Response:
@@ -287,6 +287,9 @@ class Front:
         if not future.work.done():
             waits = {"type": "try_again", "request_id": future.request_id, "queue_state": "active"}
             return web.json_response(waits, status=408)
+        if future.work.cancelled():
+            session_id = future.request_id.partition(":")[0]
+            raise PlexError(ErrorCode.JOB_ENDED, f"session {session_id} has ended")
         future.is_told = True
         found = future.work.result()
         if isinstance(found, PlexError):
@@ -310,7 +313,7 @@ class Front:
         if request_id not in session.futures:
             raise PlexError(
                 ErrorCode.RESULT_GONE,
-                f"there is no future {request_id!r}: its answer was read, or it never began",
+                f"there is no future {request_id!r:.200}: its answer was read, or it never began",
             )
         return session.futures[request_id]
 
@@ -344,6 +347,11 @@ _AS_THEY_ARE: Final = frozenset(
     }
 )
 """Codes whose status the server knows."""
+
+
+async def _pass_of_json(request: web.Request, *, is_forward: bool) -> Any:
+    make = partial(wire.request_of_json, await read_json(request), is_forward=is_forward)
+    return await off_loop(make, nbytes=len(await request.read()))
 
 
 def _begun(future: Future) -> web.Response:

@@ -25,7 +25,7 @@ from plexsvc.router.http.tinker import adapters
 from plexsvc.router.http.tinker.engines import SessionEngine, Weights
 from plexsvc.router.http.tinker.lanes import persist
 from plexsvc.router.http.tinker.names import Names
-from plexsvc.router.http.tinker.polling import clone_of, ended_of
+from plexsvc.router.http.tinker.polling import ended_of
 from plexsvc.router.http.tinker.sessions import (
     Future,
     FutureResult,
@@ -90,7 +90,8 @@ class Sampling:
             base_model = text(asked, "base_model")
             sampler = {"base_model": base_model, "path": self._training.known(base_model).model}
         sampler_id = f"{session.session_id}:sample:{number}"
-        session.samplers[sampler_id] = sampler
+        if session.samplers.setdefault(sampler_id, sampler) != sampler:
+            raise bad_request(f"{sampler_id} is of other weights; number samplers anew")
         await self._sessions.keep(session, {f"sampler/{sampler_id}": sampler})
         return sampler_id
 
@@ -138,13 +139,14 @@ class Sampling:
             PlexError: `not_found`; `bad_request`.
         """
         target = asked.get("target") or {}
-        sampler_id, clone = text(target, "sampling_session_id"), target.get("cloned_sampler_id", 0)
+        sampler_id = text(target, "sampling_session_id")
+        clone = whole(target, "cloned_sampler_id", default=0, most=2**62)
         session = await self._sessions.get(sampler_id, tenant=tenant)
         _sampler(session, sampler_id)
         for request_id in asked.get("retrieved_request_ids") or ():
             if request_id in session.futures:
                 session.futures[request_id].is_told = True
-        found = ended_of(session, sampler_id, int(clone), now_us=self._sessions.clock.wall_us())
+        found = ended_of(session, sampler_id, clone, now_us=self._sessions.clock.wall_us())
         cursor = whole(asked, "prev_cursor", default=0, most=2**62)
         wait_s = _real(asked, "timeout", default=hold_s, high=3600)
         return await found.after(cursor, hold_s=min(wait_s, hold_s))
@@ -156,7 +158,7 @@ class Sampling:
             failed = False
         finally:
             sampler_id, now_us = future.facts["sampler_id"], self._sessions.clock.wall_us()
-            ended = ended_of(session, sampler_id, clone_of(future), now_us=now_us)
+            ended = ended_of(session, sampler_id, future.clone, now_us=now_us)
             ended.add(future.request_id, failed=failed)
         return outcome
 

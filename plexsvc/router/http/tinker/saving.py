@@ -16,6 +16,7 @@ from plexsvc.router.http.tinker.sessions import (
     Runner,
     TinkerSession,
     TinkerSessions,
+    check_facts,
 )
 from plexsvc.router.http.tinker.training import Training, text, whole
 
@@ -64,7 +65,9 @@ class Saving:
             "user_metadata": asked.get("user_metadata"),
         }
         number = whole(asked, "model_seq_id")
-        return await self._training.begin(session, number, base_model=base_model, facts=facts)
+        return await self._training.begin(
+            session, number, base_model=base_model, asked=asked, facts=facts
+        )
 
     async def _loadable(self, asked: Mapping[str, Any], *, tenant: TenantId) -> Saved:
         saved = await self._names.find(text(asked, "path"), tenant=tenant)
@@ -109,6 +112,7 @@ class Saving:
         async def named() -> Saved:
             if asked.get("age_encryption_recipients"):
                 raise bad_request("age_encryption_recipients: encrypted exports are not offered")
+            check_facts(asked.get("user_metadata"), "user_metadata")
             number, seq = model["deployment_id"].rpartition("-")[2], future.facts["seq"]
             name = asked.get("path") or f"{seq:06d}"
             saved = Saved(

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,6 +27,7 @@ from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.http.tinker.lanes import OperationLane, Wire
+from plexsvc.slots import Limit
 
 TTL_US: Final = 180_000_000
 """How long a session lives without a heartbeat; the SDK sends one in 10 s."""
@@ -32,6 +35,14 @@ PREFIX: Final = "tinker-"
 """What a session's id begins with."""
 MAX_FUTURES: Final = 65_536
 """Futures of a session whose answers are not acknowledged."""
+BODIES: Final = Limit(
+    total=2 << 30,
+    what="bytes of Tinker requests whose answers were not read",
+    key="sessions.BODIES",
+)
+MAX_FACTS_BYTES: Final = 64 << 10
+"""What a client may tell of a session, a model or saved weights: each list of them reads it."""
+_SESSION_ID: Final = re.compile(PREFIX + "[0-9a-f]{16}")
 
 log = Log(__name__)
 
@@ -56,6 +67,13 @@ class Future:
     is_told: bool = False
     is_old: bool = False
     """Told before the last heartbeat."""
+    nbytes: int = 0
+    """Of its body, which leaves memory once the answer is there."""
+
+    @property
+    def clone(self) -> int:
+        """Which of a sampler's clients made it: its numbers begin with it."""
+        return int(self.request_id.rpartition(":")[2]) // 1_000_000_000
 
     @property
     def work(self) -> asyncio.Task[FutureResult | PlexError]:
@@ -104,7 +122,7 @@ class TinkerSession:
             PlexError: `not_found`.
         """
         if model_id not in self.models:
-            raise not_found(f"session {self.session_id!r} has no model {model_id!r}")
+            raise not_found(f"session {self.session_id!r} has no model {model_id!r:.200}")
         return self.models[model_id]
 
 
@@ -126,24 +144,35 @@ class TinkerSessions:
         self._keep_alive = keep_alive
         self._runners = runners
         self._sessions: dict[tuple[TenantId, str], TinkerSession] = {}
+        self._bodies: Counter[TenantId] = Counter()
+        """Bytes of each tenant's futures."""
         self._loading = asyncio.Lock()
         self.clock = wire.clock
         self.group: asyncio.TaskGroup | None = None
         """What runs the requests, while the front serves."""
 
     async def open(self, asked: Mapping[str, Any], *, tenant: TenantId) -> TinkerSession:
-        """Open a session: a job of its own."""
+        """Open a session: a job of its own.
+
+        Raises:
+            PlexError: `bad_request`; what the scheduler refuses a job for.
+        """
         session_id = f"{PREFIX}{secrets.token_hex(8)}"
         facts = {
             name: asked.get(name)
             for name in ("tags", "user_metadata", "display_name", "project_id")
         } | {"created_us": self._wire.clock.wall_us()}
+        check_facts(facts, "tags, user_metadata, display_name and project_id")
         session = TinkerSession(tenant=tenant, session_id=session_id, facts=facts)
         record = pb.Record(key=f"session/{session_id}", body=json.dumps(facts).encode())
         kept = pb.KeepRecordsRequest(tenant=tenant, records=[record])
         await self._scheduler.call("KeepRecords", kept, pb.KeepRecordsReply)
         request = pb.CreateJobRequest(job_id=session_id, name="tinker", session_ttl_us=TTL_US)
-        await self._control("CreateJob", request, tenant=tenant)
+        try:
+            await self._control("CreateJob", request, tenant=tenant)
+        except PlexError:
+            await self.drop(session)
+            raise
         self._sessions[tenant, session_id] = session
         assert self.group is not None, session_id
         self.group.create_task(self._forget(tenant))
@@ -163,6 +192,8 @@ class TinkerSessions:
         """
         session_id = name.partition(":")[0]
         key = tenant, session_id
+        if not _SESSION_ID.fullmatch(session_id):
+            raise _unknown(session_id)
         if key not in self._sessions:
             async with self._loading:
                 if key not in self._sessions:
@@ -203,7 +234,7 @@ class TinkerSessions:
                 ErrorCode.JOB_ENDED, f"session {session.session_id} has ended: {reply.reason}"
             )
         for one in old:
-            session.futures.pop(one.request_id, None)
+            self._remove(session, one)
         for one in session.futures.values():
             one.is_old = one.is_told
         if old:
@@ -219,8 +250,9 @@ class TinkerSessions:
     async def drop(self, session: TinkerSession) -> None:
         """Remember a session no longer."""
         self._sessions.pop((session.tenant, session.session_id), None)
-        for one in session.futures.values():
+        for one in list(session.futures.values()):
             one.work.cancel()
+            self._remove(session, one)
         prefix = f"{session.session_id}/"
         found = await self._records(prefix, tenant=session.tenant)
         gone = [f"session/{session.session_id}", *(prefix + name for name in found)]
@@ -253,14 +285,16 @@ class TinkerSessions:
                 f"session {session.session_id} has {MAX_FUTURES} futures whose answers were not "
                 "read; read some",
             )
-        session.futures[future.request_id] = future
+        held, taken = self._bodies[session.tenant], self._bodies.total()
+        BODIES.check(session.tenant, held=held, taken=taken, more=len(future.body))
+        kept = {**records, f"future/{future.request_id}": future.to_record()}
+        self._add(session, future)
         self._begin(session, future)
         await asyncio.sleep(0)  # it takes longer than all that is done here: it goes first
         try:
-            key = f"future/{future.request_id}"
-            await self.keep(session, {**records, key: future.to_record()})
+            await self.keep(session, kept)
         except PlexError:
-            session.futures.pop(future.request_id, None)
+            self._remove(session, future)
             raise
         return future
 
@@ -292,6 +326,18 @@ class TinkerSessions:
             )
         return session.lanes[deployment_id]
 
+    def _add(self, session: TinkerSession, future: Future) -> None:
+        session.futures[future.request_id] = future
+        future.nbytes = len(future.body)
+        self._bodies[session.tenant] += future.nbytes
+
+    def _remove(self, session: TinkerSession, future: Future) -> None:
+        if session.futures.pop(future.request_id, None) is not None:
+            self._bodies[session.tenant] -= future.nbytes
+        ended = session.ended.get((future.facts.get("sampler_id", ""), future.clone))
+        if ended is not None:
+            ended.forget(future.request_id)
+
     def _begin(self, session: TinkerSession, future: Future) -> None:
         assert self.group is not None, future
         future.task = self.group.create_task(self._run(session, future))
@@ -304,11 +350,13 @@ class TinkerSessions:
         except Exception as error:  # noqa: BLE001 - a bug of ours is told to its caller alone
             log.error("request failed", request_id=future.request_id)
             return internal(f"the router failed: {error!r}; its log says where")
+        finally:
+            future.body = b""
 
     async def _load(self, session_id: str, *, tenant: TenantId) -> TinkerSession:
         known = await self._records(f"session/{session_id}", tenant=tenant)
         if "" not in known:
-            raise not_found(f"there is no session {session_id!r:.100}, or it has ended")
+            raise _unknown(session_id)
         session = TinkerSession(tenant=tenant, session_id=session_id, facts=json.loads(known[""]))
         for key, body in (await self._records(f"{session_id}/", tenant=tenant)).items():
             kind, _, name = key.partition("/")
@@ -355,5 +403,20 @@ class TinkerSessions:
                     continue  # it could not be created
                 upto = found.next_seq - 1
             self.lane(session, deployment_id).answered.upto = max(0, upto)
-        for future in session.futures.values():
+        for future in list(session.futures.values()):
+            self._add(session, future)
             self._begin(session, future)
+
+
+def check_facts(facts: Any, what: str) -> None:
+    """Refuse what a client tells of something of its own beyond what is kept of that.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    if len(json.dumps(facts)) > MAX_FACTS_BYTES:
+        raise bad_request(f"{what}: {MAX_FACTS_BYTES} bytes of JSON at most")
+
+
+def _unknown(session_id: str) -> PlexError:
+    return not_found(f"there is no session {session_id!r:.100}, or it has ended")

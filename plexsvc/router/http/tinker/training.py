@@ -15,6 +15,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import PlexError, bad_request
 from plexsvc.ids import TenantId
 from plexsvc.router.config import TinkerModel
+from plexsvc.router.http.server import off_loop
 from plexsvc.router.http.tinker import adapters, wire
 from plexsvc.router.http.tinker.adapters import Adapter
 from plexsvc.router.http.tinker.lanes import OperationLane, persist
@@ -24,6 +25,7 @@ from plexsvc.router.http.tinker.sessions import (
     Runner,
     TinkerSession,
     TinkerSessions,
+    check_facts,
 )
 
 ADAM: Final = AdamW(lr=1e-4, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, clip_grad_norm=0.0)
@@ -85,6 +87,7 @@ class Training:
             session,
             number,
             base_model=base_model,
+            asked=asked,
             facts={
                 "seed": seed,
                 "lora": adapters.kept(adapter),
@@ -93,9 +96,20 @@ class Training:
         )
 
     async def begin(
-        self, session: TinkerSession, number: int, *, base_model: str, facts: dict[str, Any]
+        self,
+        session: TinkerSession,
+        number: int,
+        *,
+        base_model: str,
+        asked: Asked,
+        facts: dict[str, Any],
     ) -> Future:
-        """Begin to create a model; with `path` in its facts it goes on from what lies there."""
+        """Begin to create a model; with `path` in its facts it goes on from what lies there.
+
+        Raises:
+            PlexError: as `TinkerSessions.start`.
+        """
+        check_facts(facts, "user_metadata")
         model_id = f"{session.session_id}:train:{number}"
         model = {
             "model_id": model_id,
@@ -103,13 +117,13 @@ class Training:
             "deployment_id": new_deployment_id(JobId(session.session_id), f"train-{number}"),
             **facts,
         }
-        session.models.setdefault(model_id, model)
         future = Future(
             request_id=f"{session.session_id}:create:{number}",
             kind="create_model",
             facts={"model_id": model_id, "deployment_id": model["deployment_id"], "seq": OPENING},
-            body=b"",
+            body=json.dumps(asked, sort_keys=True).encode(),
         )
+        session.models.setdefault(model_id, model)
         return await self._sessions.start(session, future, records={f"model/{model_id}": model})
 
     async def submit(
@@ -234,7 +248,8 @@ class Training:
 
     async def _passed(self, session: TinkerSession, future: Future) -> FutureResult:
         async def read() -> wire.PackedPass:
-            return wire.pass_of(wire.request_of(future.body))
+            make = partial(wire.pass_of_body, future.body)
+            return await off_loop(make, nbytes=len(future.body))
 
         asked = await self.checked(session, future, read())
         lane, seq = self.lane(session, future), future.facts["seq"]

@@ -61,9 +61,8 @@ def request_of_json(asked: Mapping[str, Any], *, is_forward: bool) -> pb.Forward
     Raises:
         PlexError: `bad_request`.
     """
-    given = asked.get("forward_input" if is_forward else "forward_backward_input")
+    given: Any = asked.get("forward_input" if is_forward else "forward_backward_input")
     try:
-        assert isinstance(given, dict), "it has no input"
         found = pb.ForwardBackwardRequest(
             model_id=asked["model_id"],
             seq_id=asked.get("seq_id") or 0,
@@ -85,9 +84,14 @@ def request_of_json(asked: Mapping[str, Any], *, is_forward: bool) -> pb.Forward
                 shape = tensor.get("shape") or [data.size]
                 message = pb.Tensor(dense=data.tobytes(), dtype=dtype, shape=shape)
                 made.loss_fn_inputs[name].CopyFrom(message)
-    except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise bad_request(f"the body is no forward_backward request: {error!r}") from error
     return found
+
+
+def pass_of_body(body: bytes) -> PackedPass:
+    """Return what a request asks for, as `request_of` and `pass_of` do."""
+    return pass_of(request_of(body))
 
 
 def pass_of(request: pb.ForwardBackwardRequest) -> PackedPass:

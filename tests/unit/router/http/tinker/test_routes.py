@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,19 +17,23 @@ import pytest
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.clock import SystemClock
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
 from plexsvc.router.auth import Tenants
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.control import Control
 from plexsvc.router.http.server import serving
-from plexsvc.router.http.tinker import routes
+from plexsvc.router.http.tinker import routes, sessions
 from plexsvc.router.http.tinker.lanes import Wire
 from plexsvc.router.http.tinker.names import Names
 from plexsvc.router.looks import Looks
 from plexsvc.router.roots import Roots
-from plexsvc.slots import Limit, Slots
+from plexsvc.slots import Limit
 from tests.fakes.fake_scheduler import FakeScheduler
 
+SAMPLER = {"sampling_session_seq_id": 0, "base_model": "tiny"}
+_DATUM = {"model_input": {"chunks": [{"tokens": [2**70]}]}, "loss_fn_inputs": {}}
+BEYOND = {"model_id": "M", "forward_backward_input": {"data": [_DATUM], "loss_fn": "ppo"}}
 CREATE = {"model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 0}}
 
 
@@ -41,6 +45,13 @@ class Rig:
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: list[str] = field(default_factory=list)
     base: str = ""
+    is_held: asyncio.Event = field(default_factory=asyncio.Event)
+    """A call waits, or has waited."""
+
+    @contextmanager
+    def hold(self, tenant: str) -> Iterator[None]:
+        self.is_held.set()
+        yield
 
     async def submit(self, operation: ops.Operation, *, tenant: TenantId) -> ops.OperationResult:
         operation.tenant = tenant
@@ -79,7 +90,7 @@ class Rig:
             control=Control(self.scheduler, config=config).forward,
             keep_alive=self.keep_alive,
             deploy=self.deploy,
-            hold=Slots(Limit(total=64, what="calls", key="router.max_calls")).hold,
+            hold=self.hold,
         )
         served = serving(front.routes(), tenants=Tenants(config.tokens), config=config)
         async with front.running(), served as self.base:
@@ -196,6 +207,57 @@ async def test_a_session_that_is_finished_is_forgotten(rig: Rig) -> None:
     assert rig.scheduler.kept == {}
 
 
+async def test_who_waits_for_a_future_of_a_session_that_ends_is_told(rig: Rig) -> None:
+    session_id, model = await rig.model()
+    rig.may_run.clear()
+    _, begun = await rig.ask("optim_step", step(model, 1))
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(rig.ask("retrieve_future", {"request_id": begun["request_id"]}))
+        await rig.is_held.wait()
+        await rig.ask(f"sessions/{session_id}/finish", {"reason": {"type": "success"}})
+    status, told = waiting.result()
+    assert (status, told["error"]["code"]) == (410, "job_ended")
+
+
+async def test_bytes_of_requests_are_bounded_until_their_answers_were_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id, model = await rig.model()
+    small = Limit(total=5000, what="bytes", key="BODIES", code=sessions.BODIES.code)
+    monkeypatch.setattr(sessions, "BODIES", small)
+    large = step(model, 1) | {"padding": "x" * 2000}
+    await rig.future("optim_step", large)
+    status, told = await rig.ask("optim_step", large | {"seq_id": 2})
+    assert (status, told["error"]["code"]) == (429, "queue_full")
+    for _ in range(2):
+        await rig.ask("session_heartbeat", {"session_id": session_id})
+    assert (await rig.future("optim_step", large | {"seq_id": 2}))["type"] == "optim_step"
+
+
+async def test_a_session_that_is_refused_leaves_no_record(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise PlexError(ErrorCode.QUEUE_FULL, "too many jobs")
+
+    monkeypatch.setattr(rig.scheduler, "CreateJob", refuse)
+    status, _ = await rig.ask("create_session", {"tags": [], "sdk_version": "1"})
+    assert (status, rig.scheduler.kept) == (429, {})
+
+
+async def test_a_large_body_is_read_all_the_same(rig: Rig) -> None:
+    _, model = await rig.model()
+    tokens = {"data": [1] * 40_000, "dtype": "int64"}
+    datum = {
+        "model_input": {"chunks": [{"tokens": [1] * 40_000}]},
+        "loss_fn_inputs": {"target_tokens": tokens, "advantages": tokens},
+    }
+    given = {"data": [datum], "loss_fn": "cross_entropy"}
+    asked = {"model_id": model, "seq_id": 1, "forward_backward_input": given}
+    told = await rig.future("forward_backward", asked)
+    assert "advantages: cross_entropy takes target_tokens" in told["error"]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -207,6 +269,14 @@ async def test_a_session_that_is_finished_is_forgotten(rig: Rig) -> None:
         ("forward_backward", {"forward_backward_input": {"data": 3, "loss_fn": "ppo"}}),
         ("optim_step", {"model_id": "M", "seq_id": -1}),
         ("optim_step", {"model_id": "M", "seq_id": True}),
+        ("forward_backward", BEYOND),
+        ("get_info", {"model_id": "tinker-\U0010ffff"}),
+        ("weights_info", {"tinker_path": "tinker://\0/weights/a"}),
+        ("create_session", {"user_metadata": {"a": "b" * 65_536}}),
+        ("create_model", {"session_id": "S", **CREATE, "user_metadata": {"a": "b" * 65_536}}),
+        ("create_model", {"session_id": "S", **CREATE, "base_model": "another"}),
+        ("retrieve_futures", {"target": {"sampling_session_id": "N", "cloned_sampler_id": "x"}}),
+        ("create_sampling_session", {"session_id": "S", **SAMPLER, "base_model": "another"}),
         ("asample", {"prompt": 3}),
         ("asample", {"sampling_session_id": "X", "seq_id": 0}),
         ("retrieve_future", {"request_id": None}),
@@ -221,7 +291,9 @@ async def test_what_cannot_be_is_refused_in_json_and_never_as_our_fault(
     rig: Rig, path: str, body: Any
 ) -> None:
     session_id, model = await rig.model()
+    _, made = await rig.ask("create_sampling_session", {"session_id": session_id, **SAMPLER})
     sent = json.dumps(body).replace('"S"', f'"{session_id}"').replace('"M"', f'"{model}"')
+    sent = sent.replace('"N"', f'"{made["sampling_session_id"]}"')
     status, told = await rig.ask(path.replace("S", session_id), json.loads(sent))
     assert 400 <= status < 500
     assert told["error"]["message"]
