@@ -1,10 +1,11 @@
 """Latency of a Tinker session's heartbeat while thousands of its futures are waited for.
 
-    python -m benchmarks.tinker_heartbeat [--futures 2048 8192]
+    python -m benchmarks.tinker_heartbeat [--futures 2048 8192] [--connections 1000]
 
 A real service trains a tiny model. Requests whose predecessor has not come wait in its order, and
-each is waited for by `retrieve_future` on a connection of its own. Then heartbeats are timed, one
-after the other. At the end the predecessor comes, and no answer may have a status of 5xx.
+each is waited for by `retrieve_future`, on as many connections as the SDK opens. Then heartbeats
+are timed, one after the other, on a connection of their own. At the end the predecessor comes, and
+no answer may have a status of 5xx.
 """
 
 from __future__ import annotations
@@ -49,16 +50,17 @@ class Client:
                 return told
 
 
-async def measure(base: str, model: str, *, futures: int) -> dict[str, Any]:
+async def measure(base: str, model: str, *, futures: int, connections: int) -> dict[str, Any]:
     """Return the latencies of heartbeats beside so many waiting futures."""
     headers = {"X-API-Key": "tml-bench"}
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=connections)
     timeout = aiohttp.ClientTimeout(total=600)
     async with (
-        aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as http,
+        aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as waiters,
+        aiohttp.ClientSession(headers=headers, timeout=timeout) as http,
         asyncio.TaskGroup() as group,
     ):
-        client = Client(http, base)
+        client, waiter = Client(http, base), Client(waiters, base)
         session = (await client.ask("create_session", tags=[], sdk_version="0"))["session_id"]
         lora = {"rank": 0}
         made = await client.ask(
@@ -68,7 +70,7 @@ async def measure(base: str, model: str, *, futures: int) -> dict[str, Any]:
         waiting = []
         for seq in range(2, futures + 2):
             begun = await client.ask("optim_step", model_id=model_id, seq_id=seq, adam_params={})
-            waiting.append(group.create_task(client.wait_for(begun["request_id"])))
+            waiting.append(group.create_task(waiter.wait_for(begun["request_id"])))
         await asyncio.sleep(2.0)  # until all of them wait
         took_ms = []
         for _ in range(BEATS):
@@ -81,10 +83,11 @@ async def measure(base: str, model: str, *, futures: int) -> dict[str, Any]:
         await client.ask(f"sessions/{session}/finish", reason=reason, detail=None)
     return {
         "futures": futures,
+        "connections": connections,
         "p50_ms": round(statistics.median(took_ms), 2),
         "p95_ms": round(statistics.quantiles(took_ms, n=20)[-1], 2),
         "answered": sum("metrics" in one for one in told),
-        "statuses": dict(client.statuses),
+        "statuses": dict(client.statuses + waiter.statuses),
     }
 
 
@@ -92,12 +95,14 @@ def main() -> None:
     """Measure and print, a line of JSON each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--futures", type=int, nargs="+", default=[2048])
+    parser.add_argument("--connections", type=int, default=1000)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         model = make_qwen3(Path(place) / "tiny", seed=1)
         with start_cluster(Path(place), nodes={"only": [TRAIN]}, extra=EXTRA) as live:
             for futures in given.futures:
-                found = measure(f"http://{live.http}", str(model), futures=futures)
+                base, limit = f"http://{live.http}", given.connections
+                found = measure(base, str(model), futures=futures, connections=limit)
                 print(json.dumps(asyncio.run(found)), flush=True)
 
 
