@@ -22,7 +22,7 @@ import plexsvc.statelink.client
 import plexsvc.worker.backends.fsdp_lora
 import plexsvc.worker.backends.megatron.backend
 import plexsvc.worker.backends.noop
-import plexsvc.worker.executor
+import plexsvc.worker.main
 
 ZYGOTE_ENV: Final = {
     "OMP_NUM_THREADS": "1",
