@@ -50,6 +50,13 @@ class Client:
                 return told
 
 
+async def beat(client: Client, session: str) -> None:
+    """Keep a session alive, as the SDK does."""
+    while True:
+        await client.ask("session_heartbeat", session_id=session)
+        await asyncio.sleep(10.0)
+
+
 async def measure(base: str, model: str, *, futures: int, connections: int) -> dict[str, Any]:
     """Return the latencies of heartbeats beside so many waiting futures."""
     headers = {"X-API-Key": "tml-bench"}
@@ -67,6 +74,7 @@ async def measure(base: str, model: str, *, futures: int, connections: int) -> d
             "create_model", session_id=session, model_seq_id=0, base_model=model, lora_config=lora
         )
         model_id = (await client.wait_for(made["request_id"]))["model_id"]
+        beating = group.create_task(beat(client, session))
         waiting = []
         for seq in range(2, futures + 2):
             begun = await client.ask("optim_step", model_id=model_id, seq_id=seq, adam_params={})
@@ -79,6 +87,7 @@ async def measure(base: str, model: str, *, futures: int, connections: int) -> d
             took_ms.append(1e3 * (time.perf_counter() - begun_s))
         begun = await client.ask("optim_step", model_id=model_id, seq_id=1, adam_params={})
         told = [await client.wait_for(begun["request_id"]), *[await one for one in waiting]]
+        beating.cancel()
         reason = {"type": "success"}
         await client.ask(f"sessions/{session}/finish", reason=reason, detail=None)
     return {
@@ -87,6 +96,7 @@ async def measure(base: str, model: str, *, futures: int, connections: int) -> d
         "p50_ms": round(statistics.median(took_ms), 2),
         "p95_ms": round(statistics.quantiles(took_ms, n=20)[-1], 2),
         "answered": sum("metrics" in one for one in told),
+        "errors": Counter(str(one)[:300] for one in told if "metrics" not in one).most_common(3),
         "statuses": dict(client.statuses + waiter.statuses),
     }
 
