@@ -100,6 +100,7 @@ def follow(placement: Placement, placed: Deployment) -> bool:
 def _enqueue(placement: Placement, deployment: Deployment) -> None:
     planner = placement.planning.planner(deployment.device_kind)
     planner.submit(demand(placement, deployment))
+    placement.planning.look_us = 0  # it may wait: somebody may have to make room
     for until_us in {until_us for until_us, _ in planner.kept.left.values()}:
         placement.set_timer(Timer.DRAIN, deployment.deployment_id, at_us=until_us)
 

@@ -59,6 +59,9 @@ class Planning:
     looked_us: dict[str, int] = field(default_factory=dict)
     """When each cause for which deployments move was last looked at (`relocate/movers.py`)."""
 
+    look_us: int = 0
+    """When the next of them is due."""
+
     gangs_known: dict[tuple[str, int], bool] = field(default_factory=dict)
     """Whether the nodes that are up can make a gang, by kind and size; forgotten with each change
     of nodes."""

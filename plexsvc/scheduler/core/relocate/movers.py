@@ -66,17 +66,27 @@ _REASONS: Final = MappingProxyType(
 
 def settle(lives: Lives) -> None:
     """Do what follows from the event in hand."""
-    planning, now_us = lives.devices.placement.planning, lives.now_us
+    placement, now_us = lives.devices.placement, lives.now_us
+    planning = placement.planning
     if planning.moved:
         _book_as_it_is(lives.devices)
-    if lives.devices.placement.unplaced and planning.has_news:
+    if placement.unplaced and planning.has_news:
         deployments.place_waiting(lives)
-    looked_us = planning.looked_us
+    if now_us >= planning.look_us or placement.cordoned or lives.roll.following:
+        _look(lives, planning.looked_us)
+
+
+def _look(lives: Lives, looked_us: dict[str, int]) -> None:
+    """Have each mover that is due look, and note when the next one is."""
+    now_us, next_us = lives.now_us, []
     for mover in MOVERS:
-        is_time = now_us - looked_us.get(mover.cause, NEVER_US) >= mover.every_us
-        if is_time and mover.is_wanted(lives):
-            looked_us[mover.cause] = now_us
+        due_us = looked_us.get(mover.cause, NEVER_US) + mover.every_us
+        if due_us <= now_us and mover.is_wanted(lives):
+            due_us, looked_us[mover.cause] = now_us + mover.every_us, now_us
             mover.look(lives)
+        if mover.every_us and due_us > now_us:
+            next_us.append(due_us)
+    lives.devices.placement.planning.look_us = min(next_us)
 
 
 def repack_all(lives: Lives, _: RepackRequested) -> None:
