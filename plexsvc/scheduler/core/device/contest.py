@@ -7,16 +7,16 @@ operations of a group may use different devices. Nothing here changes any state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import isqrt
+from operator import itemgetter
 from typing import Final
 
 from plexsvc.ids import ResidentId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
-from plexsvc.scheduler.core.planning.profile import PPM, Mode, SyncAt
+from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, SyncAt
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Pattern, Wpg
@@ -28,35 +28,21 @@ LINGER_GRACE_US: Final = 2_000
 """How much later than expected a burst's next operation may come and still find its device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """When a job's next burst is expected to arrive."""
-
-    resident_id: ResidentId
-    at_us: int
-    spread_us: int
-    """How far off the expectation usually is: the jitter of its period."""
-
-    switch_us: int
-    """What bringing its state in takes; 0 when that costs nothing."""
-
-    has_slack: bool = False
-    """Whether a wait for its state costs the job nothing, mostly."""
-
-
 def entries(devices: Devices, waiting: Mapping[WpgId, Operation]) -> list[Entry]:
     """Return what `in_turn` compares of each waiting operation; a WPG stands for its resident.
 
-    Keeping a burst together only helps where its end saves a switch.
+    One that waits alone is compared to nobody. Keeping a burst together only helps where its end
+    saves a switch.
     """
     found = [_entry(devices, devices.wpgs[w], operation) for w, operation in waiting.items()]
-    for entry in found:
-        others = [other.setup_us for other in found if other is not entry]
+    for entry in found if len(found) > 1 else ():
         wpg = devices.wpgs[WpgId(entry.resident_id)]
         operation = waiting[wpg.wpg_id]
-        if any(others):
+        _weigh(devices, wpg, entry)
+        others = [other.setup_us for other in found if other is not entry and other.setup_us]
+        if others:
             entry.continues_burst = _continues_burst(
-                devices, wpg, operation, least_setup_us=min(s for s in others if s)
+                devices, wpg, operation, least_setup_us=min(others)
             )
             entry.has_room = entry.continues_burst and _has_room(devices, wpg)
     return found
@@ -113,14 +99,13 @@ def free_at(devices: Devices, wpg: Wpg, *, entry: Entry) -> int:
 
     For one that waited long it is now: nothing is put before it any more.
     """
-    holders = {device.holder for device in wpg.devices} - {None, wpg.wpg_id}
-    starve = devices.rules.starve_factor
+    own_id, now_us = wpg.wpg_id, devices.now_us
+    holders = {d.holder for d in wpg.devices if d.holder is not None and d.holder != own_id}
     if not holders:
-        return devices.now_us
-    if devices.now_us - entry.since_us >= starve * entry.effective_us:
-        return devices.now_us + 1
-    ends = [_ends_us(devices, devices.wpgs[holder]) for holder in holders if holder is not None]
-    return max(devices.now_us + 1, *ends)
+        return now_us
+    if now_us - entry.since_us >= devices.rules.starve_factor * entry.effective_us:
+        return now_us + 1
+    return max(now_us + 1, *(_ends_us(devices, devices.wpgs[holder]) for holder in holders))
 
 
 def _ends_us(devices: Devices, holder: Wpg) -> int:
@@ -142,81 +127,42 @@ def _ends_us(devices: Devices, holder: Wpg) -> int:
 
 def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
     """Return the parked WPG whose operation is expected before all others', if that is clear."""
-    expected = []
+    expected, now_us = [], devices.now_us
     for wpg_id in members:
         wpg = devices.wpgs[wpg_id]
         deployment = devices.deployments[wpg.deployment_id]
-        pattern = deployment.pattern
-        at_us, profile = pattern.expected_us, pattern.profile
+        at_us = deployment.pattern.expected_us
         is_still = wpg.switch is None and wpg.move_id is None
-        if at_us is None or profile is None or wpg.state is not WpgState.READY or not is_still:
+        if at_us is None or wpg.state is not WpgState.READY or not is_still:
             continue
-        if not devices.is_current(wpg) or deployment.is_held:
+        if deployment.wpg_id != wpg_id or deployment.is_held:
             continue
-        if wpg.retry_us > devices.now_us or devices.jobs[wpg.job_id].ending is not None:
+        if wpg.retry_us > now_us or devices.jobs[wpg.job_id].ending is not None:
             continue
-        expected.append(
-            Expected(
-                resident_id=ResidentId(wpg_id),
-                at_us=at_us,
-                spread_us=profile.period_us * profile.jitter_ppm // PPM,
-                switch_us=switch_us(devices, wpg),
-                has_slack=profile.slack_us > 0 and profile.sync_at is SyncAt.UPDATE,
-            )
-        )
+        if deployment.pattern.profile is not None:
+            expected.append((at_us, wpg_id, deployment.pattern.profile))
     if not expected:
         return None
-    first = min(expected, key=lambda e: (e.at_us, e.resident_id)).resident_id
-    is_there = devices.wpgs[WpgId(first)].residency is Residency.DEVICE
-    ahead = (ResidentId(w) for w in members if devices.wpgs[w].is_prefetched)
-    chosen = next_arrival(
-        expected,
-        resident=first if is_there else None,
-        prefetched=next(ahead, None),
-        rules=devices.rules,
-        now_us=devices.now_us,
-    )
-    if chosen is None:
-        return None
-    wpg = devices.wpgs[WpgId(chosen)]
-    return wpg if wpg.residency is Residency.HOST else None
+    expected.sort(key=itemgetter(0, 1))
+    wpg = devices.wpgs[expected[0][1]]
+    is_worth = wpg.residency is Residency.HOST and switch_us(devices, wpg) > 0
+    return wpg if is_worth and is_clear(expected, rules=devices.rules) else None
 
 
-def next_arrival(
-    candidates: Iterable[Expected],
-    *,
-    resident: ResidentId | None,
-    prefetched: ResidentId | None,
-    rules: Rules,
-    now_us: int,
-) -> ResidentId | None:
-    """Return the job whose state should come in now, None to leave the devices as they are.
+def is_clear(expected: Sequence[tuple[int, WpgId, Profile]], *, rules: Rules) -> bool:
+    """Return whether the first of some arrivals, given in order with their cycles, is ahead of all.
 
-    `resident` is on the devices, `prefetched` the last one brought in ahead that has not run since.
-    The first arrival must lead every other by `rules.confidence_ppm` of the spread of the two
-    together; that of a job with slack, which has little to gain, by `rules.slack_confidence_ppm`. A
-    job that was brought in is left alone until its time has come. `O(candidates)`.
-
-    >>> from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
-    >>> soon = Expected(resident_id=ResidentId("a"), at_us=50, spread_us=10, switch_us=5)
-    >>> later = Expected(resident_id=ResidentId("b"), at_us=90, spread_us=10, switch_us=5)
-    >>> next_arrival([soon, later], resident=None, prefetched=None, rules=PLEX_RULES, now_us=0)
-    'a'
+    It must lead every other by `rules.confidence_ppm` of the spread of the two together; that of a
+    job with slack, which has little to gain, by `rules.slack_confidence_ppm`.
     """
-    in_order = sorted(candidates, key=lambda one: (one.at_us, one.resident_id))
-    if not in_order:
-        return None
-    first, others = in_order[0], in_order[1:]
-    if first.resident_id == resident or first.switch_us == 0:
-        return None
-    needed_ppm = rules.slack_confidence_ppm if first.has_slack else rules.confidence_ppm
-    for other in others:
-        both_us = isqrt(first.spread_us**2 + other.spread_us**2)
-        if (other.at_us - first.at_us) * PPM // max(1, both_us) < needed_ppm:
-            return None
-    if prefetched is not None and prefetched == resident and now_us < first.at_us:
-        return None
-    return first.resident_id
+    first_us, _, profile = expected[0]
+    has_slack = profile.slack_us > 0 and profile.sync_at is SyncAt.UPDATE
+    needed_ppm = rules.slack_confidence_ppm if has_slack else rules.confidence_ppm
+    for at_us, _, other in expected[1:]:
+        both_us = isqrt(profile.spread_us**2 + other.spread_us**2)
+        if (at_us - first_us) * PPM // max(1, both_us) < needed_ppm:
+            return False
+    return True
 
 
 def following(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...]:
@@ -258,26 +204,30 @@ def switch_us(devices: Devices, wpg: Wpg) -> int:
 
 def _entry(devices: Devices, wpg: Wpg, operation: Operation) -> Entry:
     deployment = devices.deployments[wpg.deployment_id]
-    pattern = deployment.pattern if devices.is_current(wpg) else Pattern()
+    return Entry(
+        resident_id=ResidentId(wpg.wpg_id),
+        since_us=devices.now_us if operation.eligible_us is None else operation.eligible_us,
+        service_us=learning.predicted_us(deployment, operation),
+        setup_us=0 if wpg.residency is Residency.DEVICE else switch_us(devices, wpg),
+    )
+
+
+def _weigh(devices: Devices, wpg: Wpg, entry: Entry) -> None:
+    """Note what an operation is compared to others by."""
+    pattern = devices.deployments[wpg.deployment_id].pattern
+    if not devices.is_current(wpg):
+        pattern = Pattern()
     profile = pattern.profile
-    since_us = devices.now_us if operation.eligible_us is None else operation.eligible_us
-    service_us = learning.predicted_us(deployment, operation)
     cost_us = switch_us(devices, wpg)
     is_serial = profile is None or profile.mode is Mode.SYNC  # it generates nothing meanwhile
     slack_us = 0
     if profile is not None:
         slack_us = profile.period_us if profile.mode is Mode.ASYNC1 else profile.busy_us
     is_under_way = _is_going_on(pattern, max_gap_us=cost_us) and not pattern.cycles.is_last_of_cycle
-    return Entry(
-        resident_id=ResidentId(wpg.wpg_id),
-        since_us=since_us,
-        service_us=service_us,
-        setup_us=0 if wpg.residency is Residency.DEVICE else cost_us,
-        burst_us=max(service_us, pattern.cycles.burst_us(max_gap_us=cost_us)),
-        deadline_us=(pattern.arrived_us if is_under_way else since_us) + slack_us,
-        is_critical=is_serial or not lanes.rolls_out(devices.queues, devices.jobs[wpg.job_id]),
-        continues_burst=False,
-    )
+    entry.burst_us = max(entry.service_us, pattern.cycles.burst_us(max_gap_us=cost_us))
+    entry.deadline_us = (pattern.arrived_us if is_under_way else entry.since_us) + slack_us
+    job = devices.jobs[wpg.job_id]
+    entry.is_critical = is_serial or not lanes.rolls_out(devices.queues, job)
 
 
 def _continues_burst(

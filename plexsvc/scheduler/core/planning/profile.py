@@ -77,6 +77,11 @@ class Profile:
         return self.busy_us * PPM // self.period_us
 
     @property
+    def spread_us(self) -> int:
+        """Return how far off an expectation by it usually is."""
+        return self.period_us * self.jitter_ppm // PPM
+
+    @property
     def longest_us(self) -> int:
         """Return its longest operation: what it can make another wait at a stretch."""
         return max((segment.duration_us for segment in self.segments), default=0)

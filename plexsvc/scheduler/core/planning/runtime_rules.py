@@ -72,14 +72,14 @@ class Entry:
     setup_us: int
     """The switch it needs now; 0 for the job on the device."""
 
-    burst_us: int
+    burst_us: int = 0
     """Service left until its job pauses, its own included."""
 
-    deadline_us: int
+    deadline_us: int = 0
     """When the burst must be over for the cycle not to get longer."""
 
-    is_critical: bool
-    continues_burst: bool
+    is_critical: bool = False
+    continues_burst: bool = False
     has_room: bool = False
     """Of what continues a burst: whether its devices have time for more switches than one a cycle
     of each job."""

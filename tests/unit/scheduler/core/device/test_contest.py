@@ -8,12 +8,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plexsvc.ids import ResidentId
+from plexsvc.ids import ResidentId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import MoveState
-from plexsvc.scheduler.core.device.contest import Expected, in_turn, linger_us, next_arrival
+from plexsvc.scheduler.core.device.contest import in_turn, is_clear, linger_us
 from plexsvc.scheduler.core.device.learning import smoothed
-from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Entry, Rules, choose
+from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Entry, choose
 from tests.fakes.fake_world import FakeWorld
 
 NOW_US = 10**12
@@ -70,62 +71,28 @@ def test_smoothing_takes_the_first_measurement_whole_then_a_quarter() -> None:
     assert smoothed(100, 0) == 75
 
 
-A, B = ResidentId("a"), ResidentId("b")
-
-
-def expected(
-    resident_id: ResidentId, at_us: int, *, spread_us: int = 10, switch_us: int = 5
-) -> Expected:
-    return Expected(resident_id=resident_id, at_us=at_us, spread_us=spread_us, switch_us=switch_us)
-
-
-def brought_in(
-    *candidates: Expected,
-    resident: ResidentId | None = None,
-    prefetched: ResidentId | None = None,
-    rules: Rules = PLEX_RULES,
-    now_us: int = 0,
-) -> ResidentId | None:
-    return next_arrival(
-        candidates, resident=resident, prefetched=prefetched, rules=rules, now_us=now_us
-    )
-
-
-def test_the_first_expected_comes_in_whatever_the_order_given() -> None:
-    assert brought_in(expected(A, 90), expected(B, 50)) == B
-    assert brought_in(expected(B, 50), expected(A, 90)) == B
-
-
-def test_nobody_comes_in_when_the_first_is_there_costs_nothing_or_is_not_clear() -> None:
-    assert brought_in(expected(A, 50), expected(B, 90), resident=A) is None
-    assert brought_in(expected(A, 50, switch_us=0), expected(B, 90)) is None
-    assert brought_in(expected(A, 50, spread_us=100), expected(B, 90)) is None
-    assert brought_in() is None
-
-
-def test_a_job_brought_in_is_left_alone_until_its_time_has_come() -> None:
-    candidates = expected(A, 50), expected(B, 90)
-    assert brought_in(*candidates, resident=B, prefetched=B, now_us=40) is None
-    assert brought_in(*candidates, resident=B, prefetched=B, now_us=50) == A
+def arrivals(*facts: tuple[int, int], mode: Mode = Mode.SYNC) -> list[tuple[int, WpgId, Profile]]:
+    """Return arrivals by when they are expected and how far off that is; the first has the mode."""
+    whole = (Segment(phase="training", offset_us=0, duration_us=1),)
+    made = [Profile(period_us=PPM, segments=whole, jitter_ppm=spread_us) for _, spread_us in facts]
+    made[0] = replace(made[0], mode=mode)
+    return [(at_us, WpgId(str(at_us)), one) for (at_us, _), one in zip(facts, made, strict=True)]
 
 
 def test_confidence_is_a_share_of_the_spread_of_both_whoever_else_there_is() -> None:
-    sure = replace(PLEX_RULES, confidence_ppm=1_000_000)
-    first = expected(A, 50, spread_us=30)
-    assert brought_in(first, expected(B, 100, spread_us=40), rules=sure) == A
-    assert brought_in(first, expected(B, 99, spread_us=40), rules=sure) is None
-    clear = expected(ResidentId("c"), 200, spread_us=1)
-    assert brought_in(first, clear, expected(B, 300, spread_us=40), rules=sure) == A
-    assert brought_in(first, clear, expected(B, 300, spread_us=400), rules=sure) is None
+    sure, first = replace(PLEX_RULES, confidence_ppm=1_000_000), (50, 30)
+    assert is_clear(arrivals(first), rules=sure)
+    assert is_clear(arrivals(first, (100, 40)), rules=sure)
+    assert not is_clear(arrivals(first, (99, 40)), rules=sure)
+    assert is_clear(arrivals(first, (200, 1), (300, 40)), rules=sure)
+    assert not is_clear(arrivals(first, (200, 1), (300, 400)), rules=sure)
 
 
 def test_a_job_with_slack_is_brought_in_only_when_that_is_clearer() -> None:
     rules = replace(PLEX_RULES, confidence_ppm=500_000, slack_confidence_ppm=2_000_000)
-    first, other = expected(A, 50, spread_us=30), expected(B, 100, spread_us=40)
-    assert brought_in(first, other, rules=rules) == A
-    assert brought_in(replace(first, has_slack=True), other, rules=rules) is None
-    later = expected(B, 150, spread_us=40)
-    assert brought_in(replace(first, has_slack=True), later, rules=rules) == A
+    assert is_clear(arrivals((50, 30), (100, 40)), rules=rules)
+    assert not is_clear(arrivals((50, 30), (100, 40), mode=Mode.ASYNC1), rules=rules)
+    assert is_clear(arrivals((50, 30), (150, 40), mode=Mode.ASYNC1), rules=rules)
 
 
 def test_a_load_says_whose_state_is_needed_after_it() -> None:
