@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from plexsvc.ids import DeploymentId, NodeId, OperationId, UnitId, WpgId
 from plexsvc.residency import Residency
@@ -17,6 +18,11 @@ from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.hosts import ParkingRoom
 from plexsvc.sim.records import Drained, Lost, Record, StateCopy, Stay
 
+_TELL_NOTHING: Final[frozenset[type]] = frozenset(
+    {events.OperationSubmitted, events.OperationFinished, events.TimerFired}
+)
+"""What most events are, and what nothing is noted of."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Life:
@@ -24,10 +30,7 @@ class _Life:
 
     deployment_id: DeploymentId
     places: Sequence[Place]
-
-    @property
-    def nodes(self) -> tuple[UnitId, ...]:
-        return tuple(UnitId(place.node_id) for place in self.places)
+    nodes: tuple[UnitId, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +79,8 @@ class Books:
     def watch(self, event: events.Event, ordered: Sequence[actions.Action]) -> None:
         """Note an event that was decided, what was ordered, and what is so since then."""
         self.now_us = event.at_us
-        self._note_event(event)
+        if type(event) not in _TELL_NOTHING:
+            self._note_event(event)
         for action in ordered:
             self._note_action(action)
         if self.drains and any(map(self._is_draining, self.drains)):
@@ -151,7 +155,11 @@ class Books:
 
     def _spawning(self, action: actions.SpawnWpg) -> None:
         """Note who has which places, and where a job lives."""
-        life = _Life(deployment_id=action.deployment_id, places=action.places)
+        life = _Life(
+            deployment_id=action.deployment_id,
+            places=action.places,
+            nodes=tuple(UnitId(place.node_id) for place in action.places),
+        )
         self._lives[action.wpg_id] = life
         holder = self._holder_of(action.deployment_id)
         if holder is None:

@@ -67,9 +67,9 @@ class Reply:
 
 def answer_of(action: Action) -> Reply | None:
     """Return what an action tells a client, if it tells one anything."""
+    if isinstance(action, AnswerOperation):  # most are
+        return Reply(what=What.ANSWERED, subject=action.operation_id, run_us=action.run_us)
     match action:
-        case AnswerOperation():
-            return Reply(what=What.ANSWERED, subject=action.operation_id, run_us=action.run_us)
         case RefuseOperation(fault=fault):
             is_again = not action.is_final and fault.code in RETRYABLE
             what = What.TURNED_AWAY if is_again else What.ANSWERED

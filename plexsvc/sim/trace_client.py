@@ -107,6 +107,8 @@ class TraceClient(Client):
 
     _run: Run = field(init=False)
     _dealt: dict[str, dict[str, OperationKind]] = field(init=False)
+    _runs: dict[str, tuple[str, OperationKind]] = field(init=False)
+    """Which deployment runs a phase, and as what kind of operation."""
     _losses: Losses = field(default_factory=Losses)
     _attempt: _Attempt = field(default_factory=_Attempt)
     _is_done: bool = False
@@ -115,6 +117,11 @@ class TraceClient(Client):
         job = self.record.job
         self._run = run_of(job, job.rollout_us(self.seed))
         self._dealt = deal(job)
+        self._runs = {
+            phase: (name, kind)
+            for name, kinds in self._dealt.items()
+            for phase, kind in kinds.items()
+        }
 
     @property
     def is_done(self) -> bool:
@@ -159,13 +166,13 @@ class TraceClient(Client):
 
     def told(self, answer: Reply, *, now_us: int) -> Posts:
         """Go on with the job's cycle."""
+        if answer.what is What.ANSWERED:
+            return () if answer.fault is not None else self._answered(answer, now_us=now_us)
         match answer:
             case Reply(what=What.READY, fault=Fault() as fault):
                 return self._failed(fault, now_us=now_us)
             case Reply(what=What.PLACED | What.READY, is_placed=True):
                 return self._deployed(answer, now_us=now_us)
-            case Reply(what=What.ANSWERED, fault=None):
-                return self._answered(answer, now_us=now_us)
             case Reply(what=What.ENDED):
                 if self._attempt.pause_us is None:
                     self._is_done = True
@@ -313,9 +320,7 @@ class TraceClient(Client):
         return posts
 
     def _train(self, operation: PlannedOperation) -> OperationSubmitted:
-        phase = operation.phase
-        name = next(name for name, kinds in self._dealt.items() if phase in kinds)
-        kind = self._dealt[name][phase]
+        name, kind = self._runs[operation.phase]
         return self._submit(name, kind, duration_us=operation.duration_us)
 
     def _submit(self, name: str, kind: OperationKind, *, duration_us: int) -> OperationSubmitted:

@@ -63,17 +63,20 @@ class VirtualDriver:
     timers: dict[str, int] = field(default_factory=dict)
     _made: int = 0
     _awaited: int = 0
-    _heap: list[tuple[int, int, Post | Alarm, Client | None]] = field(default_factory=list)
+    _heap: list[tuple[int, int, bool, Post | Alarm, Client | None]] = field(default_factory=list)
+    """What happens when, which of those that were made it is, and whether the run awaits it."""
 
     def run(self) -> bool:
         """Return whether every client got what it waited for before nothing was left to happen."""
         for one in self.clients:
             self._post(one.begin(), one)
-        while self._heap and not self._is_over() and self.events < self.max_events:
-            at_us, _, post, client = heapq.heappop(self._heap)
+        while self._heap and self.events < self.max_events:
+            if self._awaited == 0 and all(client.is_done for client in self.clients):
+                break
+            at_us, _, is_awaited, post, client = heapq.heappop(self._heap)
             if at_us >= self.end_us:
                 break
-            self._awaited -= _is_awaited(post, client)
+            self._awaited -= is_awaited
             if isinstance(post, Alarm):
                 self._wake(post, client)
             elif not isinstance(post.event, TimerFired):
@@ -90,8 +93,9 @@ class VirtualDriver:
     def push(self, post: Post | Alarm, *, client: Client | None = None) -> None:
         """Have something happen at its time."""
         self._made += 1
-        self._awaited += _is_awaited(post, client)
-        heapq.heappush(self._heap, (post.at_us, self._made, post, client))
+        is_awaited = _is_awaited(post, client)
+        self._awaited += is_awaited
+        heapq.heappush(self._heap, (post.at_us, self._made, is_awaited, post, client))
 
     def tell(self, action: actions.Action) -> None:
         """Give an answer to its client, if it has one; an operation has one answer."""
@@ -104,9 +108,6 @@ class VirtualDriver:
         if isinstance(answer.subject, bytes):
             self.client_of.pop(answer.subject, None)
 
-    def _is_over(self) -> bool:
-        return self._awaited == 0 and all(client.is_done for client in self.clients)
-
     def _wake(self, alarm: Alarm, client: Client | None) -> None:
         self.now_us = max(self.now_us, alarm.at_us)
         if client is not None:
@@ -116,16 +117,10 @@ class VirtualDriver:
         self.now_us = max(self.now_us + 1, post.at_us)
         self.events += 1
         event = _stamped(post.event, at_us=self.now_us)
-        if client is not None:
-            job_id = getattr(event, "job_id", None)
-            if job_id is not None:
-                self.client_of.setdefault(job_id, client)
-            if isinstance(event, DeploymentsDeclared):
-                self.client_of.update((one.deployment_id, client) for one in event.deployments)
-            elif isinstance(event, DeploymentRequested):
-                self.client_of[event.deployment_id] = client
-            elif isinstance(event, OperationSubmitted):
-                self.client_of[event.operation_id] = client
+        if isinstance(event, OperationSubmitted) and client is not None:
+            self.client_of[event.operation_id] = client
+        elif client is not None:
+            self._know(event, client)
         actions = self.core.handle(event)
         if self.watch is not None:
             self.watch(event, actions)
@@ -133,6 +128,16 @@ class VirtualDriver:
             self._post(client.happened(event, tag=post.tag), client)
         for action in actions:
             PERFORM.get(type(action), VirtualDriver.tell)(self, action)
+
+    def _know(self, event: Event, client: Client) -> None:
+        """Note whom answers about a job and its deployments go to."""
+        job_id = getattr(event, "job_id", None)
+        if job_id is not None:
+            self.client_of.setdefault(job_id, client)
+        if isinstance(event, DeploymentsDeclared):
+            self.client_of.update((one.deployment_id, client) for one in event.deployments)
+        elif isinstance(event, DeploymentRequested):
+            self.client_of[event.deployment_id] = client
 
     def _post(self, posts: Posts, client: Client) -> None:
         for post in posts:
