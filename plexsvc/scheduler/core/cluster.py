@@ -106,9 +106,10 @@ class Slice:
 
     def is_leaving(self, wpg: Wpg) -> bool:
         """Whether a WPG neither runs its deployment's operations nor will."""
-        relocation = self.deployments[wpg.deployment_id].relocation
-        is_coming = relocation is not None and relocation.wpg_id == wpg.wpg_id
-        return not is_coming and not self.is_current(wpg)
+        deployment = self.deployments[wpg.deployment_id]
+        if deployment.wpg_id == wpg.wpg_id:
+            return False
+        return deployment.relocation is None or deployment.relocation.wpg_id != wpg.wpg_id
 
     def coming(self, job_id: JobId) -> list[Wpg]:
         """Return the WPGs that will replace others of a job, in the order they were ordered."""

@@ -46,6 +46,7 @@ class Scheduler:
         self.cluster = cluster or Cluster(limits=limits, epoch=epoch)
         self.view = ClusterView(self.cluster)
         self._handlers = _handlers(self.cluster)
+        self._shares = self.cluster.placement.planning.shares
 
     def lead(self, epoch: int) -> None:
         """Go on under another epoch: another scheduler has taken over."""
@@ -53,11 +54,11 @@ class Scheduler:
 
     def handle(self, event: events.Event) -> list[Action]:
         """Return the actions that follow from `event`. Event times must grow."""
-        cluster = self.cluster
-        turn = self.cluster.turn
-        assert event.at_us > turn.now_us, (event, turn.now_us)
-        turn.now_us, turn.actions = event.at_us, []
-        cluster.placement.planning.shares.now_us = event.at_us
+        cluster, now_us = self.cluster, event.at_us
+        turn = cluster.turn
+        assert now_us > turn.now_us, (event, turn.now_us)
+        turn.now_us = self._shares.now_us = now_us
+        turn.actions = []
         self._handlers[type(event)](event)
         if cluster.placement.homeless:
             instances.settle(cluster.devices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from plexsvc.ids import (
     DeploymentId,
@@ -36,6 +36,8 @@ from plexsvc.scheduler.core.vocabulary import (
     WpgTrigger,
     step,
 )
+
+S = TypeVar("S")
 
 HELD = frozenset({RelocationStage.CARRYING, RelocationStage.RESTORING})
 """Stages of a relocation in which the deployment's operations wait."""
@@ -351,11 +353,9 @@ class Wpg:
     """What switches to it take, beside whatever moved at the time; None: there was none yet."""
     last_used_us: int = 0
     busy_since_us: int | None = None
-    busy_kind: str = ""
     busy_with: Operation | None = None
     """The operation that is charged for its devices: the first of those that run."""
 
-    """The kind of operation that runs since then."""
     retry_us: int = 0
     is_prefetched: bool = False
     """Its state was brought in ahead, and nothing of it has run since."""
@@ -372,12 +372,11 @@ class Wpg:
     """Instances that sleep because a generate does without them: their devices are not its WPG's
     until all of it has slept."""
 
-    @property
-    def kept_places(self) -> tuple[Place, ...]:
-        """Return the places that its instances have not left."""
+    def kept(self, each: tuple[S, ...]) -> tuple[S, ...]:
+        """Return what of `each`, one a rank, is of instances that have not left their devices."""
         if not self.left:
-            return self.places
-        return tuple(p for rank, p in enumerate(self.places) if rank not in self.left)
+            return each
+        return tuple(one for rank, one in enumerate(each) if rank not in self.left)
 
     def incarnation_of(self, rank: int) -> int:
         """Return which process of a rank is the current one."""

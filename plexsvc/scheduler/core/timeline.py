@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -12,8 +11,7 @@ from plexsvc.ids import DeploymentId, JobId, OperationId
 from plexsvc.scheduler.core.vocabulary import Place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Stretch(NamedTuple):
     """What all devices of a gang did at the same time: an operation's kind, `load` or `offload`."""
 
     places: tuple[Place, ...]

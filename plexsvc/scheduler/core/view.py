@@ -73,9 +73,9 @@ class ClusterView:
             usage = found[wpg.job_id]
             _add(usage, "memory", host_byte_us=wpg.host.spent(now_us))
             held = sum(device.holder == wpg.wpg_id for device in wpg.devices)
-            if held and wpg.busy_since_us is not None:
+            if held and wpg.busy_since_us is not None and wpg.busy_with is not None:
                 busy_us = held * max(0, now_us - wpg.busy_since_us)
-                _add(usage, wpg.busy_kind, device_us=busy_us)
+                _add(usage, wpg.busy_with.kind, device_us=busy_us)
         for deployment in self.deployments.values():
             nbytes_us = deployment.versions.spent(now_us)
             _add(found[deployment.job_id], "memory", host_byte_us=nbytes_us)

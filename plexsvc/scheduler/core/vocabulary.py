@@ -223,6 +223,7 @@ WPG_TRANSITIONS: Final = {
 
 def step(table: Mapping[tuple[S, T], S], state: S, trigger: T) -> S:
     """Return the state after `trigger`; a change that is not in the table is a bug."""
-    following = table.get((state, trigger))
-    assert following is not None, f"{type(state).__name__} {state} does not know {trigger}"
-    return following
+    try:
+        return table[state, trigger]
+    except KeyError:
+        raise AssertionError(f"{type(state).__name__} {state} does not know {trigger}") from None

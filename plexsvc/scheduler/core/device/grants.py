@@ -23,21 +23,23 @@ from plexsvc.scheduler.core.vocabulary import OperationTrigger, WpgState
 
 def settle(devices: Devices) -> None:
     """Start whatever can start among the touched WPGs and those that share devices with them."""
-    while devices.turn.dirty:
-        first = next(iter(devices.turn.dirty))
-        members = devices.groups.get(first, ())
-        for wpg_id in (first, *members):
-            devices.turn.dirty.pop(wpg_id, None)
+    dirty, groups = devices.turn.dirty, devices.groups
+    while dirty:
+        first = next(iter(dirty))
+        del dirty[first]
+        members = groups.get(first, ())
+        for wpg_id in members if dirty else ():
+            dirty.pop(wpg_id, None)
         waiting = _waiting(devices, members)
         if not waiting:
             if devices.rules.prefetches and len(members) > 1:
                 _prefetch(devices, members)
             continue
-        if all(_is_kept_out(devices.wpgs[wpg_id]) for wpg_id in waiting):
+        wpgs = [devices.wpgs[wpg_id] for wpg_id in waiting]
+        if all(map(_is_kept_out, wpgs)):
             continue  # whatever their order: looked at again when a holder gives its devices up
-        wpg = devices.wpgs[next(iter(waiting))]
-        if len(waiting) == 1 and wpg.residency is Residency.DEVICE:
-            _grant(devices, wpg, waiting[wpg.wpg_id], victims=())
+        if len(wpgs) == 1 and wpgs[0].residency is Residency.DEVICE:
+            _grant(devices, wpgs[0], waiting[wpgs[0].wpg_id], victims=())
         else:
             _grant_in_order(devices, waiting)
 
@@ -45,12 +47,13 @@ def settle(devices: Devices) -> None:
 def _waiting(devices: Devices, members: tuple[WpgId, ...]) -> dict[WpgId, Operation]:
     """Return the device work that heads each line; what needs no device is started."""
     waiting: dict[WpgId, Operation] = {}
+    wpgs, deployments = devices.wpgs, devices.deployments
     for wpg_id in members:
-        wpg = devices.wpgs[wpg_id]
+        wpg = wpgs[wpg_id]
         if wpg.left:  # it sleeps whole before it has its devices again
             switch.part(devices, wpg)
             continue
-        if wpg.initialize is None and not devices.deployments[wpg.deployment_id].pending:
+        if wpg.initialize is None and not deployments[wpg.deployment_id].pending:
             continue
         is_to_start = wpg.state is WpgState.SPAWNING and wpg.initialize is not None
         may_work = wpg.state is WpgState.READY or is_to_start
@@ -64,7 +67,10 @@ def _waiting(devices: Devices, members: tuple[WpgId, ...]) -> dict[WpgId, Operat
 def _is_kept_out(wpg: Wpg) -> bool:
     """Return whether somebody else holds one of a WPG's devices."""
     own = wpg.wpg_id
-    return any(device.holder is not None and device.holder != own for device in wpg.devices)
+    for device in wpg.devices:  # noqa: SIM110 - asked of each device after each event
+        if device.holder is not None and device.holder != own:
+            return True
+    return False
 
 
 def _meet(wpg: Wpg, other: Wpg) -> bool:

@@ -70,29 +70,29 @@ def measured(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -
     if operation.kind is OperationKind.INITIALIZE:
         return
     deployment = devices.deployments[wpg.deployment_id]
-    costs = deployment.pattern.costs
-    if operation.kind not in costs:
-        costs[operation.kind] = TokenCost(prior_us=PRIOR_SERVICE_US)
-    costs[operation.kind].observe(operation.num_tokens, measured_us=run_us)
-    job, pattern = devices.jobs[wpg.job_id], deployment.pattern
+    job, pattern, now_us = devices.jobs[wpg.job_id], deployment.pattern, devices.now_us
+    cost = pattern.costs.get(operation.kind)
+    if cost is None:
+        cost = pattern.costs[operation.kind] = TokenCost(prior_us=PRIOR_SERVICE_US)
+    cost.observe(operation.num_tokens, measured_us=run_us)
     own_us, since_us = operation.own_us, operation.eligible_us or operation.started_us
     if operation.needs_device and not wpg.is_rollout:
         own_us, since_us = _own_start_us(deployment, job, operation), operation.started_us
         if operation.kind not in UNMEASURED:
             _observe(devices, wpg, operation, own_us=own_us)
-        pattern.own_end_us = own_us + devices.now_us - since_us
+        pattern.own_end_us = own_us + now_us - since_us
     elif operation.needs_device and deployment.where_it_trains:
         since_us = operation.started_us
         is_in_cycle = operation.kind in ROLLS_OUT
         for trained in _trained_there(devices, wpg) if is_in_cycle else ():
             _observe(devices, trained, operation, own_us=own_us)
             there = devices.deployments[trained.deployment_id].pattern
-            there.own_end_us = own_us + devices.now_us - since_us
+            there.own_end_us = own_us + now_us - since_us
     elif wpg.is_shared:
         since_us = operation.started_us  # its wait for devices is no part of its job's cycle
-        _observe_stage(devices, wpg, run_us=devices.now_us - since_us)
-    job.own_us = max(job.own_us, own_us + devices.now_us - since_us)
-    job.seen_us = devices.now_us
+        _observe_stage(devices, wpg, run_us=now_us - since_us)
+    job.own_us = max(job.own_us, own_us + now_us - since_us)
+    job.seen_us = now_us
 
 
 def _trained_there(devices: Devices, wpg: Wpg) -> list[Wpg]:
@@ -199,10 +199,10 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
             pattern.interval_us = smoothed(pattern.interval_us or None, between_us)
         pattern.arrived_us = eligible_us
     pattern.last_end_us, pattern.gap_us = devices.now_us, pattern.cycles.next_gap_us()
-    if not demands.is_placed(devices.placement, deployment):
+    if not pattern.cycles.is_first_of_cycle or pattern.profile is None:
         return
     planner, key = demands.planner_of(devices.placement, deployment)
-    if not pattern.cycles.is_first_of_cycle or pattern.profile is None:
+    if key not in planner.board.group_of:
         return
     if pattern.cycles.num_cycles == 1:
         _judge_record(devices, deployment)

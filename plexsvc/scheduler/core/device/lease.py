@@ -29,22 +29,24 @@ def take(devices: Devices, wpg: Wpg, *, victims: tuple[WpgId, ...] = ()) -> None
     `victims` leave them under its lease number; through other devices one may know a later number
     than the one that `wpg` had.
     """
-    wpg_id, now_us = wpg.wpg_id, devices.now_us
-    was_last = all(d.last_holder == wpg_id and d.lease_no == wpg.lease_no for d in wpg.devices)
-    if not was_last or any(devices.wpgs[v].lease_no > wpg.lease_no for v in victims):
+    wpg_id, lease_no, now_us = wpg.wpg_id, wpg.lease_no, devices.now_us
+    others = [d for d in wpg.devices if d.last_holder != wpg_id or d.lease_no != lease_no]
+    for device in wpg.devices:
+        if device.holder is None or device.last_holder != wpg_id:
+            device.held_since_us = now_us
+        device.holder = wpg_id
+    if others or any(devices.wpgs[v].lease_no > lease_no for v in victims):
         devices.last_lease_no += 1
         wpg.lease_no = devices.last_lease_no
-    for device in wpg.devices:
-        if device.last_holder != wpg_id or device.holder is None:
-            device.held_since_us = now_us
-        device.holder = device.last_holder = wpg_id
-        device.lease_no = wpg.lease_no
+        for device in wpg.devices:
+            device.last_holder, device.lease_no = wpg_id, wpg.lease_no
 
 
 def release(devices: Devices, wpg: Wpg) -> None:
     """Give up the right to run, if a WPG has it; state and memory stay where they are."""
-    held = [device for device in wpg.devices if device.holder == wpg.wpg_id]
+    held = held_by(wpg)
     if held:
+        spend(devices, wpg, held)
         _give_up(devices, wpg, held)
         wpg.busy_since_us = wpg.busy_with = None
         devices.touch(wpg.wpg_id)
@@ -61,30 +63,36 @@ def leave(devices: Devices, wpg: Wpg, rank: int, operation: Operation) -> None:
         places=(wpg.places[rank],),
     )
     wpg.left.add(rank)
+    spend(devices, wpg, held_by(wpg))
     _give_up(devices, wpg, [wpg.devices[rank]])
     devices.touch(wpg.wpg_id)
 
 
 def _give_up(devices: Devices, wpg: Wpg, held: Sequence[Device]) -> None:
-    """Let others have some of a WPG's devices, and account for its use of them."""
-    spend(devices, wpg)
+    """Let others have some of a WPG's devices: those that waited for them are counted."""
     for device in held:
         device.holder = None
     _charge_waits(devices, wpg, held)
+    now_us = devices.now_us
     for device in held:
-        device.held_since_us = devices.now_us
+        device.held_since_us = now_us
 
 
-def spend(devices: Devices, wpg: Wpg) -> None:
+def held_by(wpg: Wpg) -> list[Device]:
+    """Return the devices that a WPG holds."""
+    own = wpg.wpg_id
+    return [device for device in wpg.devices if device.holder == own]
+
+
+def spend(devices: Devices, wpg: Wpg, held: Sequence[Device]) -> None:
     """Charge a job for the devices that its operations have had until now."""
-    if wpg.busy_since_us is None:
+    if wpg.busy_since_us is None or wpg.busy_with is None:
         return
     spent_us, wpg.busy_since_us = devices.now_us - wpg.busy_since_us, devices.now_us
-    held = [device for device in wpg.devices if device.holder == wpg.wpg_id]
     for device in held:
         device.busy_us += spent_us
     used = Usage(device_us=spent_us * len(held))
-    charge(devices, wpg, wpg.busy_kind, used, operation=wpg.busy_with)
+    charge(devices, wpg, wpg.busy_with.kind, used, operation=wpg.busy_with)
 
 
 def charge(
@@ -96,8 +104,8 @@ def charge(
     if operation is None:
         return
     job.num_charges += 1
-    charges = devices.turn.charges
-    while charges and charges[0].at_us < devices.now_us - CHARGES_KEPT_US:
+    now_us, charges = devices.now_us, devices.turn.charges
+    while charges and charges[0].at_us < now_us - CHARGES_KEPT_US:
         charges.popleft()
     charges.append(
         Charge(
@@ -107,7 +115,7 @@ def charge(
             operation_id=operation.operation_id,
             deployment_id=operation.deployment_id,
             seq=operation.seq,
-            at_us=devices.now_us,
+            at_us=now_us,
             used=used,
         )
     )
@@ -115,20 +123,20 @@ def charge(
 
 def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:
     """Run a granted operation whose WPG's state is where it needs it."""
-    job = devices.jobs[wpg.job_id]
+    job, now_us = devices.jobs[wpg.job_id], devices.now_us
     if operation.kind is OperationKind.INITIALIZE and wpg.residency is Residency.NONE:
         wpg.shift(ResidencyTrigger.BUILD_ORDERED)
     lanes.begin(devices.queues, wpg, operation)
     operation.apply(OperationTrigger.STARTED)
-    operation.started_us = wpg.last_used_us = devices.now_us
+    operation.started_us = wpg.last_used_us = now_us
     job.phase = operation.kind
     if operation.needs_device:
         if not wpg.is_rollout:
-            job.waited_us += devices.now_us - (operation.eligible_us or devices.now_us)
+            job.waited_us += now_us - (operation.eligible_us or now_us)
         spend_prefetch(devices, wpg, is_hit=True)
         if wpg.busy_since_us is None:
-            wpg.busy_since_us = devices.now_us
-            wpg.busy_with, wpg.busy_kind = operation, operation.kind
+            wpg.busy_since_us = now_us
+            wpg.busy_with = operation
     devices.emit(
         StartOperation(
             operation_id=operation.operation_id, wpg_id=wpg.wpg_id, lease_no=wpg.lease_no
@@ -154,10 +162,9 @@ def ended(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -> N
     if not wpg.running:
         release(devices, wpg)
     elif wpg.busy_with is operation:
-        spend(devices, wpg)
+        spend(devices, wpg, held_by(wpg))
         others = (one for one in wpg.running.values() if one.needs_device)
         wpg.busy_with = next(others, operation)
-        wpg.busy_kind = wpg.busy_with.kind
 
 
 def note_span(
@@ -173,7 +180,7 @@ def note_span(
     """Add what a WPG did until now, on all its devices or some; `nbytes` were moved on each."""
     devices.timeline.add(
         Stretch(
-            places=places or wpg.kept_places,
+            places=places or wpg.kept(wpg.places),
             kind=kind,
             job_id=wpg.job_id,
             deployment_id=wpg.deployment_id,
@@ -226,11 +233,12 @@ def _waiting_for(
 ) -> Iterator[tuple[Wpg, int]]:
     """Yield who waits for some of `blocker`'s devices, and since when it could have had them."""
     for wpg_id in devices.groups.get(blocker.wpg_id, ()):
+        if wpg_id == blocker.wpg_id:
+            continue
         waiter = devices.wpgs[wpg_id]
         head = lanes.head(devices.queues, waiter)
-        if head is None or head.eligible_us is None or not head.needs_device or waiter is blocker:
+        if head is None or head.eligible_us is None or not head.needs_device:
             continue
-        shared = (device for device in among if waiter.wpg_id in device.ranks)
-        held_us = min((device.held_since_us for device in shared), default=None)
-        if held_us is not None:
-            yield waiter, max(head.eligible_us, held_us)
+        held_us = [device.held_since_us for device in among if wpg_id in device.ranks]
+        if held_us:
+            yield waiter, max(head.eligible_us, min(held_us))

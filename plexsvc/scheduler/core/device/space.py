@@ -40,28 +40,25 @@ def resident_bytes(
 
     `without` are some that leave it; their processes stay. `models` are there, too.
     """
-    found, models = 0, dict(models or {})
+    found, there, wpgs = 0, dict(models or {}), devices.wpgs
     for wpg_id, rank in device.ranks.items():
-        wpg = devices.wpgs[wpg_id]
+        wpg = wpgs[wpg_id]
         is_there = wpg.residency in ON_DEVICE and wpg_id not in without
         if is_there and wpg.device_bytes and rank not in wpg.left:
             found += wpg.device_bytes[rank]
-            models |= _model_of(wpg, rank)
+            if wpg.models:
+                there |= _model_of(wpg, rank)
         if wpg.parked_bytes:
             found += wpg.parked_bytes[rank]
-    return found + sum(models.values())
+    return found + sum(there.values()) if there else found
 
 
 def bytes_alone(wpg: Wpg, device: Device) -> int:
     """Return what a WPG takes on one of its devices where nobody else is."""
     rank = device.ranks[wpg.wpg_id]
-    found = _bytes_at(wpg, device) + sum(_model_of(wpg, rank).values())
+    found = wpg.device_bytes[rank] if wpg.device_bytes else 0
+    found += sum(_model_of(wpg, rank).values())
     return found + (wpg.parked_bytes[rank] if wpg.parked_bytes else 0)
-
-
-def _bytes_at(wpg: Wpg, device: Device) -> int:
-    """Return what a WPG's own state takes on one of its devices."""
-    return wpg.device_bytes[device.ranks[wpg.wpg_id]] if wpg.device_bytes else 0
 
 
 def _model_of(wpg: Wpg, rank: int) -> dict[str, int]:
@@ -93,17 +90,19 @@ def victims_of(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...] | None:
 
 def _lacking(devices: Devices, wpg: Wpg, device: Device, *, without: Collection[WpgId]) -> int:
     """Return how many bytes a device lacks for a WPG beside those that stay; below 0: has left."""
-    models = _model_of(wpg, device.ranks[wpg.wpg_id])
+    rank = device.ranks[wpg.wpg_id]
+    models = _model_of(wpg, rank) if wpg.models else None
     left = resident_bytes(devices, device, without=without, models=models)
-    return left + _bytes_at(wpg, device) - device.bytes_total
+    return left + (wpg.device_bytes[rank] if wpg.device_bytes else 0) - device.bytes_total
 
 
 def pinners(devices: Devices, wpg: Wpg) -> list[Wpg]:
     """Return whose state managed work keeps on devices that `wpg` needs for its own."""
     return [
         other
-        for other in (devices.wpgs[w] for w in devices.groups[wpg.wpg_id] if w != wpg.wpg_id)
+        for other in map(devices.wpgs.__getitem__, devices.groups[wpg.wpg_id])
         if other.residency is Residency.DEVICE
+        and other is not wpg
         and other.running
         and not any(operation.needs_device for operation in other.running.values())
         and any(other.wpg_id in device.ranks for device in wpg.devices)
@@ -112,12 +111,12 @@ def pinners(devices: Devices, wpg: Wpg) -> list[Wpg]:
 
 def _parkable(devices: Devices, wpg: Wpg) -> list[Wpg]:
     """Return the idle residents of a WPG's group, least recently used first."""
-    residents = [devices.wpgs[w] for w in devices.groups[wpg.wpg_id] if w != wpg.wpg_id]
     idle = [
         other
-        for other in residents
-        if other.state is WpgState.READY
-        and other.residency is Residency.DEVICE
+        for other in map(devices.wpgs.__getitem__, devices.groups[wpg.wpg_id])
+        if other.residency is Residency.DEVICE
+        and other is not wpg
+        and other.state is WpgState.READY
         and other.switch is None
         and not other.is_lost
         and (not other.is_rollout or may_sleep(devices, other))

@@ -93,9 +93,8 @@ def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
     is_load = wpg.residency is Residency.LOADING
     wpg.shift(ResidencyTrigger.LOADED if is_load else ResidencyTrigger.OFFLOADED)
     wpg.move_id = None
-    took_us, places = devices.now_us - wpg.move_started_us, wpg.kept_places
-    for place in places:
-        device = devices.at[place]
+    took_us, there = devices.now_us - wpg.move_started_us, wpg.kept(wpg.devices)
+    for device in there:
         device.switch_us += took_us
         device.switches += is_load
     wanted_by = wpg.switch.operation_id if is_load and wpg.switch is not None else None
@@ -103,7 +102,7 @@ def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
         devices,
         wpg,
         "switch_in" if is_load else "switch_out",
-        Usage(count=len(places), switch_us=took_us * len(places), nbytes=event.nbytes),
+        Usage(count=len(there), switch_us=took_us * len(there), nbytes=event.nbytes),
         operation=None if wanted_by is None else devices.queues.operations[wanted_by],
     )
     lease.note_span(
@@ -111,7 +110,7 @@ def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
         wpg,
         kind="load" if is_load else "offload",
         start_us=wpg.move_started_us,
-        nbytes=event.nbytes // len(places),
+        nbytes=event.nbytes // len(there),
     )
     wpg.left.clear()
     devices.touch(wpg.wpg_id)

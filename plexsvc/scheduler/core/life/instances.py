@@ -124,7 +124,7 @@ def _settle_at(devices: Devices, wpg: Wpg, rank: int, place: Place) -> None:
     """Let an instance live on another device."""
     is_holder = any(device.holder == wpg.wpg_id for device in wpg.devices)
     if is_holder:
-        lease.spend(devices, wpg)
+        lease.spend(devices, wpg, lease.held_by(wpg))
         wpg.devices[rank].holder = None
     space.leave(devices, wpg)
     wpg.places = (*wpg.places[:rank], place, *wpg.places[rank + 1 :])

@@ -190,7 +190,7 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
     if operation is None or operation.state is not OperationState.RUNNING:
         return
     assert operation.wpg_id is not None, operation
-    if event.wpg_id not in {None, operation.wpg_id}:
+    if event.wpg_id is not None and event.wpg_id != operation.wpg_id:
         return  # it runs again elsewhere
     wpg = devices.wpgs[operation.wpg_id]
     is_written = wpg.writing.pop(operation.operation_id, None) is not None
@@ -205,7 +205,6 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
     if event.fault is None:
         used = Usage(count=1, tokens=event.num_tokens, nbytes=event.nbytes)
         lease.charge(devices, wpg, operation.kind, used, operation=operation)
-    deployment = devices.deployments[operation.deployment_id]
     if operation.kind is OperationKind.INITIALIZE:
         _initialized(devices, wpg, operation, event)
     elif event.fault is None:
@@ -218,7 +217,8 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
         endings.end_running(devices.queues, operation, again, is_refusal=True)
     else:
         endings.end_running(devices.queues, operation, event.fault, is_refusal=event.is_refusal)
-    lanes.watch_gap(devices.queues, deployment)
+    if event.fault is not None:  # its number may be free again
+        lanes.watch_gap(devices.queues, devices.deployments[operation.deployment_id])
     devices.touch(wpg.wpg_id)
     wpgs.stop_when_idle(devices, wpg)
 

@@ -103,7 +103,9 @@ def stop_when_idle(devices: Devices, wpg: Wpg) -> None:
 
     One that is lost goes as soon as nothing works from copies of its state.
     """
-    is_ending = devices.jobs[wpg.job_id].ending is not None or devices.is_leaving(wpg)
-    is_idle = wpg.move_id is None and not wpg.running and not wpg.writing
-    if (is_ending and is_idle) or (wpg.is_lost and not wpg.writing):
+    if wpg.writing:
+        return
+    is_idle = wpg.move_id is None and not wpg.running
+    is_ending = is_idle and (devices.jobs[wpg.job_id].ending is not None or devices.is_leaving(wpg))
+    if is_ending or wpg.is_lost:
         stop(devices, wpg)

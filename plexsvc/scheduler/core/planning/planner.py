@@ -226,8 +226,9 @@ class Planner:
         """Whether something changed for those who wait since the last `admit`."""
         if not self.waiting:
             return False
-        has_room = bool(self._changed) or self.board.num_freed > self._freed_seen
-        return self._queue_news or has_room or self.kept.has_reopened or bool(self.kept.left)
+        if self._queue_news or self._changed or self.kept.has_reopened or self.kept.left:
+            return True
+        return self.board.num_freed > self._freed_seen
 
     def admit(self, now_us: int, *, claim: Claim = lambda *_: True) -> list[Placed]:
         """Place what can be placed now, in queue order.

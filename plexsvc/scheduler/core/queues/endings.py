@@ -31,8 +31,10 @@ def answer(queues: Queues, operation: Operation, *, run_us: int) -> None:
     operation.apply(OperationTrigger.APPLIED)
     operation.apply(OperationTrigger.ANSWERED)
     deployment = queues.deployments[operation.deployment_id]
-    if operation.kind in OPENS_WINDOW | CLOSES_WINDOW:
-        deployment.is_window_open = operation.kind in OPENS_WINDOW
+    if operation.kind in OPENS_WINDOW:
+        deployment.is_window_open = True
+    elif operation.kind in CLOSES_WINDOW:
+        deployment.is_window_open = False
     queues.emit(
         AnswerOperation(
             operation_id=operation.operation_id,

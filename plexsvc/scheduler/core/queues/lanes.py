@@ -24,8 +24,9 @@ from plexsvc.scheduler.core.vocabulary import (
 
 def first_missing(deployment: Deployment) -> int:
     """Return the lowest number that has not come yet."""
+    pending, consumed = deployment.pending, deployment.consumed
     seq = max(deployment.next_seq, deployment.complete_to)
-    while seq in deployment.pending or seq in deployment.consumed:
+    while seq in pending or seq in consumed:
         seq += 1
     deployment.complete_to = seq
     return seq
@@ -132,8 +133,8 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
             return None
         if wpg.running and not _may_overlap(queues, wpg, operation):
             return None
-        blocked = dependency(queues, operation)
-        if not isinstance(blocked, Fault | None) and _is_circle(queues, operation, blocked):
+        blocked = dependency(queues, operation) if operation.after else None
+        if isinstance(blocked, bytes) and _is_circle(queues, operation, blocked):
             blocked = Fault(
                 code=ErrorCode.BAD_REQUEST,
                 message=f"{show(operation.operation_id)} not run: its `after` names "
@@ -145,12 +146,11 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
             endings.refuse(queues, operation, blocked)
             watch_gap(queues, deployment)
             continue
-        is_unseen = any(one not in queues.operations for one in operation.after)
-        if blocked is not None and deployment.waits_for != blocked and is_unseen:
-            at_us = queues.now_us + queues.limits.gap_timeout_us
-            queues.set_timer(Timer.AFTER, operation.operation_id, at_us=at_us)
-        deployment.waits_for = blocked
+        is_new, deployment.waits_for = deployment.waits_for != blocked, blocked
         if blocked is not None:
+            if is_new and any(one not in queues.operations for one in operation.after):
+                at_us = queues.now_us + queues.limits.gap_timeout_us
+                queues.set_timer(Timer.AFTER, operation.operation_id, at_us=at_us)
             return None
         if operation.eligible_us is None:
             job = queues.jobs[operation.job_id]
@@ -164,14 +164,13 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
 
 def rolls_out(queues: Queues, job: Job) -> bool:
     """Return whether a job generates now: what trains meanwhile is one step behind."""
-    others = (queues.deployments[d] for d in job.deployments)
-    wpgs = (queues.wpg_of(other) for other in others if other.is_rollout)
-    return any(
-        operation.kind is OperationKind.GENERATE
-        for wpg in wpgs
-        if wpg is not None
-        for operation in wpg.running.values()
-    )
+    for deployment_id in job.deployments:
+        deployment = queues.deployments[deployment_id]
+        wpg = queues.wpg_of(deployment) if deployment.is_rollout else None
+        running = () if wpg is None else wpg.running.values()
+        if any(one.kind is OperationKind.GENERATE for one in running):
+            return True
+    return False
 
 
 def give_up_unseen(queues: Queues, operation_id: OperationId) -> None:
