@@ -94,14 +94,17 @@ async def test_deployments_beyond_a_tenants_devices_are_refused_and_leave_nothin
         await rig.job("job-1")
         asked = pb.SetQuotaRequest(owner=TENANT, what="devices", most=2)
         await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)
-        with pytest.raises(PlexError, match="asks for 4 more, and its quota is 2") as caught:
+        with pytest.raises(PlexError, match="asks for 4 devices, and its quota is 2") as caught:
             await rig.deploy("job-1", tp=4)
-        assert caught.value.code is ErrorCode.QUEUE_FULL
+        assert caught.value.code is ErrorCode.NO_PLACEMENT
         assert rig.driver.registry.deployments == {}
         await rig.deploy("job-1", tp=2)
         await rig.deploy("job-1", tp=2)
-        with pytest.raises(PlexError, match="has deployments on 2 devices and asks for 1 more"):
+        with pytest.raises(
+            PlexError, match="has deployments on 2 devices and asks for 1"
+        ) as caught:
             await rig.deploy("job-1", "critic")
+        assert caught.value.code is ErrorCode.QUEUE_FULL
         listed = await rig.scheduler.call("ListQuotas", pb.ListQuotasRequest(), pb.ListQuotasReply)
         assert list(listed.quotas) == [pb.QuotaView(owner=TENANT, what="devices", most=2, used=2)]
         await rig.end("job-1")
@@ -126,10 +129,12 @@ async def test_deployments_beyond_a_tenants_host_memory_are_refused_before_they_
     async with start_rig(tmp_path, nodes=[{"train": 2, "rollout": 1}]) as rig:
         await rig.job("job-1")
         await deploy(rig, "actor", tiny_model)
-        asked = pb.SetQuotaRequest(owner=TENANT, what="host_bytes", most=1)
+        asked = pb.SetQuotaRequest(owner=TENANT, what="host_bytes", most=10**12)
         (quota,) = (await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)).quotas
         each = quota.used
         assert each > 0
+        asked = pb.SetQuotaRequest(owner=TENANT, what="host_bytes", most=2 * each - 1)
+        await rig.scheduler.call("SetQuota", asked, pb.ListQuotasReply)
         with pytest.raises(
             PlexError, match=f"{each} host_bytes and asks for {each} more"
         ) as caught:
