@@ -323,9 +323,11 @@ class Job:
         if self._is_adopted:
             await self._last_beat()
             return
-        self.session.stop()
-        await self._last_beat()
-        await self._end(error)
+        try:
+            await self._last_beat()
+            await self._end(error)
+        finally:
+            self.session.stop()  # the end may have to wait: until then the session lives
 
     async def _last_beat(self) -> None:
         """Send the last acknowledgements and figures; the end of the job says all the rest."""

@@ -267,6 +267,11 @@ class LiveScheduler:
             raise self._storing.failure
         self._inbox.check_room()
 
+    def notice(self, tenant: TenantId) -> str:
+        """Return what a tenant's jobs are told beside their state: why nothing goes on, or ""."""
+        failure = self._storing and self._storing.failure
+        return failure.message if failure else self.caps.notice(tenant)
+
     def tokens(self) -> list[TokenRow]:
         """Return the tokens that operators made, oldest first, from the store."""
         return self._store.tokens()

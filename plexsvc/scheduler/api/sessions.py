@@ -112,7 +112,7 @@ async def keep_alive(
         durable_seqs=durable,
         state=messages.JOB_STATES[record.state],
         reason=record.reason,
-        notice=scheduler.caps.notice(record.tenant),
+        notice=scheduler.notice(record.tenant),
     )
 
 

@@ -310,6 +310,9 @@ async def test_a_full_disk_refuses_new_work_by_name_and_keeps_what_runs(
             assert (refused.value.code, refused.value.retryable) == (ErrorCode.DISK_FULL, True)
             assert (await rig.run("job-1", seq=999)).error.code == ErrorCode.DISK_FULL
             assert not running.done()
+            beat = service_pb2.KeepAliveRequest(job_id="job-1", tenant=TENANT)
+            told = await rig.scheduler.call("KeepAlive", beat, service_pb2.KeepAliveReply)
+            assert "is full" in told.notice  # or nobody would know why the step takes so long
             await limit_pages(rig, 100_000)
         assert running.result().state == ANSWERED
         states = {call.result().state for call in waiting if not call.result().HasField("error")}

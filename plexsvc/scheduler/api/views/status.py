@@ -69,7 +69,7 @@ def job(scheduler: LiveScheduler, record: JobRecord) -> service_pb2.Job:
     live = scheduler.cluster.jobs.get(record.job_id)
     if live is not None:
         view.device_us, view.phase = live.device_us, live.phase
-        view.notice = scheduler.caps.notice(record.tenant)
+        view.notice = scheduler.notice(record.tenant)
     return view
 
 
