@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +46,11 @@ ON_ONE_CLUSTER: Final = frozenset(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--search", action="store_true", help="draw new examples for properties")
+    parser.addoption(
+        "--search",
+        action="store_true",
+        help="draw new examples for properties, and try every point",
+    )
     parser.addoption("--run-slow", action="store_true", help="also run tests longer than a second")
 
 
@@ -83,6 +87,13 @@ class OneCluster(LoadFileScheduling):  # type: ignore[misc]  # xdist has no type
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     return OneCluster(config, log)
+
+
+@pytest.fixture(scope="session")
+def every(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """Of points to try one by one: every so many, or each of them with `--search`."""
+    is_search = request.config.getoption("--search")
+    return lambda nth: 1 if is_search else nth
 
 
 @pytest.fixture(scope="session")

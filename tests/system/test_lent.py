@@ -84,12 +84,20 @@ def sampled_while(
         under_way.result()
 
 
+@pytest.fixture(scope="module")
+def borrowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """Where jobs of all tests borrow."""
+    nodes = {"only": [TRAIN, TRAIN, ROLLOUT, ROLLOUT, ROLLOUT]}
+    with start_cluster(tmp_path_factory.mktemp("borrowing"), nodes=nodes) as started:
+        yield started
+
+
 def test_a_job_has_a_lent_engine_as_an_instance_until_its_owner_takes_it_back(
-    tmp_path: Path, tiny_model: Path
+    borrowing: LiveCluster, tmp_path: Path, tiny_model: Path
 ) -> None:
     make_qwen3(tmp_path / "chat", seed=1)
-    nodes = {"only": [TRAIN, ROLLOUT]}
-    with start_cluster(tmp_path, nodes=nodes) as cluster, cluster.connect() as connection:
+    cluster = borrowing
+    with cluster.connect() as connection:
         lending = ("--lend", "--lend-model", str(tiny_model), "--cluster", str(cluster.state_dir))
         with connection.job("borrower") as job:
             actor = job.deploy(
@@ -147,14 +155,10 @@ def until_lent(cluster: LiveCluster, rollout: plex.Rollout) -> Iterator[plex.Sam
 
 
 def test_one_lent_engine_serves_jobs_in_turn_each_by_its_own_weights(
-    tmp_path: Path, tiny_model: Path
+    borrowing: LiveCluster, tmp_path: Path, tiny_model: Path
 ) -> None:
-    nodes = {"node-a": [TRAIN, TRAIN, ROLLOUT, ROLLOUT, ROLLOUT]}
-    with (
-        start_cluster(tmp_path, nodes=nodes) as cluster,
-        cluster.connect() as connection,
-        ExitStack() as stack,
-    ):
+    cluster = borrowing
+    with cluster.connect() as connection, ExitStack() as stack:
         jobs = [stack.enter_context(connection.job(name)) for name in ("one", "two")]
         rollouts, versions = [], []
         elastic = plex.Elastic(dedicated=1, serving=(0, 1))
@@ -192,16 +196,12 @@ def test_one_lent_engine_serves_jobs_in_turn_each_by_its_own_weights(
 
 
 def test_guests_of_several_models_serve_jobs_beside_each_other(
-    tmp_path: Path, tiny_model: Path
+    borrowing: LiveCluster, tmp_path: Path, tiny_model: Path
 ) -> None:
-    nodes = {"node-a": [ROLLOUT, ROLLOUT]}
+    cluster = borrowing
     other = make_qwen3(tmp_path / "other", seed=5, layers=3)
     models = {f"chat.{model.name}": model for model in (tiny_model, other)}
-    with (
-        start_cluster(tmp_path, nodes=nodes) as cluster,
-        cluster.connect() as connection,
-        ExitStack() as stack,
-    ):
+    with cluster.connect() as connection, ExitStack() as stack:
         rollouts = {
             name: stack.enter_context(connection.job(name)).deploy(
                 "rollout",

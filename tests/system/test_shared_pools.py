@@ -137,14 +137,11 @@ def test_a_job_generates_where_it_trains_with_the_same_tokens(
 
 
 def test_engines_whose_caches_have_a_size_stay_awake_together_where_they_fit(
-    tmp_path: Path, tiny_model: Path
+    one_of_each: LiveCluster, tiny_model: Path
 ) -> None:
     """Two of 200 MiB of cache and what they compute in fit into 1 GiB, a third does not."""
-    with (
-        start_cluster(tmp_path, nodes={"node-a": [ROLLOUT]}) as cluster,
-        cluster.connect() as connection,
-        ExitStack() as stack,
-    ):
+    cluster, before = one_of_each, len(one_of_each.timeline())
+    with cluster.connect() as connection, ExitStack() as stack:
 
         def deploy(name: str) -> plex.Rollout:
             rollout: plex.Rollout = stack.enter_context(connection.job(name)).deploy(
@@ -161,7 +158,7 @@ def test_engines_whose_caches_have_a_size_stay_awake_together_where_they_fit(
             return [one.tokens for one in rollout.generate(PROMPTS, **OPTIONS)]
 
         def switches() -> int:
-            return sum(span.kind in {"load", "offload"} for span in cluster.timeline())
+            return sum(span.kind in {"load", "offload"} for span in cluster.timeline()[before:])
 
         both = [deploy("one"), deploy("two")]
         first = [sampled(rollout) for rollout in both]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any, cast
 
 import openai
 import pytest
+from typer.testing import CliRunner
 
+from plexsvc.cli.main import app
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core.instances import SERVING
 from plexsvc.rollout.operations import APPLIED
 from plexsvc.rollout.serving.control import ask
 from tests.fakes.fake_instances import FakeInstance
 from tests.rigs.keys import keys_file
-from tests.rigs.lent_engine import PLEXCTL, environment, plexctl, served
+from tests.rigs.lent_engine import plexctl, served
 from tests.rigs.rollout_bench import Bench, bench
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.vllm_process import vllm_instance
@@ -57,6 +58,7 @@ def test_an_openai_client_is_served_beside_guests_that_can_be_sent_away(tmp_path
 
 def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
     make_qwen3(tmp_path / "chat", seed=1)
+    state = {"PLEX_STATE_DIR": str(tmp_path / "state")}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for options, said in (
@@ -73,15 +75,8 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
             (["--slo-ttft", "1", "--slo-tpot", "1", "--name", "n" * 200], "socket's path"),
             (["--slo-ttft", "1", "--slo-tpot", "1", "--port", port], "port: cannot listen"),
         ):
-            done = subprocess.run(
-                [*PLEXCTL, "serve", str(tmp_path / "chat"), *options],
-                env=environment(tmp_path),
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+            done = CliRunner().invoke(app, ["serve", str(tmp_path / "chat"), *options], env=state)
+            assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
 
 
 async def test_a_reclaim_in_mid_step_loses_no_sample_and_leaves_nothing_resident(
