@@ -68,7 +68,7 @@ class Future:
     is_old: bool = False
     """Told before the last heartbeat."""
     nbytes: int = 0
-    """Of its body, which leaves memory once the answer is there."""
+    """Of its record; the body leaves memory once the answer is there."""
 
     @property
     def clone(self) -> int:
@@ -285,14 +285,14 @@ class TinkerSessions:
                 f"session {session.session_id} has {MAX_FUTURES} futures whose answers were not "
                 "read; read some",
             )
+        record = future.to_record()
         held, taken = self._bodies[session.tenant], self._bodies.total()
-        BODIES.check(session.tenant, held=held, taken=taken, more=len(future.body))
-        kept = {**records, f"future/{future.request_id}": future.to_record()}
-        self._add(session, future)
+        BODIES.check(session.tenant, held=held, taken=taken, more=len(record))
+        self._add(session, future, nbytes=len(record))
         self._begin(session, future)
         await asyncio.sleep(0)  # it takes longer than all that is done here: it goes first
         try:
-            await self.keep(session, kept)
+            await self.keep(session, {**records, f"future/{future.request_id}": record})
         except PlexError:
             self._remove(session, future)
             raise
@@ -326,10 +326,10 @@ class TinkerSessions:
             )
         return session.lanes[deployment_id]
 
-    def _add(self, session: TinkerSession, future: Future) -> None:
+    def _add(self, session: TinkerSession, future: Future, *, nbytes: int) -> None:
         session.futures[future.request_id] = future
-        future.nbytes = len(future.body)
-        self._bodies[session.tenant] += future.nbytes
+        future.nbytes = nbytes
+        self._bodies[session.tenant] += nbytes
 
     def _remove(self, session: TinkerSession, future: Future) -> None:
         if session.futures.pop(future.request_id, None) is not None:
@@ -404,7 +404,7 @@ class TinkerSessions:
                 upto = found.next_seq - 1
             self.lane(session, deployment_id).answered.upto = max(0, upto)
         for future in list(session.futures.values()):
-            self._add(session, future)
+            self._add(session, future, nbytes=len(future.to_record()))
             self._begin(session, future)
 
 

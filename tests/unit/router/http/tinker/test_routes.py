@@ -223,7 +223,7 @@ async def test_bytes_of_requests_are_bounded_until_their_answers_were_read(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session_id, model = await rig.model()
-    small = Limit(total=5000, what="bytes", key="BODIES", code=sessions.BODIES.code)
+    small = Limit(total=8000, what="bytes", key="BODIES", code=sessions.BODIES.code)
     monkeypatch.setattr(sessions, "BODIES", small)
     large = step(model, 1) | {"padding": "x" * 2000}
     await rig.future("optim_step", large)
