@@ -241,7 +241,7 @@ def operation_of(asked: Asked, *, seed: int) -> ops.Operation:
         max_tokens=whole(given, "max_tokens", default=0),
         temperature=_real(given, "temperature", default=1.0, high=1e6),
         top_p=_real(given, "top_p", default=1.0, high=1.0),
-        top_k=max(0, given.get("top_k", -1)) if _is_whole(given.get("top_k", -1)) else 0,
+        top_k=max(0, whole(given, "top_k", default=-1, least=-1)),
         stop=[one for one in stops or () if isinstance(one, str)],
         stop_token_ids=[one for one in stops or () if _is_whole(one) and 0 <= one < 2**31],
         ignore_eos=stops == [],

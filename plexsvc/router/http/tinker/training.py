@@ -241,8 +241,8 @@ class Training:
         """Return what a future's operation is made of; a refusal takes its number all the same."""
         try:
             return await made
-        except PlexError as error:
-            if not error.retryable:
+        except Exception as error:
+            if not (isinstance(error, PlexError) and error.retryable):
                 await self.lane(session, future).fill(future.facts["seq"])
             raise
 
@@ -288,8 +288,8 @@ def step_of(given: Any) -> ops.Step:
         PlexError: `bad_request`.
     """
     if not isinstance(given, dict) or given.keys() - STEP.keys():
-        odd = ", ".join(sorted(set(given or {}) - STEP.keys()))
-        raise bad_request(f"adam_params: {odd or given!r}: it has {', '.join(STEP)}")
+        odd = ", ".join(sorted(given.keys() - STEP.keys())) if isinstance(given, dict) else given
+        raise bad_request(f"adam_params: {odd!s:.200}: it has {', '.join(STEP)}")
     step = ops.Step(decay_vectors=True)
     for name, native in STEP.items():
         value = given.get(name, getattr(ADAM, native))

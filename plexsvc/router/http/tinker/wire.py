@@ -135,7 +135,10 @@ def _tokens(datum: pb.Datum, number: int) -> Array:
         kind = chunk.WhichOneof("chunk")
         if kind != "encoded_text":
             raise _no_text(kind)
-        parts.append(np.frombuffer(chunk.encoded_text.tokens, "<i4"))
+        given = chunk.encoded_text.tokens
+        if len(given) % 4:
+            raise bad_batch(f"data[{number}].model_input: {len(given)} bytes are no tokens of four")
+        parts.append(np.frombuffer(given, "<i4"))
     found: Array = np.concatenate(parts) if parts else np.empty(0, np.int32)
     if not found.size:
         raise bad_batch(f"data[{number}].model_input has no tokens; give one or more")

@@ -194,8 +194,11 @@ async def test_a_request_that_is_refused_takes_its_number(rig: Rig) -> None:
     told = await rig.future("optim_step", step(model, 1, momentum=1.0))
     assert told["category"] == "user"
     assert "momentum" in told["error"]
-    await rig.future("optim_step", step(model, 2))
-    assert rig.submitted == ["noop", "noop", "step"]
+    for seq, wrong in enumerate((True, [[]], None), start=2):
+        told = await rig.future("optim_step", step(model, seq) | {"adam_params": wrong})
+        assert (told["category"], "adam_params" in told["error"]) == ("user", True)
+    await rig.future("optim_step", step(model, 5))
+    assert rig.submitted == ["noop"] * 5 + ["step"]
 
 
 async def test_a_session_that_is_finished_is_forgotten(rig: Rig) -> None:
@@ -278,6 +281,7 @@ async def test_a_large_body_is_read_all_the_same(rig: Rig) -> None:
         ("retrieve_futures", {"target": {"sampling_session_id": "N", "cloned_sampler_id": "x"}}),
         ("create_sampling_session", {"session_id": "S", **SAMPLER, "base_model": "another"}),
         ("asample", {"prompt": 3}),
+        ("asample", {"sampling_session_id": "N", "sampling_params": {"top_k": 2**31}}),
         ("asample", {"sampling_session_id": "X", "seq_id": 0}),
         ("retrieve_future", {"request_id": None}),
         ("retrieve_futures", {"target": [1]}),

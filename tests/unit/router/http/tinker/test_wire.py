@@ -110,6 +110,10 @@ def _broken(asked: pb.ForwardBackwardRequest) -> None:
     asked.data[0].loss_fn_inputs["weights"].dense = b"abc"
 
 
+def _ragged(asked: pb.ForwardBackwardRequest) -> None:
+    asked.data[1].model_input[0].encoded_text.tokens = b"abcde"
+
+
 def _negative(asked: pb.ForwardBackwardRequest) -> None:
     targets = tensor([-1], dtype=pb.DTYPE_INT64)
     asked.data[1].loss_fn_inputs["target_tokens"].CopyFrom(targets)
@@ -138,6 +142,7 @@ def _configured(asked: pb.ForwardBackwardRequest) -> None:
         (_wide, "several targets", ErrorCode.BAD_BATCH),
         (_sparse, "several targets", ErrorCode.BAD_BATCH),
         (_short, r"data\[1\].*2 numbers for 1 tokens", ErrorCode.BAD_BATCH),
+        (_ragged, "5 bytes are no tokens", ErrorCode.BAD_BATCH),
         (_broken, "no array", ErrorCode.BAD_BATCH),
         (_negative, "whole numbers from 0", ErrorCode.BAD_BATCH),
         (_masked, r"data\[1\].*mask: cross_entropy takes target_tok", ErrorCode.BAD_BATCH),
