@@ -244,10 +244,10 @@ def test_a_command_has_a_group_of_its_own_where_one_is_delegated(sandbox: Sandbo
 def test_a_command_dies_with_the_worker(command: tuple[str, ...]) -> None:
     code = (
         "from plexsvc.reward.sandbox.opening import open_sandbox\n"
-        "from plexsvc.reward.sandbox.base import Limits\n"
+        "from plexsvc.reward.sandbox.base import StageLimits\n"
         "box = open_sandbox(); print(box._zygote.pid, flush=True)\n"
         "files = {'main.py': b'import time; time.sleep(600)'}\n"
-        f"box.run({command!r}, files=files, limits=Limits())\n"
+        f"box.run({command!r}, files=files, limits=StageLimits())\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
