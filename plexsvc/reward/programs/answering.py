@@ -11,209 +11,33 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
-import datetime as dt
-import decimal
-import fractions
-import functools
 import importlib
 import inspect
-import io
 import operator
 import os
 import pathlib
 import sys
 import types
-from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
-    from plexsvc.reward.programs import talking
+    from plexsvc.reward.programs import plain_data, stand_ins, talking
 else:
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+    import plain_data
+    import stand_ins
     import talking
 
     del sys.path[0]
 
 _STDERR: Final = 2
-MAX_PRINTED: Final = 1 << 20
-"""Characters of what a call prints that go to the grader."""
 MAX_FILE_BYTES: Final = 8 << 20
 MAX_FOLLOWED: Final = 2000
 """Elements of containers that the grader follows after a call."""
 TOLD: Final = ("__init__", "__str__", "__repr__", "__call__", "__enter__", "__exit__")
 """Methods of Python's that classes of tests ask for by `super()`."""
-_BASES: Final[dict[type, Callable[[Any], Any]]] = {
-    int: int.__pos__,
-    float: float.__pos__,
-    str: lambda value: str.__getitem__(value, slice(None)),
-    bytes: lambda value: bytes.__getitem__(value, slice(None)),
-    tuple: lambda value: tuple.__getitem__(value, slice(None)),
-    list: list.copy,
-    dict: dict.copy,
-    set: lambda value: set.__or__(value, set()),
-    frozenset: lambda value: frozenset.__or__(value, frozenset()),
-}
-"""Plain classes, and how to copy what an object of a class below holds, without its own methods."""
-_WRAPPED: Final[dict[type, Callable[[Any], Any]]] = {
-    UserList: lambda value: list(value.data),
-    UserDict: lambda value: dict(value.data),
-    UserString: lambda value: str(value.data),
-    ChainMap: lambda value: dict(ChainMap.items(value)),
-    types.MappingProxyType: dict,
-    types.SimpleNamespace: vars,
-    memoryview: bytes,
-    deque: lambda value: deque(deque.__iter__(value), value.maxlen),
-    decimal.Decimal: decimal.Decimal,
-    fractions.Fraction: fractions.Fraction,
-    dt.datetime: lambda value: dt.datetime.combine(value.date(), value.timetz()),
-    dt.date: lambda value: dt.date.fromordinal(value.toordinal()),
-}
-"""Classes of Python's whose objects equal plain data, and how to get that."""
-
-
-PYTHONS: Final = frozenset({"builtins", "abc", "typing", "enum", "collections"})
-"""Modules whose classes have operators that a plain copy has, too."""
-_NAMES: Final = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
-OPERATORS: Final = (
-    *(f"__{prefix}{name}__" for name in _NAMES.split() for prefix in ("", "r")),
-    *("__neg__", "__pos__", "__abs__", "__invert__", "__call__", "__contains__", "__getitem__"),
-    *("__len__", "__iter__", "__bool__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__"),
-)
-"""Methods of a class below a plain one that its copy asks for."""
 ASYNCHRONOUS: Final = ("__await__", "__aiter__", "__aenter__")
-
-
-class Lent:
-    """Something of the grader's that was an argument: it can be called, and read in public."""
-
-    def __init__(self, line: SampleEnd, number: int, name: object, doc: object) -> None:
-        self.__dict__.update(_line=line, _number=number, __doc__=doc)
-        if isinstance(name, str):
-            self.__dict__.update(__name__=name, __qualname__=name)
-
-    def __call__(self, *args: object, **named: object) -> object:
-        return self._do("call", list(args), named)
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._do("getattr", name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        self._do("setattr", name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._do("delattr", name)
-
-    def __exit__(self, *error: object) -> object:
-        return self._do("exit", *error[:2], None)
-
-    def __await__(self) -> Any:
-        yield from ()
-        return self._do("await")
-
-    def _do(self, what: str, *args: object) -> object:
-        line, number = self.__dict__["_line"], self.__dict__["_number"]
-        return line.question(what, number, *args)
-
-
-class LentFunction(Lent):
-    """A function of the grader's, which binds as one."""
-
-    def __get__(self, instance: object, owner: object = None) -> object:
-        return self if instance is None else functools.partial(self, instance)
-
-
-for _name in ("eq", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod"):
-    setattr(Lent, f"__{_name}__", lambda self, other, what=_name: self._do(what, other))
-for _name in (
-    *("len", "iter", "next", "str", "repr", "hash", "bool", "int", "float", "abs", "neg"),
-    "enter",
-):
-    setattr(Lent, f"__{_name}__", lambda self, what=_name: self._do(what))
-for _name in ("getitem", "contains", "setitem", "delitem"):
-    setattr(Lent, f"__{_name}__", lambda self, *args, what=_name: self._do(what, *args))
-
-
-class Echo(io.TextIOBase):
-    """Stands for a stream of the sample: what it prints goes to the grader with the answer."""
-
-    def __init__(self, name: str, real: Any) -> None:
-        self._name, self._real = name, real
-        self.kept: list[str] = []
-        self._left = MAX_PRINTED
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return int(self._real.fileno())
-
-    @property
-    def buffer(self) -> Any:
-        return _Bytes(self)
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
-
-    def write(self, text: str) -> int:
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if self._left > 0:
-            self.kept.append(text[: self._left])
-            self._left -= len(text)
-            self._real.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._real.flush()
-
-    def taken(self) -> str:
-        """Return what was printed since it was asked last."""
-        text = "".join(self.kept)
-        self.kept.clear()
-        self._left = MAX_PRINTED
-        return text
-
-
-class _Bytes:
-    def __init__(self, echo: Echo) -> None:
-        self._echo = echo
-
-    def write(self, data: bytes) -> int:
-        self._echo.write(bytes(data).decode(errors="replace"))
-        return len(data)
-
-    def flush(self) -> None:
-        self._echo.flush()
-
-
-class Input(io.TextIOBase):
-    """Stands for the sample's standard input: it is the grader's, as a test replaced it."""
-
-    def __init__(self, line: SampleEnd) -> None:
-        self._line = line
-
-    def readable(self) -> bool:
-        return True
-
-    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
-        return str(self._line.question("stdin", "readline", -1 if size is None else size))
-
-    def read(self, size: int | None = -1) -> str:
-        return str(self._line.question("stdin", "read", -1 if size is None else size))
-
-    def __iter__(self) -> Any:
-        return iter(self.readline, "")
-
-
-class Followed:
-    """A container whose contents the grader follows."""
-
-    def __init__(self, container: Any) -> None:
-        self.container = container
 
 
 class SampleEnd(talking.MessageLine):
@@ -230,7 +54,7 @@ class SampleEnd(talking.MessageLine):
         """Containers of the grader that were arguments, by their numbers there."""
         self._known: dict[int, Any] = {}
         """What the grader last knew of them."""
-        self._lent: dict[int, Lent] = {}
+        self._lent: dict[int, stand_ins.Lent] = {}
         self._told: set[int] = set()
         """Classes that the grader knows."""
         self._loop: Any = None
@@ -269,7 +93,8 @@ class SampleEnd(talking.MessageLine):
 
     def printed(self) -> list[str]:
         """Return what was printed since the last message."""
-        return [one.taken() if isinstance(one, Echo) else "" for one in (sys.stdout, sys.stderr)]
+        streams = (sys.stdout, sys.stderr)
+        return [one.taken() if isinstance(one, stand_ins.Echo) else "" for one in streams]
 
     def _news(self) -> list[Any]:
         """Return what containers that the grader knows hold by now, where that changed."""
@@ -399,8 +224,7 @@ class SampleEnd(talking.MessageLine):
 
     def do_plain(self, value: object) -> object:
         """Return the plain data that a class of Python's wraps, whatever class is below it."""
-        found = next((copied for kind, copied in _WRAPPED.items() if isinstance(value, kind)), None)
-        return NotImplemented if found is None else found(value)
+        return plain_data.of(value, plain_data.WRAPPED)
 
     def do_operate(self, name: str, *args: Any) -> object:
         return (getattr(operator, name, None) or getattr(builtins, name))(*args)
@@ -507,9 +331,9 @@ class SampleEnd(talking.MessageLine):
     # ---- what is no plain data ----------------------------------------------------------------
 
     def hold(self, value: object) -> Any:
-        if isinstance(value, Followed):
+        if isinstance(value, stand_ins.Followed):
             value = value.container
-        if isinstance(value, Lent):
+        if isinstance(value, stand_ins.Lent):
             return ["yours", value.__dict__["_number"]]
         if value is self.module:
             return ["module"]
@@ -545,7 +369,7 @@ class SampleEnd(talking.MessageLine):
         if number in self._told:
             return ["kind", number]
         self._told.add(number)
-        plain = next((one for one in _BASES if issubclass(kind, one)), None)
+        plain = next((one for one in plain_data.BASES if issubclass(kind, one)), None)
         base = None if plain is None else ["builtin", plain.__name__]
         fields = list(getattr(kind, "_fields", ())) if plain is tuple else []
         is_async = any(hasattr(kind, name) for name in ASYNCHRONOUS)
@@ -555,8 +379,14 @@ class SampleEnd(talking.MessageLine):
             if one.__module__ not in {"builtins", "typing", "abc"}
         ]
         doc = kind.__doc__ if isinstance(kind.__doc__, str) else None
-        own = [vars(one) for one in kind.__mro__ if one.__module__ not in PYTHONS or one is Counter]
-        members = {name: "" for name in OPERATORS if plain and any(name in one for one in own)} or {
+        own = [
+            vars(one)
+            for one in kind.__mro__
+            if one.__module__ not in plain_data.PYTHONS or one is Counter
+        ]
+        members = {
+            name: "" for name in plain_data.OPERATORS if plain and any(name in one for one in own)
+        } or {
             name: type(value).__name__
             for name, value in vars(kind).items()
             if name in TOLD or not name.startswith("__")
@@ -572,10 +402,8 @@ class SampleEnd(talking.MessageLine):
 
     def _base(self, value: object) -> Any:
         """Return the plain data that a value of a class below a plain one holds."""
-        for base, copied in _BASES.items():
-            if isinstance(value, base):
-                return self.pack(copied(value))
-        return None
+        found = plain_data.of(value, plain_data.BASES)
+        return None if found is NotImplemented else self.pack(found)
 
     def pack_class(self, value: type) -> Any:
         """Return a class of exceptions, by its name or by its bases."""
@@ -606,7 +434,7 @@ class SampleEnd(talking.MessageLine):
             case "lent":
                 number, name, doc, is_function = parts
                 if number not in self._lent:
-                    made = LentFunction if is_function else Lent
+                    made = stand_ins.LentFunction if is_function else stand_ins.Lent
                     self._lent[number] = made(self, number, name, doc)
                 return self._lent[number]
             case "module":
@@ -637,7 +465,7 @@ def _containers(args: Any) -> list[Any]:
 def _followed(value: Any) -> Any:
     """Return a plain container so that the grader follows what it holds later."""
     is_followed = type(value) in {list, dict, set} and len(value) <= MAX_FOLLOWED
-    return Followed(value) if is_followed else value
+    return stand_ins.Followed(value) if is_followed else value
 
 
 def _size(container: Any) -> int:
@@ -654,12 +482,13 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(_STDERR, 1)
-    sys.stdout = Echo("stdout", sys.__stdout__)
-    sys.stderr = Echo("stderr", sys.__stderr__)
-    sys.stdin = Input(line)
+    sys.stdout = stand_ins.Echo("stdout", sys.__stdout__)
+    sys.stderr = stand_ins.Echo("stderr", sys.__stderr__)
+    sys.stdin = stand_ins.Input(line)
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as where packages are
     builtins.input = lambda prompt="", /: line.question("input", prompt)
-    sys.modules.pop("talking", None)
+    for name in ("plain_data", "stand_ins", "talking"):  # the sample may have some of its own
+        sys.modules.pop(name, None)
     try:
         line.serve()
     except talking.LeftError as left:

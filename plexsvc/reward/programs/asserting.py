@@ -184,7 +184,7 @@ def names_of(
 
 
 _NOT_IMPORTED: Final = {
-    *("__main__", "asserting", "grader_lends", "grader_line", "remote", "talking"),
+    *("__main__", "asserting", "grader_lends", "grader_line", "remote", "remote_copies", "talking"),
     *("test", "unittest"),
 }
 """Modules of the grader's own, and those of objects that equal everything."""

@@ -78,8 +78,10 @@ def _scripts(*names: str) -> dict[str, bytes]:
     return {f"{_HARNESS}/{name}.py": (_HERE / f"{name}.py").read_bytes() for name in names}
 
 
-_AGENT: Final = _scripts("answering", "talking")
-_ASSERT: Final = _scripts("asserting", "grader_line", "remote", "grader_lends", "talking")
+_AGENT: Final = _scripts("answering", "plain_data", "stand_ins", "talking")
+_ASSERT: Final = _scripts(
+    "asserting", "grader_line", "remote", "remote_copies", "grader_lends", "talking"
+)
 _UNIT_TESTS: Final = _ASSERT | _scripts("unit_testing")
 
 

@@ -6,12 +6,14 @@ It imports nothing of the package, because it is copied.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import importlib
+import operator
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from unittest import mock
 
@@ -23,8 +25,26 @@ LENT: Final = frozenset(
 )
 """What the sample may do with what it was handed."""
 
-
 MAX_PATH: Final = 512
+
+
+def used(what: str, owner: Any, *others: Any) -> Any:
+    """Return what comes of a use of something that was lent."""
+    match what:
+        case "call":
+            return owner(*others[0], **others[1])
+        case "getattr":
+            return public(owner, str(others[0]))
+        case "setattr" | "delattr":
+            return getattr(builtins, what)(settable(owner, str(others[0])), *others)
+        case "enter":
+            return type(owner).__enter__(owner)
+        case "exit":
+            return type(owner).__exit__(owner, *others)
+        case "await":
+            return awaited_apart(owner)
+        case _:
+            return (getattr(operator, what, None) or getattr(builtins, what))(owner, *others)
 
 
 def awaited_apart(awaitable: Any) -> Any:
@@ -79,6 +99,46 @@ def settable(lent: object, name: str) -> Any:
     if is_hidden or is_counting:  # a mock counts what it was asked: not by the sample's leave
         raise AttributeError(f"{name} of a {type(lent).__name__} is not lent")
     return lent
+
+
+class NamedFiles:
+    """Files that arguments name: a call takes them to the sample, its answer brings them back."""
+
+    def __init__(self, do: Callable[..., Any]) -> None:
+        self._do = do
+        self.shared = ""
+        """Directory below which files come back."""
+        self._roots: dict[str, None] = {}
+        """Paths below it that arguments named."""
+        self._known: dict[str, bytes | None] = {}
+        """What is at and below them, as both ends know it."""
+
+    def tell(self, values: list[Any], *, cwd: str) -> None:
+        """Send what the arguments of a call name, where it is not there as it is."""
+        if self.shared:
+            self._roots |= dict.fromkeys([*self._paths(values), *([cwd] if cwd else [])])
+        data = {} if self._roots else data_files(values)
+        now = files_below(list(self._roots))
+        changed = {path: one for path, one in now.items() if self._known.get(path, 0) != one}
+        gone = [path for path in self._known if path not in now]
+        if changed or gone or data:
+            self._do("put", changed | data, gone)
+        self._known = now
+
+    def fetch(self) -> None:
+        """Write what the sample left at the paths that were named."""
+        if self._roots:
+            write_back(self._do("get", list(self._roots)), list(self._roots), before=self._known)
+            self._known = files_below(list(self._roots))
+
+    def _paths(self, values: list[Any]) -> Iterator[str]:
+        for value in values:
+            if isinstance(value, str | pathlib.PurePath) and str(value).startswith(self.shared):
+                yield str(value)
+            elif isinstance(value, list | tuple | set):
+                yield from self._paths(list(value))
+            elif isinstance(value, dict):
+                yield from self._paths([*value.values()])
 
 
 def data_files(values: list[Any]) -> dict[str, bytes | None]:

@@ -12,22 +12,22 @@ import builtins
 import contextlib
 import inspect
 import logging
-import operator
 import os
 import pathlib
 import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from plexsvc.reward.programs import grader_lends, remote, talking
+    from plexsvc.reward.programs import grader_lends, remote, remote_copies, talking
 else:
     import grader_lends
     import remote
+    import remote_copies
     import talking
 
 MAX_KEPT: Final = 64
@@ -36,6 +36,7 @@ UNTOLD: Final = frozenset(
     {"load", "environ", "put", "get", "patch", "seed", "setattr", "delattr", "subclass"}
 )
 """Questions whose answers say nothing of what the sample computes."""
+_FLAVOURS: Final[dict[str, Any]] = {"function": remote.FunctionRemote, "async": remote.AsyncRemote}
 
 
 class KeptArgument:
@@ -54,8 +55,7 @@ class Grader(talking.MessageLine):
         """Questions so far."""
         self.told = 0
         """Answers of these that were plain data."""
-        self.shared = ""
-        """Directory below which files that an argument names go to the sample and come back."""
+        self.files = grader_lends.NamedFiles(self.do)
         self.spelt: set[str] | None = None
         """Names of the sample that the texts of the tests have, if they can have others."""
         self.kinds: dict[int, type] = {}
@@ -83,10 +83,6 @@ class Grader(talking.MessageLine):
         self._module: Any = None
         self._environ: dict[str, str] = {}
         self._cwd = ""
-        self._roots: dict[str, None] = {}
-        """Paths that arguments named."""
-        self._files: dict[str, bytes | None] = {}
-        """What is at and below them, as both ends know it."""
         self._lock = threading.RLock()
         remote.LINES.append(self)
 
@@ -138,14 +134,11 @@ class Grader(talking.MessageLine):
 
     def signature(self, called: object) -> inspect.Signature:
         """Return how something of the sample is called."""
+        empty = inspect.Parameter.empty
         parts = [
-            inspect.Parameter(name, kind, default=default[0], annotation=noted[0])
-            if default and noted
-            else inspect.Parameter(name, kind, default=default[0])
-            if default
-            else inspect.Parameter(name, kind, annotation=noted[0])
-            if noted
-            else inspect.Parameter(name, kind)
+            inspect.Parameter(
+                name, kind, default=[*default, empty][0], annotation=[*noted, empty][0]
+            )
             for name, kind, default, noted in self.do("signature", called)
         ]
         return inspect.Signature(parts)
@@ -155,13 +148,11 @@ class Grader(talking.MessageLine):
         environ = dict(os.environ)  # noqa: TID251 - as the test has it
         environ.pop("PYTEST_CURRENT_TEST", None)
         cwd = str(pathlib.Path.cwd())
-        cwd = cwd if self.shared and cwd.startswith(self.shared) else ""
+        cwd = cwd if self.files.shared and cwd.startswith(self.files.shared) else ""
         if (environ, cwd) != (self._environ, self._cwd):
             self._environ, self._cwd = environ, cwd
             self.do("environ", environ, cwd)
-        self._roots |= dict.fromkeys(self._paths([*args, *named.values()]))
-        if self._roots or (data := grader_lends.data_files([*args, *named.values()])):
-            self._tell_files({} if self._roots else data)
+        self.files.tell([*args, *named.values()], cwd=cwd)
         while len(self._arguments) > MAX_KEPT:
             self._knew.pop(self._arguments.popitem(last=False)[0], None)
         try:
@@ -172,8 +163,7 @@ class Grader(talking.MessageLine):
                 {name: self._argument(one) for name, one in named.items()},
             )
         finally:
-            if self._roots:
-                self._fetch_files()
+            self.files.fetch()
         number = remote.number_of(found)
         if number is not None and isinstance(called, remote.RemoteType):
             is_own = called._is_mine or called._far_number in self._named - self._aliased
@@ -189,33 +179,6 @@ class Grader(talking.MessageLine):
         self._arguments.move_to_end(id(value))
         return KeptArgument(value)
 
-    def _tell_files(self, data: dict[str, bytes | None]) -> None:
-        now = grader_lends.files_below(list(self._roots))
-        changed = {path: one for path, one in now.items() if self._files.get(path, 0) != one}
-        gone = [path for path in self._files if path not in now]
-        if changed or gone or data:
-            self.do("put", changed | data, gone)
-        self._files = now
-
-    def _fetch_files(self) -> None:
-        found = self.do("get", list(self._roots))
-        grader_lends.write_back(found, list(self._roots), before=self._files)
-        self._files = grader_lends.files_below(list(self._roots))
-
-    def _paths(self, values: list[Any]) -> Iterator[str]:
-        """Yield the paths among arguments whose files the sample may read and write."""
-        if not self.shared:
-            return
-        for value in values:
-            if isinstance(value, str | pathlib.PurePath) and str(value).startswith(self.shared):
-                yield str(value)
-            elif isinstance(value, list | tuple | set):
-                yield from self._paths(list(value))
-            elif isinstance(value, dict):
-                yield from self._paths([*value.values()])
-        if self._cwd:
-            yield self._cwd
-
     def binary(self, name: str, one: Any, other: Any) -> Any:
         """Return the result of an operator on one or two objects of the sample."""
         for value, beside in ((one, other), (other, one)):
@@ -225,9 +188,7 @@ class Grader(talking.MessageLine):
                     f"{name} of a {kind!r} of the sample and {type(value).__name__!r}: "
                     "the tests do not name its class"
                 )
-        objects = {
-            number for value in (one, other) if (number := remote.number_of(value)) is not None
-        }
+        objects = remote.numbers_of(one, other)
         is_mixed = remote.number_of(one) is None or remote.number_of(other) is None
         is_distance = objects & self._distances or (is_mixed and not objects & self._made)
         result = self.do("operate", name, one, other)
@@ -257,7 +218,7 @@ class Grader(talking.MessageLine):
                 return getattr(base, special, lambda *_: NotImplemented)(copy, value)
         else:
             result = self.do("operate", name, one, other)
-        objects = {number for one in (copy, value) if (number := remote.number_of(one)) is not None}
+        objects = remote.numbers_of(copy, value)
         number = remote.number_of(result)
         if number is not None and objects <= self._made | self._derived:
             self._derived.add(number)
@@ -373,7 +334,7 @@ class Grader(talking.MessageLine):
             plain = self.unpack(base)
             if isinstance(plain, type) and plain in remote.BASES:
                 names = [one for one in map(str, fields) if not one.startswith("_")]
-                made = remote.copy_class(
+                made = remote_copies.copy_class(
                     plain, str(name), names, self, int(number), operators=list(members or ())
                 )
             else:
@@ -398,12 +359,7 @@ class Grader(talking.MessageLine):
         self._made.discard(number)
         self._derived.discard(number)
         if number not in self._far:
-            flavours: dict[str, Any] = {
-                "function": remote.FunctionRemote,
-                "async": remote.AsyncRemote,
-            }
-            found = flavours.get(flavour, remote.Remote)
-            found = found if kind is None else self.unpack(kind)
+            found = _FLAVOURS.get(flavour, remote.Remote) if kind is None else self.unpack(kind)
             if base is None:
                 self._far[number] = self._object(found, int(number), str(name))
             else:
@@ -411,7 +367,7 @@ class Grader(talking.MessageLine):
                 base_class: Any = type(plain)
                 if kind is None:
                     if base_class not in self._copies:
-                        self._copies[base_class] = remote.copy_class(
+                        self._copies[base_class] = remote_copies.copy_class(
                             base_class, base_class.__name__, [], self, -1, operators=[]
                         )
                     found = self._copies[base_class]
@@ -540,22 +496,4 @@ class Grader(talking.MessageLine):
             return None
         if what not in grader_lends.LENT:
             raise PermissionError(f"{what}: what is lent can be called, compared and read")
-        owner, *others = self._lent[args[0]], *args[1:]
-        if what == "call":
-            return owner(*others[0], **others[1])
-        match what:
-            case "getattr":
-                return grader_lends.public(owner, str(others[0]))
-            case "setattr" | "delattr":
-                return getattr(builtins, what)(
-                    grader_lends.settable(owner, str(others[0])), *others
-                )
-            case "enter":
-                return type(owner).__enter__(owner)
-            case "exit":
-                return type(owner).__exit__(owner, *others)
-            case "await":
-                return grader_lends.awaited_apart(owner)
-            case _:
-                pass
-        return (getattr(operator, what, None) or getattr(builtins, what))(owner, *others)
+        return grader_lends.used(what, self._lent[args[0]], *args[1:])

@@ -27,7 +27,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Iterator
 from types import FunctionType, SimpleNamespace
 from typing import Any, Final
@@ -43,30 +42,18 @@ SAYING: Final = frozenset(
     | {"difference", "symmetric_difference"}
 )
 """Methods of plain data by which an object could call itself equal to what is expected."""
-_COMPARING: Final = SAYING | {"count", "index", "union", "intersection"}
-"""Those of lists and sets that a plain copy has itself."""
 
-_UNARY: Final = ("neg", "pos", "invert")
-_BINARY: Final = (
+UNARY: Final = ("neg", "pos", "invert")
+BINARY: Final = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
     *("and_", "or_", "xor", "lshift", "rshift"),
 )
 _IN_PLACE: Final = ("iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor")
-_ORDER: Final = ("lt", "le", "gt", "ge")
+ORDER: Final = ("lt", "le", "gt", "ge")
 _OF_ITSELF: Final = (
     *("len", "str", "repr", "abs", "int", "float", "complex", "hash", "reversed", "index"),
     "bytes",
 )
-_ASKED: Final = ("abs", "len", "bool")
-_COPIED: Final = frozenset(
-    f"__{name}__"
-    for name in (
-        *("call", "iter", "contains", "getitem", "eq", *_ORDER, *_UNARY, *_ASKED),
-        *(one.strip("_") for one in _BINARY),
-        *(f"r{one.strip('_')}" for one in _BINARY),
-    )
-)
-"""Methods of Python's that a plain copy asks for, where its class defines them."""
 SUPER: Final = frozenset({"__init__", "__str__", "__repr__", "__call__", "__enter__", "__exit__"})
 """Methods of Python's that classes of tests ask for by `super()`."""
 BASES: Final = frozenset({int, float, str, bytes, tuple, list, dict, set, frozenset})
@@ -265,14 +252,14 @@ def _ordered(name: str) -> Callable[[Remote, object], Any]:
 del Remote.__annotations__  # which the sample's functions have
 for _kind in (AsyncRemote, FunctionRemote):
     _kind.__doc__ = vars(Remote)["__doc__"]  # type: ignore[method-assign, index, unused-ignore]
-for _name in (*_OF_ITSELF, *_UNARY):
+for _name in (*_OF_ITSELF, *UNARY):
     setattr(Remote, f"__{_name}__", _of_itself(_name))
-for _name in _BINARY:
+for _name in BINARY:
     setattr(Remote, f"__{_name.strip('_')}__", _binary(_name))
     setattr(Remote, f"__r{_name.strip('_')}__", _reflected(_name))
 for _name in _IN_PLACE:
     setattr(Remote, f"__{_name}__", _binary(_name))
-for _name in _ORDER:
+for _name in ORDER:
     setattr(Remote, f"__{_name}__", _ordered(_name))
 
 
@@ -405,7 +392,7 @@ _NOT_TOLD: Final = frozenset(
     | {"__annotations__", "__classcell__", "__firstlineno__", "__static_attributes__"}
     | {"__orig_bases__", "__parameters__", "__test__", "__hash__"}
 )
-_MACHINERY: Final = frozenset({"builtins", "abc", "typing", "remote"})
+_MACHINERY: Final = frozenset({"builtins", "abc", "typing", "remote", "remote_copies"})
 
 
 def _unpickled(data: bytes) -> Any:
@@ -426,6 +413,11 @@ def number_of(value: object) -> int | None:
     found = vars(value) if getattr(type(value), "_is_far", False) else {}
     number = found.get("_number")
     return number if isinstance(number, int) else None
+
+
+def numbers_of(*values: object) -> set[int]:
+    """Return the numbers of those values that are objects of the sample."""
+    return {number for value in values if (number := number_of(value)) is not None}
 
 
 def _plain(value: Any) -> Any:
@@ -474,107 +466,3 @@ def _member(line: Any, owner: Any, name: str, kind: str) -> Any:
             )
         case _:
             return call
-
-
-def copy_class(
-    base: type,
-    name: str,
-    fields: list[str],
-    line: Any,
-    number: int,
-    *,
-    operators: list[str],
-) -> type:
-    """Return a class of plain copies that have the sample's methods beside.
-
-    `operators` are those methods of Python's that its class in the sample defines.
-    """
-
-    def attribute(self: Any, name: str) -> Any:
-        if name.startswith(HIDDEN) or name in OWN or (name.startswith("__") and name != "__name__"):
-            raise AttributeError(name)
-        return line.do("getattr", self, name)
-
-    def assign(self: Any, name: str, value: object) -> None:
-        line.do("setattr", self, name, value)
-
-    body: dict[str, Any] = {
-        "__getattr__": attribute,
-        "__setattr__": assign,
-        "_is_far": True,
-        "_line": line,
-        "_far_line": line,
-        "_far_number": number,
-        "_is_mine": False,
-    }
-    if base in {list, dict, set}:
-        for method in vars(base):  # what changes it is done in the sample, which tells its contents
-            if not method.startswith("__"):
-                body[method] = _method(base, method)
-        for method in ("setitem", "delitem", "iadd", "ior"):
-            if hasattr(base, f"__{method}__"):
-                body[f"__{method}__"] = _operation(method)
-    if base is dict and number >= 0:
-        body["__missing__"] = _operation("getitem")
-    body.update({name: property(operator.itemgetter(at)) for at, name in enumerate(fields)})
-    if fields:
-        body["_fields"] = tuple(fields)
-        body["_asdict"] = lambda self: dict(zip(fields, self, strict=False))
-    body["__copy__"] = lambda self: line.do("copy", self)
-    body["__deepcopy__"] = lambda self, _: line.do("deepcopy", self)
-    body["__repr__"] = body["__str__"] = _text
-    body["__hash__"] = base.__hash__
-    body.update({one: _of_copy(base, one.strip("_"), line) for one in operators if one in _COPIED})
-    if "__eq__" in body:
-        body["__ne__"] = lambda self, other: not self == other  # noqa: SIM201 - by its own method
-    return type.__new__(RemoteType if number >= 0 else type, name, (base,), body)
-
-
-def _of_copy(base: type, name: str, line: Any) -> Callable[..., Any]:
-    """Return a method of a plain copy for one of Python's that its class in the sample defines."""
-
-    def order(self: Any, other: object) -> Any:
-        if number_of(other) is None:
-            return getattr(base, f"__{name}__")(self, other)
-        return line.do("eq", self, other) if name == "eq" else line.do("operate", name, self, other)
-
-    def contains(self: Any, value: object) -> Any:
-        if line.is_made(self):
-            return line.do("operate", name, self, value)
-        return getattr(base, "__contains__")(self, value)  # noqa: B009 - not every plain class has one
-
-    def binary(operation: str) -> dict[str, Callable[..., Any]]:
-        bare = operation.strip("_")
-        return {
-            bare: lambda self, other: line.of_copy(operation, base, self, other),
-            f"r{bare}": lambda self, other: line.of_copy(operation, base, other, self),
-        }
-
-    methods: dict[str, Callable[..., Any]] = {
-        "call": lambda self, *args, **named: line.call(self, args, named),
-        "iter": lambda self: Iterating(line.do("operate", "iter", self)),
-        "contains": contains,
-        **dict.fromkeys(("eq", *_ORDER), order),
-        **{one: lambda self: line.do("operate", name, self) for one in (*_UNARY, *_ASKED)},
-        "getitem": lambda self, key: line.do("operate", name, self, key),
-    }
-    for operation in _BINARY:
-        methods |= binary(operation)
-    return methods[name]
-
-
-def _method(base: type, name: str) -> Callable[..., Any]:
-    def call(self: Any, *args: object, **named: object) -> Any:
-        if name in _COMPARING and not self._line.is_made(self):
-            return getattr(base, name)(self, *args, **named)
-        return self._line.do("getattr", self, name)(*args, **named)
-
-    return call
-
-
-def _operation(name: str) -> Callable[..., Any]:
-    return lambda self, *args: self._line.do("operate", name, self, *args)
-
-
-def _text(self: Any) -> str:
-    return str(self._line.do("operate", "str", self))

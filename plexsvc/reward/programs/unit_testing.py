@@ -407,7 +407,7 @@ def main() -> None:
     told = json.loads(pathlib.Path("told.json").read_text())
     path = pathlib.Path(told["path"]).resolve()
     before = collected(path)
-    line.shared = _TEMPORARY
+    line.files.shared = _TEMPORARY
     tempfile.tempdir = f"{_TEMPORARY}/other"
     pathlib.Path(tempfile.tempdir).mkdir(parents=True)
     Following(line).install()
