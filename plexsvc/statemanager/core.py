@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
@@ -137,6 +138,7 @@ class WpgEntry:
     residency: Residency = Residency.NONE
     lease_no: int = 0
     applied_seq: int = 0
+    """The last operation that all ranks of this node had applied when they were asked."""
     switch_bytes: int = 0
     ranks: dict[int, RankState] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
@@ -176,7 +178,8 @@ class Ledger:
         """Shared regions by device and key."""
         self.max_epoch = 0
         self._max_wpgs = max_wpgs
-        self._last_incarnation: dict[WpgId, int] = {}
+        self.incarnations: dict[WpgId, int] = {}
+        """The newest incarnation seen of each WPG, also of those that are gone."""
 
     def check_fence(self, fence: Fence, *, wpg_id: WpgId | None = None) -> None:
         """Admit a command and remember its epoch.
@@ -187,19 +190,14 @@ class Ledger:
         what = f"command for {wpg_id or 'this node'}"
         refuse_older(what, "scheduler_epoch", given=fence.scheduler_epoch, seen=self.max_epoch)
         if wpg_id is not None and fence.incarnation:
-            seen = self._last_incarnation.get(wpg_id, 0)
+            seen = self.incarnations.get(wpg_id, 0)
             refuse_older(what, "incarnation", given=fence.incarnation, seen=seen)
         self.max_epoch = max(self.max_epoch, fence.scheduler_epoch)
-
-    @property
-    def incarnations(self) -> Mapping[WpgId, int]:
-        """The newest incarnation seen of each WPG, also of those that are gone."""
-        return self._last_incarnation
 
     def adopt_numbers(self, *, max_epoch: int, incarnations: Mapping[WpgId, int]) -> None:
         """Refuse what a predecessor would have refused."""
         self.max_epoch = max_epoch
-        self._last_incarnation.update(incarnations)
+        self.incarnations.update(incarnations)
 
     def adopt(self, wpg: WpgEntry) -> None:
         """Take over a WPG as a predecessor had it, between two moves.
@@ -249,8 +247,7 @@ class Ledger:
     def superseded(self, wpg_id: WpgId, *, incarnation: int) -> tuple[int, ...]:
         """Return the ranks of older incarnations, to be freed before a newer one registers."""
         wpg = self.wpgs.get(wpg_id)
-        is_older = wpg is not None and wpg.incarnation < incarnation
-        return tuple(wpg.ranks) if wpg is not None and is_older else ()
+        return tuple(wpg.ranks) if wpg is not None and wpg.incarnation < incarnation else ()
 
     def register(
         self, wpg_id: WpgId, *, rank: int, incarnation: int, device_index: int, job_id: JobId
@@ -261,7 +258,7 @@ class Ledger:
             PlexError: `stale_fence` for an older incarnation; `bad_request` for an unknown device
                 or a rank that is connected already; `no_room` past `max_wpgs`.
         """
-        seen = self._last_incarnation.get(wpg_id, 0)
+        seen = self.incarnations.get(wpg_id, 0)
         refuse_older(f"{wpg_id}/{rank}", "incarnation", given=incarnation, seen=seen)
         if device_index not in self.devices:
             known = ", ".join(map(str, self.devices)) or "none"
@@ -420,10 +417,8 @@ class Ledger:
         wpg.lease_no = lease_no  # noted once nothing refuses any more
         if wpg.residency is to:
             return False
-        if to is Residency.HOST:
-            wpg.apply(ResidencyTrigger.OFFLOAD_ORDERED)
-            return True
-        wpg.apply(ResidencyTrigger.LOAD_ORDERED)
+        loads = to is Residency.DEVICE
+        wpg.apply(ResidencyTrigger.LOAD_ORDERED if loads else ResidencyTrigger.OFFLOAD_ORDERED)
         return True
 
     def finish_move(self, wpg_id: WpgId, *, is_done: bool) -> Residency:
@@ -446,33 +441,22 @@ class Ledger:
                 region.has_host_copy = not region.is_droppable or region.name in names
                 wpg.switch_bytes += region.nbytes if region.has_host_copy else 0
 
-    def note_applied(self, wpg_id: WpgId, applied_seq: int) -> None:
-        """Record the last operation that all ranks of this node had applied when asked."""
-        self.wpgs[wpg_id].applied_seq = applied_seq
-
     def _take_room(self, regions: Sequence[RegionState]) -> None:
         """Book where each region is parked: host memory as far as that goes, then the disk."""
         if not self.disk.total:
             self.host.take(sum(region.nbytes for region in regions))
             return
-        both = Budget(
-            "host and disk",
-            total=self.host.total + self.disk.total,
-            used=self.host.used + self.disk.used,
-        )
+        total, used = self.host.total + self.disk.total, self.host.used + self.disk.used
+        both = Budget("host and disk", total=total, used=used)
         both.take(sum(region.nbytes for region in regions))
-        taken: list[RegionState] = []
-        try:
-            for region in regions:
-                here = min(region.nbytes, self.host.free)
-                here -= here % BLOCK_BYTES if here < region.nbytes else 0
-                self.disk.take(region.nbytes - here)
-                self.host.take(here)
-                region.disk_bytes = region.nbytes - here
-                taken.append(region)
-        except PlexError:
-            self._give_room(taken)
-            raise
+        free = self.host.free
+        for region in regions:
+            here = min(region.nbytes, free)
+            here -= here % BLOCK_BYTES if here < region.nbytes else 0
+            region.disk_bytes = region.nbytes - here
+            free -= here
+        self.disk.take(sum(region.disk_bytes for region in regions))
+        self.host.take(sum(region.split for region in regions))
 
     def _give_room(self, regions: Iterable[RegionState]) -> None:
         for region in regions:
@@ -491,24 +475,20 @@ class Ledger:
                 f"{wpg_id} not registered: the node has {self._max_wpgs} WPGs already (max_wpgs); "
                 "forget one first",
             )
-        self._last_incarnation.pop(wpg_id, None)
-        self._last_incarnation[wpg_id] = incarnation
-        while len(self._last_incarnation) > 4 * self._max_wpgs:
-            del self._last_incarnation[next(iter(self._last_incarnation))]
+        self.incarnations.pop(wpg_id, None)
+        self.incarnations[wpg_id] = incarnation
+        while len(self.incarnations) > 4 * self._max_wpgs:
+            del self.incarnations[next(iter(self.incarnations))]
         wpg = WpgEntry(wpg_id=wpg_id, job_id=job_id, incarnation=incarnation)
         self.wpgs[wpg_id] = wpg
         return wpg
 
     def _take_devices(self, wpg: WpgEntry) -> None:
-        taken: dict[int, int] = {}
-        try:
+        with ExitStack() as undo:
             for index, nbytes in self.lacking(wpg).items():
                 self.devices[index].take(nbytes)
-                taken[index] = nbytes
-        except PlexError:
-            for index, nbytes in taken.items():
-                self.devices[index].give(nbytes)
-            raise
+                undo.callback(self.devices[index].give, nbytes)
+            undo.pop_all()
         for shared in self._shared_by(wpg):
             shared.is_on_device = True
 

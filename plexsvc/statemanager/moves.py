@@ -220,7 +220,8 @@ class StateMover:
         with self._node.lock:
             ledger = self._node.ledger
             ledger.note_offload(wpg_id, dirty=dirty)
-            ledger.note_applied(wpg_id, min(link.last_export.applied_seq for link in links))
+            applied = min(link.last_export.applied_seq for link in links)
+            ledger.wpgs[wpg_id].applied_seq = applied
 
     def _regions(self, link: RankLink) -> Collection[RegionState]:
         return self._node.state_of(link.wpg_id).ranks[link.rank].regions.values()

@@ -48,7 +48,7 @@ def take(node: ManagedNode, wpg_id: WpgId, *, beside: bool = False) -> StateSnap
             link.export()
         with node.lock:
             applied = min((link.last_export.applied_seq for link in links), default=0)
-            node.ledger.note_applied(wpg_id, applied)
+            node.ledger.wpgs[wpg_id].applied_seq = applied
     by_rank = {link.rank: link for link in links}
     return StateSnapshot(
         index=tuple(piece for link in links for piece in _kept(wpg, link)),

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 from alembic import command
@@ -63,6 +63,8 @@ from plexsvc.store.tables import (
     UPSERTED,
     USAGE,
 )
+
+_Row = TypeVar("_Row")
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
@@ -117,12 +119,10 @@ class Store:
 
     def _has(self, events: Sequence[JournalRow]) -> bool:
         """Whether all of these events are in the journal as they are."""
-        where = sa.and_(
-            JOURNAL.c.scheduler_epoch == self.epoch, JOURNAL.c.idx.in_([row.idx for row in events])
-        )
-        query = sa.select(JOURNAL).where(where).order_by(JOURNAL.c.idx)
+        mine = (JOURNAL.c.scheduler_epoch == self.epoch, JOURNAL.c.idx.in_([r.idx for r in events]))
+        query = sa.select(JOURNAL).where(*mine).order_by(JOURNAL.c.idx)
         try:
-            found = [JournalRow(**fields) for fields in self._read(query, JournalRow)]
+            found = self._read(query, JournalRow)
         except (SQLAlchemyError, sqlite3.Error) as error:  # it died again
             raise self._failure(error) from error
         return bool(events) and found == list(events)
@@ -167,58 +167,55 @@ class Store:
     def profiles(self, *, limit: int) -> list[ProfileRow]:
         """Return the cycles measured last, oldest of them first."""
         query = sa.select(PROFILES).order_by(PROFILES.c.at_us.desc()).limit(limit)
-        found = [ProfileRow(**fields) for fields in self._read(query, ProfileRow)]
-        return found[::-1]
+        return self._read(query, ProfileRow)[::-1]
 
     def jobs(self, *, limit: int) -> list[JobRow]:
         """Return the jobs that have not ended, and the newest of the others, oldest first."""
         newest = sa.select(JOBS).order_by(JOBS.c.ended_us > 0, JOBS.c.ended_us.desc()).limit(limit)
-        found = [JobRow(**fields) for fields in self._read(newest, JobRow)]
-        return sorted(found, key=lambda row: row.created_us)
+        return sorted(self._read(newest, JobRow), key=lambda row: row.created_us)
 
     def deployments(self, job_ids: Sequence[str]) -> list[DeploymentRow]:
         """Return the deployments of some jobs."""
         query = sa.select(DEPLOYMENTS).where(DEPLOYMENTS.c.job_id.in_(job_ids))
-        return [DeploymentRow(**fields) for fields in self._read(query, DeploymentRow)]
+        return self._read(query, DeploymentRow)
 
     def answers(self) -> list[OperationRow]:
         """Return the operations whose answers are kept here."""
         query = sa.select(OPERATIONS).where(sa.func.length(OPERATIONS.c.answer) > 0)
-        return [OperationRow(**fields) for fields in self._read(query, OperationRow)]
+        return self._read(query, OperationRow)
 
     def kept_operations(self, deployment_ids: Sequence[str]) -> list[KeptOperationRow]:
         """Return what is kept of what some deployments ran, in order."""
         mine = KEPT_OPERATIONS.c.deployment_id.in_(deployment_ids)
         query = sa.select(KEPT_OPERATIONS).where(mine).order_by(KEPT_OPERATIONS.c.seq)
-        return [KeptOperationRow(**fields) for fields in self._read(query, KeptOperationRow)]
+        return self._read(query, KeptOperationRow)
 
     def nodes(self) -> list[NodeRow]:
         """Return the nodes that operators added and that were not forgotten since."""
         query = sa.select(NODES).where(NODES.c.is_member).order_by(NODES.c.agent)
-        return [NodeRow(**fields) for fields in self._read(query, NodeRow)]
+        return self._read(query, NodeRow)
 
     def tokens(self) -> list[TokenRow]:
         """Return the tokens that operators made, oldest first."""
         query = sa.select(TOKENS).order_by(TOKENS.c.created_us, TOKENS.c.token_id)
-        return [TokenRow(**fields) for fields in self._read(query, TokenRow)]
+        return self._read(query, TokenRow)
 
     def members(self) -> list[MemberRow]:
         """Return the certificates that nodes were given, oldest first."""
         query = sa.select(MEMBERS).order_by(MEMBERS.c.issued_us, MEMBERS.c.serial)
-        return [MemberRow(**fields) for fields in self._read(query, MemberRow)]
+        return self._read(query, MemberRow)
 
     def quotas(self) -> list[QuotaRow]:
         """Return the quotas that bind, by tenant."""
-        query = sa.select(QUOTAS).where(QUOTAS.c.most > 0)
-        query = query.order_by(QUOTAS.c.tenant, QUOTAS.c.what)
-        return [QuotaRow(**fields) for fields in self._read(query, QuotaRow)]
+        query = sa.select(QUOTAS).where(QUOTAS.c.most > 0).order_by(QUOTAS.c.tenant, QUOTAS.c.what)
+        return self._read(query, QuotaRow)
 
     def records(self, *, tenant: str, prefix: str) -> list[RecordRow]:
         """Return what routers remember for a tenant under keys that begin so, by key."""
         last = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         mine = (RECORDS.c.tenant == tenant, RECORDS.c.key >= prefix, RECORDS.c.key < last)
         query = sa.select(RECORDS).where(*mine).order_by(RECORDS.c.key)
-        return [RecordRow(**fields) for fields in self._read(query, RecordRow)]
+        return self._read(query, RecordRow)
 
     def usage(
         self, *, tenant: str = "", job_id: str = "", before_us: int | None = None
@@ -261,7 +258,7 @@ class Store:
         query = sa.select(CHARGES).where(CHARGES.c.job_id == job_id).order_by(CHARGES.c.first)
         ends = sa.select(sa.func.max(CHARGES.c.last)).where(CHARGES.c.job_id == job_id)
         newest = query.where(CHARGES.c.last > ends.scalar_subquery() - limit)
-        return [ChargesRow(**fields) for fields in self._read(newest, ChargesRow)]
+        return self._read(newest, ChargesRow)
 
     def fail_orphans(self, *, reason: str, ended_us: int) -> int:
         """Mark jobs that an earlier scheduler left unfinished as failed; return how many."""
@@ -286,26 +283,20 @@ class Store:
         )
         with self._led():
             led_then = self._connection.execute(then).scalar_one() or 0
-            gone = [
-                sa.delete(table).where(table.c.scheduler_epoch < led_then)
-                for table in (JOURNAL, SNAPSHOTS, OPERATIONS)
+            ended = sa.select(JOBS.c.job_id).where(JOBS.c.ended_us.between(1, before_us - 1))
+            theirs = sa.select(DEPLOYMENTS.c.deployment_id).where(DEPLOYMENTS.c.job_id.in_(ended))
+            led = [(t, t.c.scheduler_epoch < led_then) for t in (JOURNAL, SNAPSHOTS, OPERATIONS)]
+            of_jobs = [(t, t.c.job_id.in_(ended)) for t in (DEPLOYMENTS, USAGE, CHARGES, JOBS)]
+            gone: list[tuple[sa.Table, sa.ColumnElement[bool]]] = [
+                *led,
+                (KEPT_OPERATIONS, KEPT_OPERATIONS.c.deployment_id.in_(theirs)),
+                *of_jobs,
+                (PROFILES, PROFILES.c.at_us < before_us),
+                (TOKENS, TOKENS.c.revoked_us.between(1, before_us - 1)),
+                (TOKENS, TOKENS.c.expires_us.between(1, before_us - 1)),
             ]
-            ended = JOBS.c.ended_us.between(1, before_us - 1)
-            of_ended = DEPLOYMENTS.c.job_id.in_(sa.select(JOBS.c.job_id).where(ended))
-            ids = sa.select(DEPLOYMENTS.c.deployment_id).where(of_ended)
-            gone.append(sa.delete(KEPT_OPERATIONS).where(KEPT_OPERATIONS.c.deployment_id.in_(ids)))
-            gone.append(sa.delete(DEPLOYMENTS).where(of_ended))
-            used_then = USAGE.c.job_id.in_(sa.select(JOBS.c.job_id).where(ended))
-            gone.append(sa.delete(USAGE).where(used_then))
-            charged_then = CHARGES.c.job_id.in_(sa.select(JOBS.c.job_id).where(ended))
-            gone.append(sa.delete(CHARGES).where(charged_then))
-            gone.append(sa.delete(JOBS).where(ended))
-            gone.append(sa.delete(PROFILES).where(PROFILES.c.at_us < before_us))
-            gone += [
-                sa.delete(TOKENS).where(end_us.between(1, before_us - 1))
-                for end_us in (TOKENS.c.revoked_us, TOKENS.c.expires_us)
-            ]
-            return sum(int(self._connection.execute(one).rowcount) for one in gone)
+            orders = (sa.delete(table).where(where) for table, where in gone)
+            return sum(int(self._connection.execute(one).rowcount) for one in orders)
 
     def keep_snapshot(self, snapshot: SnapshotRow) -> None:
         """Add a snapshot of this epoch's core and drop all but the one before; durable on return.
@@ -386,12 +377,11 @@ class Store:
                 mine = (RECORDS.c.tenant == row.tenant, RECORDS.c.key == row.key)
                 self._connection.execute(sa.delete(RECORDS).where(*mine))
 
-    def _read(self, query: Any, kind: type) -> list[dict[str, Any]]:
-        names = [field.name for field in dataclasses.fields(kind)]
+    def _read(self, query: Any, kind: type[_Row]) -> list[_Row]:
+        names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
         with self._engine.connect() as connection:
-            return [
-                {name: row[name] for name in names} for row in connection.execute(query).mappings()
-            ]
+            found = connection.execute(query).mappings()
+            return [kind(**{name: row[name] for name in names}) for row in found]
 
 
 def database_file(url: str) -> Path | None:
