@@ -10,7 +10,7 @@ from typing import Final
 from plexclient.wire.v1 import service_pb2
 from plexsvc.clock import Clock, ServiceClock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId, TenantId, WpgId
+from plexsvc.ids import JobId, NodeId, TenantId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
@@ -95,7 +95,6 @@ class LiveScheduler:
         self.results = ResultBook(max_bytes=config.max_result_bytes)
         self.recorder = Recorder(self.registry, results=self.results, clock=clock)
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=inbox.post)
-        ranks = Ranks(self.registry)
         self.members = Members(
             store.members(),
             keys=keys,
@@ -103,51 +102,23 @@ class LiveScheduler:
             remember=self.remember,
             valid_us=config.node_certificate_us,
         )
-        self.nodes = NodeLinks(
-            node_agents,
-            config=config,
-            clock=clock,
-            epoch=store.epoch,
-            post=inbox.post,
-            ranks_on=ranks.on_node,
-            keys=keys,
-            added=added,
-        )
-        self.reach = Reach(
-            config=config,
-            clock=clock,
-            epoch=store.epoch,
-            registry=self.registry,
-            recorder=self.recorder,
-            nodes=self.nodes,
-            ranks=ranks,
-            versions=Versions(keep=config.max_versions_per_deployment),
-            rollout=rollout_manager,
-            post=inbox.post,
-            watch=Watch(clock, progress_timeout_us=config.progress_timeout_us),
-        )
-        rollout_manager.report_to(self._given_up)
-        rollout_manager.report_left_to(partial(leaving.report, self.reach))
-        rollout_manager.report_turns_to(self._turned)
         self.rollout = rollout_manager
+        ranks = Ranks(self.registry)
+        self.nodes = self._links(node_agents, added, ranks=ranks, keys=keys)
+        self.reach = self._reach(ranks)
         self._former = None if former is None else former.woken(now_us=clock.wall_us())
         if former is None:
-            made = configured(config, epoch=store.epoch)
-            core = made.new_core()
+            self._made = configured(config, epoch=store.epoch)
+            core = self._made.new_core()
         else:
-            made, core = former.led_by(store.epoch), former.core
+            self._made, core = former.led_by(store.epoch), former.core
             inbox.last_us = former.at_us
             adopt.remember(self.nodes, core.view)
-        self._made = made
         self._adopted, self._made_us = asyncio.Event(), clock.monotonic_us()
-        self._journal = Journal(made, keeps_actions=config.journal_actions)
+        self._journal = Journal(self._made, keeps_actions=config.journal_actions)
         self.cluster: ClusterView = core.view
-        self.spot_hosts = SpotHosts(
-            self.reach, is_open=lambda node_id: node_id not in core.view.cordoned
-        )
-        self.reward_hosts = RewardHosts(
-            self.reach, clock, is_open=lambda node_id: node_id not in core.view.cordoned
-        )
+        self.spot_hosts = SpotHosts(self.reach, is_open=self._is_open)
+        self.reward_hosts = RewardHosts(self.reach, clock, is_open=self._is_open)
         self._timers = Timers(clock, post=inbox.post, is_awaited=core.view.awaits)
         self.beside = PlanThread(
             question=core.view.question, decide=lambda fact: inbox.post(fact).decision
@@ -159,6 +130,43 @@ class LiveScheduler:
         self._inbox, self._store = inbox, store
         self._storing: Storing | None = None
         self._is_running = False
+
+    def _links(
+        self, agents: Sequence[str], added: Sequence[NodeRow], *, ranks: Ranks, keys: ClusterKeys
+    ) -> NodeLinks:
+        return NodeLinks(
+            agents,
+            config=self.config,
+            clock=self.clock,
+            epoch=self.epoch,
+            post=self.post,
+            ranks_on=ranks.on_node,
+            keys=keys,
+            added=added,
+        )
+
+    def _reach(self, ranks: Ranks) -> Reach:
+        """Return what handlers of orders reach, to which the rollout managers report."""
+        reach = Reach(
+            config=self.config,
+            clock=self.clock,
+            epoch=self.epoch,
+            registry=self.registry,
+            recorder=self.recorder,
+            nodes=self.nodes,
+            ranks=ranks,
+            versions=Versions(keep=self.config.max_versions_per_deployment),
+            rollout=self.rollout,
+            post=self.post,
+            watch=Watch(self.clock, progress_timeout_us=self.config.progress_timeout_us),
+        )
+        self.rollout.report_to(self._given_up)
+        self.rollout.report_left_to(partial(leaving.report, reach))
+        self.rollout.report_turns_to(self._turned)
+        return reach
+
+    def _is_open(self, node_id: NodeId) -> bool:
+        return node_id not in self.cluster.cordoned
 
     async def run(self) -> None:
         """Lead until cancelled.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +13,24 @@ from plexsvc.cli.app import Commands, Json, StateDir, print_json, state_dir_of
 
 if TYPE_CHECKING:
     from plexsvc.rollout.core.lending import Terms
+    from plexsvc.rollout.serving.announcing import Tell
+    from plexsvc.rollout.serving.config import ServingConfig
 
 US = 1_000_000
 MAX_OBJECTIVE_S = 86_400
 HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|24:00)", re.ASCII)
+
+LendModel = Annotated[
+    list[Path] | None,
+    typer.Option(help="Model of jobs, may be given again; by default the one that is served."),
+]
+LendCluster = Annotated[
+    Path | None, typer.Option(help="State directory of the cluster whose jobs may have it.")
+]
+LendInstance = Annotated[
+    list[str] | None,
+    typer.Option(help="HOST:PORT of a model's instance, one each; by default on this host."),
+]
 
 
 class _Serve(Commands):
@@ -46,15 +61,10 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
     host: Annotated[str, typer.Option(help="Where it listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
     lend: Annotated[bool, typer.Option("--lend", help="Lend idle time and memory.")] = False,
-    lend_model: Annotated[
-        list[Path] | None,
-        typer.Option(help="Model of jobs, may be given again; by default the one that is served."),
-    ] = None,
+    lend_model: LendModel = None,
     lend_share: Annotated[float, typer.Option(help="Most of time and memory to lend.")] = 1.0,
     lend_hours: Annotated[str, typer.Option(help="When to lend, UTC, as 22:00-06:00.")] = "",
-    cluster: Annotated[
-        Path | None, typer.Option(help="State directory of the cluster whose jobs may have it.")
-    ] = None,
+    cluster: LendCluster = None,
     lend_price: Annotated[float, typer.Option(help="What they pay for it, an hour.")] = 0.0,
     lend_owner: Annotated[str, typer.Option(help="The tenant whose engine it is.")] = "",
     lend_to: Annotated[
@@ -63,23 +73,17 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
     keys: Annotated[
         Path | None, typer.Option(help="The cluster's keys; by default, in its state directory.")
     ] = None,
-    instance: Annotated[
-        list[str] | None,
-        typer.Option(help="HOST:PORT of a model's instance, one each; by default on this host."),
-    ] = None,
+    instance: LendInstance = None,
     max_model_len: Annotated[int, typer.Option(help="Longest sequence; 0: the model's.")] = 0,
     kv_bytes: Annotated[int, typer.Option(help="KV memory, the lent part included.")] = 256 << 20,
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
     """Serve a model by vLLM's OpenAI application until TERM or Ctrl-C."""
-    import os
-
     from plexsvc.cluster.calls import lending_to
     from plexsvc.cluster.doctor import available_bytes
     from plexsvc.cluster.places import find_cluster, keys_file
     from plexsvc.rollout.core.lending import Objectives, refuse
-    from plexsvc.rollout.preload import ZYGOTE_ENV, preload
     from plexsvc.rollout.serving import process
     from plexsvc.rollout.serving.config import ServingConfig
 
@@ -107,17 +111,23 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
     terms = (lend_share, lend_hours, lend_model or None, cluster, instance or None)
     if not lend and terms != (1.0, "", None, None, None):
         raise refuse("lend", "is not given, and terms of lending are; add --lend, or drop them")
+    _serve(config, None if card is None else lending_to(card), lends=lend, json=json)
+
+
+def _serve(config: ServingConfig, tell: Tell | None, *, lends: bool, json: bool) -> None:
+    """Serve until TERM or Ctrl-C; say where once it is ready."""
+    from plexsvc.rollout.preload import ZYGOTE_ENV, preload
+    from plexsvc.rollout.serving import process
 
     def ready(address: str) -> None:
         if json:
-            print_json({"address": address, "name": named, "lends": lend})
+            print_json({"address": address, "name": config.name, "lends": lends})
         else:
-            typer.echo(f"{named} is served at {address}{', and lends' if lend else ''}")
+            typer.echo(f"{config.name} is served at {address}{', and lends' if lends else ''}")
 
     with process.listening(config) as listener:
         os.environ.update(ZYGOTE_ENV)
         preload()
-        tell = None if card is None else lending_to(card)
         process.main(config, listener, ready=ready, tell=tell)
 
 

@@ -15,6 +15,15 @@ from plexsvc.cli.app import FAILED, At, Json, StateDir, print_json, state_dir_of
 INTERRUPTED: Final = 130
 """Exit code of a command that Ctrl-C ended."""
 
+Priority = Annotated[
+    int,
+    typer.Option(
+        min=-(2**31),
+        max=2**31 - 1,
+        help="Of jobs that wait, higher go first; above 0 by an operator's grant.",
+    ),
+]
+
 
 def submit(
     at: At,
@@ -35,14 +44,7 @@ def submit(
         float,
         typer.Option(max=1e9, min=0, help="Seconds of silence that end the job; 0: default."),
     ] = 0.0,
-    priority: Annotated[
-        int,
-        typer.Option(
-            min=-(2**31),
-            max=2**31 - 1,
-            help="Of jobs that wait, higher go first; above 0 by an operator's grant.",
-        ),
-    ] = 0,
+    priority: Priority = 0,
     max_slowdown: Annotated[
         float, typer.Option(help="How much longer a cycle may get by sharing; 0: default.")
     ] = 0.0,
