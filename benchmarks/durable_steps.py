@@ -1,6 +1,6 @@
 """Cost of `durability="step"`, and the pause of a job whose rank is killed.
 
-    python -m benchmarks.durable_steps [--rounds 4] [--kills 4]
+    python -m benchmarks.durable_steps [--rounds 4] [--kills 4] [--apart]
 
 Two actors of one model (about 0.3 GB of parameters and moments) train on devices of their own, in
 turn: one durable, one not. `step_s` is the median time of two passes and the step that follows
@@ -9,6 +9,8 @@ next step: so each actor takes a few steps in a row, of which the first does not
 also holds what the copy takes of the processors. That is measured on one node, and again beside
 another one, which copies each copy: `copies` is how many there were of the last step. `worked_s`
 is what all processes of the cluster worked for a step: unlike time it hardly depends on neighbours.
+With `--apart` ranks have the first processor for themselves, and all others, which copy, the rest:
+so it is where a GPU trains, and the processors of its host have little to do.
 
 Then, on the one node, a rank of the durable one is killed, after a step and after two passes, which
 are run again. `pause_s` is the time from the signal until the next operation has its answer, less
@@ -25,7 +27,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,11 +104,23 @@ class Took:
     """Of all processes of the cluster, for a step, with what followed; one figure a turn."""
 
 
-def steps_of(live: LiveCluster, actors: dict[str, plex.Actor], *, rounds: int) -> dict[str, Took]:
+def part(pids: Collection[int], ranks: Collection[int]) -> None:
+    """Give the ranks among processes the first processor, and the others the rest."""
+    first, *rest = sorted(os.sched_getaffinity(0))
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {first} if pid in ranks else rest)
+
+
+def steps_of(
+    live: LiveCluster, actors: dict[str, plex.Actor], *, rounds: int, is_apart: bool = False
+) -> dict[str, Took]:
     """Return what steps took, by actor."""
     took = {name: Took() for name in actors}
     agents = [agent.pid for agent in node_agents.find_all(live.state_dir)]
     pids = {pid for root in [live.pid, *agents] for pid in [root, *load.family(root)]}
+    if is_apart:
+        part(pids, rank_processes(live, [actor.deployment_id for actor in actors.values()]))
     for number in range(rounds + 1):
         for name, actor in actors.items():
             before_ms = load.worked_ms(pids)
@@ -148,13 +162,17 @@ def pauses(
 
 
 def report_cost(
-    live: LiveCluster, jobs: dict[str, plex.Job], actors: dict[str, plex.Actor], *, rounds: int
+    live: LiveCluster,
+    jobs: dict[str, plex.Job],
+    actors: dict[str, plex.Actor],
+    options: argparse.Namespace,
 ) -> None:
     """Measure what copies cost a step."""
-    took = steps_of(live, actors, rounds=rounds)
+    took = steps_of(live, actors, rounds=options.rounds, is_apart=options.apart)
     found_s = {name: statistics.median(one.steps_s) for name, one in took.items()}
     worked_s = {name: statistics.median(one.worked_s) for name, one in took.items()}
     report(
+        apart=options.apart,
         copies=1 + ("if its node is lost, after seq" in live.explain(jobs["step"].job_id)),
         step_s={name: round(one, 3) for name, one in found_s.items()},
         cost=round(found_s["step"] / found_s["none"] - 1, 3),
@@ -173,12 +191,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--apart", action="store_true")
     options = parser.parse_args()
     durabilities = {name: {"durability": name} for name in ("none", "step")}
     with two_actors(durabilities, nodes=TWO_NODES) as (live, jobs, actors):
-        report_cost(live, jobs, actors, rounds=options.rounds)
+        report_cost(live, jobs, actors, options)
     with two_actors(durabilities) as (live, jobs, actors):
-        report_cost(live, jobs, actors, rounds=options.rounds)
+        report_cost(live, jobs, actors, options)
         for name, has_passes in (("after a step", False), ("after two passes", True)):
             found = pauses(
                 live, jobs["step"], actors["step"], kills=options.kills, has_passes=has_passes
