@@ -27,7 +27,7 @@ from plexsvc.rollout.generation import RunningGenerate, metrics_of
 from plexsvc.rollout.lines import InstanceLine, ServedVersion, close_lines
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rollout.validation import GenerateLimits, check_generate, check_ids
-from plexsvc.rpc.errors import error_from
+from plexsvc.rpc.errors import checked, error_from
 
 log = Log(__name__)
 
@@ -345,10 +345,8 @@ async def sleep(deployment: RolloutDeployment) -> rollout_pb2.MoveInstancesReply
         reply = await deployment.lay_down(one, line)
         if reply is None:
             slept.unreached.append(line.address)
-        elif reply.HasField("error"):
-            raise from_wire(reply.error)
         else:
-            slept.nbytes += reply.nbytes
+            slept.nbytes += checked(reply).nbytes
     return slept
 
 

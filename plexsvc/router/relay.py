@@ -21,7 +21,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from plexclient.wire import tensors
-from plexclient.wire.errors import from_wire, to_wire
+from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
 from plexsvc.batches import lengths_of, rules_of
 from plexsvc.errors import ErrorCode, PlexError, bad_batch, bad_request, unavailable
@@ -32,7 +32,7 @@ from plexsvc.router.channels import STAGE, ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache, staging_targets
 from plexsvc.router.validation import OperationRules, check_operation_id
-from plexsvc.rpc.errors import error_from, first_failure
+from plexsvc.rpc.errors import checked, error_from, first_failure
 from plexsvc.slots import Limit, Slots
 
 
@@ -116,8 +116,7 @@ class Target:
         except grpc.aio.AioRpcError as failure:
             raise error_from(failure) from failure
         self.has_answered = True
-        if reply.HasField("error"):
-            raise from_wire(reply.error)
+        checked(reply)
 
     def cancel(self) -> None:
         """Drop the stream; the state manager frees what had arrived. Safe after the end."""

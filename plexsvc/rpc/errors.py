@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from plexclient import failures
+from plexclient.wire.errors import from_wire
 from plexsvc.errors import PlexError
 
 LOST: Final = (failures.LOST - {grpc.StatusCode.ABORTED}) | {grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -16,6 +18,20 @@ fails meanwhile may hide its answer behind "Internal error from Core"; asking ag
 
 RAISED: Final = "Unexpected <class"
 """How gRPC begins the details of a call whose handler raised: a peer that is there, and broken."""
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+def checked(reply: Reply) -> Reply:
+    """Return a reply that carries no error.
+
+    Raises:
+        PlexError: the error that it carries.
+    """
+    found: Any = reply
+    if found.HasField("error"):
+        raise from_wire(found.error)
+    return reply
 
 
 def error_from(failure: BaseException) -> PlexError:

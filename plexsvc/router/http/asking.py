@@ -17,6 +17,7 @@ from plexclient.wire.v1 import operations_pb2
 from plexsvc.errors import bad_request
 from plexsvc.router import bounds
 from plexsvc.router.http import shapes
+from plexsvc.router.http.shapes import bad
 
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
@@ -100,11 +101,11 @@ def operation_of(asked: Asked, *, is_chat: bool, session: str) -> operations_pb2
     Raises:
         PlexError: `bad_request`, naming the field.
     """
-    asked = given(asked)
+    asked = shapes.given(asked)
     check_fields(asked, HONOURED[is_chat], neutral=NEUTRAL)
     for name, kind in UNREAD.items():
         if not isinstance(asked.get(name, kind()), kind):
-            raise _bad(name, asked[name], "an object" if kind is dict else "a text")
+            raise bad(name, asked[name], "an object" if kind is dict else "a text")
     generate = operations_pb2.Generate(
         prompts=[_chat(asked)] if is_chat else _prompts(asked.get("prompt")),
         sampling=_sampling(asked, is_chat=is_chat),
@@ -128,21 +129,21 @@ def tokens_of(asked: Asked, *, session: str) -> operations_pb2.Operation:
     Raises:
         PlexError: `bad_request`, naming the field.
     """
-    asked = given(asked)
+    asked = shapes.given(asked)
     neutral = {"priority": (0,), "stream": (False,), "output_mode": ("tokens",)}
     honoured = {"model", "request_id", "return_token_ids", "sampling_params", "token_ids"}
     check_fields(asked, honoured, neutral=neutral)
     sampling = asked.get("sampling_params", {})
     if not isinstance(sampling, dict):
-        raise _bad("sampling_params", sampling, "an object")
+        raise bad("sampling_params", sampling, "an object")
     tokens = _token_ids("token_ids", asked.get("token_ids"))
     if not tokens:
-        raise _bad("token_ids", tokens, "at least one token id")
+        raise bad("token_ids", tokens, "at least one token id")
     if not isinstance(asked.get("request_id", ""), str):
-        raise _bad("request_id", asked["request_id"], "a text")
-    read = {"detokenize": bool(sampling.get("stop")), **given(sampling)}
+        raise bad("request_id", asked["request_id"], "a text")
+    read = {"detokenize": bool(sampling.get("stop")), **shapes.given(sampling)}
     for name in _NOT_SAMPLING & read.keys():
-        raise _bad("sampling_params", name, "an object of sampling parameters")
+        raise bad("sampling_params", name, "an object of sampling parameters")
     asked = {"model": asked.get("model"), "prompt": tokens, **read}
     return operation_of(asked, is_chat=False, session=session)
 
@@ -153,7 +154,7 @@ def encoding_of(asked: Asked) -> operations_pb2.Operation:
     Raises:
         PlexError: `bad_request`, naming the field.
     """
-    asked = given(asked)
+    asked = shapes.given(asked)
     is_chat = "messages" in asked
     fields = {"messages", "tools", "tool_choice", "chat_template_kwargs"} if is_chat else {"prompt"}
     neutral = {
@@ -174,11 +175,11 @@ def decoding_of(asked: Asked) -> operations_pb2.Operation:
     Raises:
         PlexError: `bad_request`, naming the field.
     """
-    asked = given(asked)
+    asked = shapes.given(asked)
     check_fields(asked, {"model", "tokens"}, neutral={})
     tokens = _token_ids("tokens", asked.get("tokens"))
     if not tokens:
-        raise _bad("tokens", tokens, "at least one token id")
+        raise bad("tokens", tokens, "at least one token id")
     prompt = operations_pb2.Prompt(token_ids=tokens)
     return _operation(asked, _encoding(prompt))
 
@@ -199,11 +200,6 @@ def _operation(asked: Asked, generate: operations_pb2.Generate) -> operations_pb
     return operation
 
 
-def given(asked: Asked) -> Asked:
-    """Return the fields that a request gives: one that is null is not given."""
-    return {name: value for name, value in asked.items() if value is not None}
-
-
 def check_fields(
     asked: Asked,
     honoured: Collection[str],
@@ -222,7 +218,7 @@ def check_fields(
             found == one and isinstance(found, bool) == isinstance(one, bool) for one in values
         ):
             wanted = f"one of {json.dumps(values)}" if values else "left out: it is not known here"
-            raise _bad(within + name, found, wanted)
+            raise bad(within + name, found, wanted)
 
 
 def wants(asked: Asked, name: str, *, default: bool = False) -> bool:
@@ -235,7 +231,7 @@ def wants(asked: Asked, name: str, *, default: bool = False) -> bool:
     if found is None:
         return default
     if not isinstance(found, bool):
-        raise _bad(name, found, "true or false")
+        raise bad(name, found, "true or false")
     return found
 
 
@@ -258,9 +254,11 @@ def wants_usage(asked: Asked) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict) or not wants(asked, "stream"):
-        raise _bad("stream_options", options, 'an object beside "stream": true')
+        raise bad("stream_options", options, 'an object beside "stream": true')
     neutral = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
-    check_fields(given(options), {"include_usage"}, neutral=neutral, within="stream_options.")
+    check_fields(
+        shapes.given(options), {"include_usage"}, neutral=neutral, within="stream_options."
+    )
     return wants(options, "include_usage")
 
 
@@ -269,7 +267,7 @@ def _sampling(asked: Asked, *, is_chat: bool) -> operations_pb2.SamplingParams:
     most = _whole("max_tokens", asked.get("max_tokens"), default=default, low=0 if echoes else 1)
     of_prompt = _whole("prompt_logprobs", asked.get("prompt_logprobs"), high=MAX_LOGPROBS)
     if "prompt_logprobs" in asked and wants(asked, "stream"):
-        raise _bad("prompt_logprobs", of_prompt, "null in a stream")
+        raise bad("prompt_logprobs", of_prompt, "null in a stream")
     top = _top_logprobs(asked, is_chat=is_chat)
     sampling = operations_pb2.SamplingParams(
         n=_whole("n", asked.get("n"), default=1, low=1, high=MAX_CHOICES),
@@ -311,14 +309,14 @@ def _penalty(asked: Asked, name: str) -> float:
 
 def _biases(found: Any) -> dict[int, float]:
     if not isinstance(found, dict) or len(found) > MAX_BIASED:
-        raise _bad("logit_bias", found, f"an object of up to {MAX_BIASED} token ids and biases")
+        raise bad("logit_bias", found, f"an object of up to {MAX_BIASED} token ids and biases")
     biases = {}
     for key, bias in found.items():
         if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key):
-            raise _bad("logit_bias", key, "an object whose names are token ids")
+            raise bad("logit_bias", key, "an object whose names are token ids")
         token = _whole("logit_bias", int(key))
         if bias is None:
-            raise _bad("logit_bias", bias, "an object whose values are numbers")
+            raise bad("logit_bias", bias, "an object whose values are numbers")
         biases[token] = _real("logit_bias", bias, default=0, low=-100, high=100)
     return biases
 
@@ -327,23 +325,23 @@ def _top_logprobs(asked: Asked, *, is_chat: bool) -> int:
     name = "top_logprobs" if is_chat else "logprobs"
     top = _whole(name, asked.get(name), high=MAX_LOGPROBS)
     if is_chat and top and not wants(asked, "logprobs"):
-        raise _bad(name, top, '0 unless "logprobs" is true')
+        raise bad(name, top, '0 unless "logprobs" is true')
     return top
 
 
 def _chat(asked: Asked) -> operations_pb2.Prompt:
     messages = asked.get("messages")
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise _bad("messages", messages, "a list of objects with role and content")
+        raise bad("messages", messages, "a list of objects with role and content")
     if not messages:
-        raise _bad("messages", messages, "at least one message")
+        raise bad("messages", messages, "at least one message")
     offered = asked["tools"] if shapes.tools_of(asked) else None
-    said = [_message(f"messages[{at}]", given(one)) for at, one in enumerate(messages)]
+    said = [_message(f"messages[{at}]", shapes.given(one)) for at, one in enumerate(messages)]
     found = asked.get("chat_template_kwargs", {})
     is_named = isinstance(found, dict) and all(map(str.isidentifier, found))
     if not is_named or len(found) > MAX_TEMPLATE_KWARGS:
         wanted = f"an object of up to {MAX_TEMPLATE_KWARGS} variables of the chat template"
-        raise _bad("chat_template_kwargs", found, wanted)
+        raise bad("chat_template_kwargs", found, wanted)
     kwargs = {"kwargs": found} if found else {}
     chat = {"messages": said, "tools": offered} | kwargs
     try:
@@ -357,11 +355,11 @@ def _message(name: str, message: Asked) -> dict[str, Any]:
     shapes.check_object(name, message, MESSAGE)
     role, calls = message.get("role"), message.get("tool_calls", [])
     if role not in ROLES:
-        raise _bad(f"{name}.role", role, f"one of {', '.join(ROLES)}")
+        raise bad(f"{name}.role", role, f"one of {', '.join(ROLES)}")
     if "content" not in message and not (role == "assistant" and calls):
-        raise _bad(f"{name}.content", None, "a text, or parts of type text")
+        raise bad(f"{name}.content", None, "a text, or parts of type text")
     if calls and role != "assistant":
-        raise _bad(f"{name}.tool_calls", calls, "left out: only an assistant calls tools")
+        raise bad(f"{name}.tool_calls", calls, "left out: only an assistant calls tools")
     read = [_call(f"{name}.tool_calls[{at}]", call) for at, call in enumerate(calls)]
     texts = {"content": _text_of(name, message["content"])} if "content" in message else {}
     return {**message, **texts} | ({"tool_calls": read} if read else {})
@@ -373,15 +371,15 @@ def _call(name: str, call: Any) -> dict[str, Any]:
     kinds = {"name": (str,), "arguments": (str, dict)}
     shapes.check_object(f"{name}.function", function, kinds)
     if call.get("type", "function") != "function" or function.keys() != kinds.keys():
-        raise _bad(name, call, "of type function, with the function's name and arguments")
+        raise bad(name, call, "of type function, with the function's name and arguments")
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            raise _bad(f"{name}.function.arguments", arguments, "JSON") from error
+            raise bad(f"{name}.function.arguments", arguments, "JSON") from error
     if not isinstance(arguments, dict):
-        raise _bad(f"{name}.function.arguments", arguments, "an object, as JSON")
+        raise bad(f"{name}.function.arguments", arguments, "an object, as JSON")
     return call | {"function": function | {"arguments": arguments}}  # type: ignore[no-any-return]
 
 
@@ -397,7 +395,7 @@ def _text_of(name: str, content: str | list[Any]) -> str:
     ]
     if len(texts) < len(content) or not content:
         wanted = "one of texts: a content is a text, or parts of type text"
-        raise _bad(f"{name}.content", content, wanted)
+        raise bad(f"{name}.content", content, wanted)
     return "\n".join(texts)
 
 
@@ -407,7 +405,7 @@ def _prompts(given: Any) -> list[operations_pb2.Prompt]:
     if isinstance(given, str) or is_one:
         given = [given]
     if not isinstance(given, list) or not given:
-        raise _bad("prompt", given, "a text, a list of token ids, or a list of either")
+        raise bad("prompt", given, "a text, a list of token ids, or a list of either")
     return [
         operations_pb2.Prompt(text=one)
         if isinstance(one, str)
@@ -418,7 +416,7 @@ def _prompts(given: Any) -> list[operations_pb2.Prompt]:
 
 def _token_ids(name: str, given: Any) -> list[int]:
     if not isinstance(given, list) or None in given:
-        raise _bad(name, given, "a list of token ids")
+        raise bad(name, given, "a list of token ids")
     return [_whole(name, one) for one in given]
 
 
@@ -426,7 +424,7 @@ def _stops(given: Any) -> list[str]:
     stops = [given] if isinstance(given, str) else [] if given is None else given
     is_list = isinstance(stops, list) and len(stops) <= MAX_STOPS
     if not is_list or not all(isinstance(x, str) and 0 < len(x) <= MAX_STOP_CHARS for x in stops):
-        raise _bad("stop", given, f"up to {MAX_STOPS} texts of up to {MAX_STOP_CHARS} characters")
+        raise bad("stop", given, f"up to {MAX_STOPS} texts of up to {MAX_STOP_CHARS} characters")
     return stops
 
 
@@ -441,7 +439,7 @@ def _whole(
     if found is None:
         return default
     if not isinstance(found, int) or isinstance(found, bool) or not low <= found <= high:
-        raise _bad(name, found, f"a whole number from {low} to {high}")
+        raise bad(name, found, f"a whole number from {low} to {high}")
     return found
 
 
@@ -456,17 +454,12 @@ def _real(
     if found is None:
         return default
     if not isinstance(found, int | float) or isinstance(found, bool) or not low <= found <= high:
-        raise _bad(name, found, f"a number from {low:g} to {high:g}")
+        raise bad(name, found, f"a number from {low:g} to {high:g}")
     return float(found)
 
 
 def _text(asked: Asked, name: str, *, least: int = 1) -> str:
     found = asked.get(name)
     if not isinstance(found, str) or len(found) < least:
-        raise _bad(name, found, "a text")
+        raise bad(name, found, "a text")
     return found
-
-
-def _bad(name: str, found: object, wanted: str) -> Exception:
-    field = re.split(r"[.\[]", name)[0]
-    return bad_request(f"{name}: it must be {wanted}, not {found!r:.80}", field=field)

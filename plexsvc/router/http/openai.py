@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol
 
 from aiohttp import web
 
-from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import PlexError, bad_request, not_found
@@ -26,6 +25,7 @@ from plexsvc.router.auth import Caller
 from plexsvc.router.http import asking, shapes
 from plexsvc.router.http.choices import Choice, Form, usage
 from plexsvc.router.http.server import CALLER, TENANT, error_of, read_json
+from plexsvc.rpc.errors import checked
 
 SESSION: Final = "X-Session-Id"
 WRITE_S: Final = 60.0
@@ -154,7 +154,7 @@ async def _complete(
         stops=list(operation.generate.sampling.stop),
         has_logprobs=asking.wants_logprobs(asked, is_chat=is_chat),
         has_token_ids=asking.wants(asked, "return_token_ids"),
-        tools=list(shapes.tools_of(asking.given(asked))) if is_chat else (),
+        tools=list(shapes.tools_of(shapes.given(asked))) if is_chat else (),
         is_forced=is_chat and asked.get("tool_choice") not in (None, "auto", "none"),
         named=shapes.forced_tool(asked),
         echoes=asking.wants(asked, "echo"),
@@ -181,7 +181,7 @@ async def _complete(
 async def _generate(endpoint: Endpoint, request: web.Request) -> web.Response:
     asked, caller = await read_json(request), request[CALLER]
     operation = asking.tokens_of(asked, session=_session_of(request))
-    sampling = asking.given(asked.get("sampling_params") or {})
+    sampling = shapes.given(asked.get("sampling_params") or {})
     form = Form(
         is_chat=False,
         has_logprobs="logprobs" in sampling,
@@ -221,8 +221,7 @@ async def _frames(
     async with aclosing(sampled) as messages:
         async for message in messages:
             frame = Frame.FromString(message)
-            if frame.result.HasField("error"):
-                raise from_wire(frame.result.error)
+            checked(frame.result)
             yield frame
 
 

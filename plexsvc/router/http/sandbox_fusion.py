@@ -19,6 +19,7 @@ from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.errors import bad_request, unavailable
 from plexsvc.ids import TenantId
 from plexsvc.router.http.server import TENANT, read_json
+from plexsvc.router.http.shapes import bad
 from plexsvc.router.rewards import Rewards
 
 JOB: Final = "http"
@@ -154,5 +155,5 @@ def _told(found: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str, 
 def _text(asked: Mapping[str, Any], field: str) -> str:
     found = asked.get(field)
     if not isinstance(found, str):
-        raise bad_request(f"{field}: it must be a text, not {found!r:.80}", field=field)
+        raise bad(field, found, "a text")
     return found

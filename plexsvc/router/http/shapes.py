@@ -44,11 +44,22 @@ def structured_of(asked: Mapping[str, Any]) -> str:
         "structured_outputs": _of_structured(asked.get("structured_outputs")),
         "tool_choice": _of_tools(asked),
     }
-    given = {name: one for name, one in found.items() if one is not None}
-    if len(given) > 1:
-        names = " and ".join(given)
-        raise bad_request(f"{names}: an answer can match one of them", field=min(given))
-    return "".join(dumped(name, one) for name, one in given.items())
+    shaped = given(found)
+    if len(shaped) > 1:
+        names = " and ".join(shaped)
+        raise bad_request(f"{names}: an answer can match one of them", field=min(shaped))
+    return "".join(dumped(name, one) for name, one in shaped.items())
+
+
+def given(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that an object gives: one that is null is not given."""
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def bad(name: str, found: object, wanted: str) -> Exception:
+    """Return the refusal of a field that holds something else than what is wanted."""
+    field = re.split(r"[.\[]", name)[0]
+    return bad_request(f"{name}: it must be {wanted}, not {found!r:.80}", field=field)
 
 
 def dumped(name: str, value: object) -> str:
@@ -74,13 +85,13 @@ def check_object(name: str, found: object, kinds: Kinds) -> None:
         PlexError: `bad_request`, naming the field.
     """
     if not isinstance(found, Mapping):
-        raise _bad(name, found, f"an object of {', '.join(kinds)}")
+        raise bad(name, found, f"an object of {', '.join(kinds)}")
     for key, value in found.items():
         if key not in kinds:
-            raise _bad(f"{name}.{key}", value, f"left out: known are {', '.join(kinds)}")
+            raise bad(f"{name}.{key}", value, f"left out: known are {', '.join(kinds)}")
         if type(value) not in kinds[key]:
             wanted = " or ".join(_CALLED[kind] for kind in kinds[key])
-            raise _bad(f"{name}.{key}", value, wanted)
+            raise bad(f"{name}.{key}", value, wanted)
 
 
 _CALLED: Final = {
@@ -106,33 +117,33 @@ def tools_of(asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """
     tools, choice = asked.get("tools", []), asked.get("tool_choice", "auto")
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise _bad("tools", tools, f"a list of up to {MAX_TOOLS} tools")
+        raise bad("tools", tools, f"a list of up to {MAX_TOOLS} tools")
     found: dict[str, dict[str, Any]] = {}
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool != {"type": "function", "function": function}:
-            raise _bad("tools", tool, 'objects with "type": "function" and a function, only')
-        check_object("tools", {key: one for key, one in function.items() if one is not None}, TOOL)
+            raise bad("tools", tool, 'objects with "type": "function" and a function, only')
+        check_object("tools", given(function), TOOL)
         if function.get("strict") and choice == "auto":
             wanted = 'false unless tool_choice is "required" or names a function'
-            raise _bad("tools.strict", function["strict"], wanted)
+            raise bad("tools.strict", function["strict"], wanted)
         name, parameters = function.get("name"), function.get("parameters") or {}
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in found:
             wanted = "functions of different names of up to 64 letters, digits, _ and -"
-            raise _bad("tools", name, wanted)
+            raise bad("tools", name, wanted)
         inner = parameters if isinstance(parameters, dict) else {}
         is_schema = all(isinstance(inner.get(key, {}), dict) for key in DEFINITIONS)
         if not isinstance(parameters, dict) or not is_schema:
-            raise _bad("tools", parameters, "functions whose parameters are a JSON schema")
+            raise bad("tools", parameters, "functions whose parameters are a JSON schema")
         found[name] = parameters
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         is_only = choice == {"type": "function", "function": {"name": name}}
         if not is_only or not isinstance(name, str) or name not in found:
-            raise _bad("tool_choice", choice, "a function that is among the tools")
+            raise bad("tool_choice", choice, "a function that is among the tools")
     elif choice not in ("none", "auto", "required") or (choice == "required" and not found):
-        raise _bad("tool_choice", choice, '"auto", "none", "required" beside tools, or one of them')
+        raise bad("tool_choice", choice, '"auto", "none", "required" beside tools, or one of them')
     return {} if choice == "none" else found
 
 
@@ -149,8 +160,8 @@ def _of_format(found: Any) -> dict[str, Any] | None:
         or not isinstance(inner.get("schema"), dict)
     ):
         wanted = "of type text, json_object, or json_schema, with a json_schema that has a schema"
-        raise _bad(name, found, wanted)
-    check_object(name, {key: one for key, one in inner.items() if one is not None}, FORMAT)
+        raise bad(name, found, wanted)
+    check_object(name, given(inner), FORMAT)
     return {"json": inner["schema"]}
 
 
@@ -158,16 +169,15 @@ def _of_structured(found: Any) -> dict[str, Any] | None:
     name = "structured_outputs"
     if found is None:
         return None
-    given = found if isinstance(found, dict) else {}
-    given = {key: value for key, value in given.items() if value is not None}
-    if len(given) != 1 or not given.keys() <= set(KINDS):
-        raise _bad(name, found, f"an object with one of {', '.join(KINDS)}")
-    if isinstance(given.get("json"), str):
+    held = given(found) if isinstance(found, dict) else {}
+    if len(held) != 1 or not held.keys() <= set(KINDS):
+        raise bad(name, found, f"an object with one of {', '.join(KINDS)}")
+    if isinstance(held.get("json"), str):
         try:
-            given = {"json": json.loads(given["json"])}
+            held = {"json": json.loads(held["json"])}
         except (ValueError, RecursionError) as error:
             raise bad_request(f"{name}: json is none: {error}", field=name) from error
-    return given
+    return held
 
 
 def _of_tools(asked: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -181,7 +191,7 @@ def _of_tools(asked: Mapping[str, Any]) -> dict[str, Any] | None:
         for key in DEFINITIONS:
             for name, one in parameters.get(key, {}).items():
                 if shared.setdefault(key, {}).setdefault(name, one) != one:
-                    raise _bad("tools", name, "without two definitions of one name")
+                    raise bad("tools", name, "without two definitions of one name")
     calls = [
         {
             "type": "object",
@@ -196,8 +206,3 @@ def _of_tools(asked: Mapping[str, Any]) -> dict[str, Any] | None:
         for name, parameters in tools.items()
     ]
     return {"json": shared | {"type": "array", "minItems": 1, "items": {"anyOf": calls}}}
-
-
-def _bad(name: str, found: object, wanted: str) -> Exception:
-    field = re.split(r"[.\[]", name)[0]
-    return bad_request(f"{name}: it must be {wanted}, not {found!r:.80}", field=field)

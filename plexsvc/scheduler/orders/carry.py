@@ -26,10 +26,10 @@ from plexclient.wire.v1 import (
 from plexsvc.errors import PlexError, unavailable
 from plexsvc.ids import NodeId, OperationId, new_operation_id, show
 from plexsvc.log import Log
+from plexsvc.rpc.errors import checked
 from plexsvc.scheduler.core.actions import CarryState, CutOver, DropCarried
 from plexsvc.scheduler.core.events import CarryFailed, Event, StateCarried
 from plexsvc.scheduler.core.vocabulary import Fault
-from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.held import Held, Published
@@ -274,5 +274,4 @@ async def _relay(
     finally:
         call.cancel()
         stream.cancel()
-    if reply.HasField("error"):
-        raise error_of(fault_from_wire(reply.error))
+    checked(reply)

@@ -24,9 +24,9 @@ from plexclient.wire.v1 import common_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, OperationId, VersionId, WpgId
 from plexsvc.log import Log
+from plexsvc.rpc.errors import checked
 from plexsvc.scheduler.core.actions import KeepState
 from plexsvc.scheduler.core.vocabulary import WRITING_KINDS, Fault, OperationKind
-from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import results
 from plexsvc.scheduler.ledger.durable import (
@@ -163,9 +163,8 @@ async def _send(reach: Reach, record: WpgRecord, published: Published, *, to: No
         job_id=record.deployment.job_id,
     )
     timeout_s = reach.silence_s + nbytes / SLOWEST_BYTES_PER_S
-    reply = await reach.ask_state(to, lambda state: state.Publish(request, timeout=timeout_s))
-    if reply.HasField("error"):
-        raise error_of(fault_from_wire(reply.error))
+    ask = reach.ask_state(to, lambda state: state.Publish(request, timeout=timeout_s))
+    reply = checked(await ask)
     copy = replace(published, nodes=(to,), nbytes=(reply.nbytes,), parts=(reply.part,))
     if durable.is_over:
         await managed.release(reach, copy)

@@ -20,9 +20,9 @@ from plexclient.wire.v1 import (
 from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.ids import DeploymentId, OperationId, VersionId
 from plexsvc.log import Log
+from plexsvc.rpc.errors import checked
 from plexsvc.scheduler.core.events import StateCopied
 from plexsvc.scheduler.core.vocabulary import OperationKind
-from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.ledger.held import Held, Published
 from plexsvc.scheduler.ledger.jobs import WpgRecord
 from plexsvc.scheduler.orders import host_bytes
@@ -111,8 +111,7 @@ async def publish(
         async with reach.watched(what, record.wpg_id, carriers, stuck=ErrorCode.OPERATION_TIMEOUT):
             for node_id in record.nodes:
                 reply = await reach.ask_state(node_id, lambda state: state.Publish(request))
-                _check(reply)
-                replies.append(reply)
+                replies.append(checked(reply))
     except BaseException:  # one that was asked may have it, whatever became of its answer
         await release(reach, published)
         raise
@@ -168,8 +167,7 @@ async def _digest(work: _Managed) -> None:
         carriers = reach.state_carriers(record.wpg_id, [node_id])
         async with reach.watch.over(what, carriers, stuck=ErrorCode.OPERATION_TIMEOUT):
             reply = await reach.ask_state(node_id, lambda state: state.Digest(request))
-    _check(reply)
-    work.result.texts.update(reply.digests)
+    work.result.texts.update(checked(reply).digests)
 
 
 async def _materialize(work: _Managed) -> None:
@@ -203,9 +201,7 @@ async def write(
         PlexError: what the state manager refused; `unavailable` when it wrote nothing for long.
         AioRpcError: it did not answer.
     """
-    reply = await reach.ask_state(record.nodes[0], partial(_written, reach, request))
-    _check(reply)
-    return reply
+    return checked(await reach.ask_state(record.nodes[0], partial(_written, reach, request)))
 
 
 async def _written(
@@ -259,14 +255,3 @@ async def _copies(
         yield reach.locate(published)
     finally:
         await release(reach, published)
-
-
-def _check(
-    reply: (
-        statemanager_pb2.PublishReply
-        | statemanager_pb2.DigestReply
-        | statemanager_pb2.MaterializeReply
-    ),
-) -> None:
-    if reply.HasField("error"):
-        raise error_of(fault_from_wire(reply.error))

@@ -18,11 +18,11 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
+from plexsvc.rpc.errors import checked
 from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.events import Event, InstanceLost, MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
-from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler
 from plexsvc.scheduler.ledger.jobs import WpgRecord
 from plexsvc.scheduler.orders import spawn
@@ -145,7 +145,4 @@ async def _move_on(reach: Reach, node_id: NodeId, action: MoveState, *, to: Resi
         to=ON_WIRE[to],
         next=action.following,
     )
-    reply: MoveReply = await reach.ask_state(node_id, lambda state: state.Move(request))
-    if reply.HasField("error"):
-        raise error_of(fault_from_wire(reply.error))
-    return reply
+    return checked(await reach.ask_state(node_id, lambda state: state.Move(request)))

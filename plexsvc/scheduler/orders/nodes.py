@@ -19,7 +19,6 @@ from typing import Final
 
 import grpc
 
-from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import (
     common_pb2,
     node_pb2,
@@ -31,7 +30,7 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, WpgId
 from plexsvc.log import Log
-from plexsvc.rpc.errors import error_from, first_failure
+from plexsvc.rpc.errors import checked, error_from, first_failure
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.peers import Peers
 from plexsvc.scheduler.config import SchedulerConfig
@@ -225,9 +224,7 @@ class NodeLink:
         timeout_s = min(self._timeout_s, self._config.node_lease_us / 3e6)
         request = self._leases.request(self.target)
         request.certificate = certificate
-        reply = await self.agent.Renew(request, timeout=timeout_s)
-        if reply.HasField("error"):
-            raise from_wire(reply.error)
+        checked(await self.agent.Renew(request, timeout=timeout_s))
 
     async def _tell_events(self) -> None:
         """Follow the agent's event log; after a break, ask first whose processes still live."""

@@ -21,7 +21,7 @@ from plexsvc.errors import PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.rpc import services
-from plexsvc.scheduler.faults import error_of, fault_from_wire
+from plexsvc.rpc.errors import checked
 from plexsvc.scheduler.orders.nodes import NodeLink
 from plexsvc.scheduler.orders.reach import Reach
 
@@ -124,8 +124,6 @@ class RewardHosts:
         proc_id = self._procs[link.node_id] = f"{wpg_id}/0"
         spec = node_pb2.ProcSpec(proc_id=proc_id, image=KIND, wpg_id=wpg_id)
         request = node_pb2.SpawnRequest(fence=reach.fence(lease_no=0), spec=spec)
-        reply = await link.agent.Spawn(request, timeout=reach.rpc_s)
-        if reply.HasField("error"):
-            raise error_of(fault_from_wire(reply.error))
+        reply = checked(await link.agent.Spawn(request, timeout=reach.rpc_s))
         log.info("host of reward workers started", node=link.node_id, proc=proc_id)
         return reply.address

@@ -14,11 +14,12 @@ from plexclient.wire.v1 import node_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
+from plexsvc.rpc.errors import checked
 from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.actions import ForgetWpg, SpawnInstance, SpawnWpg, StopWpg
 from plexsvc.scheduler.core.vocabulary import Fault, Place
-from plexsvc.scheduler.faults import error_of, fault_from_wire, fault_of
+from plexsvc.scheduler.faults import fault_of
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger.jobs import WpgRecord
 from plexsvc.scheduler.orders import durable, host_bytes, managed
@@ -339,9 +340,7 @@ async def start_process(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: 
     fence = reach.fence(lease_no=0, incarnation=wpg.incarnation_of(rank))
     request = node_pb2.SpawnRequest(fence=fence, spec=spec)  # the agent ends an older one first
     reply = await link.agent.Spawn(request, timeout=reach.config.spawn_timeout_us / 1e6)
-    if reply.HasField("error"):
-        raise error_of(fault_from_wire(reply.error))
-    return reply.address
+    return checked(reply).address
 
 
 async def _describe_rank(reach: Reach, record: WpgRecord, rank: Rank) -> worker_pb2.DescribeReply:
