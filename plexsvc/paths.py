@@ -1,7 +1,7 @@
 """Paths that tenants name: below their roots, and opened there without following a link out.
 
 A path is resolved once, where it enters the service: links and `..` are gone from what travels on.
-Whoever opens it, later and in another process, walks from the root one directory at a time and
+The process that opens it later walks from the root one directory at a time and
 follows no link, so that a directory that was exchanged for a link meanwhile leads nowhere. A file
 of a model may be a link (caches of models are made of them): then what it points to is resolved
 and walked to in the same way. A file with several names is refused, because nobody can tell
@@ -270,7 +270,7 @@ def file_names(place: CheckedPath, *, only: Callable[[str], object] = lambda _: 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself: whoever opens it says so
+    except OSError:  # a link to itself: opening it says so
         return False
 
 

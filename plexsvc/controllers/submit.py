@@ -41,9 +41,9 @@ class JobOrder:
     argv: tuple[str, ...]
     cwd: str
     env: Mapping[str, str]
-    """Added to the environment of whoever submitted."""
+    """Added to the submitter's environment."""
     user: str = ""
-    """User as which the controller runs; empty: whoever submitted it."""
+    """User as which the controller runs; empty: the submitter."""
     restarts: int = 0
     """How often a controller that died is started again."""
 

@@ -2,7 +2,7 @@
 
 Theory of operation. One connection to the Unix socket of each rank, opened with the first
 order, carries frames (`framing`) both ways; replies come by number. A process that dies ends its
-connections, so whoever waits hears of it at once. A process that is stopped does not: whoever sends
+connections, so those who wait hear of it at once. A process that is stopped does not: whoever sends
 orders watches over the rank meanwhile. A line that broke is opened again by the next order; a
 sender that asks again attaches to what runs or gets the recorded answer.
 """
@@ -52,7 +52,7 @@ class OrderLine(Generic[Reply]):
             line.leave(number)
 
     def close(self) -> None:
-        """Close the line; whoever waits gets `ConnectionAbortedError`."""
+        """Close the line; callers that wait get `ConnectionAbortedError`."""
         self._is_closed = True
         if self._line is not None:
             self._line.abort("the line was closed")

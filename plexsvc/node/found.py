@@ -33,7 +33,7 @@ class FoundAgent:
 
 
 def record(directory: Path, *, node_id: str, pid: int, address: str) -> FoundAgent:
-    """Write down that an agent runs, for whoever comes after its service; return its record."""
+    """Write down that an agent runs, for the next service; return its record."""
     found = FoundAgent(node_id=node_id, pid=pid, started=_started(pid), address=address)
     unfinished = directory / f".{RECORD}"
     unfinished.write_text(json.dumps(asdict(found)))

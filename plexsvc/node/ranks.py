@@ -134,7 +134,7 @@ def died(event: node_pb2.ProcExited, *, was_ready: bool) -> PlexError:
 
 
 def bury_group(pgid: int, *, tries: int = BURY_TRIES) -> None:
-    """Reap what else was in a killed group: the agent is the parent of whoever was orphaned."""
+    """Reap what else was in a killed group: the agent is the parent of its orphans."""
     with suppress(ChildProcessError):  # nobody is left
         while os.waitpid(-pgid, os.WNOHANG)[0]:
             continue

@@ -249,7 +249,7 @@ class Sidecar:
 def _reserve_port(host: str) -> socket.socket:
     """Return a socket that keeps a port for every state manager of this node to listen on.
 
-    It never listens itself, so that whoever does may bind beside it; nobody else is given the port.
+    It never listens itself, so that the listener may bind beside it; nobody else is given the port.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -88,7 +88,7 @@ class RolloutDeployment:
         """Grows while instances load or send tokens, and turns run that a version waits for."""
         self.is_served, self.has_no_turns = asyncio.Event(), asyncio.Event()
         self.window: asyncio.Future[orders.EndWindow] | None = None
-        """Whoever had the seeding window opened waits for its end."""
+        """The operation that had the seeding window opened waits for its end."""
         self.config, self.clock, self.group = config, clock, group
         self._keys, self._tell = keys, tell
         self._ids = itertools.count(1)

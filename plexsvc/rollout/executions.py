@@ -1,6 +1,6 @@
 """Operations that a rollout manager runs or ran: each once, in a task of its own.
 
-Whoever asks for an operation again waits for that task, or gets the answer that it gave. The answer
+A repeated operation waits for that task, or gets the answer that it gave. The answer
 is kept until it is acknowledged or `MAX_ANSWERS` newer ones came; that of a generate is the end of
 its token record.
 """

@@ -97,7 +97,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
                     left -= sum(1 for delta in deltas if delta.finish_reason)
                     if left:
                         await self._clock.sleep(FLUSH_US)
-        except Exception as error:  # noqa: BLE001 - whoever called is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller is told, whatever it is
             await abort_with(context, _typed(error))
 
     async def Encode(
@@ -106,7 +106,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         """Return prompts as token ids, with the text of each where asked."""
         try:
             prompts = await self._engine.encode(request.prompts, texts=request.texts)
-        except Exception as error:  # noqa: BLE001 - whoever called is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller is told, whatever it is
             await abort_with(context, _typed(error))
         return rollout_pb2.EncodeReply(prompts=prompts)
 
@@ -134,7 +134,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             self._gate.admit_exclusive(request.fence, what=f"sleep of {self._config.wpg_id}")
             async with self._update:
                 nbytes = await self._engine.sleep()
-        except Exception as error:  # noqa: BLE001 - whoever called is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller is told, whatever it is
             return rollout_pb2.SleepReply(error=to_wire(_typed(error)))
         log.info("instance asleep", nbytes=nbytes)
         return rollout_pb2.SleepReply(nbytes=nbytes)
@@ -173,7 +173,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             self._gate.admit_exclusive(request.fence, what=f"load on {self._config.wpg_id}")
             async with self._update:
                 return await act(request)
-        except Exception as error:  # noqa: BLE001 - whoever called is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller is told, whatever it is
             told = _typed(error)
             log.warning("version not loaded", version=VersionId.of(request.published), error=told)
             return self._served(error=to_wire(told))

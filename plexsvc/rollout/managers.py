@@ -4,7 +4,7 @@ Theory of operation. A job's deployments are all with one manager, that which ha
 when the first of them came. What a manager would need after a restart is kept here (`links`): how
 each deployment was initialised, its instances, and the version they serve. Every manager is
 followed: it sends a beat every second. One that sends none for `SILENT_LOOKS` looks is killed, and
-whoever started it starts a successor at the same address. A new incarnation is told of each
+its starter starts a successor at the same address. A new incarnation is told of each
 deployment again; orders that were under way are repeated until it takes them, and it goes on from
 the token records of the one before. The pools of spot devices and of lent engines are here, because
 all managers share them.

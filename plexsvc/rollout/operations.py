@@ -163,7 +163,7 @@ async def load(
     """Load a version on all instances at once; return the replies of the dedicated ones.
 
     Those of other kinds load it in their own time, and serve then. When all dedicated ones are
-    lost meanwhile, whoever takes their place loads it. Unless it `wakes` those that sleep, they
+    lost meanwhile, their successors load it. Unless it `wakes` those that sleep, they
     load it when they wake.
 
     Raises:

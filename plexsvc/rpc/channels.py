@@ -36,7 +36,7 @@ SERVER_OPTIONS: Final[Options] = (
 )
 
 MAX_CALLS: Final = 16_384
-"""Calls that a server has under way at once, streams included, whoever makes them."""
+"""Calls that a server has under way at once, streams included, of all clients."""
 
 MAX_CONNECTIONS: Final = 4096
 """Connections that a server has open at once."""
@@ -44,7 +44,7 @@ MAX_CONNECTIONS: Final = 4096
 MAX_UNACCEPTED: Final = 64
 """Connections of a port that wait to be accepted. The kernel lets further callers try again after a
 second. gRPC would let thousands wait and accepts until nobody does, on the thread that reads calls:
-whoever connects without end would keep it from those who are connected."""
+a client that connects without end would keep it from those who are connected."""
 
 PATIENT: Final[Options] = (
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -59,7 +59,7 @@ _KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 def open_channel(target: str, keys: ClusterKeys | None) -> grpc.aio.Channel:
     """Return an aio channel to `host:port` or `unix:path`; every call on it needs a deadline.
 
-    Without keys, whoever calls adds a token of its own.
+    Without keys, each caller adds a token of its own.
     """
     options = _options(target)
     if keys is not None and socket_path(target) is None:

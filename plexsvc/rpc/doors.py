@@ -76,7 +76,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         return self._guarded[found]
 
     def _ask(self, handler: MethodHandler, method: str) -> MethodHandler:
-        """Return a handler that first looks at the certificate of whoever calls."""
+        """Return a handler that first looks at the caller's certificate."""
         keys = self._door
         assert isinstance(keys, ClusterKeys), method
         kind = "stream_" if handler.request_streaming else "unary_"

@@ -34,7 +34,7 @@ from plexsvc.rpc.services import Context
 log = Log(__name__)
 
 FRAMING_BYTES: Final = 1024
-"""What of a message's limit is left to whoever frames it."""
+"""Part of a message's limit that is left for its frame."""
 
 
 Submit = Callable[[ops.Operation], Awaitable[ops.OperationResult]]

@@ -287,7 +287,7 @@ class LiveScheduler:
     async def remember(
         self, *rows: NodeRow | TokenRow | MemberRow | QuotaRow | RecordRow | RecordGone
     ) -> None:
-        """Have whoever leads next know of what an operator or a router did; durable on return."""
+        """Record what an operator or a router did for the next scheduler; durable on return."""
         assert self._storing is not None, rows
         await self._storing.write(rows)
 

@@ -65,7 +65,7 @@ class RegionSpec:
     """A region to allocate: `droppable` ones (gradients) are dropped when clean, never copied.
 
     One that is `shared` (a frozen model under adapters) is there once on a device for all who give
-    it this name: whoever finds it empty fills and seals it.
+    it this name: the first that finds it empty fills and seals it.
     """
 
     name: str

@@ -35,7 +35,7 @@ Header = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message; whoever receives it owns `fds`."""
+    """One message; its receiver owns `fds`."""
 
     header: Header
     body: bytes = b""

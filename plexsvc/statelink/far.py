@@ -221,7 +221,7 @@ class Far:
 
 
 def _has_successor(state: StateManagerStub, version: GetManifestRequest) -> bool:
-    """Return whether whoever answers for the node has the version; that is waited for."""
+    """Return whether the node's state manager, or its successor, has the version; waits for one."""
     try:
         state.GetManifest(version, timeout=READER_PATIENCE_S, wait_for_ready=True)
     except grpc.RpcError:

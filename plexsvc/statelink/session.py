@@ -1,4 +1,4 @@
-"""A client's two connections to the state manager of a node, and to whoever succeeds it.
+"""A client's two connections to the state manager of a node, and to its successors.
 
 `call` carries what the client asks, `data` what it is asked. When a state manager dies its clients
 *return* to the next one: they say what they have, and hear what they should have mapped.

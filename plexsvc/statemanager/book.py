@@ -5,9 +5,9 @@ is a JSON line of facts and, after it, bytes; it travels with its checksum and w
 the memory files it speaks of. Nothing is answered: what was sent before a kill arrives.
 
 Theory of operation. Writing a record never waits, so it may be done under any lock: what the socket
-does not take stays here, in order. Whoever is about to act on a record or to answer for it waits,
-under no lock that others need, until all is sent (`settle`), but not for ever: a node agent that
-stands still reads nothing, and only those who must write are held up.
+does not take stays here, in order. A caller that is about to act on a record or to answer for it
+waits, under no lock that others need, until all is sent (`settle`), but not for ever: a node agent
+that stands still reads nothing, and only those who must write are held up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BEAT: Final = Message(header={"op": "beat"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookEntry:
-    """A predecessor's record; whoever reads it owns `fds`."""
+    """A predecessor's record; its reader owns `fds`."""
 
     key: Key
     facts: Facts

@@ -48,7 +48,7 @@ class WaitingCaller:
         """Notes bytes that were worked on, whether anybody waits or not."""
         self._left = threading.Event()
         self.done_bytes = 0
-        """How far the work is: written by the thread that does it, read by whoever watches."""
+        """How far the work is: written by the thread that does it, read by the watchdog."""
 
     def leave(self) -> None:
         """Wait no longer: the deadline passed, or the call was cancelled."""

@@ -273,7 +273,7 @@ def _contents(
 
 
 def _write_steadily(file: FileIO, data: memoryview, caller: WaitingCaller) -> None:
-    """Write and sync in steps, so that whoever watches sees how far it is on the disk."""
+    """Write and sync in steps, so that the watchdog sees how far it is on the disk."""
     while data:
         done = file.write(data[:SYNC_BYTES])
         data = data[done:]
@@ -396,7 +396,7 @@ def _finish(scratch: Path, sealed: Mapping[str, Sealed], *, tenant: str) -> Writ
 
 
 def _swap_in(scratch: Path, target: Path) -> None:
-    """Give `scratch` the name `target`, whoever else gives it another at the same time.
+    """Give `scratch` the name `target`, even if others give it another at the same time.
 
     An older checkpoint takes the scratch name, or one that says that it was moved aside.
     """

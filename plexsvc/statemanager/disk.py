@@ -5,7 +5,7 @@ allocated. The file has no name: it ends with the last process that holds it, so
 clean up, and the file system gives no block to another file that does not read as zeroes. Blocks
 are allocated before they are written, so that a full disk is found before anything has moved. Each
 has a checksum, kept in memory, that is compared whenever it is read. A disk that does not finish a
-single block for `STALL_S` has stalled: whoever waits for it is answered, and the state stays where
+single block for `STALL_S` has stalled: callers that wait are answered, and the state stays where
 it was.
 """
 

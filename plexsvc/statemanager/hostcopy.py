@@ -25,7 +25,7 @@ from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.weights.pieces import Bytes
 
 PART_BYTES: Final = 256 << 20
-"""What is copied at once: whoever watches over a move hears of each part."""
+"""What is copied at once: the watchdog of a move hears of each part."""
 
 
 def parts(nbytes: int) -> Iterator[tuple[int, int]]:

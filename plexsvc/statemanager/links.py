@@ -30,7 +30,7 @@ class Export:
 
 
 class RankLink:
-    """One client: whoever holds its WPG's lock may use its memory and its data connection."""
+    """One client: the holder of its WPG's lock may use its memory and its data connection."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class RankLink:
         self._ask(Message(header=header, fds=granted.fds))
 
     def cut(self) -> None:
-        """Break both connections; the client's memory is freed by whoever serves `call`."""
+        """Break both connections; the server of `call` frees the client's memory."""
         for sock in (self._call_sock, self._data_sock):
             if sock is not None:
                 _shut(sock)

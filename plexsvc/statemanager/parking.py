@@ -31,7 +31,7 @@ log = Log(__name__)
 T = TypeVar("T")
 
 STEP_BYTES: Final = 16 * BLOCK_BYTES
-"""What is moved at most before whoever waits for the WPG comes in."""
+"""What is moved at most before a call that waits for the WPG comes in."""
 
 LOOK_S: Final = 1.0
 """How often room is looked for that nobody has told of."""

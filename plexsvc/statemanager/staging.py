@@ -219,7 +219,7 @@ class Staging:
             raise
 
     def _write_down(self, key: bytes) -> None:
-        """Note a bundle that outlives whoever sent it; an upload's first when it is sealed."""
+        """Note a bundle that outlives its sender; an upload's once it is sealed."""
         entry, bundle = self._room.get(key), self._bundles[key]
         body = common_pb2.TensorBundle(tensors=bundle.specs).SerializeToString()
         self._book.put(_record(key), asdict(entry), body=body, fds=(bundle.file.fd,))

@@ -94,7 +94,7 @@ class RankGroup(Protocol):
         """Say why this rank leaves; return why the first did, None where a peer is dead."""
 
     def leave(self) -> None:
-        """Leave the group; whoever waits for this rank hears of it."""
+        """Leave the group; ranks that wait for this one hear of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

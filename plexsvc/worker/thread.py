@@ -93,7 +93,7 @@ def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
         return
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+    except BaseException as error:  # noqa: BLE001 - its waiter raises it
         future.set_exception(error)
     else:
         future.set_result(result)

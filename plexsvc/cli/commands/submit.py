@@ -135,7 +135,7 @@ def _write_bytes(chunks: Iterable[bytes]) -> None:
 
 
 def _say_goes_on(job_id: str, *, state_dir: Path | None) -> NoReturn:
-    """Say that a job outlives whoever followed its output, and how to meet it again."""
+    """Say that the job goes on after Ctrl-C, and how to follow or end it."""
     there = "" if state_dir is None else f" --state-dir {state_dir}"
     typer.echo(
         f"\n{job_id} goes on. Its output: `plexctl logs --follow {job_id}{there}`; to end it: "

@@ -14,7 +14,7 @@ from plexsvc.rollout.core.profile import PLATEAU
 KEPT: Final = 0.2
 """Share of its highest throughput that an instance keeps when it hands samples to an idle one.
 
-RLBoost keeps most of it. But whoever has nothing to do costs as much as whoever has, and a sample
+RLBoost keeps most of it. But an idle instance costs as much as a busy one, and a sample
 in a smaller batch ends sooner: for that the last ones of a step are waited for.
 """
 

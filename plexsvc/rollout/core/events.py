@@ -45,7 +45,7 @@ class SuccessorJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDrained:
-    """An instance is to end: whoever lent it wants it back, or somebody asked for that."""
+    """An instance is to end: its lender wants it back, or somebody asked for that."""
 
     instance_id: InstanceId
 

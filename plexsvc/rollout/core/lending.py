@@ -38,7 +38,7 @@ RESERVE: Final = 0.3
 LONGEST_STEP: Final = 0.2
 """Part of the objective for first tokens that a step of the guest takes at most.
 
-While nothing is served the guest steps all the time, and whoever arrives waits for its step to end.
+While nothing is served the guest steps all the time, and a new request waits for its step to end.
 """
 
 LONG_PROMPT: Final = 0.95

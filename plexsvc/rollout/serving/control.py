@@ -1,6 +1,6 @@
 """The owner's switches of a serving engine: a Unix socket that only the owner can open.
 
-They work without the service: whoever owns the engine takes it back whatever else is down.
+They work without the service: the owner takes the engine back whatever else is down.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Submissions:
         return await self._scheduler.results.wait(operation_id)
 
     async def _arrival(self, operation_id: OperationId, job_id: str) -> None:
-        """Return when the job's operation has come: who asks may be a little ahead of it.
+        """Return when the job's operation has come: the question may be a little ahead of it.
 
         Raises:
             PlexError: `not_found`; `unavailable` while clients come back after a takeover.
@@ -177,7 +177,7 @@ class Submissions:
     async def cancel(
         self, request: service_pb2.CancelOperationRequest
     ) -> service_pb2.CancelOperationReply:
-        """Ask for the end of an operation; whoever waits for it is told by its answer.
+        """Ask for the end of an operation; its answer tells those who wait for it.
 
         Raises:
             PlexError: `not_found` for an operation of another job, or one that has not come.
@@ -383,7 +383,7 @@ class EarlyPayloads:
 
 
 def _check_adapters(source: service_pb2.DeploymentSpec, target: service_pb2.DeploymentSpec) -> None:
-    """Refuse adapters to whoever cannot merge them into their model.
+    """Refuse adapters to deployments that cannot merge them into their model.
 
     Raises:
         PlexError: `bad_request`.

@@ -1,11 +1,11 @@
 """Driver of the scheduler core: journals events, has the core decide, performs its actions.
 
-Theory of operation. Whoever learns a fact posts it to the inbox. One task takes the facts that have
-gathered, journals them in one transaction, hands each to the core and performs the actions: answers
-and records at once, calls to other processes in tasks of their own, whose outcomes come back as
-events. Nothing is acted upon that is not in the journal, and nothing is told to anybody that is not
-synced to disk. A batch of new work that leads to internal actions alone is written, and synced with
-what is told next. While the journal cannot be written nothing is decided.
+Theory of operation. Facts are posted to the inbox where they are learned. One task takes the facts
+that have gathered, journals them in one transaction, hands each to the core and performs the
+actions: answers and records at once, calls to other processes in tasks of their own, whose outcomes
+come back as events. Nothing is acted upon that is not in the journal, and nothing is told to
+anybody that is not synced to disk. A batch of new work that leads to internal actions alone is
+written, and synced with what is told next. While the journal cannot be written nothing is decided.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inbox of the driver: facts that wait to be decided, and whoever waits for what follows."""
+"""Inbox of the driver: facts that wait to be decided, and callers that wait for what follows."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Inbox:
         return taken
 
     def close(self) -> None:
-        """Tell whoever waits that nothing more is decided."""
+        """Tell the callers that wait that nothing more is decided."""
         stopped = unavailable("the scheduler stopped; ask the next one")
         for _, decision in [*self._taken, *self._waiting]:
             if not decision.done():

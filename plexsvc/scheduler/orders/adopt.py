@@ -91,7 +91,7 @@ async def adopt(
     await _release_others(reach, view)
     orders = view.unfinished()
     away = [node_id for node_id in view.nodes if not reach.nodes.is_up(node_id)]
-    reach.nodes.remembered.up.clear()  # whoever joins from now on joins anew
+    reach.nodes.remembered.up.clear()  # nodes that join from now on join anew
     reach.nodes.remembered.procs.clear()
     lost = [tell(NodeLost(node_id=node_id, reason=NOT_JOINED)) for node_id in away]
     for told in lost:
@@ -175,7 +175,7 @@ def _failure(
 
 
 async def _release_others(reach: Reach, view: ClusterView) -> None:
-    """Release what lies with state managers and nobody knows of."""
+    """Release what state managers hold and no record names."""
     moving = (RelocationStage.CARRYING, RelocationStage.RESTORING)
     known = reach.versions.known()
     known.update(

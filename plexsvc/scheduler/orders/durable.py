@@ -425,7 +425,7 @@ async def _replace_results(
 
 
 async def _are_staged(reach: Reach, result: results.Result, *, of: DeploymentRecord) -> bool:
-    """Return whether the staged parts of an answer are where it says, be it on one node each."""
+    """Return whether every staged part of an answer is on one of the nodes that it names."""
     bundles = [s.payload.staged for s in result.shards if s.payload.HasField("staged")]
     return all([await _is_staged(reach, bundle, of=of) for bundle in bundles])
 

@@ -129,7 +129,7 @@ async def _came_again(reach: Reach, action: StartOperation, record: WpgRecord) -
 async def recall(
     reach: Reach, operation: operations_pb2.Operation, *, lease_no: int, ran_on: WpgId | None
 ) -> operations_pb2.OperationResult:
-    """Return the answer of an operation that was applied, from whoever applied it.
+    """Return the answer of an operation that was applied, from the processes that applied it.
 
     Ranks and rollout managers have it in their records; others than those would run it again. The
     store knows published versions, what saves, exports and digests came to, and the answers of

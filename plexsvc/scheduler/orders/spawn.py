@@ -213,7 +213,7 @@ def _respawn_failed(action: SpawnInstance, fault: Fault) -> events.Event:
 
 
 def _stop_failed(action: StopWpg, fault: Fault) -> events.Event:
-    """Return that it stopped all the same: whoever waits for its devices must not wait for ever."""
+    """Return that it stopped all the same: others must not wait for its devices for ever."""
     del fault
     return events.WpgStopped(wpg_id=action.wpg_id)
 
