@@ -101,8 +101,9 @@ def is_awaited(cluster: Cluster, key: str) -> bool:
             deployment = cluster.deployments.get(DeploymentId(name))
             if deployment is None or timer is Timer.DRAIN:
                 return deployment is not None
-            is_gap = timer is Timer.GAP
-            return deployment.gap_seq is not None if is_gap else deployment.pattern.profile is None
+            if timer is Timer.GAP:
+                return deployment.gap_seq is not None
+            return deployment.pattern.cycles.profile is None
         case Timer.CIRCLE:
             placement, node_id = cluster.placement, NodeId(name)
             is_gone = node_id not in placement.nodes or node_id in placement.cordoned

@@ -46,7 +46,15 @@ class Scheduler:
         self.cluster = cluster or Cluster(limits=limits, epoch=epoch)
         self.view = ClusterView(self.cluster)
         self._handlers = _handlers(self.cluster)
-        self._shares = self.cluster.placement.planning.shares
+        self._timed = (
+            self.cluster.turn,
+            self.cluster,
+            self.cluster.queues,
+            self.cluster.placement,
+            self.cluster.placement.planning.shares,
+            self.cluster.devices,
+            self.cluster.lives,
+        )
 
     def lead(self, epoch: int) -> None:
         """Go on under another epoch: another scheduler has taken over."""
@@ -57,7 +65,8 @@ class Scheduler:
         cluster, now_us = self.cluster, event.at_us
         turn = cluster.turn
         assert now_us > turn.now_us, (event, turn.now_us)
-        turn.now_us = self._shares.now_us = now_us
+        for part in self._timed:
+            part.now_us = now_us
         turn.actions = []
         self._handlers[type(event)](event)
         if cluster.placement.homeless:

@@ -18,7 +18,7 @@ from plexsvc.ids import (
 )
 from plexsvc.newest import Newest
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
-from plexsvc.scheduler.core.planning.profile import Mode, Profile, SyncAt
+from plexsvc.scheduler.core.planning.profile import Mode, SyncAt
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
 from plexsvc.scheduler.core.vocabulary import (
     MANAGED_KINDS,
@@ -41,8 +41,6 @@ S = TypeVar("S")
 
 HELD = frozenset({RelocationStage.CARRYING, RelocationStage.RESTORING})
 """Stages of a relocation in which the deployment's operations wait."""
-
-OPERATION_ID_BYTES: Final = 16
 
 MAX_REMEMBERED_IDS: Final = 8192
 """Ids of a job's released operations, and of those turned away, that dependants and late repeats
@@ -189,16 +187,11 @@ class Pattern:
     """How long after `last_end_us` the next operation is expected."""
 
     @property
-    def profile(self) -> Profile | None:
-        """Return the cycle, once it is known."""
-        return self.cycles.profile
-
-    @property
     def expected_us(self) -> int | None:
         """Return when the next operation is expected."""
         if self.last_end_us is None or self.gap_us is None:
             return None
-        profile = self.profile
+        profile = self.cycles.profile
         if profile is None or profile.mode is not Mode.ASYNC1:
             return self.last_end_us + self.gap_us
         if self.interval_us and self.cycles.is_last_of_cycle:
@@ -283,7 +276,7 @@ class Deployment:
         if incarnation == 1:
             return self.initialize_id
         name = f"{self.initialize_id.hex()}/{incarnation}".encode()
-        return OperationId(hashlib.blake2b(name, digest_size=OPERATION_ID_BYTES).digest())
+        return OperationId(hashlib.blake2b(name, digest_size=len(self.initialize_id)).digest())
 
     @property
     def is_held(self) -> bool:
@@ -397,7 +390,6 @@ class Usage:
 
     count: int = 0
     """Operations that succeeded; of moves, devices that they were made on."""
-
     device_us: int = 0
     switch_us: int = 0
     tokens: int = 0
@@ -421,9 +413,9 @@ class Usage:
         self.nbytes += more.nbytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Charge:
-    """What an operation added to an account of its job."""
+    """What an operation added to an account of its job; never changed, but quicker to make so."""
 
     job_id: JobId
     number: int

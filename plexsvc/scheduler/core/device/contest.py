@@ -139,8 +139,8 @@ def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
             continue
         if wpg.retry_us > now_us or devices.jobs[wpg.job_id].ending is not None:
             continue
-        if deployment.pattern.profile is not None:
-            expected.append((at_us, wpg_id, deployment.pattern.profile))
+        if deployment.pattern.cycles.profile is not None:
+            expected.append((at_us, wpg_id, deployment.pattern.cycles.profile))
     if not expected:
         return None
     expected.sort(key=itemgetter(0, 1))
@@ -217,7 +217,7 @@ def _weigh(devices: Devices, wpg: Wpg, entry: Entry) -> None:
     pattern = devices.deployments[wpg.deployment_id].pattern
     if not devices.is_current(wpg):
         pattern = Pattern()
-    profile = pattern.profile
+    profile = pattern.cycles.profile
     cost_us = switch_us(devices, wpg)
     is_serial = profile is None or profile.mode is Mode.SYNC  # it generates nothing meanwhile
     slack_us = 0
@@ -242,7 +242,7 @@ def _continues_burst(
     if wpg.residency is not Residency.DEVICE or not is_last:
         return False
     deployment = devices.deployments[wpg.deployment_id]
-    if deployment.pattern.profile is not None:
+    if deployment.pattern.cycles.profile is not None:
         return _is_going_on(deployment.pattern, max_gap_us=switch_us(devices, wpg))
     service_us = learning.predicted_us(deployment, operation)
     was_waiting = operation.eligible_us == devices.now_us and (
@@ -256,7 +256,7 @@ def _has_room(devices: Devices, wpg: Wpg) -> bool:
     load_ppm = 0
     for other_id in devices.groups[wpg.wpg_id]:
         other = devices.wpgs[other_id]
-        profile = devices.deployments[other.deployment_id].pattern.profile
+        profile = devices.deployments[other.deployment_id].pattern.cycles.profile
         if profile is not None:
             busy_us = profile.busy_us + switch_us(devices, other)
             load_ppm += busy_us * PPM // profile.period_us
@@ -264,6 +264,6 @@ def _has_room(devices: Devices, wpg: Wpg) -> bool:
 
 
 def _is_going_on(pattern: Pattern, *, max_gap_us: int) -> bool:
-    return pattern.profile is not None and (
+    return pattern.cycles.profile is not None and (
         pattern.gap_us is not None and pattern.gap_us <= max_gap_us
     )

@@ -153,7 +153,7 @@ def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
 
     Later submissions of its kind are planned by it.
     """
-    profile = deployment.pattern.profile
+    profile = deployment.pattern.cycles.profile
     if profile is None:
         return
     key = demands.profile_key(devices.placement, deployment)
@@ -199,7 +199,7 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
             pattern.interval_us = smoothed(pattern.interval_us or None, between_us)
         pattern.arrived_us = eligible_us
     pattern.last_end_us, pattern.gap_us = devices.now_us, pattern.cycles.next_gap_us()
-    if not pattern.cycles.is_first_of_cycle or pattern.profile is None:
+    if not pattern.cycles.is_first_of_cycle or pattern.cycles.profile is None:
         return
     planner, key = demands.planner_of(devices.placement, deployment)
     if key not in planner.board.group_of:
@@ -207,9 +207,9 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
     if pattern.cycles.num_cycles == 1:
         _judge_record(devices, deployment)
     planned = planner.group_of(key).residents[key].demand.profile
-    has_drifted = pattern.cycles.num_cycles > 0 and _has_drifted(planned, pattern.profile)
+    has_drifted = pattern.cycles.num_cycles > 0 and _has_drifted(planned, pattern.cycles.profile)
     if news is not News.NOTHING or has_drifted:
-        profile = replace(pattern.profile, switch_us=wpg.switch_cost_us or planned.switch_us)
+        profile = replace(pattern.cycles.profile, switch_us=wpg.switch_cost_us or planned.switch_us)
         pattern.cycles.profile = profile
         planner.learned(key, profile)
         keep(devices, deployment, wpg)
@@ -234,7 +234,7 @@ def _observe_stage(devices: Devices, wpg: Wpg, *, run_us: int) -> None:
 def _keep_stage(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
     """Keep a rollout's part of its job's cycle, once that is known and where it has changed."""
     mine = [devices.deployments[d] for d in devices.jobs[deployment.job_id].deployments]
-    cycles = [one.pattern.profile for one in mine if not one.is_rollout]
+    cycles = [one.pattern.cycles.profile for one in mine if not one.is_rollout]
     period_us = max((one.period_us for one in cycles if one is not None), default=0)
     if not period_us:
         return

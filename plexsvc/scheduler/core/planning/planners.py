@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final
 
 from plexsvc.ids import DeploymentId
@@ -15,6 +16,8 @@ from plexsvc.scheduler.core.planning.policies import Policy, Preference, policy_
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import ProfileBook, ProfileKey
 from plexsvc.scheduler.core.planning.shares import Shares
+
+_HAS_NEWS: Final = attrgetter("has_news")  # of each planner after each event
 
 GUESS: Final = Profile(
     period_us=60 * SECOND_US,
@@ -88,7 +91,7 @@ class Planning:
     @property
     def has_news(self) -> bool:
         """Whether something changed for deployments that wait."""
-        return self.has_changed or any(p.has_news for p in self.planners.values())
+        return self.has_changed or any(map(_HAS_NEWS, self.planners.values()))
 
     def planner(self, kind: str) -> Planner:
         """Return the planner of a device kind."""

@@ -59,7 +59,7 @@ def train(
 
 
 def profile_of(world: FakeWorld, job: str) -> Profile:
-    profile = world.core.view.deployments[DeploymentId(f"{job}/actor")].pattern.profile
+    profile = world.core.view.deployments[DeploymentId(f"{job}/actor")].pattern.cycles.profile
     assert profile is not None
     return profile
 
