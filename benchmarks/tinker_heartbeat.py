@@ -2,10 +2,10 @@
 
     python -m benchmarks.tinker_heartbeat [--futures 2048 8192] [--connections 1000]
 
-A real service trains a tiny model. Its rank is stopped (SIGSTOP), and each request is waited for by
-`retrieve_future`, on as many connections as the SDK opens. Then heartbeats are timed, one after the
-other, on a connection of their own. At the end the rank goes on, and no answer may have a status of
-5xx.
+A real service trains a tiny model. Requests whose predecessor has not come wait in its order, and
+each is waited for by `retrieve_future`, on as many connections as the SDK opens. Then heartbeats
+are timed, one after the other, on a connection of their own. At the end the predecessor comes, and
+no answer may have a status of 5xx.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import signal
 import statistics
 import tempfile
 import time
@@ -24,20 +22,11 @@ from typing import Any
 
 import aiohttp
 
-from tests.rigs.live_cluster import (
-    SHARES_ALL,
-    TRAIN,
-    LiveCluster,
-    rank_processes,
-    start_cluster,
-)
+from tests.rigs.live_cluster import TRAIN, start_cluster
 from tests.rigs.tiny_models import make_qwen3
 
 BEATS = 200
 EXTRA = 'tokens = { tml-bench = "default" }\nrouter.http_listen = "127.0.0.1:0"\n'
-
-PATIENT = "progress_timeout_us = 3_600_000_000\n"
-"""The rank stands still for as long as the requests take to come."""
 
 
 class Client:
@@ -68,11 +57,9 @@ async def beat(client: Client, session: str) -> None:
         await asyncio.sleep(10.0)
 
 
-async def measure(
-    live: LiveCluster, model: str, *, futures: int, connections: int
-) -> dict[str, Any]:
+async def measure(base: str, model: str, *, futures: int, connections: int) -> dict[str, Any]:
     """Return the latencies of heartbeats beside so many waiting futures."""
-    base, headers = f"http://{live.http}", {"X-API-Key": "tml-bench"}
+    headers = {"X-API-Key": "tml-bench"}
     connector = aiohttp.TCPConnector(limit=connections)
     timeout = aiohttp.ClientTimeout(total=600)
     async with (
@@ -88,10 +75,8 @@ async def measure(
         )
         model_id = (await client.wait_for(made["request_id"]))["model_id"]
         beating = group.create_task(beat(client, session))
-        (rank,) = await asyncio.to_thread(rank_processes, live, [f"{session}/train-0"])
-        os.kill(rank, signal.SIGSTOP)
         waiting = []
-        for seq in range(1, futures + 1):
+        for seq in range(2, futures + 2):
             begun = await client.ask("optim_step", model_id=model_id, seq_id=seq, adam_params={})
             waiting.append(group.create_task(waiter.wait_for(begun["request_id"])))
         await asyncio.sleep(2.0)  # until all of them wait
@@ -100,8 +85,8 @@ async def measure(
             begun_s = time.perf_counter()
             await client.ask("session_heartbeat", session_id=session)
             took_ms.append(1e3 * (time.perf_counter() - begun_s))
-        os.kill(rank, signal.SIGCONT)
-        told = await asyncio.gather(*waiting)
+        begun = await client.ask("optim_step", model_id=model_id, seq_id=1, adam_params={})
+        told = [await client.wait_for(begun["request_id"]), *[await one for one in waiting]]
         beating.cancel()
         reason = {"type": "success"}
         await client.ask(f"sessions/{session}/finish", reason=reason, detail=None)
@@ -124,12 +109,10 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         model = make_qwen3(Path(place) / "tiny", seed=1)
-        with start_cluster(
-            Path(place), nodes={"only": [TRAIN]}, extra=EXTRA, scheduler=SHARES_ALL + PATIENT
-        ) as live:
+        with start_cluster(Path(place), nodes={"only": [TRAIN]}, extra=EXTRA) as live:
             for futures in given.futures:
-                limit = given.connections
-                found = measure(live, str(model), futures=futures, connections=limit)
+                base, limit = f"http://{live.http}", given.connections
+                found = measure(base, str(model), futures=futures, connections=limit)
                 print(json.dumps(asyncio.run(found)), flush=True)
 
 
