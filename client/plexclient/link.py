@@ -119,7 +119,7 @@ class Link:
         try:
             return await call(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as failure:
-            raise error_of(failure) from failure
+            raise error_of(failure) from None  # it says all that gRPC said
 
     async def stage(
         self, parts: Iterable[service_pb2.StageRequest], *, timeout_s: float
@@ -130,7 +130,7 @@ class Link:
                 iter(parts), timeout=timeout_s, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as failure:
-            raise error_of(failure) from failure
+            raise error_of(failure) from None  # it says all that gRPC said
         if reply.HasField("error"):
             raise from_wire(reply.error)
         return reply
@@ -160,6 +160,6 @@ async def messages(call: Any) -> AsyncGenerator[Any]:
         while (message := await call.read()) is not grpc.aio.EOF:
             yield message
     except grpc.aio.AioRpcError as failure:
-        raise error_of(failure) from failure
+        raise error_of(failure) from None  # it says all that gRPC said
     finally:
         call.cancel()

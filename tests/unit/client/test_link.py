@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 import plexclient as plex
 from plexsvc.errors import ErrorCode
-from tests.fakes.fake_router import TOKEN, FakeRouter
+from tests.fakes.fake_router import TOKEN, FakeRouter, Fault
 from tests.rigs.chaos_proxy import Faults, running_proxy
 
 
@@ -40,3 +42,15 @@ def test_a_client_goes_over_to_the_next_address_and_runs_nothing_twice(router: F
             actor.noop()
             assert second.counts.connections == 1
     assert router.lanes[f"{job.job_id}/actor"].applied == [(1, "noop"), (2, "noop")]
+
+
+def test_a_refusal_is_shown_without_what_grpc_says_of_it(router: FakeRouter) -> None:
+    router.fail("CreateJob", Fault(refuse=plex.PlexError(ErrorCode.BAD_REQUEST, "a name too long")))
+    with (
+        pytest.raises(plex.PlexError) as refused,
+        plex.connect(router.address, token=TOKEN) as cluster,
+        cluster.job("refused"),
+    ):
+        pass
+    shown = "".join(traceback.format_exception(refused.value))
+    assert shown.count("a name too long") == 1
