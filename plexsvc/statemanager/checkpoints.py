@@ -348,7 +348,10 @@ def _check_whole(tensors: Iterable[Tensor]) -> None:
                 "spans nodes, give the copies of all"
             )
     if empty:
-        raise bad_request("nothing to write: the deployment has no such state; initialize it first")
+        raise bad_request(
+            "nothing to write: the deployment has no such state; one without an optimizer saves "
+            "with optimizer=False"
+        )
 
 
 def _check_free(path: Path, *, tenant: str) -> None:

@@ -147,7 +147,8 @@ def _why_not(placement: Placement, deployment: Deployment) -> str:
         return f"{deployment.deployment_id} waits for its job's training, which comes first"
     if deployment.where_it_trains:
         count = deployment.num_devices
-        return f"{deployment.deployment_id} waits for {count} device(s) that its job trains on"
+        waits = f"{deployment.deployment_id} waits for {count} device(s) that its job trains on"
+        return f"{waits}: deploy that training first, or both by deploy_all"
     names = " and ".join(one.deployment_id for one in together)
     count = sum(one.num_devices for one in together)
     found = "idle"
