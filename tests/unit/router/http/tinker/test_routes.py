@@ -194,7 +194,8 @@ async def test_a_request_that_is_refused_takes_its_number(rig: Rig) -> None:
     told = await rig.future("optim_step", step(model, 1, momentum=1.0))
     assert told["category"] == "user"
     assert "momentum" in told["error"]
-    for seq, wrong in enumerate((True, [[]], None), start=2):
+    spoilt: tuple[Any, ...] = (True, [[]], None)
+    for seq, wrong in enumerate(spoilt, start=2):
         told = await rig.future("optim_step", step(model, seq) | {"adam_params": wrong})
         assert (told["category"], "adam_params" in told["error"]) == ("user", True)
     await rig.future("optim_step", step(model, 5))
