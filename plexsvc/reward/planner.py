@@ -18,7 +18,7 @@ import msgspec
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.log import Log
 from plexsvc.reward.config import RewardConfig
-from plexsvc.reward.core.planner import MAX_HISTORIES, Aims, HistoryKey, PlannerCore, lasts_us
+from plexsvc.reward.core.planner import MAX_HISTORIES, Aims, PlannerCore, lasts_us
 from plexsvc.reward.plans import PAUSE_US, SERVICE, EndedBatch, PlanAnswer, PlanQuery
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import listen, new_server
@@ -83,9 +83,10 @@ class PlannerProcess:
         query = msgspec.msgpack.decode(request.query, type=PlanQuery)
         for batch in query.ended:
             self._remember(batch)
+        histories = self.core.histories if query.is_first else {}
         answer = PlanAnswer(
             pools=list(self.core.plan(query.facts).items()),
-            lasts_us=self._lasts() if query.is_first else [],
+            lasts_us=[(key, lasts_us(history)) for key, history in histories.items()],
         )
         return pb.PlanReply(answer=msgspec.msgpack.encode(answer))
 
@@ -95,9 +96,6 @@ class PlannerProcess:
             self._files.write(EndedBatch(batch.key, self.core.histories[batch.key]))
         except OSError as error:
             log.warning("a job's history is not kept over a restart", error=error)
-
-    def _lasts(self) -> list[tuple[HistoryKey, int]]:
-        return [(key, lasts_us(history)) for key, history in self.core.histories.items()]
 
 
 @asynccontextmanager

@@ -73,8 +73,9 @@ def _reading(source: str) -> Iterator[Engine]:
         finally:
             engine.dispose()
     except SQLAlchemyError as error:
+        why = str(error).partition("\n")[0]
         raise unavailable(
-            f"no journal can be read from {_shown(source)}: {_first_line(error)}; name the "
+            f"no journal can be read from {_shown(source)}: {why}; name the "
             "database of a cluster, plexsvc.db in its state directory by default"
         ) from error
 
@@ -109,10 +110,6 @@ def _shown(source: str) -> str:
         return make_url(source).render_as_string(hide_password=True)
     except ArgumentError:
         return source
-
-
-def _first_line(error: SQLAlchemyError) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _read(engine: Engine, *, source: str, epoch: int | None) -> EpochRows:

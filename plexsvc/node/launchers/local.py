@@ -89,7 +89,8 @@ class LocalLauncher:
             PlexError: `unavailable` with its log's tail when it does not come up.
         """
         config.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        config_path, log_path = config.runtime_dir / "agent.toml", _log_path(config)
+        config_path = config.runtime_dir / "agent.toml"
+        log_path = (config.log_dir or config.runtime_dir) / "agent.log"
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         former = found.find(log_path.parent)
         if former is not None and self._adopts and _is_as(config, config_path):
@@ -129,10 +130,6 @@ class LocalLauncher:
             except PlexError as error:
                 log.error("node given up: no new agent", error=error)
                 return
-
-
-def _log_path(config: AgentConfig) -> Path:
-    return (config.log_dir or config.runtime_dir) / "agent.log"
 
 
 def _is_as(config: AgentConfig, path: Path) -> bool:

@@ -271,7 +271,7 @@ def _running(
         if stage not in by_run:
             by_run[stage] = sorted((run_us[stage], run_us) for _, run_us in samples)
         known = by_run[stage]
-        first = _first_above(known, elapsed_us)
+        first = bisect_right(known, elapsed_us, key=lambda pair: pair[0])
         if first == len(known):
             continue  # longer than all before it: nothing is known of it
         share = (0.5 + number * GOLDEN) % 1.0
@@ -279,10 +279,6 @@ def _running(
         left = (*run_us[:stage], run_us[stage] - elapsed_us, *run_us[stage + 1 :])
         found.append(ExpectedRequest(now_us, left, stage, waited_us))
     return found
-
-
-def _first_above(known: Sequence[tuple[int, tuple[int, ...]]], elapsed_us: int) -> int:
-    return bisect_right(known, elapsed_us, key=lambda pair: pair[0])
 
 
 def _request(route: Route, one: ExpectedRequest, *, due_us: int) -> _Simulated:
