@@ -25,7 +25,7 @@ from plexsvc.clock import SystemClock
 from plexsvc.errors import PlexError, internal, unavailable
 from plexsvc.log import Log
 from plexsvc.node import toml
-from plexsvc.node.config import AgentConfig, DeviceConfig
+from plexsvc.node.config import AgentConfig
 from plexsvc.node.logs import tail
 from plexsvc.node.restarts import restart_rate
 from plexsvc.node.vault import Vault
@@ -47,21 +47,11 @@ class SidecarAddress:
     data_socket: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SidecarConfig:
-    """The file `plexsvc.statemanager.main` reads."""
-
-    node_id: str
-    devices: tuple[DeviceConfig, ...]
-    host_bytes: int
-    disk_bytes: int
-    disk_dir: Path
-    staging_bytes: int
-    runtime_dir: Path
-    max_versions_per_deployment: int
-    keep_pages: bool
-    listen: str
-    keys_file: Path
+_SAME: Final = (
+    *("node_id", "host_bytes", "disk_bytes", "disk_dir", "staging_bytes", "runtime_dir"),
+    *("max_versions_per_deployment", "keep_pages", "keys_file"),
+)
+"""Keys that a state manager's configuration has of its node's."""
 
 
 class Sidecar:
@@ -222,27 +212,16 @@ class Sidecar:
             await asyncio.to_thread(self._keeper.join)  # what it said last has arrived then
 
     def _write_config(self) -> Path:
-        config = _SidecarConfig(
-            node_id=self._config.node_id,
-            devices=tuple(
-                replace(device, index=index)
-                for index, device in enumerate(self._config.devices)
-                if device.kind != "reward"
-            ),
-            host_bytes=self._config.host_bytes,
-            disk_bytes=self._config.disk_bytes,
-            disk_dir=self._config.disk_dir,
-            staging_bytes=self._config.staging_bytes,
-            runtime_dir=self._config.runtime_dir,
-            max_versions_per_deployment=self._config.max_versions_per_deployment,
-            keep_pages=self._config.keep_pages,
-            listen=self._config.address(
-                "state", port=self._port.getsockname()[1] if self._port is not None else 0
-            ),
-            keys_file=self._config.keys_file,
-        )
+        devices = [
+            replace(device, index=index)
+            for index, device in enumerate(self._config.devices)
+            if device.kind != "reward"
+        ]
+        port = self._port.getsockname()[1] if self._port is not None else 0
+        same = {key: getattr(self._config, key) for key in _SAME}
+        own = {"devices": devices, "listen": self._config.address("state", port=port)}
         path = self._config.runtime_dir / "statemanager.toml"
-        path.write_text(toml.dumps(config))
+        path.write_text(toml.dumps(same | own))
         return path
 
 

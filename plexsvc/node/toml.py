@@ -11,7 +11,9 @@ from plexsvc.fixed import keys
 
 
 def dumps(config: object) -> str:
-    """Return `config`, a dataclass, as TOML that `plexsvc.config.load` reads; None is left out.
+    """Return a dataclass, or values by key, as TOML that `plexsvc.config.load` reads.
+
+    None is left out.
 
     >>> from plexsvc.node.config import DeviceConfig
     >>> print(dumps(DeviceConfig(kind="train", bytes_total=64)), end="")
@@ -23,6 +25,8 @@ def dumps(config: object) -> str:
 
 
 def _items(config: object) -> list[tuple[str, object]]:
+    if isinstance(config, Mapping):
+        return [(str(key), value) for key, value in config.items() if value is not None]
     assert dataclasses.is_dataclass(config), config
     known = keys(type(config))
     for field in dataclasses.fields(config):
@@ -42,8 +46,6 @@ def _value(value: object) -> str:
             return _quoted(str(value))
         case tuple() | list():
             return "[" + ", ".join(_value(item) for item in value) + "]"
-        case Mapping():
-            return _table([(str(key), item) for key, item in value.items()])
         case _:
             return _table(_items(value))
 

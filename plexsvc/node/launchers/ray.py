@@ -167,13 +167,5 @@ class RayLauncher:
 
 def _settings(pool: PoolConfig, *, authority: str, roots: Sequence[Path]) -> str:
     """Return the part of a `JoinConfig` that all nodes of a pool share."""
-    shared = _Shared(authority=authority, version=version("plexsvc"), roots=tuple(roots), pool=pool)
-    return toml.dumps(shared)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shared:
-    authority: str
-    version: str
-    roots: tuple[Path, ...]
-    pool: PoolConfig
+    shared = {"authority": authority, "version": version("plexsvc"), "roots": tuple(roots)}
+    return toml.dumps(shared | {"pool": pool})
