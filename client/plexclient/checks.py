@@ -72,5 +72,6 @@ def real(name: str, value: float, *, least: float = -math.inf, most: float = mat
     except (TypeError, OverflowError):
         fits = False
     if not fits:
-        raise bad_request(f"{name}={value!r:.40}: it must be a number in [{least}, {most}]")
+        within = f" in [{least}, {most}]" if math.isfinite(least) or math.isfinite(most) else ""
+        raise bad_request(f"{name}={value!r:.40}: it must be a finite number{within}")
     return float(value)

@@ -108,8 +108,8 @@ def find_cluster(state_dir: Path, *, address: str | None, token: str | None) -> 
     The card's token goes to the card's address alone.
 
     Raises:
-        PlexError: `not_found` when neither says where it is; `bad_request` for an address that is
-            not the card's without a token.
+        PlexError: `not_found` when neither says where it is, `unavailable` while that may pass;
+            `bad_request` for an address that is not the card's without a token.
     """
     card = read_card(state_dir)
     if address is not None and (card is None or address != card.address):
@@ -120,6 +120,10 @@ def find_cluster(state_dir: Path, *, address: str | None, token: str | None) -> 
             )
         return Card(address=address, token=token, ca=os.environ.get(CA_VARIABLE, ""))
     if card is None:
+        if (pid := holder(state_dir)) is not None:
+            raise unavailable(
+                f"the cluster in {state_dir} (pid {pid}) is coming up or going down; ask again"
+            )
         raise not_found(
             f"no cluster runs in {state_dir}: there is no {_CARD}; start one with `plexctl up`, or "
             "name another with --state-dir or --address"

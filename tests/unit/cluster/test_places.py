@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plexsvc.cluster.places import held, holder, read_card
+from plexsvc.cluster.places import find_cluster, held, holder, read_card
 from plexsvc.errors import ErrorCode, PlexError
 
 
@@ -27,3 +27,11 @@ def test_a_card_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.json").write_text(text)
     with pytest.raises(PlexError, match=r"cluster\.json"):
         read_card(tmp_path)
+
+
+def test_a_cluster_that_comes_up_is_not_taken_for_none(tmp_path: Path) -> None:
+    with held(tmp_path), pytest.raises(PlexError, match="is coming up or going down") as caught:
+        find_cluster(tmp_path, address=None, token=None)
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    with pytest.raises(PlexError, match="start one with `plexctl up`"):
+        find_cluster(tmp_path, address=None, token=None)
