@@ -290,6 +290,8 @@ class RankTable:
         del self._by_token[rank.token]
         event = rank.reap()
         bury_group(rank.pid)
+        for kind in ("sock", "orders"):  # what it listened on outlives it
+            (self._config.runtime_dir / f"p{rank.token}.{kind}").unlink(missing_ok=True)
         log.info(
             "rank exited", proc_id=event.proc_id, exit_code=event.exit_code, signal=event.signal
         )

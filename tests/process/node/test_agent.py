@@ -189,6 +189,19 @@ async def test_what_a_rank_started_dies_with_it(agent: RunningAgent) -> None:
     assert not is_alive(child)
 
 
+async def test_the_sockets_of_a_process_are_removed_with_it(agent: RunningAgent) -> None:
+    reply = await agent.spawn("report_inside")
+    listen = ast.literal_eval(reply.address)["config"]["listen"]
+    sockets = [
+        Path(listen.removeprefix("unix:")).with_suffix(kind) for kind in (".sock", ".orders")
+    ]
+    for path in sockets:
+        path.touch()
+    os.kill(reply.pid, signal.SIGKILL)
+    await agent.next_event("exited")
+    assert not [path for path in sockets if path.exists()]
+
+
 async def test_a_process_that_is_not_ready_in_time_is_killed(
     impatient_agent: RunningAgent,
 ) -> None:
