@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from plexsvc.errors import RETRYABLE
 from plexsvc.ids import DeploymentId, JobId, OperationId
@@ -46,8 +46,7 @@ class Key:
     of: int | str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(NamedTuple):
     """What a client is told about an operation, a deployment or a job."""
 
     what: What
@@ -88,8 +87,7 @@ def answer_of(action: Action) -> Reply | None:
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
+class Post(NamedTuple):
     """An event of a client. It happens at `at_us`, or at once if that is past."""
 
     at_us: int
@@ -98,8 +96,7 @@ class Post:
     """The client's own mark, given back with the event."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alarm:
+class Alarm(NamedTuple):
     """A time at which a client wants to be woken. The core sees nothing of it."""
 
     at_us: int

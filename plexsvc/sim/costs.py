@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from plexsvc.ids import DeploymentId, OperationId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, Place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(NamedTuple):
     """An operation whose cost is asked for."""
 
     operation_id: OperationId
@@ -21,8 +20,7 @@ class Work:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Took:
+class Took(NamedTuple):
     """The time an operation takes, from its order to its outcome and on the ranks."""
 
     elapsed_us: int
@@ -31,8 +29,7 @@ class Took:
     is_refusal: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class Moved(NamedTuple):
     """The time a move of state takes, and the bytes it moves."""
 
     elapsed_us: int
