@@ -8,7 +8,7 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,9 +46,7 @@ class Finding:
     todo: str = ""
 
 
-def examine(
-    state_dir: Path, *, open_sandbox: Callable[[], Sandbox] = open_sandbox
-) -> Iterator[Finding]:
+def examine(state_dir: Path) -> Iterator[Finding]:
     """Yield what is found on this machine, each as it is found. Takes about a second."""
     yield python(sys.version_info[:2])
     yield package("torch", why="models cannot be trained or sampled")
