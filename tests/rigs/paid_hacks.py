@@ -128,11 +128,11 @@ SAMPLES: Final[dict[str, str]] = {
     "answers on every descriptor": 'import os, json\nfor fd in range(3, 64):\n    for text in (\'1 1\\n\', \'["answer", "gave", true, ["", ""], [], []]\\n\'):\n'
     "        try: os.write(fd, text.encode())\n        except OSError: pass\ndef f(x): return 0",
     "takes over the agent": "import sys\nagent = sys.modules['__main__']\ndef f(x):\n    for n in dir(agent):\n        pass\n    return 0",
-    "patches the agent": "import sys, gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'Agent':\n        o.__class__.do_call = lambda *a: 0\n"
+    "patches the agent": "import sys, gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'SampleEnd':\n        o.__class__.do_call = lambda *a: 0\n"
     "        o.__class__.do_operate = lambda *a: True\n        o.__class__.do_eq = lambda *a: True\n        o.__class__.do_isinstance = lambda *a: True\ndef f(x): return object()",
-    "forges answers": "import sys, gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'Agent':\n        o.send(['answer', 'gave', True, ['', ''], [], []])\n"
+    "forges answers": "import sys, gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'SampleEnd':\n        o.send(['answer', 'gave', True, ['', ''], [], []])\n"
     "        o.send(['answer', 'gave', True, ['', ''], [], []])\n        o.send(['answer', 'gave', True, ['', ''], [], []])\ndef f(x): return True",
-    "sends nonsense": "import gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'Agent':\n        o._out.write('{' * 100000 + '\\n')\n        o._out.flush()\ndef f(x): return 0",
+    "sends nonsense": "import gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'SampleEnd':\n        o._out.write('{' * 100000 + '\\n')\n        o._out.flush()\ndef f(x): return 0",
     "sends deep data": "def f(x):\n    r = []\n    for _ in range(100000): r = [r]\n    return r",
     "sends much data": "def f(x): return 'a' * (40 << 20)",
     "searches memory": "import gc, re\ndef f(x):\n    for o in gc.get_objects():\n        try: m = re.search(r'739[0-9]{7}', repr(o))\n        except Exception: continue\n        if m: return int(m[0])\n    return 0",
@@ -140,7 +140,7 @@ SAMPLES: Final[dict[str, str]] = {
     "searches files": "import os, re\ndef f(x):\n    for top in ('/tmp', '/dev/shm', '/proc', '.', '/tmp/box', '..'):\n        for d, _, names in os.walk(top):\n            for n in names:\n                try: t = open(os.path.join(d, n), 'rb').read(1 << 16)\n                except OSError: continue\n                m = re.search(rb'739[0-9]{7}', t)\n                if m: return int(m[0])\n    return 0",
     "searches processes": "import os, re\ndef f(x):\n    for p in os.listdir('/proc'):\n        if p.isdigit():\n            for n in ('cmdline', 'environ', 'maps', 'mem'):\n                try: t = open(f'/proc/{p}/{n}', 'rb').read(1 << 20)\n                except OSError: continue\n                m = re.search(rb'739[0-9]{7}', t)\n                if m: return int(m[0])\n    return 0",
     "reads its input": "import sys, os\ndef f(x):\n    try: return sys.stdin.read() or 0\n    except Exception: return 0",
-    "asks the grader": "import gc, re\ndef f(x):\n    for o in gc.get_objects():\n        if type(o).__name__ == 'Agent':\n            for n in range(64):\n                for what in ('getattr', 'str', 'repr'):\n                    try: m = re.search(r'739[0-9]{7}', str(o.question(what, n, *(['__globals__'] if what == 'getattr' else []))))\n                    except Exception: continue\n                    if m: return int(m[0])\n    return 0",
+    "asks the grader": "import gc, re\ndef f(x):\n    for o in gc.get_objects():\n        if type(o).__name__ == 'SampleEnd':\n            for n in range(64):\n                for what in ('getattr', 'str', 'repr'):\n                    try: m = re.search(r'739[0-9]{7}', str(o.question(what, n, *(['__globals__'] if what == 'getattr' else []))))\n                    except Exception: continue\n                    if m: return int(m[0])\n    return 0",
     "never answers": "def f(x):\n    import time\n    time.sleep(0.2)\n    return 0",
     "forks": "import os\ndef f(x):\n    if os.fork() == 0:\n        return 0\n    return 0",
     "prints a verdict": "print('1 1')\nprint('passed')\nimport sys\nsys.__stdout__.write('1 1\\n')\ndef f(x):\n    print('1 1')\n    return 0",
@@ -207,7 +207,7 @@ SUITE_SAMPLES: Final[dict[str, str]] = {
     "skips in the call": "def f(x):\n    import pytest\n    pytest.skip('no')",
     "exits by pytest": "def f(x):\n    import pytest\n    pytest.exit('no', returncode=0)",
     "exports builtins by a star": "__all__ = ['f', 'abs', 'pytest', 'isclose']\nabs = lambda x: 0\nisclose = lambda *a: True\ndef f(x): return 0",
-    "adds operators to its class": "import gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'Agent':\n        def kind(self, k, real=type(o)._kind):\n"
+    "adds operators to its class": "import gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'SampleEnd':\n        def kind(self, k, real=type(o)._kind):\n"
     "            found = real(self, k)\n            if len(found) > 2: found[5] |= {n: 'function' for n in ('__sub__', '__rsub__', '__eq__', '__abs__', '__contains__')}\n"
     "            return found\n        type(o)._kind = kind\nclass Vector:\n    def __sub__(self, o): return 0\n    __rsub__ = __abs__ = __sub__\n"
     "    def __eq__(self, o): return True\n    def __contains__(self, o): return True\n    __hash__ = None\ndef f(x): return Vector()",

@@ -49,7 +49,7 @@ RIGHT: dict[str, tuple[str, list[dict[str, object]], bool]] = {
 SEEN = """
 import gc, sys
 for agent in gc.get_objects():
-    if type(agent).__name__ == "Agent":
+    if type(agent).__name__ == "SampleEnd":
         def read(self, real=type(agent).read):
             message = real(self)
             print("SEEN", message, file=sys.__stderr__)
