@@ -23,6 +23,17 @@ class Residency(StrEnum):
     LOADING = "loading"
 
 
+class Home(StrEnum):
+    """Memory that a region of a rank has for life."""
+
+    DEVICE = "device"
+    """Device memory while its WPG is there, and a place to be parked."""
+    LENT = "lent"
+    """The same, but it is parked in host memory alone, where the rank may use it, too."""
+    HOST = "host"
+    """Host memory alone, which the rank maps wherever its WPG is."""
+
+
 class ResidencyTrigger(StrEnum):
     """Cause of a change of residency."""
 

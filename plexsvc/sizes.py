@@ -51,11 +51,18 @@ class Sizes:
     gradients: int = 0
     version: int = 0
     """One published version: the parameters, or adapters alone."""
+    steps_on_host: bool = False
+    """Whether the optimizer is in host memory."""
 
     @property
     def state(self) -> int:
-        """Return the bytes of all regions."""
-        return self.params + self.optimizer + self.gradients
+        """Return the bytes of all regions that a device holds."""
+        return self.params + self.gradients + self.optimizer - self.host
+
+    @property
+    def host(self) -> int:
+        """Return the bytes of those that host memory holds, wherever the others are."""
+        return self.optimizer if self.steps_on_host else 0
 
 
 def of(
@@ -66,6 +73,7 @@ def of(
     parallel: Parallel,
     is_trained: bool,
     lora: Lora | None = None,
+    steps_on_host: bool = False,
 ) -> Sizes:
     """Return what a deployment takes on its largest rank.
 
@@ -102,6 +110,7 @@ def of(
         optimizer=math.ceil(kept * ((count - experts) / dense + experts / expert)),
         gradients=count * FLOAT32_BYTES,
         version=params,
+        steps_on_host=steps_on_host,
     )
 
 

@@ -14,6 +14,8 @@ ROLES: Final = ("actor", "critic", "reference", "rollout")
 MAX_INSTANCES: Final = 1024
 MAX_LORA_RANK: Final = 1 << 16
 ALL_LINEAR: Final = "all-linear"
+DEVICE: Final = "device"
+HOST: Final = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +57,18 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
-    """AdamW's hyper-parameters; each may change with every `step`.
+    """AdamW's hyper-parameters, each of which may change with every `step`, and where it steps.
 
     Built-in losses are sums over tokens, so a gradient's norm grows with the batch: nothing is
     clipped unless `clip_grad_norm`, which is in units of that sum, is above 0. Weight decay is
     decoupled (`p -= lr * weight_decay * p`) and spares vectors, that is norms and biases, unless
     `decay_vectors`.
 
+    By `on="host"` moments and float32 masters stay in host memory, where processors make the step:
+    a device holds parameters and gradients alone, and is free for others meanwhile.
+
     Raises:
-        PlexError: `bad_request` for a number that AdamW cannot take.
+        PlexError: `bad_request` for a number that AdamW cannot take, and for another place.
     """
 
     lr: float = 1e-6
@@ -73,8 +78,11 @@ class AdamW:
     weight_decay: float = 0.01
     clip_grad_norm: float = 0.0
     decay_vectors: bool = False
+    on: str = DEVICE
 
     def __post_init__(self) -> None:
+        if self.on not in (DEVICE, HOST):
+            raise bad_request(f"AdamW: on={self.on!r}: give {DEVICE!r} or {HOST!r}")
         for name in ("lr", "beta1", "beta2", "weight_decay", "clip_grad_norm"):
             real(f"AdamW: {name}", getattr(self, name), least=0)
         if real("AdamW: eps", self.eps) <= 0:
@@ -82,7 +90,10 @@ class AdamW:
 
     def to_wire(self) -> service_pb2.Optimizer:
         """Return the wire form."""
-        return service_pb2.Optimizer(kind="adamw", **asdict(self))
+        given = asdict(self)
+        if self.on == DEVICE:  # as clients say that know no other place
+            del given["on"]
+        return service_pb2.Optimizer(kind="adamw", **given)
 
     @classmethod
     def from_wire(cls, wire: service_pb2.Optimizer) -> AdamW:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from plexclient.specs import DEVICE, HOST
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc import families, paths
 from plexsvc.errors import bad_request
@@ -23,6 +24,8 @@ ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
     "noop": ("actor", "critic", "reference"),
     "vllm": ("rollout",),
 }
+ON_HOST_BACKENDS: Final = ("fsdp",)
+"""Backends whose optimizer can be in host memory."""
 ELASTIC_KINDS: Final = ("spot", "serving")
 """Kinds of instances that come and go."""
 WEIGHTS: Final = re.compile(r".*\.safetensors")
@@ -259,6 +262,29 @@ def _check_optimizer(spec: service_pb2.DeploymentSpec) -> None:
     hyper = {
         field.name: float(value)
         for field, value in spec.optimizer.ListFields()
-        if field.name != "kind"
+        if field.name not in {"kind", "on"}
     }
     check_hyper(hyper)
+    _check_place(spec)
+
+
+def _check_place(spec: service_pb2.DeploymentSpec) -> None:
+    """Refuse an optimizer in a place where it cannot be."""
+    place = spec.optimizer.on
+    if spec.optimizer.HasField("on") and place not in {DEVICE, HOST}:
+        raise bad_request(
+            f"optimizer on {place!r} is not known; use {DEVICE} or {HOST}", field="Optimizer.on"
+        )
+    refusing = {
+        f"backend {spec.backend!r}": spec.backend not in ON_HOST_BACKENDS,
+        "lora": spec.HasField("lora"),
+        "distributed_optimizer": spec.parallel.distributed_optimizer,
+        "durability='step'": spec.is_durable,
+    }
+    found = next((what for what, refuses in refusing.items() if refuses), None)
+    if place == HOST and found is not None:
+        raise bad_request(
+            f"optimizer on {HOST!r} was asked with {found}, which steps on devices alone; leave "
+            f"on={HOST!r} out, or use it on backend {' or '.join(ON_HOST_BACKENDS)} without that",
+            field="Optimizer.on",
+        )

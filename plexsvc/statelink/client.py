@@ -28,18 +28,19 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import PlexError, internal, unavailable
 from plexsvc.ids import VersionId
 from plexsvc.log import Log
+from plexsvc.residency import Home
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Message
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statelink.member import Member
-from plexsvc.statelink.regions import RegionMemory, open_memory
+from plexsvc.statelink.regions import HostMemory, RegionMemory, on_host, open_memory
 from plexsvc.statelink.session import StateSession
 from plexsvc.weights.reading import OpenedPart
 
@@ -72,6 +73,7 @@ class RegionSpec:
     nbytes: int
     droppable: bool = False
     shared: str = ""
+    home: Home = Home.DEVICE
 
 
 class Region:
@@ -91,6 +93,11 @@ class Region:
             self._granted = []
             self.memory.attach(fd, extents, is_read_only=is_read_only)
             self._granted, self.is_read_only = extents, is_read_only
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the memory is there."""
+        return bool(self._granted)
 
     def park(self) -> None:
         """Let go of the memory; the addresses stay reserved and inaccessible."""
@@ -177,16 +184,34 @@ class StateClient:
     def allocate(self, regions: Sequence[RegionSpec]) -> dict[str, Region]:
         """Return zeroed device memory for all of `regions`, or none of them.
 
+        Those at home on the host are there. Of a lent one, what it is parked in comes beside it, by
+        the name `on_host`; it is what it was when it was parked.
+
         Raises:
             PlexError: `no_room` with `need` and `free` when the device or the host tier lacks it.
         """
         wanted = [asdict(region) for region in regions]
         reply = self._call({"op": "allocate", "regions": wanted})
+        new: dict[str, Region] = {}
         for spec in regions:
-            memory = open_memory(self._session.kind, spec.nbytes)
-            self._regions[spec.name] = Region(spec, memory)
+            if spec.home is not Home.HOST:
+                new[spec.name] = Region(spec, open_memory(self._session.kind, spec.nbytes))
+            if spec.home is not Home.DEVICE:
+                name = spec.name if spec.home is Home.HOST else on_host(spec.name)
+                memory = HostMemory(spec.nbytes, is_populated=spec.home is Home.HOST)
+                new[name] = Region(replace(spec, name=name), memory)
+        self._regions |= new
         self._map(reply)
-        return {spec.name: self._regions[spec.name] for spec in regions}
+        return new
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether this rank's device memory is taken away."""
+        return not all(region.is_mapped for region in self._regions.values())
+
+    def stepped(self, report: ExportReport) -> None:
+        """Say what an operation left that ran on parked state, as in a move."""
+        self._call({"op": "stepped", **_facts(report)})
 
     def seal(self, name: str) -> None:
         """Let others read a shared region that this rank has filled, and write it no more.
@@ -384,24 +409,28 @@ class StateClient:
         report = self._handlers.export(beside=request.header.get("beside", False))
         for region in self._regions.values():
             region.memory.settle()
-        header = {
-            "dirty": sorted(report.dirty),
-            "scalars": report.scalars,
-            "applied_seq": report.applied_seq,
-            "writes": report.writes,
-        }
-        return Message(header=header)
+        return Message(header=_facts(report))
 
     def _release(self, request: Message) -> Message:
         del request
         for region in self._regions.values():
-            region.park()
+            if not isinstance(region.memory, HostMemory):
+                region.park()
         return Message(header={})
 
     def _ready(self, request: Message) -> Message:
         self._map(request)
         self._handlers.restored(request.header["scalars"])
         return Message(header={})
+
+
+def _facts(report: ExportReport) -> dict[str, Any]:
+    return {
+        "dirty": sorted(report.dirty),
+        "scalars": report.scalars,
+        "applied_seq": report.applied_seq,
+        "writes": report.writes,
+    }
 
 
 def _answer(step: Callable[[Message], Message], request: Message) -> Message:

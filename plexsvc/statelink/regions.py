@@ -37,8 +37,9 @@ class RegionMemory(Protocol):
 class CpuMemory:
     """Extents of the device's arena, a memory file, at a fixed address."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, is_populated: bool = True) -> None:
         self._mapping = FixedMapping(nbytes)
+        self._is_populated = is_populated
 
     @property
     def address(self) -> int:
@@ -47,7 +48,9 @@ class CpuMemory:
 
     def attach(self, fd: int, extents: Sequence[Extent], *, is_read_only: bool = False) -> None:
         """Map the extents of the arena's descriptor."""
-        self._mapping.attach(fd, extents, is_read_only=is_read_only)
+        self._mapping.attach(
+            fd, extents, is_populated=self._is_populated, is_read_only=is_read_only
+        )
 
     def settle(self) -> None:
         """Return at once: what a CPU wrote is there."""
@@ -62,6 +65,22 @@ class CpuMemory:
 
         buffer = mapping.buffer_at(self._mapping.address, nbytes)
         return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+class HostMemory(CpuMemory):
+    """A file of host memory at a fixed address, on a node with devices of any kind.
+
+    One that is not `is_populated` takes pages only once something lies there.
+    """
+
+    def __init__(self, nbytes: int, *, is_populated: bool) -> None:
+        whole = -(-nbytes // mapping.HUGE_PAGE_BYTES) * mapping.HUGE_PAGE_BYTES  # as on any device
+        super().__init__(whole, is_populated=is_populated)
+
+
+def on_host(name: str) -> str:
+    """Return the name of the memory that a lent region is parked in."""
+    return f"{name}@host"
 
 
 def open_memory(kind: str, nbytes: int) -> RegionMemory:

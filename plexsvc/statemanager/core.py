@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
 from plexsvc.fencing import Fence, refuse_older
 from plexsvc.ids import JobId, WpgId
-from plexsvc.residency import NODE_TRANSITIONS, ON_DEVICE, Residency, ResidencyTrigger
+from plexsvc.residency import NODE_TRANSITIONS, ON_DEVICE, Home, Residency, ResidencyTrigger
 from plexsvc.weights.checksums import BLOCK_BYTES
 
 
@@ -94,6 +94,12 @@ class RegionState:
     """What all who read it call it; empty: it is one rank's own."""
     disk_bytes: int = 0
     """The end of it that is parked on disk, or will be: whole blocks."""
+    home: Home = Home.DEVICE
+
+    @property
+    def device_bytes(self) -> int:
+        """What it takes of its device while its WPG is there."""
+        return 0 if self.home is Home.HOST else self.nbytes
 
     @property
     def split(self) -> int:
@@ -127,6 +133,11 @@ class RankState:
         """Bytes of all its regions."""
         return sum(region.nbytes for region in self.regions.values())
 
+    @property
+    def device_bytes(self) -> int:
+        """What they take of its device while its WPG is there."""
+        return sum(region.device_bytes for region in self.regions.values())
+
 
 @dataclass(slots=True, kw_only=True)
 class WpgEntry:
@@ -147,6 +158,11 @@ class WpgEntry:
     def nbytes(self) -> int:
         """Bytes of all regions of all ranks on this node."""
         return sum(rank.nbytes for rank in self.ranks.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """What they take of devices while it is there."""
+        return sum(rank.device_bytes for rank in self.ranks.values())
 
     @property
     def disk_bytes(self) -> int:
@@ -325,7 +341,7 @@ class Ledger:
         """Return the bytes that a parked WPG needs on each device."""
         needed = Counter[int]()
         for rank in wpg.ranks.values():
-            needed[rank.device_index] += rank.nbytes
+            needed[rank.device_index] += rank.device_bytes
         for shared in self._shared_by(wpg):
             needed[shared.device_index] += 0 if shared.is_on_device else shared.region.nbytes
         return dict(needed)
@@ -333,7 +349,7 @@ class Ledger:
     def taken_by(self, rank: RankState, regions: Sequence[RegionState]) -> int:
         """Return the device bytes that new regions of a rank take beside what is there."""
         found = [(region, self._found(rank, region)) for region in regions]
-        return sum(r.nbytes for r, there in found if there is None or not there.is_on_device)
+        return sum(r.device_bytes for r, there in found if there is None or not there.is_on_device)
 
     def allocate(self, wpg_id: WpgId, rank: int, regions: Sequence[RegionState]) -> None:
         """Reserve device bytes and a place to be parked for all of `regions`, or for none.
@@ -380,7 +396,7 @@ class Ledger:
         """Take back an allocation of a rank's own regions that the machine could not serve."""
         owner = self.wpgs[wpg_id].ranks[rank]
         regions = [owner.regions.pop(name) for name in names if name in owner.regions]
-        self.devices[owner.device_index].give(sum(region.nbytes for region in regions))
+        self.devices[owner.device_index].give(sum(region.device_bytes for region in regions))
         self._give_room(regions)
 
     def free_rank(self, wpg_id: WpgId, rank: int) -> int:
@@ -389,7 +405,7 @@ class Ledger:
         gone = wpg.ranks.pop(rank)
         self._give_room(gone.regions.values())
         if wpg.is_on_device:
-            self.devices[gone.device_index].give(gone.nbytes)
+            self.devices[gone.device_index].give(gone.device_bytes)
         if gone.regions:
             wpg.lost.add(rank)
         if not wpg.ranks:
@@ -429,7 +445,7 @@ class Ledger:
         wpg.apply(done if is_done else ResidencyTrigger.MOVE_FAILED)
         if wpg.residency is Residency.HOST:
             for rank in wpg.ranks.values():
-                self.devices[rank.device_index].give(rank.nbytes)
+                self.devices[rank.device_index].give(rank.device_bytes)
         return wpg.residency
 
     def note_offload(self, wpg_id: WpgId, *, dirty: Mapping[int, frozenset[str]]) -> None:
@@ -437,9 +453,20 @@ class Ledger:
         wpg = self.wpgs[wpg_id]
         wpg.switch_bytes = 0
         for rank, names in dirty.items():
+            _note_copies(wpg.ranks[rank], dirty=names)
             for region in wpg.ranks[rank].regions.values():
-                region.has_host_copy = not region.is_droppable or region.name in names
-                wpg.switch_bytes += region.nbytes if region.has_host_copy else 0
+                wpg.switch_bytes += region.device_bytes if region.has_host_copy else 0
+
+    def note_step(self, wpg_id: WpgId, rank: int, *, dirty: frozenset[str]) -> None:
+        """Record which regions the host copy of a parked rank holds after it worked there.
+
+        Raises:
+            PlexError: `bad_request` when it is not parked.
+        """
+        wpg = self.find(wpg_id)
+        if wpg.residency is not Residency.HOST:
+            raise bad_request(f"{wpg_id} is {wpg.residency}: it works on parked state only there")
+        _note_copies(wpg.ranks[rank], dirty=dirty)
 
     def _take_room(self, regions: Sequence[RegionState]) -> None:
         """Book where each region is parked: host memory as far as that goes, then the disk."""
@@ -450,13 +477,15 @@ class Ledger:
         both = Budget("host and disk", total=total, used=used)
         both.take(sum(region.nbytes for region in regions))
         free = self.host.free
-        for region in regions:
-            here = min(region.nbytes, free)
+        # What stays in memory goes first.
+        for region in sorted(regions, key=lambda one: one.home is Home.DEVICE):
+            here = min(region.nbytes, max(0, free))
             here -= here % BLOCK_BYTES if here < region.nbytes else 0
+            here = here if region.home is Home.DEVICE else region.nbytes
             region.disk_bytes = region.nbytes - here
             free -= here
-        self.disk.take(sum(region.disk_bytes for region in regions))
         self.host.take(sum(region.split for region in regions))
+        self.disk.take(sum(region.disk_bytes for region in regions))
 
     def _give_room(self, regions: Iterable[RegionState]) -> None:
         for region in regions:
@@ -497,3 +526,8 @@ class Ledger:
             (rank.device_index, key) for rank in wpg.ranks.values() for key in rank.shared.values()
         }
         return [self.shared[at] for at in sorted(found)]
+
+
+def _note_copies(rank: RankState, *, dirty: frozenset[str]) -> None:
+    for region in rank.regions.values():
+        region.has_host_copy = not region.is_droppable or region.name in dirty

@@ -18,10 +18,11 @@ from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import PlexError, bad_request, not_found
 from plexsvc.ids import JobId, TenantId, VersionId, WpgId
 from plexsvc.log import Log
+from plexsvc.residency import Home
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Header, Message
 from plexsvc.statemanager.clients import Clients
-from plexsvc.statemanager.links import RankLink
+from plexsvc.statemanager.links import Export, RankLink
 from plexsvc.statemanager.node import ManagedNode, region_state
 
 log = Log(__name__)
@@ -50,6 +51,7 @@ class DataServer:
             "allocate": self._allocate,
             "seal": self._seal,
             "set_index": self._set_index,
+            "stepped": self._stepped,
             "open_staged": self._open_staged,
             "create_staged": self._create_staged,
             "seal_staged": self._seal_staged,
@@ -191,6 +193,7 @@ class DataServer:
                 int(wanted["nbytes"]),
                 is_droppable=bool(wanted["droppable"]),
                 shared_key=str(wanted["shared"]),
+                home=Home(wanted.get("home", Home.DEVICE)),
                 granule=link.memory.tier.granule_bytes,
             )
             for wanted in request.header["regions"]
@@ -206,6 +209,10 @@ class DataServer:
     def _set_index(self, link: RankLink, request: Message) -> Message:
         index = statemanager_pb2.VersionManifest.FromString(request.body)
         self._node.set_index(link, list(index.pieces))
+        return Message(header={})
+
+    def _stepped(self, link: RankLink, request: Message) -> Message:
+        self._node.note_step(link, Export.of(request.header))
         return Message(header={})
 
     def _open_staged(self, link: RankLink, request: Message) -> Message:
@@ -260,6 +267,7 @@ class DataServer:
 
 def _granted(link: RankLink, names: Collection[str]) -> Message:
     granted = link.memory.grant()
+    names = {*names, *(link.memory.mapped.get(name, name) for name in names)}
     only = {name: at for name, at in granted.header["regions"].items() if name in names}
     return Message(header={"regions": only}, fds=tuple(os.dup(fd) for fd in granted.fds))
 

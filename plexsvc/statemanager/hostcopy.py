@@ -107,6 +107,14 @@ class HostCopy:
         self._backed = max(self._backed, self.split)
         return self._mapping
 
+    def fill(self, tell: Tell = tell_nobody) -> None:
+        """Have all of its memory now; it is zeroes where nothing was written.
+
+        Raises:
+            PlexError: `no_room` when the machine lacks the memory.
+        """
+        self._mapped(tell)
+
     def view(self) -> Bytes:
         """Return its bytes, all of them in memory, as an array that must not outlive it."""
         assert self.split == self.nbytes, (self.split, self.nbytes)

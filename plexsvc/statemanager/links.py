@@ -13,7 +13,7 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
 from plexsvc.statelink import dataplane
-from plexsvc.statelink.dataplane import Message
+from plexsvc.statelink.dataplane import Header, Message
 from plexsvc.statemanager.memory import RankMemory
 
 Scalars = Mapping[str, int | float | str]
@@ -27,6 +27,16 @@ class Export:
     scalars: Scalars = field(default_factory=dict)
     applied_seq: int = 0
     writes: int = 0
+
+    @classmethod
+    def of(cls, header: Header) -> Export:
+        """Return what a rank's message says."""
+        return cls(
+            dirty=frozenset(header["dirty"]),
+            scalars=header["scalars"],
+            applied_seq=int(header["applied_seq"]),
+            writes=int(header.get("writes", 0)),
+        )
 
 
 class RankLink:
@@ -94,13 +104,7 @@ class RankLink:
         return self._ask_export({"beside": True})
 
     def _ask_export(self, how: Mapping[str, bool]) -> Export:
-        reply = self._ask(Message(header={"op": "export", **how})).header
-        return Export(
-            dirty=frozenset(reply["dirty"]),
-            scalars=reply["scalars"],
-            applied_seq=int(reply["applied_seq"]),
-            writes=int(reply.get("writes", 0)),
-        )
+        return Export.of(self._ask(Message(header={"op": "export", **how})).header)
 
     def release(self) -> None:
         """Have the client park its regions.

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from plexsvc.errors import PlexError
+from plexsvc.residency import Home
 from plexsvc.statelink.dataplane import Message
 from plexsvc.statelink.mapping import Extent
+from plexsvc.statelink.regions import on_host
 from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.core import RegionState, SharedState
 from plexsvc.statemanager.disk import Disk
@@ -34,6 +36,8 @@ class RankMemory:
         self._disk = disk
         self.spans: dict[str, DeviceExtents] = {}
         self.hosts: dict[str, HostCopy] = {}
+        self.mapped: dict[str, str] = {}
+        """Regions whose host copies the rank maps, and its names of these."""
         self.shared: dict[str, SharedRegion] = {}
 
     def allocate(self, regions: Sequence[RegionState], tell: Tell = tell_nobody) -> None:
@@ -46,15 +50,20 @@ class RankMemory:
         new = RankMemory(self.tier, self._disk)
         try:
             for region in regions:
-                new.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=True, tell=tell)
                 host = HostCopy(region.nbytes, disk=self._disk, split=region.split)
                 new.hosts[region.name] = host
+                new._lend(region)
+                if region.home is Home.HOST:
+                    host.fill(tell)
+                    continue
+                new.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=True, tell=tell)
                 self.prepare(host, tell)
         except (PlexError, OSError):
             new.free()
             raise
         self.spans |= new.spans
         self.hosts |= new.hosts
+        self.mapped |= new.mapped
 
     def adopt(
         self,
@@ -72,6 +81,7 @@ class RankMemory:
         self.hosts[region.name] = HostCopy(
             region.nbytes, fd=host_fd, disk=self._disk, split=region.split, tail=tail
         )
+        self._lend(region)
         if extents is not None:
             self.spans[region.name] = self.tier.claim(region.nbytes, extents)
 
@@ -82,6 +92,8 @@ class RankMemory:
             PlexError: `no_room` when the machine itself lacks the memory.
         """
         for region in regions:
+            if region.home is Home.HOST:
+                continue
             is_zeroed = not region.has_host_copy
             self.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=is_zeroed)
 
@@ -98,6 +110,8 @@ class RankMemory:
         """
         nbytes = 0
         for region in regions:
+            if region.home is Home.HOST:
+                continue
             span, host = self.spans[region.name], self.hosts[region.name]
             is_same = writes > 0 and writes == host.writes
             if is_same and not region.is_droppable and host.is_kept and host.split == region.split:
@@ -119,6 +133,8 @@ class RankMemory:
         """
         nbytes = 0
         for region in regions:
+            if region.home is Home.HOST:
+                continue
             span, host = self.spans[region.name], self.hosts[region.name]
             self.tier.from_host(span, host.address, Extent(offset=0, nbytes=host.split), tell)
             host.from_disk(host.nbytes, take=partial(self.tier.from_host, span), tell=tell)
@@ -153,11 +169,13 @@ class RankMemory:
             self.tier.prepare(host, tell)
 
     def grant(self) -> Message:
-        """Return what the rank needs to map its spans."""
+        """Return what the rank needs to map its spans, and its host memory."""
         lent = {name: one for name, one in self.shared.items() if self.spans}
         spans = self.spans | {name: one.span for name, one in lent.items()}
         filled = {name for name, one in lent.items() if one.state.is_filled}
-        fds = tuple(dict.fromkeys(span.fd for span in spans.values()))
+        files = {name: self.hosts[region] for region, name in self.mapped.items()}
+        all_fds = [span.fd for span in spans.values()] + [host.file.fd for host in files.values()]
+        fds = tuple(dict.fromkeys(all_fds))
         regions = {
             name: {
                 "fd": fds.index(span.fd),
@@ -166,7 +184,16 @@ class RankMemory:
             }
             for name, span in spans.items()
         }
+        regions |= {
+            name: {"fd": fds.index(host.file.fd), "extents": [[0, host.nbytes]]}
+            for name, host in files.items()
+        }
         return Message(header={"regions": regions}, fds=fds)
+
+    def _lend(self, region: RegionState) -> None:
+        if region.home is not Home.DEVICE:
+            name = region.name
+            self.mapped[name] = name if region.home is Home.HOST else on_host(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,7 +181,7 @@ class StateMover:
         except Exception:
             self._on_living(links, lambda link: link.ready())
             raise
-        self.spared_bytes += self._node.state_of(links[0].wpg_id).nbytes - nbytes
+        self.spared_bytes += self._node.state_of(links[0].wpg_id).device_bytes - nbytes
         with steps.time("return"):
             for link in links:
                 try:

@@ -13,7 +13,7 @@ from plexsvc.errors import PlexError, bad_request, unavailable
 from plexsvc.fencing import Fence
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
-from plexsvc.residency import Residency
+from plexsvc.residency import Home, Residency
 from plexsvc.rpc.keys import read_keys
 from plexsvc.statemanager.arrivals import Arrivals
 from plexsvc.statemanager.book import Book, Facts, Key
@@ -22,7 +22,7 @@ from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.core import Ledger, RegionState, WpgEntry
 from plexsvc.statemanager.devices import check_budgets, open_tier
 from plexsvc.statemanager.disk import Disk
-from plexsvc.statemanager.links import KeyedLocks, RankLink
+from plexsvc.statemanager.links import Export, KeyedLocks, RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.publishing import Publisher
 from plexsvc.statemanager.records import facts_of, host_key, host_of, index_key, wpg_key
@@ -207,6 +207,24 @@ class ManagedNode:
             body = statemanager_pb2.VersionManifest(pieces=index).SerializeToString()
             self.book.put(index_key(link.wpg_id, link.rank), {}, body=body)
 
+    def note_step(self, link: RankLink, report: Export) -> None:
+        """Take what a rank says that has worked on its parked state.
+
+        Takes no lock of its WPG: who holds that may wait for the rank.
+
+        Raises:
+            PlexError: `bad_request` when it is not parked.
+        """
+        with self.lock:
+            self.ledger.note_step(link.wpg_id, link.rank, dirty=report.dirty)
+            link.last_export = report
+            ranks = [other for key, other in self.links.items() if key[0] == link.wpg_id]
+            applied = min(other.last_export.applied_seq for other in ranks)
+            self.ledger.wpgs[link.wpg_id].applied_seq = applied
+        for host in link.memory.hosts.values():
+            host.writes = report.writes  # what it holds is newer than what was on the device
+        self.write_down(link.wpg_id)
+
     def links_of(self, wpg_id: WpgId) -> list[RankLink]:
         """Return a WPG's clients by rank."""
         with self.lock:
@@ -274,7 +292,13 @@ class ManagedNode:
 
 
 def region_state(
-    name: str, nbytes: int, *, is_droppable: bool, shared_key: str = "", granule: int
+    name: str,
+    nbytes: int,
+    *,
+    is_droppable: bool,
+    shared_key: str = "",
+    home: Home = Home.DEVICE,
+    granule: int,
 ) -> RegionState:
     """Return the ledger's record of a region a client asks for, in whole granules of its device.
 
@@ -286,4 +310,6 @@ def region_state(
             f"region {name!r} of {nbytes} bytes; give it a name and at least one byte"
         )
     rounded = -(-nbytes // granule) * granule
-    return RegionState(name=name, nbytes=rounded, is_droppable=is_droppable, shared_key=shared_key)
+    return RegionState(
+        name=name, nbytes=rounded, is_droppable=is_droppable, shared_key=shared_key, home=home
+    )

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
-from plexsvc.residency import MOVING, Residency
+from plexsvc.residency import MOVING, Home, Residency
 from plexsvc.statemanager.core import Budget, RegionState, WpgEntry
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import ManagedNode
@@ -228,6 +228,8 @@ class Parking:
         """Yield steps that take whole blocks, `most` bytes at most, to disk, if it has room."""
         most = min(STEP_BYTES, most, self._node.ledger.disk.free)
         for rank, region in _regions(wpg):
+            if region.home is not Home.DEVICE:
+                continue
             low = -(-max(0, region.split - most) // BLOCK_BYTES) * BLOCK_BYTES
             if (nbytes := region.split - low) > 0:
                 yield ParkingStep(wpg_id=wpg.wpg_id, rank=rank, region=region, nbytes=nbytes)

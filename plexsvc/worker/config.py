@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plexclient.specs import AdamW, Parallel
+from plexclient.specs import HOST, AdamW, Parallel
 from plexsvc import config as plex_config
 from plexsvc.lora import Lora
 from plexsvc.statelink.member import Member
@@ -52,6 +52,11 @@ class WorkerConfig(Member):
     def has_optimizer(self) -> bool:
         """Whether this rank keeps gradients and moments."""
         return self.optimizer is not None and self.role != "reference"
+
+    @property
+    def steps_on_host(self) -> bool:
+        """Whether its optimizer is in host memory."""
+        return self.optimizer is not None and self.optimizer.on == HOST
 
     @property
     def trains_model(self) -> bool:

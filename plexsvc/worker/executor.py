@@ -30,6 +30,7 @@ from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import RETRYABLE, ErrorCode, PlexError, internal
 from plexsvc.log import Log
+from plexsvc.residency import Home
 from plexsvc.sizes import COMMUNICATOR_BYTES, CONTEXT_BYTES
 from plexsvc.statelink.client import ExportReport, RegionSpec, Scalars
 from plexsvc.worker import process_group, results
@@ -155,7 +156,8 @@ class Executor:
     @property
     def device_bytes(self) -> int:
         """Return what this rank's own state takes on its device."""
-        return sum(region.nbytes for region in self._backend.regions() if not region.shared)
+        own = (one for one in self._backend.regions() if not one.shared)
+        return sum(region.nbytes for region in own if region.home is not Home.HOST)
 
     @property
     def shared(self) -> RegionSpec | None:
@@ -185,6 +187,11 @@ class Executor:
             return self._written
         with self._between_operations:
             return self._report()
+
+    def _tell_of_step(self) -> None:
+        """Say what a step left of parked state: it is loaded next, or parked for longer."""
+        if self._memory is not None and self._memory.is_parked:  # else it was refused
+            self._memory.stepped(self._written)
 
     def _report(self) -> ExportReport:
         held = {spec.name for spec in self._backend.regions() if not spec.droppable}
@@ -223,6 +230,8 @@ class Executor:
                 self._record(operation, outcome.reply, attempt=attempt)
                 if operation.WhichOneof("body") in WRITES:
                     self._written = self._report()
+                if operation.HasField("step") and self._config.steps_on_host:
+                    self._tell_of_step()
             except Exception as error:  # noqa: BLE001 - the record failed: nobody may go on
                 reply = _failed(operation, self._told(operation, error), log_tail=_tail(error))
                 outcome = ExecutionOutcome(reply=reply, must_exit=True)

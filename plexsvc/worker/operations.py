@@ -28,7 +28,7 @@ from plexsvc import lora, paths
 from plexsvc.batches import arrays_of, check_arrays, rules_of
 from plexsvc.errors import ErrorCode, PlexError, bad_batch, bad_request, unavailable
 from plexsvc.ids import VersionId
-from plexsvc.statelink.client import Region, RegionSpec
+from plexsvc.statelink.client import ExportReport, Region, RegionSpec
 from plexsvc.weights import manifests
 from plexsvc.weights.checksums import verify
 from plexsvc.weights.owner import check_owner
@@ -71,6 +71,13 @@ class StateMemory(results.ResultStaging, Protocol):
 
     def allocate(self, regions: Sequence[RegionSpec]) -> dict[str, Region]:
         """Return zeroed device memory, all or nothing."""
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether this rank's device memory is taken away."""
+
+    def stepped(self, report: ExportReport) -> None:
+        """Say what an operation left that ran on parked state."""
 
     def seal(self, name: str) -> None:
         """Let others read a shared region that is filled."""
@@ -262,6 +269,11 @@ class RankOperations:
 
     def _step(self, body: operations_pb2.Step) -> Run:
         self._check_trains("step")
+        if self._config.steps_on_host and not self._state_memory().is_parked:
+            raise bad_request(
+                f"step on the host was asked of {self._config.wpg_id} while it is on its device; "
+                "it works on parked state"
+            )
         given = {field.name: value for field, value in body.ListFields()}
         hyper = replace(self._config.optimizer or AdamW(lr=0.0), **given)
 

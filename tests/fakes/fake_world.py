@@ -175,6 +175,7 @@ class FakeWorld:
         version_bytes: int = 0,
         instance_bytes: int = 0,
         durable: bool = False,
+        steps_on_host: bool = False,
     ) -> list[Action]:
         """Request a deployment."""
         asked = wanted(job, name, devices=devices, rollout=rollout)
@@ -188,6 +189,7 @@ class FakeWorld:
                 state_bytes=state_bytes,
                 instance_bytes=instance_bytes,
                 is_durable=durable,
+                steps_on_host=steps_on_host,
                 version_bytes=version_bytes or (0 if rollout else self.version_bytes),
             )
         )
@@ -214,6 +216,7 @@ class FakeWorld:
         shared: bool = False,
         instance_bytes: int = 0,
         durable: bool = False,
+        steps_on_host: bool = False,
     ) -> None:
         """Open a job if need be, deploy, and report everything until nothing is open."""
         if JobId(job) not in self.core.view.jobs:
@@ -226,6 +229,7 @@ class FakeWorld:
             shared=shared,
             instance_bytes=instance_bytes,
             durable=durable,
+            steps_on_host=steps_on_host,
         )
         self.drain()
 

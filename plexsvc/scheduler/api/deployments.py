@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from plexclient.specs import Parallel
+from plexclient.specs import HOST, Parallel
 from plexclient.wire.v1 import service_pb2
 from plexsvc import sizes
 from plexsvc.errors import ErrorCode, PlexError, bad_request, queue_full
@@ -99,7 +99,8 @@ async def _records(
     found = [records.get(one.deployment_id) or _known(scheduler, one) for one in asked]
     wanted = [_wanted(scheduler, record, facts[name]) for name, record in records.items()]
     for record, one in zip(records.values(), wanted, strict=True):
-        record.host_bytes = one.num_devices * (one.state_bytes + one.version_bytes)
+        each = one.state_bytes + one.optimizer_bytes + one.version_bytes
+        record.host_bytes = one.num_devices * each
     _check_quota(scheduler, job, "devices", asked=sum(one.num_devices for one in wanted))
     _check_quota(scheduler, job, "host_bytes", asked=sum(r.host_bytes for r in records.values()))
     fault = scheduler.cluster.never(wanted)
@@ -246,6 +247,8 @@ def _wanted(
         model=spec.model,
         layout=_layout(spec),
         state_bytes=size.state - size.frozen,
+        steps_on_host=spec.optimizer.on == HOST,
+        optimizer_bytes=size.host,
         shared_model=_shared_model(spec) if size.frozen else "",
         model_bytes=size.frozen,
         version_bytes=version_bytes * (scheduler.config.max_versions_per_deployment + 1),
@@ -286,6 +289,7 @@ def _sizes(spec: service_pb2.DeploymentSpec, facts: process_specs.DeclaredModel)
         parallel=Parallel.from_wire(spec.parallel),
         is_trained=spec.HasField("optimizer"),
         lora=Lora.from_wire(spec.lora) if spec.HasField("lora") else None,
+        steps_on_host=spec.optimizer.on == HOST,
     )
 
 
@@ -294,6 +298,7 @@ def _layout(spec: service_pb2.DeploymentSpec) -> str:
     p = Parallel.from_wire(spec.parallel)
     ranks = f"tp{p.tp} pp{p.pp} dp{p.dp} cp{p.cp} ep{p.ep}"
     rest = f"{spec.dtype} {spec.micro_batch_tokens} {spec.recompute}".rstrip()
+    rest += " on host" * (spec.optimizer.on == HOST)
     rest += f" lora{spec.lora.rank}" * spec.HasField("lora")
     return f"{spec.backend} {spec.role} {ranks} {rest}{' zero1' * p.distributed_optimizer}"
 

@@ -99,6 +99,12 @@ class DeploymentRequested(Fact):
     state_bytes: int = 0
     """Estimate of the state of its largest rank; 0: not known."""
 
+    steps_on_host: bool = False
+    """Whether processors make its steps, in host memory, while others may use its devices."""
+
+    optimizer_bytes: int = 0
+    """Estimate of what is in host memory for that, of its largest rank."""
+
     version_bytes: int = 0
     """Estimate of that rank's published versions, as many as are kept."""
 

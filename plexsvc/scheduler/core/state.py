@@ -102,6 +102,8 @@ class Operation:
     num_tokens: int = 0
     traceparent: str = ""
     is_inline: bool = True
+    is_on_host: bool = False
+    """Whether it runs while its WPG's state is parked."""
     payload_us: int = 0
     """When some of its payload was last known to come; at first, when it was submitted."""
 
@@ -128,7 +130,7 @@ class Operation:
     @property
     def needs_device(self) -> bool:
         """Whether it runs only while its WPG holds the lease of its devices."""
-        return self.kind not in MANAGED_KINDS
+        return self.kind not in MANAGED_KINDS and not self.is_on_host
 
     def apply(self, trigger: OperationTrigger) -> None:
         """Change state by the table."""
@@ -223,6 +225,8 @@ class Deployment:
     model: str = ""
     layout: str = ""
     state_bytes: int = 0
+    steps_on_host: bool = False
+    optimizer_bytes: int = 0
     version_bytes: int = 0
     shared_model: str = ""
     model_bytes: int = 0

@@ -129,7 +129,8 @@ def _deployment(row: DeploymentRow, found: Deployment) -> DeploymentRecord:
         vocab_size=kept.vocab_size,
         max_sequence_length=kept.max_sequence_length,
         model_files=tuple(kept.model_files),
-        host_bytes=found.num_devices * (found.state_bytes + found.version_bytes),
+        host_bytes=found.num_devices
+        * (found.state_bytes + found.optimizer_bytes + found.version_bytes),
         instance_bytes=found.instance_bytes,
         state=found.state,
         fault=found.fault,

@@ -1,11 +1,13 @@
 """AdamW in place, in two parts: what may fail, and what changes the weights and cannot fail.
 
 A step that ran out of memory between two tensors would leave a model that no step made. So all it
-needs beside the tensors is allocated when it is planned; applying it allocates nothing.
+needs beside the tensors is allocated when it is planned; applying it allocates nothing. In host
+memory torch's fused kernel makes it, which reads and writes each value once.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from plexclient.specs import AdamW
+from plexsvc import progress
 
 SCRATCH_ELEMENTS: Final = 1 << 24
 """Most elements that are updated at once: the scratch memory is four bytes for each."""
@@ -47,8 +50,7 @@ class Update:
         """Make it: the step with the number `steps`, counted from 1."""
         with torch.no_grad():
             for one in self._tensors:
-                all_four = (one.param, one.grad, one.exp_avg, one.exp_avg_sq)
-                flat = (tensor.view(-1).split(SCRATCH_ELEMENTS) for tensor in all_four)
+                flat = (tensor.view(-1).split(SCRATCH_ELEMENTS) for tensor in _four(one))
                 for part in zip(*flat, strict=True):
                     self._apply(*part, steps=steps, decays=one.decays)
 
@@ -71,3 +73,56 @@ class Update:
         denominator = torch.sqrt(exp_avg_sq, out=self._scratch[: param.numel()])
         denominator.div_((1 - hyper.beta2**steps) ** 0.5).add_(hyper.eps)
         param.addcdiv_(exp_avg, denominator, value=-hyper.lr / (1 - hyper.beta1**steps))
+
+
+class HostUpdate:
+    """A step in host memory, equal to an `Update` but for rounding; the number of threads is not.
+
+    It is made in parts, so that progress shows.
+    """
+
+    def __init__(self, tensors: Sequence[Tensors], hyper: AdamW, *, num_threads: int) -> None:
+        """Allocate what it needs."""
+        self._hyper = hyper
+        self._num_threads = num_threads
+        self._steps = torch.zeros(())
+        self._parts = [
+            (one.decays, [[part] for part in parts])
+            for one in tensors
+            for parts in zip(*(t.view(-1).split(SCRATCH_ELEMENTS) for t in _four(one)), strict=True)
+            if one.param.numel()
+        ]
+
+    def apply(self, *, steps: int) -> None:
+        """Make it: the step with the number `steps`, counted from 1."""
+        hyper, before = self._hyper, torch.get_num_threads()
+        self._steps.fill_(steps)
+        torch.set_num_threads(self._num_threads)
+        try:
+            for decays, four in self._parts:
+                torch._fused_adamw_(
+                    *four,
+                    [],
+                    [self._steps],
+                    lr=hyper.lr,
+                    beta1=hyper.beta1,
+                    beta2=hyper.beta2,
+                    weight_decay=hyper.weight_decay if decays else 0.0,
+                    eps=hyper.eps,
+                    amsgrad=False,
+                    maximize=False,
+                )
+                progress.advance()
+        finally:
+            torch.set_num_threads(before)
+
+
+def host_threads(num_ranks: int) -> int:
+    """Return how many threads make a rank's step in host memory: one where no GPU does the rest."""
+    if not torch.cuda.is_available():
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
+
+
+def _four(one: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return one.param, one.grad, one.exp_avg, one.exp_avg_sq

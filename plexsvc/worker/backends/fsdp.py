@@ -26,10 +26,11 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
+from plexsvc.statelink.regions import on_host
 from plexsvc.weights.manifests import STEPS
 from plexsvc.worker import canonical, process_group
 from plexsvc.worker.backends import fsdp_state
-from plexsvc.worker.backends.adamw import Tensors, Update
+from plexsvc.worker.backends.adamw import HostUpdate, Tensors, Update, host_threads
 from plexsvc.worker.backends.base import (
     DataShard,
     LossTerms,
@@ -49,6 +50,7 @@ from plexsvc.worker.backends.packed import (
     recompute,
 )
 from plexsvc.worker.config import WorkerConfig
+from plexsvc.worker.regions import view
 from plexsvc.worker.sources import (
     Read,
     TensorSource,
@@ -77,6 +79,7 @@ class FsdpBackend:
         self._grad_region: Tensor | None = None
         self._params: list[Tensor] = []
         self._grads: list[Tensor] = []
+        self._parked: dict[str, Tensor] = {}
         self._pieces: list[statemanager_pb2.CanonicalPiece] = []
         self._views: list[list[Tensor]] = []
         self._moments: dict[str, list[canonical.TensorSlice]] = {}
@@ -122,7 +125,9 @@ class FsdpBackend:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         self._layout = self._trained = fsdp_state.plan_layout(self._model)
-        self._regions = self._layout.regions(is_trained=config.trains_model)
+        self._regions = self._layout.regions(
+            is_trained=config.trains_model, on_host=config.steps_on_host
+        )
 
     def regions(self) -> tuple[RegionSpec, ...]:
         """Return the regions this rank needs."""
@@ -155,10 +160,14 @@ class FsdpBackend:
     def leave(self) -> None:
         """Let go of the model, whose modules hold the ranks' groups."""
         self._params, self._grads, self._views, self._moments = [], [], [], {}
+        self._parked = {}
         del self._model, self._layout, self._trained
 
     def _attach_training(self, memory: Mapping[str, Tensor]) -> None:
         self._grad_region = memory["grads"]
+        self._parked = {
+            name: memory[on_host(name)] for name in ("params", "grads") if on_host(name) in memory
+        }
         self._views, self._moments = [], {kind: [] for kind in fsdp_state.MOMENTS}
         for held, param in zip(self._trained.held, self._params, strict=True):
             grad = self._adopt_grad(held, param, memory["grads"])
@@ -217,7 +226,8 @@ class FsdpBackend:
 
     def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
         """Return what applies AdamW to this rank's shards, clipped by the whole gradient's norm."""
-        total = self._grad_norm()
+        params, grads = self._stepped()
+        total = self._grad_norm(grads)
         norm = float(total)
         if not math.isfinite(norm):
             raise PlexError(
@@ -227,29 +237,49 @@ class FsdpBackend:
             )
         if hyper.clip_grad_norm > 0:
             scale = torch.clamp(hyper.clip_grad_norm / (total + 1e-6), max=1.0)
-            for grad in self._grads:
+            for grad in grads:
                 grad.mul_(scale)
-        tensors = []
-        for i, held in enumerate(self._trained.held):
-            exp_avg, exp_avg_sq = self._views[i]
-            tensors.append(
-                Tensors(
-                    param=self._params[i],
-                    grad=self._grads[i],
-                    exp_avg=exp_avg,
-                    exp_avg_sq=exp_avg_sq,
-                    decays=hyper.decay_vectors or len(held.global_shape) > VECTOR_DIMS,
-                )
+        tensors = [
+            Tensors(
+                param=param,
+                grad=grad,
+                exp_avg=exp_avg,
+                exp_avg_sq=exp_avg_sq,
+                decays=hyper.decay_vectors or len(held.global_shape) > VECTOR_DIMS,
             )
-        update = Update(tensors, hyper)
+            for held, param, grad, (exp_avg, exp_avg_sq) in zip(
+                self._trained.held, params, grads, self._views, strict=True
+            )
+        ]
+        is_on_host = self._config.steps_on_host
+        update = (
+            HostUpdate(tensors, hyper, num_threads=host_threads(self._config.world_size))
+            if is_on_host
+            else Update(tensors, hyper)
+        )
 
         def apply() -> dict[str, float]:
             self._steps += 1
             update.apply(steps=self._steps)
-            self.zero_grad()
+            self._is_grad_dirty = False
+            if not is_on_host:  # what is parked and clean is dropped
+                self.zero_grad()
             return {"grad_norm": norm, "steps": float(self._steps)}
 
         return apply
+
+    def _stepped(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return the shards and their gradients where the step finds them."""
+        if not self._config.steps_on_host:
+            return self._params, self._grads
+        params, grads = self._parked["params"], self._parked["grads"]
+        if not self._is_grad_dirty:  # they were dropped, and what lies there is old
+            grads.zero_()
+        held = self._trained.held
+        return (
+            [fsdp_state.param_view(one, params) for one in held],
+            [view(grads, one.place, dtype=torch.float32) for one in held],
+        )
 
     def zero_grad(self) -> None:
         """Clear the gradients in place."""
@@ -307,12 +337,13 @@ class FsdpBackend:
 
         return logprobs_in_parts(logprobs, out.logits[0], micro.arrays["target_tokens"])
 
-    def _grad_norm(self) -> Tensor:
+    def _grad_norm(self, grads: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients, which are complete from here on."""
-        squares = [grad.double().square().sum() for grad in self._grads]
+        squares = [grad.double().square().sum() for grad in grads]
         total = torch.stack(squares).sum()
-        dist.all_reduce(total)
-        return total.sqrt()
+        summed = total.to(_device())
+        dist.all_reduce(summed)
+        return summed.to(total.device).sqrt()
 
     def _sharded_modules(self) -> list[FSDPModule]:
         return [module for module in self._model.modules() if isinstance(module, FSDPModule)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -196,10 +196,10 @@ class LoraBackend(fsdp.FsdpBackend):
         param.grad = grad
         return grad
 
-    def _grad_norm(self) -> Tensor:
+    def _grad_norm(self, grads: Sequence[Tensor]) -> Tensor:
         assert self._grad_region is not None
         dist.all_reduce(self._grad_region.view(torch.float32))
-        return torch.stack([grad.double().square().sum() for grad in self._grads]).sum().sqrt()
+        return torch.stack([grad.double().square().sum() for grad in grads]).sum().sqrt()
 
 
 def _add(

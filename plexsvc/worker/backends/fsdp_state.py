@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from plexsvc.residency import Home
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.worker.canonical import RowRun, TensorSlice, slices
@@ -87,15 +88,19 @@ class Layout:
     param_bytes: int
     shard_bytes: int
 
-    def regions(self, *, is_trained: bool) -> tuple[RegionSpec, ...]:
-        """Return the regions; only a trained model has gradients and moments."""
-        params = RegionSpec(name="params", nbytes=self.param_bytes)
+    def regions(self, *, is_trained: bool, on_host: bool = False) -> tuple[RegionSpec, ...]:
+        """Return the regions; only a trained model has gradients and moments.
+
+        With its optimizer `on_host`, parameters and gradients are lent where they are parked.
+        """
+        lent, host = (Home.LENT, Home.HOST) if on_host else (Home.DEVICE, Home.DEVICE)
+        params = RegionSpec(name="params", nbytes=self.param_bytes, home=lent)
         if not is_trained:
             return (params,)
         return (
             params,
-            RegionSpec(name="moments", nbytes=2 * self.shard_bytes),
-            RegionSpec(name="grads", nbytes=self.shard_bytes, droppable=True),
+            RegionSpec(name="moments", nbytes=2 * self.shard_bytes, home=host),
+            RegionSpec(name="grads", nbytes=self.shard_bytes, droppable=True, home=lent),
         )
 
 
@@ -134,11 +139,17 @@ def sharded_params(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 def adopt_params(held: ParameterShard, memory: torch.Tensor) -> torch.Tensor:
     """Make FSDP2 keep this shard in `memory` (the `params` region); return the shard's view."""
-    padded = view(memory, held.padded, dtype=held.sharded.sharded_param.dtype)
-    local = padded.narrow(0, 0, held.local_shape[0])
+    local = param_view(held, memory)
+    padded = view(memory, held.padded, dtype=local.dtype)
     held.sharded._sharded_param_data = padded.view(-1)
     held.sharded.sharded_param._local_tensor = local
     return local
+
+
+def param_view(held: ParameterShard, memory: torch.Tensor) -> torch.Tensor:
+    """Return this shard in `memory` (the `params` region, or where it is parked)."""
+    padded = view(memory, held.padded, dtype=held.sharded.sharded_param.dtype)
+    return padded.narrow(0, 0, held.local_shape[0])
 
 
 def adopt_grad(held: ParameterShard, memory: torch.Tensor) -> torch.Tensor:

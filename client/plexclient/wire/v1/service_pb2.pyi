@@ -221,7 +221,7 @@ class EndJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., outcome: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., controller: _Optional[int] = ...) -> None: ...
 
 class Optimizer(_message.Message):
-    __slots__ = ("kind", "lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm", "decay_vectors")
+    __slots__ = ("kind", "lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm", "decay_vectors", "on")
     KIND_FIELD_NUMBER: _ClassVar[int]
     LR_FIELD_NUMBER: _ClassVar[int]
     BETA1_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class Optimizer(_message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     CLIP_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     DECAY_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    ON_FIELD_NUMBER: _ClassVar[int]
     kind: str
     lr: float
     beta1: float
@@ -238,7 +239,8 @@ class Optimizer(_message.Message):
     weight_decay: float
     clip_grad_norm: float
     decay_vectors: bool
-    def __init__(self, kind: _Optional[str] = ..., lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., decay_vectors: _Optional[bool] = ...) -> None: ...
+    on: str
+    def __init__(self, kind: _Optional[str] = ..., lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., decay_vectors: _Optional[bool] = ..., on: _Optional[str] = ...) -> None: ...
 
 class LoRA(_message.Message):
     __slots__ = ("rank", "alpha", "targets", "unembedding")

@@ -133,6 +133,7 @@ def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
         deployment = devices.deployments[wpg.deployment_id]
         at_us = deployment.pattern.expected_us
         is_still = wpg.switch is None and wpg.move_id is None
+        is_still &= not any(operation.is_on_host for operation in wpg.running.values())
         if at_us is None or wpg.state is not WpgState.READY or not is_still:
             continue
         if deployment.wpg_id != wpg_id or deployment.is_held:

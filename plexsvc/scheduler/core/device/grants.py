@@ -92,10 +92,17 @@ def _prefetch(devices: Devices, members: tuple[WpgId, ...]) -> None:
 
 
 def _work_of(devices: Devices, wpg: Wpg) -> Operation | None:
-    """Start managed work at the head of the line; return the device work that heads it then."""
+    """Start what heads the line if it needs no device; else return it.
+
+    A step on the host has its WPG parked first.
+    """
     operation = lanes.startable(devices.queues, wpg)
     if operation is None or operation.needs_device:
         return operation
+    if operation.is_on_host and wpg.residency is not Residency.HOST:
+        if wpg.retry_us <= devices.now_us:
+            switch.park(devices, wpg)
+        return None
     operation.apply(OperationTrigger.GRANTED)
     operation.granted_us = devices.now_us
     hosts.copy(devices.placement, wpg, operation)

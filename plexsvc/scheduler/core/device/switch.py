@@ -61,6 +61,12 @@ def begin(
     advance(devices, wpg)
 
 
+def park(devices: Devices, wpg: Wpg) -> None:
+    """Have a WPG of which nothing runs leave its devices, for what it does without them."""
+    lease.spend_prefetch(devices, wpg, is_hit=False)
+    _order_move(devices, wpg, to=Residency.HOST)
+
+
 def part(devices: Devices, wpg: Wpg) -> None:
     """Have all of a WPG sleep, some of which has left its devices, once nothing of it runs."""
     is_still = not wpg.running and wpg.move_id is None and wpg.state is WpgState.READY
@@ -140,6 +146,12 @@ def move_failed(devices: Devices, event: MoveFailed) -> list[Wpg]:
     devices.touch(wpg.wpg_id)
     if event.fault.code is not ErrorCode.NO_ROOM:
         return [wpg]
+    head = lanes.head(devices.queues, wpg)
+    if head is not None and head.is_on_host and wpg.switch is None:
+        head.move_failures += 1
+        if head.move_failures == devices.limits.max_move_tries:
+            lanes.drop(devices.queues, head, event.fault)
+        _retry_later(devices, wpg)
     return [
         waiter
         for waiter in [wpg, *_waiting_for(devices, wpg)]
@@ -192,14 +204,18 @@ def _put_off(devices: Devices, wpg: Wpg, fault: Fault) -> bool:
     else:
         operation.move_failures += 1
     if operation is None or operation.move_failures < devices.limits.max_move_tries:
-        wpg.retry_us = devices.now_us + devices.limits.move_retry_us
-        devices.set_timer(Timer.RETRY, wpg.wpg_id, at_us=wpg.retry_us)
+        _retry_later(devices, wpg)
         return True
     is_first = operation.kind is OperationKind.INITIALIZE
     endings.refuse(devices.queues, operation, fault, is_final=is_first)
     if not is_first:
         lanes.watch_gap(devices.queues, devices.deployments[wpg.deployment_id])
     return not is_first
+
+
+def _retry_later(devices: Devices, wpg: Wpg) -> None:
+    wpg.retry_us = devices.now_us + devices.limits.move_retry_us
+    devices.set_timer(Timer.RETRY, wpg.wpg_id, at_us=wpg.retry_us)
 
 
 def _waiting_for(devices: Devices, victim: Wpg) -> list[Wpg]:

@@ -79,6 +79,8 @@ def _new(
         model=event.model,
         layout=event.layout,
         state_bytes=event.state_bytes,
+        steps_on_host=event.steps_on_host,
+        optimizer_bytes=event.optimizer_bytes,
         version_bytes=event.version_bytes,
         shared_model=event.shared_model,
         model_bytes=event.model_bytes,

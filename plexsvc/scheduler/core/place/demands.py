@@ -35,6 +35,7 @@ def demand(placement: Placement, deployment: Deployment) -> Demand:
         expected_us=_expected_us(warm, steps=steps),
         expected_steps=steps,
         state_bytes=state_bytes,
+        optimizer_bytes=deployment.optimizer_bytes,
         version_bytes=deployment.version_bytes,
         model=deployment.shared_model,
         model_bytes=deployment.model_bytes,

@@ -21,7 +21,14 @@ from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, NodeBytes, Operatio
 def keep(placement: Placement, wpg: Wpg) -> None:
     """Charge a job for the host copy of a WPG that trains, from now on."""
     if not wpg.is_rollout:
-        wpg.host = HostBytes(nbytes=sum(wpg.device_bytes), since_us=placement.now_us)
+        nbytes = sum(parked_bytes(placement, wpg))
+        wpg.host = HostBytes(nbytes=nbytes, since_us=placement.now_us)
+
+
+def parked_bytes(placement: Placement, wpg: Wpg) -> tuple[int, ...]:
+    """Return what the state of each rank takes of host memory while it is parked."""
+    beside = placement.deployments[wpg.deployment_id].optimizer_bytes
+    return tuple(nbytes + beside for nbytes in wpg.device_bytes)
 
 
 def free_bytes(placement: Placement, node_id: NodeId) -> int:
@@ -61,7 +68,7 @@ def copy(placement: Placement, wpg: Wpg, operation: Operation) -> None:
     if operation.kind not in COPYING_KINDS:
         return
     deployment = placement.deployments[wpg.deployment_id]
-    each = max(wpg.device_bytes, default=0)
+    each = max(parked_bytes(placement, wpg), default=0)
     if operation.kind is OperationKind.EXPORT and deployment.version_bytes:
         each = min(each, deployment.version_bytes)
     by_host = Counter[str]()
@@ -97,7 +104,7 @@ def spread(placement: Placement, deployment: Deployment) -> None:
     for wpg in mine:
         if at_home and wpg is at_home[-1]:  # the newest: it is what is booked there
             continue
-        each = max(wpg.device_bytes, default=0)
+        each = max(parked_bytes(placement, wpg), default=0)
         if placement.is_current(wpg):
             each = 2 * each + deployment.version_bytes
         for place in wpg.places:
@@ -108,7 +115,7 @@ def spread(placement: Placement, deployment: Deployment) -> None:
 def carry(placement: Placement, wpg: Wpg, move_id: MoveId) -> None:
     """Book a copy that is still being made for a relocation that was given up."""
     by_host = Counter[str]()
-    for place, nbytes in zip(wpg.places, wpg.device_bytes, strict=False):
+    for place, nbytes in zip(wpg.places, parked_bytes(placement, wpg), strict=False):
         by_host[place.node_id] += nbytes
     _reserve(placement, Use.COPIES, move_id, by_host)
 

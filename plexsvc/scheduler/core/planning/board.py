@@ -291,7 +291,7 @@ class Board:
                 self.memory.reserve(Use.MODELS, part, (), 0)
         devices = demand.num_units * demand.profile.duty_ppm
         self.shares.book(demand.tenant, self.kind, sign * devices)
-        self.shares.book(demand.tenant, HOST, sign * demand.num_units * demand.state_bytes * PPM)
+        self.shares.book(demand.tenant, HOST, sign * demand.num_units * demand.parked_bytes * PPM)
 
     def _new_group(self, units: Gang) -> Group:
         group = Group(

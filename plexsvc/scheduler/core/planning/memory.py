@@ -99,7 +99,7 @@ class HostMemory:
     def book(self, demand: Demand, units: Sequence[UnitId]) -> None:
         """Reserve what a job takes for each of its units."""
         name = demand.resident_id
-        self.reserve(Use.STATE, name, units, demand.state_bytes)
+        self.reserve(Use.STATE, name, units, demand.parked_bytes)
         self.reserve(Use.VERSIONS, name, units, demand.version_bytes)
         for part, unit_id in demand.models_on(units).items():
             self.reserve(Use.MODELS, part, (unit_id,), demand.model_bytes)

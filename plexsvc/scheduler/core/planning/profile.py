@@ -138,6 +138,9 @@ class Demand:
     state_bytes: int = 0
     """Parked state on each of its units."""
 
+    optimizer_bytes: int = 0
+    """What of its optimizer is in host memory alone, for each of its units."""
+
     version_bytes: int = 0
     """Its published versions on each of its units: as many as are kept, and the next."""
 
@@ -166,7 +169,12 @@ class Demand:
     @property
     def host_bytes(self) -> int:
         """Return what it alone takes of host memory for each of its units."""
-        return self.state_bytes + self.version_bytes
+        return self.parked_bytes + self.version_bytes
+
+    @property
+    def parked_bytes(self) -> int:
+        """Return what its state takes of host memory for each of its units."""
+        return self.state_bytes + self.optimizer_bytes
 
     def models_on(self, units: Sequence[UnitId]) -> dict[str, UnitId]:
         """Return the parts of its frozen model: where each lies, by a name that is its own."""

@@ -20,6 +20,7 @@ from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
+    OperationKind,
     OperationState,
     OperationTrigger,
 )
@@ -55,6 +56,7 @@ def submit(queues: Queues, event: OperationSubmitted) -> None:
         num_tokens=event.num_tokens,
         traceparent=event.traceparent,
         is_inline=event.is_staged,
+        is_on_host=deployment.steps_on_host and event.kind is OperationKind.STEP,
         payload_us=event.at_us,
     )
     operation.apply(OperationTrigger.ACCEPTED)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from plexsvc.errors import ErrorCode
 from plexsvc.ids import JobId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.api.views.story import explain
-from plexsvc.scheduler.core.actions import Action, MoveState
+from plexsvc.scheduler.core.actions import Action, MoveState, StartOperation
 from plexsvc.scheduler.core.events import Event
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import OperationKind, OperationState
-from tests.fakes.fake_world import FakeWorld, op_id
+from tests.fakes.fake_world import FakeWorld, codes, no_room, op_id
 from tests.rigs.counting import lines_run
 
 
@@ -70,3 +73,46 @@ def test_a_save_or_publish_keeps_no_idle_device_from_others(kind: OperationKind)
     assert all(isinstance(order, MoveState) for order in world.orders)
     world.drain()
     assert operations[op_id("big1")].state is OperationState.ANSWERED
+
+
+def test_another_runs_on_the_device_of_a_step_on_the_host() -> None:
+    world = FakeWorld(device_bytes=60)
+    world.join()
+    world.bring_up("b")
+    world.bring_up("a", steps_on_host=True)
+    world.submit("a1", job="a", seq=1, kind=OperationKind.FORWARD_BACKWARD)
+    world.drain()
+    world.submit("a2", job="a", seq=2, kind=OperationKind.STEP)
+    (order,) = world.orders
+    assert isinstance(order, MoveState)
+    assert order.to is Residency.HOST
+    world.report(order)
+    (step,) = world.orders
+    assert isinstance(step, StartOperation)
+    world.submit("b1", job="b", seq=1, kind=OperationKind.FORWARD)
+    world.report_next(MoveState)
+    world.report(world.orders[-1])
+    operations = world.core.view.operations
+    assert operations[op_id("b1")].state is OperationState.ANSWERED
+    assert operations[op_id("a2")].state is OperationState.RUNNING
+    world.submit("a3", job="a", seq=3, kind=OperationKind.FORWARD)
+    assert world.orders == [step], "its state stays where the step works on it"
+    world.report(step)
+    world.drain()
+    assert [operations[op_id(f"a{n}")].state for n in (2, 3)] == [OperationState.ANSWERED] * 2
+
+
+def test_a_step_on_the_host_whose_state_cannot_be_parked_is_tried_so_often_and_refused() -> None:
+    world = FakeWorld(limits=Limits(max_move_tries=2))
+    world.join()
+    world.bring_up("a", steps_on_host=True)
+    world.submit("a1", job="a", seq=1, kind=OperationKind.STEP)
+    for _ in range(2):
+        world.report(world.orders[0], fault=no_room())
+        assert not world.orders, "after a pause"
+        world.fire("retry/wpg-1-1")
+    (refusal,) = world.answers[op_id("a1")]
+    assert codes([refusal]) == [ErrorCode.NO_ROOM]
+    world.submit("a2", job="a", seq=2, kind=OperationKind.FORWARD)
+    world.drain()
+    assert world.core.view.operations[op_id("a2")].state is OperationState.ANSWERED
