@@ -31,6 +31,7 @@ ON_ONE_CLUSTER: Final = frozenset(
         "system/test_device_budget",
         "system/test_durable",
         "system/test_groups",
+        "system/test_host_optimizer",
         "system/test_instances",
         "system/test_kills",
         "system/test_lora",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from plexclient.specs import DEVICE, HOST
+from plexclient.specs import DEVICE, HOST, Parallel
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc import families, paths
 from plexsvc.errors import bad_request
@@ -24,7 +24,7 @@ ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
     "noop": ("actor", "critic", "reference"),
     "vllm": ("rollout",),
 }
-ON_HOST_BACKENDS: Final = ("fsdp",)
+ON_HOST_BACKENDS: Final = ("fsdp", "megatron")
 """Backends whose optimizer can be in host memory."""
 ELASTIC_KINDS: Final = ("spot", "serving")
 """Kinds of instances that come and go."""
@@ -275,16 +275,17 @@ def _check_place(spec: service_pb2.DeploymentSpec) -> None:
         raise bad_request(
             f"optimizer on {place!r} is not known; use {DEVICE} or {HOST}", field="Optimizer.on"
         )
+    ranks = Parallel.from_wire(spec.parallel).world_size
     refusing = {
         f"backend {spec.backend!r}": spec.backend not in ON_HOST_BACKENDS,
+        f"{ranks} ranks of megatron": spec.backend == "megatron" and ranks > 1,
         "lora": spec.HasField("lora"),
-        "distributed_optimizer": spec.parallel.distributed_optimizer,
         "durability='step'": spec.is_durable,
     }
     found = next((what for what, refuses in refusing.items() if refuses), None)
     if place == HOST and found is not None:
         raise bad_request(
             f"optimizer on {HOST!r} was asked with {found}, which steps on devices alone; leave "
-            f"on={HOST!r} out, or use it on backend {' or '.join(ON_HOST_BACKENDS)} without that",
+            f"on={HOST!r} out, or use it without that on fsdp or one rank of megatron",
             field="Optimizer.on",
         )

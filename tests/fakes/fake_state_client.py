@@ -12,8 +12,10 @@ import numpy as np
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
-from plexsvc.statelink.client import MoveHandlers, RegionSpec
+from plexsvc.residency import Home
+from plexsvc.statelink.client import ExportReport, MoveHandlers, RegionSpec
 from plexsvc.statelink.mapping import Extent, FixedMapping, round_to_pages
+from plexsvc.statelink.regions import on_host
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.dtypes import DTYPES
 from plexsvc.weights.reading import OpenedPart
@@ -64,12 +66,29 @@ class FakeStateClient:
         self.versions: dict[tuple[str, int], OpenedPart] = {}
         self._host: dict[str, bytes] = {}
         self._scalars: dict[str, int | float | str] = {}
+        self._dirty: frozenset[str] = frozenset()
 
     def allocate(self, regions: Sequence[RegionSpec]) -> dict[str, FakeRegion]:
+        new = {}
         for spec in regions:
-            self.regions[spec.name], self.specs[spec.name] = FakeRegion(spec), spec
-            self.regions[spec.name].attach(None)
-        return {spec.name: self.regions[spec.name] for spec in regions}
+            new[spec.name], self.specs[spec.name] = FakeRegion(spec), spec
+            if spec.home is Home.LENT:
+                new[on_host(spec.name)] = FakeRegion(spec)
+        for region in new.values():
+            region.attach(None)
+        self.regions |= new
+        return new
+
+    @property
+    def is_parked(self) -> bool:
+        return any(not region.mapping.is_attached for region in self.regions.values())
+
+    def stepped(self, report: ExportReport) -> None:
+        assert self.is_parked
+        self._note(report)
+
+    def _note(self, report: ExportReport) -> None:
+        self._scalars, self._dirty = report.scalars, report.dirty
 
     def seal(self, name: str) -> None:
         assert self.specs[name].shared, name
@@ -113,20 +132,32 @@ class FakeStateClient:
     def park(self) -> dict[str, int]:
         """Copy what is dirty, take every page away; return the bytes kept by region."""
         assert self.handlers is not None
-        report = self.handlers.export(beside=False)
-        self._scalars = report.scalars
-        for name, region in self.regions.items():
-            spec = self.specs[name]
-            if name in report.dirty or not spec.droppable:
-                self._host[name] = bytes(region.tensor().numpy())
+        self._note(self.handlers.export(beside=False))
+        kept: dict[str, int] = {}
+        for name, spec in self.specs.items():
+            region = self.regions[name]
+            if spec.home is Home.HOST:
+                continue
+            if self._is_kept(spec):
+                kept[name] = region.nbytes
+                if spec.home is Home.LENT:
+                    self.regions[on_host(name)].tensor().copy_(region.tensor())
+                else:
+                    self._host[name] = bytes(region.tensor().numpy())
             region.mapping.park()
-        return {name: len(data) for name, data in self._host.items()}
+        return kept
+
+    def _is_kept(self, spec: RegionSpec) -> bool:
+        return spec.name in self._dirty or not spec.droppable
 
     def unpark(self) -> None:
         """Bring every region back on new pages at its old address."""
         assert self.handlers is not None
-        for name in self.specs:
-            self.regions[name].attach(self._host.pop(name, None))
+        for name, spec in self.specs.items():
+            if spec.home is Home.LENT and self._is_kept(spec):
+                self._host[name] = bytes(self.regions[on_host(name)].tensor().numpy())
+            if spec.home is not Home.HOST:
+                self.regions[name].attach(self._host.pop(name, None))
         self.handlers.restored(self._scalars)
 
     def read(self, piece: statemanager_pb2.CanonicalPiece) -> torch.Tensor:

@@ -19,6 +19,7 @@ import numpy as np
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import PlexError
 from plexsvc.ids import VersionId
+from plexsvc.residency import Home
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
 from plexsvc.statelink.member import Member
@@ -70,7 +71,8 @@ class Rank:
         return np.ctypeslib.as_array(mapping.buffer_at(region.memory.address, region.nbytes))
 
     def do_allocate(self, regions: list[dict[str, Any]]) -> list[int]:
-        self.regions |= self.client.allocate([RegionSpec(**region) for region in regions])
+        wanted = [{**region, "home": Home(region.get("home", "device"))} for region in regions]
+        self.regions |= self.client.allocate([RegionSpec(**region) for region in wanted])
         for region in self.regions.values():
             region.park = partial(self.park, region)  # type: ignore[method-assign]
         return [self.regions[region["name"]].memory.address for region in regions]
@@ -78,6 +80,12 @@ class Rank:
     def park(self, region: Region) -> None:
         Region.park(region)
         self.reached("park")
+
+    def do_stepped(self, **facts: Any) -> bool:
+        """Say what is left of parked state, as a rank does that worked on it."""
+        report = ExportReport(dirty=frozenset(facts.pop("dirty", ())), **facts)
+        self.client.stepped(report)
+        return self.client.is_parked
 
     def do_addresses(self) -> list[int]:
         return [region.memory.address for region in self.regions.values()]

@@ -31,6 +31,7 @@ class Layout:
     parallel: plex.Parallel
     dtype: str = "float32"
     lora: plex.LoRA | None = None
+    on: str = "device"
 
 
 LAYOUTS = {
@@ -43,6 +44,8 @@ LAYOUTS = {
     ),
     "megatron-ep2": Layout(parallel=plex.Parallel(dp=2, ep=2)),
     "fsdp-dp2": Layout(backend="fsdp", parallel=plex.Parallel(dp=2)),
+    "fsdp-dp2-host": Layout(backend="fsdp", parallel=plex.Parallel(dp=2), on="host"),
+    "megatron-host": Layout(parallel=ONE, dtype="bfloat16", on="host"),
     "fsdp-lora": Layout(backend="fsdp", parallel=ONE, dtype="bfloat16", lora=plex.LoRA(rank=16)),
 }
 
@@ -54,7 +57,7 @@ def deploy(job: plex.Job, model: Path, layout: Layout, *, seed: int) -> plex.Act
         backend=layout.backend,
         parallel=layout.parallel,
         dtype=layout.dtype,
-        optimizer=plex.AdamW(lr=1e-2),
+        optimizer=plex.AdamW(lr=1e-2, on=layout.on),
         lora=layout.lora,
         seed=seed,
         micro_batch_tokens=64,
@@ -92,7 +95,9 @@ def test_two_jobs_switched_between_backward_and_step_equal_each_alone(
     cluster: LiveCluster, tiny_model: Path, wide_model: Path, moe_model: Path, name: str
 ) -> None:
     layout = LAYOUTS[name]
-    wide = dict.fromkeys(("megatron-tp2", "megatron-pp2", "fsdp-dp2", "fsdp-lora"), wide_model)
+    wide = dict.fromkeys(
+        ("megatron-tp2", "megatron-pp2", "fsdp-dp2", "fsdp-dp2-host", "fsdp-lora"), wide_model
+    )
     model = {**wide, "megatron-ep2": moe_model}.get(name, tiny_model)
     with cluster.connect() as connection:
         alone = [digest_alone(connection, model, layout, seed=seed) for seed in (0, 1)]

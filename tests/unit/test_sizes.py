@@ -51,6 +51,19 @@ def test_a_model_of_seven_billion_is_estimated_within_one_in_a_thousand() -> Non
     assert 18 * QWEN_7B_PARAMETERS <= found.state <= 18 * QWEN_7B_PARAMETERS * 1.001
 
 
+def test_an_optimizer_on_the_host_is_in_no_budget_of_a_device() -> None:
+    found = sizes.of(
+        QWEN_7B,
+        backend="fsdp",
+        dtype="bfloat16",
+        parallel=Parallel(),
+        is_trained=True,
+        steps_on_host=True,
+    )
+    assert found.host == found.optimizer == 2 * found.params
+    assert found.state == found.params + found.gradients
+
+
 def test_layouts_split_as_their_backend_does() -> None:
     def state(backend: str, parallel: Parallel) -> int:
         found = sizes.of(

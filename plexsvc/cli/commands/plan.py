@@ -28,7 +28,7 @@ SHOWN: Final = 12
 RECOMPUTED: Final = ("", "selective", "full")
 
 
-def plan(
+def plan(  # noqa: PLR0913, PLR0917 - options of a command
     model: Annotated[Path, typer.Argument(help="Hugging Face directory; weights are not read.")],
     gpus: Annotated[str, typer.Option(help="How many, and GB of each: 8x80.")] = "8x80",
     tokens: Annotated[int, typer.Option(help="Tokens of a micro-batch.", min=1)] = 32768,
@@ -38,6 +38,7 @@ def plan(
     lora_rank: Annotated[
         int, typer.Option(help="Train adapters of this rank on every linear layer; 0: all.", min=0)
     ] = 0,
+    optimizer: Annotated[str, typer.Option(help="Where it is: device or host.")] = "device",
     json: Json = False,
 ) -> None:
     """Say in which layouts a model can be trained: GB on the fullest GPU, and what fits.
@@ -54,6 +55,12 @@ def plan(
             f"--backend {backend} --dtype {dtype}: backends are megatron and fsdp, and dtypes "
             "bfloat16 and float32"
         )
+    is_many = backend == "megatron" and count > 1
+    if optimizer not in {"device", "host"} or (optimizer == "host" and (lora_rank or is_many)):
+        raise bad_request(
+            f"--optimizer {optimizer}: it is on the device, or with fsdp or one GPU of megatron, and "
+            "without --lora-rank, on the host"
+        )
     table = families.read(model)
     families.check(table, backend=backend, directory=model)
     lora = Lora(rank=lora_rank, alpha=1.0) if lora_rank else None
@@ -62,7 +69,14 @@ def plan(
             raise bad_request(f"--lora-rank with --backend {backend}: fsdp alone trains adapters")
         lora.check(table)
     rows = layouts(
-        table, backend=backend, dtype=dtype, gpus=count, tokens=tokens, nbytes=nbytes, lora=lora
+        table,
+        backend=backend,
+        dtype=dtype,
+        gpus=count,
+        tokens=tokens,
+        nbytes=nbytes,
+        lora=lora,
+        steps_on_host=optimizer == "host",
     )
     for row in rows:
         row["host_bytes_per_gpu"] = jobs * (row["params"] + row["optimizer"])
@@ -81,6 +95,7 @@ def layouts(
     tokens: int,
     nbytes: int,
     lora: Lora | None = None,
+    steps_on_host: bool = False,
 ) -> list[dict[str, Any]]:
     """Return each layout with bytes on its fullest GPU and what it must recompute to fit.
 
@@ -91,7 +106,13 @@ def layouts(
     rows: list[dict[str, Any]] = []
     for parallel in _degrees(table, backend=backend, gpus=gpus):
         state = sizes.of(
-            table, backend=backend, dtype=dtype, parallel=parallel, is_trained=True, lora=lora
+            table,
+            backend=backend,
+            dtype=dtype,
+            parallel=parallel,
+            is_trained=True,
+            lora=lora,
+            steps_on_host=steps_on_host,
         )
         passes = {
             what or "none": sizes.of_pass(

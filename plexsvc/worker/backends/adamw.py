@@ -7,6 +7,7 @@ memory torch's fused kernel makes it, which reads and writes each value once.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from plexclient.specs import AdamW
 from plexsvc import progress
+from plexsvc.errors import ErrorCode, PlexError
 
 SCRATCH_ELEMENTS: Final = 1 << 24
 """Most elements that are updated at once: the scratch memory is four bytes for each."""
@@ -115,6 +117,35 @@ class HostUpdate:
                 progress.advance()
         finally:
             torch.set_num_threads(before)
+
+
+def squares(grads: Sequence[Tensor]) -> Tensor:
+    """Return the sum of the gradients' squares."""
+    return torch.stack([grad.double().square().sum() for grad in grads]).sum()
+
+
+def check_norm(norm: float) -> float:
+    """Return the norm of gradients that a step can be made of.
+
+    Raises:
+        PlexError: `window_broken` when it is not finite.
+    """
+    if math.isfinite(norm):
+        return norm
+    raise PlexError(
+        ErrorCode.WINDOW_BROKEN,
+        f"the gradients' norm is {norm}; parameters are unchanged. Call zero_grad and send the "
+        "batches again without the ones that overflow",
+        grad_norm=norm,
+    )
+
+
+def clip(grads: Sequence[Tensor], hyper: AdamW, *, norm: Tensor) -> None:
+    """Scale gradients so that their norm is at most what is asked, if anything is."""
+    if hyper.clip_grad_norm > 0:
+        scale = torch.clamp(hyper.clip_grad_norm / (norm + 1e-6), max=1.0)
+        for grad in grads:
+            grad.mul_(scale)
 
 
 def host_threads(num_ranks: int) -> int:

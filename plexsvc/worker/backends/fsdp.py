@@ -9,7 +9,6 @@ trained stay float32: they are rounded when they are gathered, and gradients are
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -30,7 +29,15 @@ from plexsvc.statelink.regions import on_host
 from plexsvc.weights.manifests import STEPS
 from plexsvc.worker import canonical, process_group
 from plexsvc.worker.backends import fsdp_state
-from plexsvc.worker.backends.adamw import HostUpdate, Tensors, Update, host_threads
+from plexsvc.worker.backends.adamw import (
+    HostUpdate,
+    Tensors,
+    Update,
+    check_norm,
+    clip,
+    host_threads,
+    squares,
+)
 from plexsvc.worker.backends.base import (
     DataShard,
     LossTerms,
@@ -126,7 +133,7 @@ class FsdpBackend:
             module.set_force_sum_reduction_for_comms(True)
         self._layout = self._trained = fsdp_state.plan_layout(self._model)
         self._regions = self._layout.regions(
-            is_trained=config.trains_model, on_host=config.steps_on_host
+            is_trained=config.trains_model, steps_on_host=config.steps_on_host
         )
 
     def regions(self) -> tuple[RegionSpec, ...]:
@@ -228,17 +235,8 @@ class FsdpBackend:
         """Return what applies AdamW to this rank's shards, clipped by the whole gradient's norm."""
         params, grads = self._stepped()
         total = self._grad_norm(grads)
-        norm = float(total)
-        if not math.isfinite(norm):
-            raise PlexError(
-                ErrorCode.WINDOW_BROKEN,
-                f"the gradient norm is {norm}; parameters are unchanged. Call zero_grad and "
-                "submit the batches again without the ones that overflow",
-            )
-        if hyper.clip_grad_norm > 0:
-            scale = torch.clamp(hyper.clip_grad_norm / (total + 1e-6), max=1.0)
-            for grad in grads:
-                grad.mul_(scale)
+        norm = check_norm(float(total))
+        clip(grads, hyper, norm=total)
         tensors = [
             Tensors(
                 param=param,
@@ -339,8 +337,7 @@ class FsdpBackend:
 
     def _grad_norm(self, grads: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients, which are complete from here on."""
-        squares = [grad.double().square().sum() for grad in grads]
-        total = torch.stack(squares).sum()
+        total = squares(grads)
         summed = total.to(_device())
         dist.all_reduce(summed)
         return summed.to(total.device).sqrt()

@@ -88,12 +88,12 @@ class Layout:
     param_bytes: int
     shard_bytes: int
 
-    def regions(self, *, is_trained: bool, on_host: bool = False) -> tuple[RegionSpec, ...]:
+    def regions(self, *, is_trained: bool, steps_on_host: bool = False) -> tuple[RegionSpec, ...]:
         """Return the regions; only a trained model has gradients and moments.
 
-        With its optimizer `on_host`, parameters and gradients are lent where they are parked.
+        Where it steps on the host, parameters and gradients are lent there.
         """
-        lent, host = (Home.LENT, Home.HOST) if on_host else (Home.DEVICE, Home.DEVICE)
+        lent, host = (Home.LENT, Home.HOST) if steps_on_host else (Home.DEVICE, Home.DEVICE)
         params = RegionSpec(name="params", nbytes=self.param_bytes, home=lent)
         if not is_trained:
             return (params,)

@@ -14,7 +14,7 @@ from plexclient.wire.v1 import common_pb2, service_pb2
 def test_an_optimizer_arrives_with_every_number_it_was_given() -> None:
     zeros = AdamW(lr=0.0, beta1=0.0, beta2=0.0, weight_decay=0.0, clip_grad_norm=0.0)
     others = AdamW(lr=1e-3, eps=1e-6, clip_grad_norm=2.0, decay_vectors=True)
-    for asked in (zeros, others, AdamW()):
+    for asked in (zeros, others, AdamW(), AdamW(on="host")):
         assert AdamW.from_wire(asked.to_wire()) == asked
 
 
@@ -50,6 +50,13 @@ def test_a_layout_arrives_and_degrees_left_out_are_one() -> None:
 def test_an_optimizer_that_divides_by_zero_is_refused() -> None:
     with pytest.raises(PlexError, match="eps"):
         AdamW(eps=0.0)
+
+
+@pytest.mark.parametrize("on", ["", "gpu", None, 1])
+def test_an_optimizer_in_no_known_place_is_refused(on: Any) -> None:
+    with pytest.raises(PlexError, match=r"AdamW: on=.*'device' or 'host'") as caught:
+        AdamW(on=on)
+    assert caught.value.code == ErrorCode.BAD_REQUEST
 
 
 @pytest.mark.parametrize(

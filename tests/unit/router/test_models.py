@@ -101,6 +101,7 @@ def test_a_family_that_only_another_backend_computes_is_refused_with_its_name(mo
         {"optimizer": pb.Optimizer(kind="adamw", lr=0.0, beta1=0.9, beta2=0.95)},
         {"role": "reference", "dtype": "bfloat16"},
         {"backend": "fsdp", "dtype": "bfloat16"},
+        {"backend": "fsdp", "optimizer": pb.Optimizer(lr=1.0, on="host")},
         {"recompute": "full", "optimizer": pb.Optimizer(kind="adamw")},
         {
             "parallel": common_pb2.Parallel(dp=2, distributed_optimizer=True),
@@ -147,6 +148,20 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
         ({"parallel": common_pb2.Parallel(dp=3, ep=2)}, "ep = 2 does not divide dp = 3"),
         ({"role": "reference", "optimizer": pb.Optimizer(kind="adamw")}, "reference"),
         ({"optimizer": pb.Optimizer(kind="sgd")}, "sgd"),
+        ({"optimizer": pb.Optimizer(on="disk")}, "'disk' is not known; use device or host"),
+        ({"optimizer": pb.Optimizer(on="")}, "'' is not known"),
+        *(
+            ({"backend": "fsdp", "optimizer": pb.Optimizer(on="host"), **more}, word)
+            for more, word in (
+                ({"backend": "noop"}, "with backend 'noop'"),
+                (
+                    {"backend": "megatron", "parallel": common_pb2.Parallel(tp=2)},
+                    "with 2 ranks of megatron",
+                ),
+                ({"lora": pb.LoRA(rank=1, alpha=1.0)}, "with lora"),
+                ({"is_durable": True}, "with durability='step'"),
+            )
+        ),
         ({"optimizer": pb.Optimizer(lr=-1.0)}, "lr"),
         ({"optimizer": pb.Optimizer(beta1=1.0)}, "beta1"),
         ({"optimizer": pb.Optimizer(weight_decay=float("nan"))}, "weight_decay"),

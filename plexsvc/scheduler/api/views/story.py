@@ -286,6 +286,9 @@ def _for_device(cluster: ClusterView, wpg: Wpg, *, now_us: int) -> tuple[str, li
         if device.holder is not None and device.holder != wpg.wpg_id:
             holders[device.holder] = device.held_since_us
     facts = [f"{wpg.wpg_id} is {wpg.residency} on {_where(wpg)}"]
+    head = cluster.head(wpg)
+    if head is not None and head.is_on_host:
+        return "waits until its state is parked in host memory, where it is to run", facts
     if holders:
         told = [
             f"{holder} of job {cluster.wpgs[holder].job_id} since {_ago(now_us - since_us)}"

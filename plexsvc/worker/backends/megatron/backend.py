@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from plexsvc.statelink.client import RegionSpec
 from plexsvc.weights.manifests import STEPS
 from plexsvc.worker import process_group
 from plexsvc.worker.backends import hf, packed
+from plexsvc.worker.backends.adamw import check_norm
 from plexsvc.worker.backends.base import (
     DataShard,
     MicroBatch,
@@ -104,7 +104,9 @@ class MegatronBackend:
             found.append(state.Param(name=name, tensor=tensor, runs=tuple(runs)))
         self._params = found
         self._layout = self._planned(found)
-        self._regions = self._layout.regions(is_trained=config.has_optimizer)
+        self._regions = self._layout.regions(
+            is_trained=config.has_optimizer, steps_on_host=config.steps_on_host
+        )
 
     def _planned(self, params: list[state.Param]) -> state.Arrangement:
         itemsize, dp = self._dtype.itemsize, self._config.parallel.dp
@@ -208,18 +210,13 @@ class MegatronBackend:
     def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
         """Sum the gradients over ranks and clip them; return what applies and clears them."""
         trained = self._training()
+        if self._config.steps_on_host:
+            return self._plan_on_host(hyper)
         optimizer = trained.optimizer
         self._is_grad_dirty = True  # until all of it is done
         finalize_model_grads([trained.ddp], None)
         optimizer.prepare_grads()
-        norm = float(optimizer.get_grad_norm())
-        if not math.isfinite(norm):
-            raise PlexError(
-                ErrorCode.WINDOW_BROKEN,
-                f"the gradients' norm is {norm}; parameters are unchanged. Call zero_grad and send "
-                "the batches again with smaller inputs",
-                grad_norm=norm,
-            )
+        norm = check_norm(float(optimizer.get_grad_norm()))
         if hyper.clip_grad_norm > 0.0:
             tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
             clip_grad_by_total_norm_fp32(tensors, max_norm=hyper.clip_grad_norm, total_norm=norm)
@@ -229,6 +226,17 @@ class MegatronBackend:
             trained.apply(update)
             self.zero_grad()
             return {"grad_norm": norm, "steps": float(trained.steps)}
+
+        return apply
+
+    def _plan_on_host(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
+        trained = self._training()
+        norm, step = trained.plan_on_host(hyper, has_gradients=self._is_grad_dirty)
+
+        def apply() -> dict[str, float]:
+            step()
+            self._is_grad_dirty = False  # what is parked and clean is dropped
+            return {"grad_norm": float(norm), "steps": float(trained.steps)}
 
         return apply
 

@@ -8,8 +8,8 @@ Experts that are split over ranks lie in a buffer of their own: fewer ranks hold
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -22,8 +22,18 @@ from torch.overrides import TorchFunctionMode
 
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.residency import Home
 from plexsvc.statelink.client import RegionSpec
-from plexsvc.worker.backends.adamw import Tensors, Update
+from plexsvc.statelink.regions import on_host
+from plexsvc.worker.backends.adamw import (
+    HostUpdate,
+    Tensors,
+    Update,
+    check_norm,
+    clip,
+    host_threads,
+    squares,
+)
 from plexsvc.worker.canonical import RowRun, TensorSlice, piece, slices, slices_of_range
 from plexsvc.worker.regions import RegionLayout, TensorPlace, view
 
@@ -66,17 +76,19 @@ class Arrangement:
     is_shared: bool
     """Whether data-parallel ranks hold a share each instead of all."""
 
-    def regions(self, *, is_trained: bool) -> tuple[RegionSpec, ...]:
-        """Return the regions the rank needs."""
-        specs = [RegionSpec(name=PARAMS, nbytes=self.param_bytes)]
+    def regions(self, *, is_trained: bool, steps_on_host: bool = False) -> tuple[RegionSpec, ...]:
+        """Return the regions the rank needs, those of an optimizer on the host there."""
+        lent, host = (Home.LENT, Home.HOST) if steps_on_host else (Home.DEVICE, Home.DEVICE)
+        specs = [RegionSpec(name=PARAMS, nbytes=self.param_bytes, home=lent)]
         if is_trained:
             layout = RegionLayout(itemsize=4)
             for kept in self.kept:
                 layout.add((len(kept),))
-            specs.append(RegionSpec(name=MOMENTS, nbytes=2 * layout.nbytes))
-            specs.append(RegionSpec(name=GRADS, nbytes=4 * self.buffers[-1].stop, droppable=True))
+            nbytes = 4 * self.buffers[-1].stop
+            specs.append(RegionSpec(name=MOMENTS, nbytes=2 * layout.nbytes, home=host))
+            specs.append(RegionSpec(name=GRADS, nbytes=nbytes, droppable=True, home=lent))
             if self.itemsize < 4:
-                specs.append(RegionSpec(name=MASTERS, nbytes=layout.nbytes))
+                specs.append(RegionSpec(name=MASTERS, nbytes=layout.nbytes, home=host))
         return tuple(specs)
 
 
@@ -183,6 +195,16 @@ class OptimizerShard:
     exp_avg: Tensor
     exp_avg_sq: Tensor
 
+    def tensors(self, hyper: AdamW) -> Tensors:
+        """Return what a step works on."""
+        return Tensors(
+            param=self.main,
+            grad=self.grad,
+            exp_avg=self.exp_avg,
+            exp_avg_sq=self.exp_avg_sq,
+            decays=hyper.decay_vectors or self.param.tensor.dim() > 1,
+        )
+
     def slices_of(self, kind: str) -> Iterator[TensorSlice]:
         """Yield the boxes of `exp_avg`, `exp_avg_sq` or `master`."""
         flat = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "master": self.main}[kind]
@@ -236,17 +258,43 @@ class TrainerState:
 
     def plan_update(self, hyper: AdamW) -> Update:
         """Return the step that the clipped gradients make; no weight decay pulls at vectors."""
-        tensors = [
-            Tensors(
-                param=held.main,
-                grad=held.grad,
-                exp_avg=held.exp_avg,
-                exp_avg_sq=held.exp_avg_sq,
-                decays=hyper.decay_vectors or held.param.tensor.dim() > 1,
-            )
-            for held in self._held
-        ]
-        return Update(tensors, hyper)
+        return Update([held.tensors(hyper) for held in self._held], hyper)
+
+    def plan_on_host(
+        self, hyper: AdamW, *, has_gradients: bool
+    ) -> tuple[Tensor, Callable[[], None]]:
+        """Return the gradients' norm where a rank alone is parked, and what makes the step there.
+
+        Raises:
+            PlexError: `window_broken` when the gradients are not finite.
+        """
+        parked = self._memory[on_host(GRADS)]
+        if not has_gradients:  # they were dropped, and what lies there is old
+            parked.zero_()
+        held = [self._parked(one) for one in self._held]
+        grads = [one.grad for one in held]
+        norm = squares(grads).sqrt()
+        check_norm(float(norm))
+        clip(grads, hyper, norm=norm)
+        update = HostUpdate(
+            [one.tensors(hyper) for one in held], hyper, num_threads=host_threads(1)
+        )
+
+        def apply() -> None:
+            self.steps += 1
+            update.apply(steps=self.steps)
+            _round(held)
+
+        return norm, apply
+
+    def _parked(self, held: OptimizerShard) -> OptimizerShard:
+        """Return what the optimizer holds of a parameter, where it is parked."""
+        weight, grad = (
+            _beside(tensor, self._memory[region], self._memory[on_host(region)])
+            for tensor, region in ((held.weight, PARAMS), (held.grad, GRADS))
+        )
+        main = weight if held.main is held.weight else held.main
+        return replace(held, weight=weight, grad=grad, main=main)
 
     def apply(self, update: Update) -> None:
         """Make a step; parameters in less than float32 are rounded from their masters.
@@ -255,9 +303,7 @@ class TrainerState:
         """
         self.steps += 1
         update.apply(steps=self.steps)
-        for held in self._held:
-            if held.main is not held.weight:
-                held.weight.copy_(held.main)
+        _round(self._held)
         for buffer in _buffers(self.ddp) if self._is_shared else ():
             group = buffer.data_parallel_group
             for bucket in buffer.buckets:
@@ -293,6 +339,19 @@ class TrainerState:
             base = self._memory[region]
             for item in held:
                 yield piece(kind, item, region=region, base=base, rank=rank)
+
+
+def _round(held: Sequence[OptimizerShard]) -> None:
+    """Write parameters in less than float32 anew from their masters."""
+    for one in held:
+        if one.main is not one.weight:
+            one.weight.copy_(one.main)
+
+
+def _beside(tensor: Tensor, memory: Tensor, other: Tensor) -> Tensor:
+    """Return what lies in `other` where a flat tensor lies in `memory`."""
+    first = tensor.data_ptr() - memory.data_ptr()
+    return other.narrow(0, first, tensor.numel() * tensor.dtype.itemsize).view(tensor.dtype)
 
 
 def _held(param: Param, kept: range, exp_avg: Tensor, exp_avg_sq: Tensor) -> OptimizerShard:

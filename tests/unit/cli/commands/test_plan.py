@@ -158,3 +158,19 @@ def test_what_cannot_be_planned_is_refused(
     done = CliRunner().invoke(app, ["plan", str(tmp_path), *arguments])
     assert done.exit_code != 0
     assert word in done.output.replace("\n", " ")
+
+
+def test_an_optimizer_on_the_host_takes_nothing_of_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["Qwen3-8B"]))
+    arguments = ["plan", str(tmp_path), "--gpus", "1x140", "--json"]
+    found = []
+    for more in ([], ["--optimizer", "host"]):
+        done = CliRunner().invoke(app, [*arguments, *more])
+        assert done.exit_code == 0, done.output
+        found += json.loads(done.stdout)
+    device, host = found
+    assert host["free"] - device["free"] == device["optimizer"] == host["optimizer"]
+    assert host["host_bytes_per_gpu"] == device["host_bytes_per_gpu"]
+    refused = CliRunner().invoke(app, [*arguments, "--gpus", "8x80", "--optimizer", "host"])
+    assert refused.exit_code != 0
+    assert "one GPU of megatron" in refused.output.replace("\n", " ")

@@ -83,7 +83,9 @@ class AnyHistory(RuleBasedStateMachine):
         self.submitted: list[str] = []
         self.count = 0
         for slot in SLOTS:
-            self.world.bring_up(self.job(slot), "actor", durable=slot == SLOTS[0])
+            self.world.bring_up(
+                self.job(slot), "actor", durable=slot == SLOTS[0], steps_on_host=slot == SLOTS[1]
+            )
 
     def new_world(self) -> FakeWorld:
         return FakeWorld(limits=LIMITS)
@@ -98,9 +100,17 @@ class AnyHistory(RuleBasedStateMachine):
         shared=st.integers(0, 2),
         takes=st.sampled_from([0, 40, 60]),
         durable=st.booleans(),
+        on_host=st.booleans(),
     )
     def deploy(
-        self, slot: str, name: str, devices: int, shared: int, takes: int, durable: bool
+        self,
+        slot: str,
+        name: str,
+        devices: int,
+        shared: int,
+        takes: int,
+        durable: bool,
+        on_host: bool,
     ) -> None:
         is_rollout = name == "rollout"
         self.world.job(self.job(slot))
@@ -113,6 +123,7 @@ class AnyHistory(RuleBasedStateMachine):
             where_it_trains=is_rollout and shared > 1,
             instance_bytes=takes if is_rollout and shared == 1 else 0,
             durable=durable and not is_rollout,
+            steps_on_host=on_host and not durable and not is_rollout,
         )
 
     @rule(

@@ -51,7 +51,9 @@ def config_of_rank(spec: service_pb2.DeploymentSpec) -> worker_config.WorkerConf
     return worker_config.parse(json.loads(found.config_json))
 
 
-@pytest.mark.parametrize("asked", [AdamW(), AdamW(lr=0.5, beta2=0.95, decay_vectors=True)])
+@pytest.mark.parametrize(
+    "asked", [AdamW(), AdamW(lr=0.5, beta2=0.95, decay_vectors=True), AdamW(on="host")]
+)
 def test_the_optimizer_that_a_user_asks_for_is_the_one_that_steps(asked: AdamW) -> None:
     spec = service_pb2.DeploymentSpec(role="actor", backend="fsdp", optimizer=asked.to_wire())
     assert config_of_rank(spec).optimizer == asked

@@ -1,0 +1,107 @@
+"""Steps in host memory: those of the device but for rounding, whatever is parked in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fakes.fake_state_client import assemble
+from tests.rigs.rank_host import Group, StartGroup
+from tests.rigs.worker_batches import errors, operation, plan, random_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+
+ONE = plan([[0, 2], [1], [3]])
+TWO = plan([[0, 2], [3]], [[1], []])
+ADAMW = {"lr": 1e-2, "beta2": 0.95, "weight_decay": 0.1, "clip_grad_norm": 0.01}
+GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
+    "fsdp-one-rank": ({"backend": "fsdp"}, ONE),
+    "megatron-one-rank": ({"backend": "megatron"}, ONE),
+    "megatron-bf16": ({"backend": "megatron", "dtype": "bfloat16"}, ONE),
+    "fsdp-dp2-bf16": ({"backend": "fsdp", "dtype": "bfloat16", "parallel": {"dp": 2}}, TWO),
+}
+KINDS = ("param", "exp_avg", "exp_avg_sq")
+
+
+def start(start_group: StartGroup, name: str, *, on: str) -> Group:
+    settings, _ = GROUPS[name]
+    return start_group(**settings, optimizer={**ADAMW, "on": on})
+
+
+def train(group: Group, name: str, *, on: str, is_moved: bool = False) -> list[bytes]:
+    """Make three steps, the last of which has no gradients; return the digests of all replies."""
+    _, split = GROUPS[name]
+    digests: list[bytes] = []
+    kinds = (*("forward_backward", "forward_backward", "step") * 2, "step")
+    for seq, kind in enumerate(kinds, start=1):
+        if kind == "step":
+            run = operation(seq, kind)
+        else:
+            run = operation(seq, kind, random_batch(seq), split=split, loss="ppo")
+        if on == "host" and kind == "step":
+            group.ask("park")
+        replies = group.execute(run)
+        assert errors(replies) == [""] * len(replies), [r.result.error.message for r in replies]
+        digests += [reply.digest for reply in replies]
+        if is_moved and kind != "step":
+            group.ask("park")
+        if (on == "host" and kind == "step") or (is_moved and kind != "step"):
+            group.ask("unpark")
+    return digests
+
+
+def tensors(group: Group) -> dict[str, dict[str, np.ndarray]]:
+    held = group.ask("held")
+    return {kind: assemble(held, kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_steps_equal_those_on_the_device_within_rounding(
+    start_group: StartGroup, name: str
+) -> None:
+    found = {}
+    for on in ("device", "host"):
+        group = start(start_group, name, on=on)
+        train(group, name, on=on)
+        found[on] = tensors(group)
+        assert group.ask("scalars") == [{"adam_step": 3}] * len(group.ask("scalars"))
+    for kind in KINDS:
+        assert found["host"][kind].keys() == found["device"][kind].keys()
+        for tensor, values in found["device"][kind].items():
+            assert np.allclose(found["host"][kind][tensor], values, rtol=1e-5, atol=1e-6), tensor
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_switch_between_backward_and_step_changes_no_bit(
+    start_group: StartGroup, name: str
+) -> None:
+    ends = []
+    for is_moved in (False, True):
+        group = start(start_group, name, on="host")
+        digests = train(group, name, on="host", is_moved=is_moved)
+        found = {k: {n: v.tobytes() for n, v in t.items()} for k, t in tensors(group).items()}
+        ends.append((digests, found))
+    assert ends[0] == ends[1]
+
+
+def test_a_device_holds_neither_moments_nor_masters(start_group: StartGroup) -> None:
+    sizes = {
+        on: start(start_group, "fsdp-one-rank", on=on).ask("device_bytes")[0]
+        for on in ("device", "host")
+    }
+    assert sizes["host"] == sizes["device"] // 2
+
+
+def test_a_step_on_the_host_is_refused_while_the_state_is_on_the_device(
+    start_group: StartGroup,
+) -> None:
+    group = start(start_group, "fsdp-one-rank", on="host")
+    batch = operation(1, "forward_backward", random_batch(1), split=ONE, loss="ppo")
+    assert errors(group.execute(batch)) == [""]
+    before = group.ask("raw")
+    (reply,) = group.execute(operation(2, "step"))
+    assert reply.result.error.code == "bad_request"
+    assert "parked" in reply.result.error.message
+    assert group.ask("raw") == before
