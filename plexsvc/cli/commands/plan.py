@@ -58,8 +58,8 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
     is_many = backend == "megatron" and count > 1
     if optimizer not in {"device", "host"} or (optimizer == "host" and (lora_rank or is_many)):
         raise bad_request(
-            f"--optimizer {optimizer}: it is on the device, or with fsdp or one GPU of megatron, and "
-            "without --lora-rank, on the host"
+            f"--optimizer {optimizer}: it is on the device, or on the host with fsdp or one GPU of "
+            "megatron, without --lora-rank"
         )
     table = families.read(model)
     families.check(table, backend=backend, directory=model)

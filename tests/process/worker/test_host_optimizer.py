@@ -30,11 +30,13 @@ def start(start_group: StartGroup, name: str, *, on: str) -> Group:
     return start_group(**settings, optimizer={**ADAMW, "on": on})
 
 
-def train(group: Group, name: str, *, on: str, is_moved: bool = False) -> list[bytes]:
-    """Make three steps, the last of which has no gradients; return the digests of all replies."""
+def train(
+    group: Group, name: str, *, on: str, windows: int = 1, is_moved: bool = False
+) -> list[bytes]:
+    """Make steps, the last of which has no gradients; return the digests of all replies."""
     _, split = GROUPS[name]
     digests: list[bytes] = []
-    kinds = (*("forward_backward", "forward_backward", "step") * 2, "step")
+    kinds = (*("forward_backward", "forward_backward", "step") * windows, "step")
     for seq, kind in enumerate(kinds, start=1):
         if kind == "step":
             run = operation(seq, kind)
@@ -66,11 +68,12 @@ def test_steps_equal_those_on_the_device_within_rounding(
         group = start(start_group, name, on=on)
         train(group, name, on=on)
         found[on] = tensors(group)
-        assert group.ask("scalars") == [{"adam_step": 3}] * len(group.ask("scalars"))
+        assert group.ask("scalars") == [{"adam_step": 2}] * len(group.ask("scalars"))
     for kind in KINDS:
         assert found["host"][kind].keys() == found["device"][kind].keys()
         for tensor, values in found["device"][kind].items():
-            assert np.allclose(found["host"][kind][tensor], values, rtol=1e-5, atol=1e-6), tensor
+            # One window: later gradients would be those of weights that were rounded otherwise.
+            assert np.allclose(found["host"][kind][tensor], values, rtol=1e-5, atol=1e-7), tensor
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -80,7 +83,7 @@ def test_a_switch_between_backward_and_step_changes_no_bit(
     ends = []
     for is_moved in (False, True):
         group = start(start_group, name, on="host")
-        digests = train(group, name, on="host", is_moved=is_moved)
+        digests = train(group, name, on="host", windows=2, is_moved=is_moved)
         found = {k: {n: v.tobytes() for n, v in t.items()} for k, t in tensors(group).items()}
         ends.append((digests, found))
     assert ends[0] == ends[1]
