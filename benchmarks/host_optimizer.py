@@ -2,10 +2,11 @@
 
     python -m benchmarks.host_optimizer [--millions 64] [--threads 1 2] [--repeats 7]
 
-The step is that of a rank (`HostUpdate`) over memory files with small pages, mapped as a rank maps
-them. It reads four floats of each parameter and writes three. `triad` is STREAM's (a = b + s c),
-counted as three floats; `in_place` is a = a + s b, with no hidden read of what it writes; the
-faster of the two is the memory's speed. All run in turn; medians, in GB/s. JSON lines.
+The step is that of a rank over memory files with small pages, mapped as a rank maps them: the norm
+of the gradients (`norm`), then the update (`update`), together `step`. It reads five floats of each
+parameter and writes three. `triad` is STREAM's (a = b + s c), counted as three floats; `in_place`
+is a = a + s b, with no hidden read of what it writes; the faster of the two is the memory's speed.
+All run in turn; medians, in GB/s. JSON lines.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from plexclient.specs import AdamW
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statelink.regions import HostMemory
 from plexsvc.statemanager.hostcopy import HostCopy
-from plexsvc.worker.backends.adamw import HostUpdate, Tensors
+from plexsvc.worker.backends.adamw import HostUpdate, Tensors, host_squares
 
 FLOAT: Final = 4
-STEP_FLOATS: Final = 7
+UPDATE_FLOATS: Final = 7
 PLAIN_FLOATS: Final = 3
 TENSORS: Final = 16
 """Parameters are cut into so many tensors."""
@@ -63,15 +64,18 @@ def measured(memory: list[Memory], *, threads: int, repeats: int) -> dict[str, f
     torch.set_num_threads(threads)
     runs: dict[str, tuple[Callable[[], object], int]] = {
         "in_place": (lambda: param.add_(grad, alpha=1e-9), PLAIN_FLOATS),
-        "step": (lambda: update.apply(steps=5), STEP_FLOATS),
+        "norm": (lambda: host_squares([grad], num_threads=threads), 1),
+        "update": (lambda: update.apply(steps=5), UPDATE_FLOATS),
         "triad": (lambda: torch.add(grad, exp_avg, alpha=3.0, out=param), PLAIN_FLOATS),
     }
-    found: dict[str, list[float]] = {what: [] for what in (*runs, "share")}
+    found: dict[str, list[float]] = {what: [] for what in (*runs, "step", "share")}
     for number in range(repeats + 1):
         once = {
             what: speed(run, nbytes=floats * FLOAT * param.numel())
             for what, (run, floats) in runs.items()
         }
+        taken = 1 / once["norm"] + UPDATE_FLOATS / once["update"]
+        once["step"] = (1 + UPDATE_FLOATS) / taken
         once["share"] = once["step"] / max(once["triad"], once["in_place"])
         for what, each in once.items() if number else ():  # the first round warms up
             found[what].append(each)

@@ -10,6 +10,7 @@ import pytest
 
 import plexclient as plex
 from tests.rigs.live_cluster import LiveCluster
+from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.workloads import (
     Program,
     fill_other_devices,
@@ -92,13 +93,20 @@ def digests_shared(
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_jobs_switched_between_backward_and_step_equal_each_alone(
-    cluster: LiveCluster, tiny_model: Path, wide_model: Path, moe_model: Path, name: str
+    cluster: LiveCluster,
+    tmp_path: Path,
+    tiny_model: Path,
+    wide_model: Path,
+    moe_model: Path,
+    name: str,
 ) -> None:
     layout = LAYOUTS[name]
     wide = dict.fromkeys(
-        ("megatron-tp2", "megatron-pp2", "fsdp-dp2", "fsdp-dp2-host", "fsdp-lora"), wide_model
+        ("megatron-tp2", "megatron-pp2", "megatron-host", "fsdp-dp2", "fsdp-lora"), wide_model
     )
     model = {**wide, "megatron-ep2": moe_model}.get(name, tiny_model)
+    if name == "fsdp-dp2-host":  # half the state is on the host
+        model = make_qwen3(tmp_path / "deep", seed=2, layers=8)
     with cluster.connect() as connection:
         alone = [digest_alone(connection, model, layout, seed=seed) for seed in (0, 1)]
         shared = digests_shared(cluster, connection, [model, model], [layout, layout])

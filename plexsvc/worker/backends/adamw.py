@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +21,18 @@ from plexclient.specs import AdamW
 from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 
+P = TypeVar("P")
+R = TypeVar("R")
+
 SCRATCH_ELEMENTS: Final = 1 << 24
 """Most elements that are updated at once: the scratch memory is four bytes for each."""
+
+
+PART_ELEMENTS: Final = 1 << 20
+"""Elements that a thread updates at once in host memory."""
+
+NORM_ELEMENTS: Final = 1 << 16
+"""Gradients whose squares are summed in single precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +89,9 @@ class Update:
 
 
 class HostUpdate:
-    """A step in host memory, equal to an `Update` but for rounding; the number of threads is not.
+    """A step in host memory, equal to an `Update` but for rounding.
 
-    It is made in parts, so that progress shows.
+    It is made in parts of a fixed size, so the number of threads changes no bit.
     """
 
     def __init__(self, tensors: Sequence[Tensors], hyper: AdamW, *, num_threads: int) -> None:
@@ -91,37 +102,54 @@ class HostUpdate:
         self._parts = [
             (one.decays, [[part] for part in parts])
             for one in tensors
-            for parts in zip(*(t.view(-1).split(SCRATCH_ELEMENTS) for t in _four(one)), strict=True)
+            for parts in zip(*(t.view(-1).split(PART_ELEMENTS) for t in _four(one)), strict=True)
             if one.param.numel()
         ]
 
     def apply(self, *, steps: int) -> None:
         """Make it: the step with the number `steps`, counted from 1."""
-        hyper, before = self._hyper, torch.get_num_threads()
         self._steps.fill_(steps)
-        torch.set_num_threads(self._num_threads)
-        try:
-            for decays, four in self._parts:
-                torch._fused_adamw_(
-                    *four,
-                    [],
-                    [self._steps],
-                    lr=hyper.lr,
-                    beta1=hyper.beta1,
-                    beta2=hyper.beta2,
-                    weight_decay=hyper.weight_decay if decays else 0.0,
-                    eps=hyper.eps,
-                    amsgrad=False,
-                    maximize=False,
-                )
-                progress.advance()
-        finally:
-            torch.set_num_threads(before)
+        for _ in _each(self._apply, self._parts, num_threads=self._num_threads):
+            progress.advance()
+
+    def _apply(self, part: tuple[bool, list[list[Tensor]]]) -> None:
+        hyper, (decays, four) = self._hyper, part
+        torch._fused_adamw_(
+            *four,
+            [],
+            [self._steps],
+            lr=hyper.lr,
+            beta1=hyper.beta1,
+            beta2=hyper.beta2,
+            weight_decay=hyper.weight_decay if decays else 0.0,
+            eps=hyper.eps,
+            amsgrad=False,
+            maximize=False,
+        )
 
 
-def squares(grads: Sequence[Tensor]) -> Tensor:
-    """Return the sum of the gradients' squares."""
-    return torch.stack([grad.double().square().sum() for grad in grads]).sum()
+def host_squares(grads: Sequence[Tensor], *, num_threads: int) -> Tensor:
+    """Return the sum of squares of gradients in host memory, in double precision over parts.
+
+    That is as fast as memory; to square what is converted to double takes fifty times as long.
+    """
+    parts = [part for grad in grads for part in grad.view(-1).split(PART_ELEMENTS)]
+    norms = [n for part in _each(_norms, parts, num_threads=num_threads) for n in part]
+    return torch.stack(norms).double().square().sum()
+
+
+def _norms(part: Tensor) -> list[Tensor]:
+    return [torch.linalg.vector_norm(some) for some in part.split(NORM_ELEMENTS)]
+
+
+def _each(work: Callable[[P], R], parts: Sequence[P], *, num_threads: int) -> Iterator[R]:
+    """Yield what is made of each part, in their order, on threads that take one after another."""
+    if num_threads == 1:
+        yield from map(work, parts)
+        return
+    alone = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    with ThreadPoolExecutor(num_threads, **alone) as pool:
+        yield from pool.map(work, parts)
 
 
 def check_norm(norm: float) -> float:

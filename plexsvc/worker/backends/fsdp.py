@@ -35,8 +35,8 @@ from plexsvc.worker.backends.adamw import (
     Update,
     check_norm,
     clip,
+    host_squares,
     host_threads,
-    squares,
 )
 from plexsvc.worker.backends.base import (
     DataShard,
@@ -337,10 +337,13 @@ class FsdpBackend:
 
     def _grad_norm(self, grads: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients, which are complete from here on."""
-        total = squares(grads)
-        summed = total.to(_device())
-        dist.all_reduce(summed)
-        return summed.to(total.device).sqrt()
+        if self._config.steps_on_host:
+            threads = host_threads(self._config.world_size)
+            total = host_squares(grads, num_threads=threads).to(_device())
+        else:
+            total = torch.stack([grad.double().square().sum() for grad in grads]).sum()
+        dist.all_reduce(total)
+        return total.to(grads[0].device).sqrt()
 
     def _sharded_modules(self) -> list[FSDPModule]:
         return [module for module in self._model.modules() if isinstance(module, FSDPModule)]

@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
     "megatron-bf16": ({"backend": "megatron", "dtype": "bfloat16"}, ONE),
     "fsdp-dp2-bf16": ({"backend": "fsdp", "dtype": "bfloat16", "parallel": {"dp": 2}}, TWO),
 }
-KINDS = ("param", "exp_avg", "exp_avg_sq")
+KINDS = ("param", "master", "exp_avg", "exp_avg_sq")
 
 
 def start(start_group: StartGroup, name: str, *, on: str) -> Group:
@@ -73,7 +73,9 @@ def test_steps_equal_those_on_the_device_within_rounding(
         assert found["host"][kind].keys() == found["device"][kind].keys()
         for tensor, values in found["device"][kind].items():
             # One window: later gradients would be those of weights that were rounded otherwise.
-            assert np.allclose(found["host"][kind][tensor], values, rtol=1e-5, atol=1e-7), tensor
+            is_rounded = (name, kind) == ("megatron-bf16", "param")  # to bfloat16, from masters
+            rtol = 2**-7 if is_rounded else 1e-5
+            assert np.allclose(found["host"][kind][tensor], values, rtol=rtol, atol=1e-7), tensor
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -31,8 +31,8 @@ from plexsvc.worker.backends.adamw import (
     Update,
     check_norm,
     clip,
+    host_squares,
     host_threads,
-    squares,
 )
 from plexsvc.worker.canonical import RowRun, TensorSlice, piece, slices, slices_of_range
 from plexsvc.worker.regions import RegionLayout, TensorPlace, view
@@ -273,7 +273,7 @@ class TrainerState:
             parked.zero_()
         held = [self._parked(one) for one in self._held]
         grads = [one.grad for one in held]
-        norm = squares(grads).sqrt()
+        norm = host_squares(grads, num_threads=host_threads(1)).sqrt()
         check_norm(float(norm))
         clip(grads, hyper, norm=norm)
         update = HostUpdate(

@@ -63,7 +63,7 @@ def test_a_step_in_host_memory_allocates_nothing_and_is_that_of_a_device_but_for
         ]
         for _ in range(3)
     )
-    monkeypatch.setattr(adamw, "SCRATCH_ELEMENTS", 64)
+    monkeypatch.setattr(adamw, "PART_ELEMENTS", 64)
     for step in range(1, 4):
         for three in zip(device, host, alone, strict=True):
             grad = torch.randn(three[0].grad.shape)
@@ -80,3 +80,6 @@ def test_a_step_in_host_memory_allocates_nothing_and_is_that_of_a_device_but_for
                 found = getattr(ours, kind)
                 assert torch.allclose(found, getattr(theirs, kind), rtol=1e-5, atol=1e-7), kind
                 assert torch.equal(found, getattr(same, kind)), "the number of threads is a matter"
+    grads = [one.grad for one in host]
+    squares = adamw.host_squares(grads, num_threads=num_threads)
+    assert squares.item() == pytest.approx(sum(g.double().square().sum().item() for g in grads))
