@@ -25,7 +25,6 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
-from plexsvc.statelink.regions import on_host
 from plexsvc.weights.manifests import STEPS
 from plexsvc.worker import canonical, process_group
 from plexsvc.worker.backends import fsdp_state
@@ -46,7 +45,7 @@ from plexsvc.worker.backends.base import (
     PassResult,
     TokenLoss,
 )
-from plexsvc.worker.backends.hf import check_leftovers, read_config
+from plexsvc.worker.backends.hf import ValueModel, check_leftovers, read_config
 from plexsvc.worker.backends.packed import (
     Packing,
     Totals,
@@ -57,7 +56,6 @@ from plexsvc.worker.backends.packed import (
     recompute,
 )
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.regions import view
 from plexsvc.worker.sources import (
     Read,
     TensorSource,
@@ -86,7 +84,7 @@ class FsdpBackend:
         self._grad_region: Tensor | None = None
         self._params: list[Tensor] = []
         self._grads: list[Tensor] = []
-        self._parked: dict[str, Tensor] = {}
+        self._memory: Mapping[str, Tensor] = {}
         self._pieces: list[statemanager_pb2.CanonicalPiece] = []
         self._views: list[list[Tensor]] = []
         self._moments: dict[str, list[canonical.TensorSlice]] = {}
@@ -167,14 +165,12 @@ class FsdpBackend:
     def leave(self) -> None:
         """Let go of the model, whose modules hold the ranks' groups."""
         self._params, self._grads, self._views, self._moments = [], [], [], {}
-        self._parked = {}
+        self._memory = {}
         del self._model, self._layout, self._trained
 
     def _attach_training(self, memory: Mapping[str, Tensor]) -> None:
         self._grad_region = memory["grads"]
-        self._parked = {
-            name: memory[on_host(name)] for name in ("params", "grads") if on_host(name) in memory
-        }
+        self._memory = memory
         self._views, self._moments = [], {kind: [] for kind in fsdp_state.MOMENTS}
         for held, param in zip(self._trained.held, self._params, strict=True):
             grad = self._adopt_grad(held, param, memory["grads"])
@@ -249,18 +245,16 @@ class FsdpBackend:
                 self._trained.held, params, grads, self._views, strict=True
             )
         ]
-        is_on_host = self._config.steps_on_host
-        update = (
-            HostUpdate(tensors, hyper, num_threads=host_threads(self._config.world_size))
-            if is_on_host
-            else Update(tensors, hyper)
-        )
+        update: Update | HostUpdate = Update(tensors, hyper)
+        if self._config.steps_on_host:
+            threads = host_threads(self._config.world_size)
+            update = HostUpdate(tensors, hyper, num_threads=threads)
 
         def apply() -> dict[str, float]:
             self._steps += 1
             update.apply(steps=self._steps)
             self._is_grad_dirty = False
-            if not is_on_host:  # what is parked and clean is dropped
+            if not self._config.steps_on_host:  # what is parked and clean is dropped
                 self.zero_grad()
             return {"grad_norm": norm, "steps": float(self._steps)}
 
@@ -270,14 +264,7 @@ class FsdpBackend:
         """Return the shards and their gradients where the step finds them."""
         if not self._config.steps_on_host:
             return self._params, self._grads
-        params, grads = self._parked["params"], self._parked["grads"]
-        if not self._is_grad_dirty:  # they were dropped, and what lies there is old
-            grads.zero_()
-        held = self._trained.held
-        return (
-            [fsdp_state.param_view(one, params) for one in held],
-            [view(grads, one.place, dtype=torch.float32) for one in held],
-        )
+        return fsdp_state.parked_views(self._trained, self._memory, is_dirty=self._is_grad_dirty)
 
     def zero_grad(self) -> None:
         """Clear the gradients in place."""
@@ -457,21 +444,6 @@ def _seen(length: int, window: int | None, *, device: torch.device) -> Tensor:
     """Return bool[L, L]: whether a token (row) attends to another (column)."""
     seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return seen if window is None else seen.triu(1 - window)
-
-
-class ValueModel(torch.nn.Module):
-    """A causal model's trunk under a linear head: one value a token."""
-
-    def __init__(self, trunk: torch.nn.Module, *, hidden: int) -> None:
-        super().__init__()
-        self.model = trunk
-        self.value_head = torch.nn.Linear(hidden, 1, bias=False)
-
-    def forward(self, **inputs: Any) -> Tensor:
-        """Return values [1, T]."""
-        hidden_1TH = self.model(**inputs).last_hidden_state
-        values_1T: Tensor = self.value_head(hidden_1TH)[..., 0]
-        return values_1T
 
 
 def _build_model(hf: Any, *, is_critic: bool, dtype: torch.dtype) -> Any:

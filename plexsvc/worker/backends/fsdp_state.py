@@ -9,12 +9,13 @@ parking takes the pages away under them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plexsvc.residency import Home
 from plexsvc.statelink.client import RegionSpec
+from plexsvc.statelink.regions import on_host
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.worker.canonical import RowRun, TensorSlice, slices
 from plexsvc.worker.regions import RegionLayout, TensorPlace, view
@@ -161,9 +162,22 @@ def adopt_grad(held: ParameterShard, memory: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def moment_views(
-    held: ParameterShard, memory: torch.Tensor, *, shard_bytes: int
-) -> list[torch.Tensor]:
+def parked_views(
+    layout: Layout, memory: Mapping[str, torch.Tensor], *, is_dirty: bool
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the shards and their gradients where they are parked; those that are clean: zeroes."""
+    import torch
+
+    params, grads = memory[on_host("params")], memory[on_host("grads")]
+    if not is_dirty:  # they were dropped, and what lies there is old
+        grads.zero_()
+    return (
+        [param_view(held, params) for held in layout.held],
+        [view(grads, held.place, dtype=torch.float32) for held in layout.held],
+    )
+
+
+def moment_views(held: ParameterShard, memory: torch.Tensor, *, shard_bytes: int) -> list[torch.Tensor]:
     """Return the shard's two moments in `memory` (the `moments` region)."""
     import torch
 

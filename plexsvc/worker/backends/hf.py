@@ -6,6 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+from torch import Tensor
+
 from plexsvc import families
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights.boxes import Box, TensorBox
@@ -76,3 +79,18 @@ def _has_tied(weights: TensorSource, hf: Any) -> bool:
         weights.check(one)
     head, embeddings = (weights.read(one) for one in wanted)
     return bool(head.equal(embeddings))
+
+
+class ValueModel(torch.nn.Module):
+    """A causal model's trunk under a linear head: one value a token."""
+
+    def __init__(self, trunk: torch.nn.Module, *, hidden: int) -> None:
+        super().__init__()
+        self.model = trunk
+        self.value_head = torch.nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, **inputs: Any) -> Tensor:
+        """Return values [1, T]."""
+        hidden_1TH = self.model(**inputs).last_hidden_state
+        values_1T: Tensor = self.value_head(hidden_1TH)[..., 0]
+        return values_1T
