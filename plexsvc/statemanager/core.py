@@ -484,8 +484,13 @@ class Ledger:
             here = here if region.home is Home.DEVICE else region.nbytes
             region.disk_bytes = region.nbytes - here
             free -= here
-        self.host.take(sum(region.split for region in regions))
-        self.disk.take(sum(region.disk_bytes for region in regions))
+        here = sum(region.split for region in regions)
+        self.host.take(here)
+        try:
+            self.disk.take(sum(region.disk_bytes for region in regions))
+        except PlexError:
+            self.host.give(here)
+            raise
 
     def _give_room(self, regions: Iterable[RegionState]) -> None:
         for region in regions:

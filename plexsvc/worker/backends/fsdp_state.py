@@ -177,7 +177,9 @@ def parked_views(
     )
 
 
-def moment_views(held: ParameterShard, memory: torch.Tensor, *, shard_bytes: int) -> list[torch.Tensor]:
+def moment_views(
+    held: ParameterShard, memory: torch.Tensor, *, shard_bytes: int
+) -> list[torch.Tensor]:
     """Return the shard's two moments in `memory` (the `moments` region)."""
     import torch
 
