@@ -22,7 +22,7 @@ import torch
 from benchmarks.service import report
 from plexclient.specs import AdamW
 from plexsvc.statelink.mapping import Extent
-from plexsvc.statelink.regions import HostMemory
+from plexsvc.statelink.regions import MappedHostMemory
 from plexsvc.statemanager.hostcopy import HostCopy
 from plexsvc.worker.backends.adamw import HostUpdate, Tensors, host_squares
 
@@ -39,7 +39,7 @@ class Memory:
     def __init__(self, count: int) -> None:
         self._host = HostCopy(count * FLOAT)
         self._host.fill()
-        self._mapped = HostMemory(count * FLOAT, is_populated=True)
+        self._mapped = MappedHostMemory(count * FLOAT, is_populated=True)
         self._mapped.attach(self._host.file.fd, [Extent(offset=0, nbytes=self._host.nbytes)])
         self.floats = self._mapped.tensor(count * FLOAT).view(torch.float32)
         self.floats.uniform_()

@@ -80,7 +80,7 @@ def of(
     >>> tiny = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
     ...         "num_attention_heads": 2, "vocab_size": 32, "tie_word_embeddings": True}
     >>> of(tiny, backend="fsdp", dtype="float32", parallel=Parallel(), is_trained=False)
-    Sizes(params=7008, frozen=0, optimizer=0, gradients=0, version=7008)
+    Sizes(params=7008, frozen=0, optimizer=0, gradients=0, version=7008, steps_on_host=False)
     """
     if backend not in _PARAMETERS or any(key not in config for key in _NEEDED):
         return Sizes()

@@ -40,7 +40,7 @@ from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Message
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statelink.member import Member
-from plexsvc.statelink.regions import HostMemory, RegionMemory, on_host, open_memory
+from plexsvc.statelink.regions import MappedHostMemory, RegionMemory, on_host, open_memory
 from plexsvc.statelink.session import StateSession
 from plexsvc.weights.reading import OpenedPart
 
@@ -198,7 +198,7 @@ class StateClient:
                 new[spec.name] = Region(spec, open_memory(self._session.kind, spec.nbytes))
             if spec.home is not Home.DEVICE:
                 name = spec.name if spec.home is Home.HOST else on_host(spec.name)
-                memory = HostMemory(spec.nbytes, is_populated=spec.home is Home.HOST)
+                memory = MappedHostMemory(spec.nbytes, is_populated=spec.home is Home.HOST)
                 new[name] = Region(replace(spec, name=name), memory)
         self._regions |= new
         self._map(reply)
@@ -414,7 +414,7 @@ class StateClient:
     def _release(self, request: Message) -> Message:
         del request
         for region in self._regions.values():
-            if not isinstance(region.memory, HostMemory):
+            if not isinstance(region.memory, MappedHostMemory):
                 region.park()
         return Message(header={})
 

@@ -67,7 +67,7 @@ class CpuMemory:
         return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
-class HostMemory(CpuMemory):
+class MappedHostMemory(CpuMemory):
     """A file of host memory at a fixed address, on a node with devices of any kind.
 
     One that is not `is_populated` takes pages only once something lies there.
