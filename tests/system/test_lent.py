@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
 OPTIONS = plex.SamplingOptions(n=4, max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
 DEVICE = "serving/chat"
+LOOK_S = 0.02
+"""How often it is looked whether the guest samples: all share the processors."""
 
 
 def lent(cluster: LiveCluster) -> service_pb2.InstanceView:
@@ -77,7 +80,7 @@ def sampled_while(
     wait_for(cluster, "serving")
     while True:
         under_way = rollout.generate.submit(PROMPTS, **OPTIONS)
-        while not under_way.done():
+        while wait([under_way], LOOK_S).not_done:
             if lent(cluster).running > 0:
                 act()
                 return under_way.result()
@@ -148,7 +151,7 @@ def until_lent(cluster: LiveCluster, rollout: plex.Rollout) -> Iterator[plex.Sam
     while not is_lent:
         assert time.monotonic() < deadline, "the guest never samples for it"
         under_way = rollout.generate.submit(PROMPTS, **OPTIONS)
-        while not under_way.done():
+        while wait([under_way], LOOK_S).not_done:
             view = lent(cluster)
             is_lent |= view.deployment_id == rollout.deployment_id and view.running > 0
         yield under_way.result()
@@ -225,7 +228,7 @@ def test_guests_of_several_models_serve_jobs_beside_each_other(
             while have_sampled != set(models):
                 assert time.monotonic() < deadline, f"only {have_sampled} of {set(models)} sample"
                 calls = {n: one.generate.submit(PROMPTS, **OPTIONS) for n, one in rollouts.items()}
-                while not all(call.done() for call in calls.values()):
+                while wait(calls.values(), LOOK_S).not_done:
                     views = cluster.instances()
                     for name in models:
                         view = views.get(f"serving/{name}", service_pb2.InstanceView())
