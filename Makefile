@@ -57,7 +57,7 @@ search: setup
 chaos: setup
 	PLEX_CHAOS_FAULTS=$(FAULTS) PLEX_CHAOS_SEED=$(SEED) PLEX_CHAOS_HISTORIES=1500 PLEX_CHAOS_KILLS=20 \
 		$(BIN)/python -m pytest -s --run-slow --search --hypothesis-seed=$(SEED) tests/chaos tests/unit/scheduler/core/test_properties.py \
-		tests/process/statemanager/test_adoption.py tests/process/worker/test_backend_contract.py \
+		tests/process/statemanager/test_adoption.py tests/process/worker/test_backend_contract.py tests/process/reward/test_paid.py \
 		tests/system/test_rewards.py::test_kills_change_no_score \
 		tests/system/test_spot.py::test_kills_of_spot_instances_at_any_token_change_no_token $(PYTEST)
 

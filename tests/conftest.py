@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -62,12 +63,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_begins_late)
+    if not config.getoption("--search"):
+        _leave_out(config, items)
     if config.getoption("--run-slow"):
         return
     skip = pytest.mark.skip(reason="longer than a second; pass --run-slow (make test does)")
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep every n-th case of the tests that say so; pytest tells how many are deselected."""
+    seen: Counter[str] = Counter()
+    kept, left_out = [], []
+    for item in items:
+        marker = item.get_closest_marker("every")
+        function = item.nodeid.partition("[")[0]
+        is_kept = marker is None or seen[function] % marker.args[0] == 0
+        (kept if is_kept else left_out).append(item)
+        seen[function] += 1
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
 
 
 def _begins_late(item: pytest.Item) -> int:

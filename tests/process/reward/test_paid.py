@@ -105,6 +105,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_program_gets_all_its_points(name: str, sandbox: Sandbox) -> None:
     code, tests, has_packages = RIGHT[name]
@@ -121,6 +122,7 @@ def test_a_right_sample_passes_ordinary_test_files(sandbox: Sandbox) -> None:
     assert found.score == 1, found.output
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ordinary_suites.SUITES)
 def test_a_right_sample_passes_an_ordinary_test_file(name: str, sandbox: Sandbox) -> None:
     code, test = ordinary_suites.SUITES[name]
