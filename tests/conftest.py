@@ -76,7 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep every n-th case of the tests that say so; pytest tells how many are deselected."""
     seen: Counter[str] = Counter()
-    kept, left_out = [], []
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     for item in items:
         marker = item.get_closest_marker("every")
         function = item.nodeid.partition("[")[0]
