@@ -328,16 +328,39 @@ class FakeWorld:
         """Return how far relocations came, one after another."""
         return [a.stage for a in self.log if isinstance(a, RelocationChanged)]
 
-    def _outcome(self, order: Order, *, fault: Fault | None) -> Event:  # noqa: PLR0911 - one an order
+    def _outcome(self, order: Order, *, fault: Fault | None) -> Event:
         at_us = self.tick()
+        failed = None if fault is None else self._failed(order, fault, at_us=at_us)
+        return failed or self._done(order, fault, at_us=at_us)
+
+    @staticmethod
+    def _failed(order: Order, fault: Fault, *, at_us: int) -> Event | None:
+        """Return what tells that an order failed; an operation ends with its fault."""
         match order:
-            case CarryState() if fault is not None:
+            case CarryState():
                 return CarryFailed(
                     at_us=at_us,
                     deployment_id=order.deployment_id,
                     move_id=order.move_id,
                     fault=fault,
                 )
+            case SpawnInstance():
+                return InstanceLost(
+                    at_us=at_us,
+                    wpg_id=order.wpg_id,
+                    rank=order.rank,
+                    incarnation=order.incarnation,
+                    fault=fault,
+                )
+            case MoveState():
+                return MoveFailed(
+                    at_us=at_us, wpg_id=order.wpg_id, move_id=order.move_id, fault=fault
+                )
+            case _:
+                return None
+
+    def _done(self, order: Order, fault: Fault | None, *, at_us: int) -> Event:
+        match order:
             case CarryState():
                 self.copies.add(order.move_id)
                 return StateCarried(
@@ -355,14 +378,6 @@ class FakeWorld:
                     parked_bytes=parked,
                     models=("model",) * len(sizes) if self.model_bytes else (),
                     model_bytes=(self.model_bytes,) * len(sizes) if self.model_bytes else (),
-                )
-            case SpawnInstance() if fault is not None:
-                return InstanceLost(
-                    at_us=at_us,
-                    wpg_id=order.wpg_id,
-                    rank=order.rank,
-                    incarnation=order.incarnation,
-                    fault=fault,
                 )
             case SpawnInstance():
                 return InstanceReady(
@@ -384,10 +399,6 @@ class FakeWorld:
                     run_us=500,
                     digest="",
                     wpg_id=order.wpg_id,
-                )
-            case MoveState() if fault is not None:
-                return MoveFailed(
-                    at_us=at_us, wpg_id=order.wpg_id, move_id=order.move_id, fault=fault
                 )
             case MoveState():
                 return ResidencyMoved(

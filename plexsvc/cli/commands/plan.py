@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -103,29 +104,20 @@ def layouts(
     """
     from plexsvc import sizes
 
+    state_of = partial(
+        sizes.of,
+        table,
+        backend=backend,
+        dtype=dtype,
+        is_trained=True,
+        lora=lora,
+        steps_on_host=steps_on_host,
+    )
+    pass_of = partial(sizes.of_pass, table, backend=backend, dtype=dtype, tokens=tokens, lora=lora)
     rows: list[dict[str, Any]] = []
     for parallel in _degrees(table, backend=backend, gpus=gpus):
-        state = sizes.of(
-            table,
-            backend=backend,
-            dtype=dtype,
-            parallel=parallel,
-            is_trained=True,
-            lora=lora,
-            steps_on_host=steps_on_host,
-        )
-        passes = {
-            what or "none": sizes.of_pass(
-                table,
-                backend=backend,
-                dtype=dtype,
-                parallel=parallel,
-                tokens=tokens,
-                recompute=what,
-                lora=lora,
-            )
-            for what in RECOMPUTED
-        }
+        state = state_of(parallel=parallel)
+        passes = {what or "none": pass_of(parallel=parallel, recompute=what) for what in RECOMPUTED}
         used = state.state + sizes.CONTEXT_BYTES + (gpus > 1) * sizes.COMMUNICATOR_BYTES
         fitting = [what for what, held in passes.items() if used + held <= nbytes]
         rows.append(
