@@ -20,6 +20,7 @@ from plexsvc.scheduler.core.actions import (
     SetTimer,
     StartOperation,
 )
+from plexsvc.scheduler.core.cluster import Slice
 from plexsvc.scheduler.core.events import (
     Acknowledged,
     PayloadRefused,
@@ -498,3 +499,11 @@ def test_no_room_of_the_core_is_given_the_whole_cluster() -> None:
     rooms = sorted(Path(core.__file__).parent.glob("*/*.py"))
     assert len(rooms) > 30
     assert [room.name for room in rooms if re.search(r"\bCluster\b", room.read_text())] == []
+
+
+def test_every_room_knows_the_time_of_the_event_in_hand(world: FakeWorld) -> None:
+    world.submit("op", job="a", seq=1)
+    cluster = world.core.cluster
+    rooms = [cluster, *(part for part in vars(cluster).values() if isinstance(part, Slice))]
+    assert {type(room) for room in rooms} == set(Slice.__subclasses__())
+    assert {room.now_us for room in rooms} == {cluster.turn.now_us}
