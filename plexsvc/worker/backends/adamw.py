@@ -131,7 +131,7 @@ class HostUpdate:
 def host_squares(grads: Sequence[Tensor], *, num_threads: int) -> Tensor:
     """Return the sum of squares of gradients in host memory, in double precision over parts.
 
-    That is as fast as memory; to square what is converted to double takes fifty times as long.
+    To convert all of them to double and square them takes fifty times as long.
     """
     parts = [part for grad in grads for part in grad.view(-1).split(PART_ELEMENTS)]
     norms = [n for part in _each(_norms, parts, num_threads=num_threads) for n in part]
