@@ -145,14 +145,6 @@ class Clients:
         log.info("WPG forgotten", wpg_id=wpg_id, freed_bytes=freed)
         return freed
 
-    def close(self) -> None:
-        """Free everything that clients had; they see their connections end."""
-        with self._node.lock:
-            links = list(self._node.links.values())
-        for link in links:
-            link.cut()
-            self.disconnect(link)
-
     def _left_meanwhile(self, wpg_id: WpgId, rank: int) -> RankLink | None:
         """Return a client without state that left a predecessor and comes anew."""
         link = self._node.links.get((wpg_id, rank))

@@ -86,10 +86,10 @@ class KeptDaemon(Daemon):
         assert self.sidecar._process is not None
         return self.sidecar._process.pid
 
-    def kill(self, *, wait: bool = True) -> None:
-        """Kill -9 the state manager; return when its successor serves, if asked."""
+    def kill(self, *, wait: bool = True, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the state manager, -9 by default; return when its successor serves, if asked."""
         before = self.restarts
-        os.kill(self.pid, signal.SIGKILL)
+        os.kill(self.pid, number)
         deadline_s = time.monotonic() + DEADLINE_S
         while wait and self.restarts == before:
             assert time.monotonic() < deadline_s, "no successor"

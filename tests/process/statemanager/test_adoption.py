@@ -78,14 +78,17 @@ def forget(daemon: KeptDaemon, *wpg_ids: str, epoch: int = 0) -> None:
         )
 
 
-def test_resident_and_parked_state_is_there_after_a_kill(kept: KeptDaemon) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_resident_and_parked_state_is_there_after_a_kill(
+    kept: KeptDaemon, number: signal.Signals
+) -> None:
     a, b = rank(kept, "a"), rank(kept, "b", seed=2)
     hashes = a("hash", name="params"), b("hash", name="params")
     addresses = a("addresses")
     assert kept.move("a", "HOST", lease_no=4).error.code == ""
     before = kept.inventory()
     digests = kept.digests("a"), kept.digests("b")
-    kept.kill()
+    kept.kill(number=number)
     after = kept.inventory()
     by_name = [sorted(found.wpgs, key=lambda wpg: wpg.wpg_id) for found in (before, after)]
     for wpg in (*by_name[0], *by_name[1]):

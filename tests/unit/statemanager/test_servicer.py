@@ -153,7 +153,8 @@ class Daemon:
         self.servicer.close()
         self.rank.client.close()
         self.data.close()
-        self.clients.close()
+        for link in list(self.node.links.values()):
+            self.clients.disconnect(link)
         self.node.close()
 
     @property
