@@ -38,12 +38,13 @@ class Retry:
         self._give_up_after_s = give_up_after_s
         self._what = what
         self._jitter = jitter
-        self._suspect = 0
         self.progress()
 
     def progress(self) -> None:
         """Note that the call got further: all patience starts anew."""
         self._started_s = self._clock.monotonic_s()
+        # Not by `_recover`: a deadline that passed says nothing of a bug that is met now and then.
+        self._suspect = 0
         self._recover()
 
     def _recover(self) -> None:

@@ -54,8 +54,9 @@ class Answered:
         self._beyond: set[int] = set()
 
     def add(self, seq: int) -> None:
-        """Note that the answer of `seq` has been read. O(1) amortised."""
-        self._beyond.add(seq)
+        """Note that the answer of `seq` has been read, again perhaps. O(1) amortised."""
+        if seq > self.upto:  # else it would stay in the set for good
+            self._beyond.add(seq)
         while self.upto + 1 in self._beyond:
             self.upto += 1
             self._beyond.remove(self.upto)

@@ -117,3 +117,14 @@ async def test_what_gets_further_is_awaited_as_long_as_it_does(clock: FakeClock)
 
     assert await persist(attempt, retry=growing) == "answer"
     assert call.attempts == 21
+
+
+async def test_bugs_met_now_and_then_do_not_end_what_gets_further(clock: FakeClock) -> None:
+    growing = patience(clock)
+    for _ in range(3 * MAX_SUSPECT):
+        await growing.pause(SUSPECT)
+        growing.progress()
+    for _ in range(MAX_SUSPECT):
+        await growing.pause(SUSPECT)
+    with pytest.raises(PlexError, match="gave up"):
+        await growing.pause(SUSPECT)
