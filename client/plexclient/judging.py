@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NoReturn, Protocol, TypedDict, Unpack
 
 from plexclient.checks import real
-from plexclient.errors import PlexError, bad_request
+from plexclient.errors import bad_request
 from plexclient.generation import Generation
 from plexclient.samples import Sample
 from plexclient.sampling import SamplingOptions
@@ -132,7 +132,7 @@ class JudgeBatch(ScoreBatch):
         prompts = [self._prompt(sample) for sample in samples]
         generation = self._judge.begin(prompts, text=True, options=self._options)
         self._generations.append(generation)
-        self._session.background.start(partial(self._read, generation, samples))
+        self._begin(partial(self._read, generation, samples))
 
     def announce(self) -> None:
         """Say nothing: the judge's instances are ready."""
@@ -147,19 +147,16 @@ class JudgeBatch(ScoreBatch):
         self, generation: Generation, samples: Sequence[reward_pb2.ScoreSample]
     ) -> None:
         begun_s, left = self._session.clock.monotonic_s(), len(samples)
-        try:
-            async with aclosing(generation.deltas()) as deltas:
-                async for delta in deltas:
-                    if delta.sample is None:
-                        continue
-                    left -= 1
-                    if not left:
-                        self._generations.remove(generation)  # nothing is left to end
-                    index = samples[delta.sample.prompt_index].index
-                    took_s = self._session.clock.monotonic_s() - begun_s
-                    self._done.put_nowait(self._judged(index, delta.sample, took_s=took_s))
-        except PlexError as error:
-            self._done.put_nowait(error)
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                if delta.sample is None:
+                    continue
+                left -= 1
+                if not left:
+                    self._generations.remove(generation)  # nothing is left to end
+                index = samples[delta.sample.prompt_index].index
+                took_s = self._session.clock.monotonic_s() - begun_s
+                self._done.put_nowait(self._judged(index, delta.sample, took_s=took_s))
 
     def _prompt(self, sample: reward_pb2.ScoreSample) -> str:
         reference = json.loads(sample.reference or '""')

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final
@@ -14,7 +23,6 @@ from plexclient import checks
 from plexclient.errors import ErrorCode, PlexError, bad_request, payload_too_large, unavailable
 from plexclient.ids import new_operation_id
 from plexclient.link import messages
-from plexclient.retry import Retry
 from plexclient.samples import Sample
 from plexclient.scores import Score, Scores
 from plexclient.session import Session
@@ -42,7 +50,7 @@ class ScoreBatch:
         self._settings = _json("settings", dict(settings))
         self._batch_id = new_operation_id()
         self._size = size
-        self._done: asyncio.Queue[Score | PlexError] = asyncio.Queue()
+        self._done: asyncio.Queue[Score | BaseException] = asyncio.Queue()
         self._calls: set[Any] = set()
         self._is_left = False
         self._version = ""
@@ -56,7 +64,17 @@ class ScoreBatch:
         for sample in samples:
             self._check_size(sample)
         for part in _parts(samples):
-            self._session.background.start(partial(self._ask, part))
+            self._begin(partial(self._ask, part))
+
+    def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Have samples answered by `work`; whoever reads the scores raises what it raises."""
+
+        def ended(done: Future[None]) -> None:
+            error = done.exception()
+            if error is not None:
+                self._done.put_nowait(error)
+
+        self._session.background.start(work).add_done_callback(ended)
 
     def announce(self) -> None:
         """Say that samples will come, so that workers are warm when the first does."""
@@ -95,7 +113,7 @@ class ScoreBatch:
         try:
             for _ in range(self._size):
                 found = await self._done.get()
-                if isinstance(found, PlexError):
+                if isinstance(found, BaseException):
                     raise found
                 yield found
         finally:
@@ -130,8 +148,7 @@ class ScoreBatch:
                         if not left:
                             return
             except PlexError as error:
-                if not await self._may_go_on(error, retry):
-                    return
+                await retry.pause(error)
 
     def _check_version(self, reply: reward_pb2.ScoreReply) -> None:
         """Take the version of a tenant's own program from the first reply, and no other."""
@@ -141,14 +158,6 @@ class ScoreBatch:
                 f"a score is by version {reply.version} of {self._program}, others of the batch by "
                 f"{self._version}"
             )
-
-    async def _may_go_on(self, error: PlexError, retry: Retry) -> bool:
-        try:
-            await retry.pause(error)
-        except PlexError as final:
-            self._done.put_nowait(final)
-            return False
-        return True
 
     async def _replies(
         self, samples: Collection[reward_pb2.ScoreSample]

@@ -14,6 +14,7 @@ import plexclient as plex
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.scoring import MAX_REQUEST_SAMPLES
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
+from plexclient.wire.v1 import reward_pb2
 from tests.fakes.fake_router import FakeRouter, Fault
 from tests.rigs.waiting import wait_until
 from tests.unit.client.conftest import TOKENIZER, Loop
@@ -61,6 +62,17 @@ def test_a_refusal_is_raised(loop: Loop, router: FakeRouter) -> None:
     router.fail("Score", Fault(refuse=PlexError(ErrorCode.NOT_FOUND, "no such program")))
     with pytest.raises(PlexError, match="no such program"):
         loop.job.score("nope", TEXTS)
+
+
+def test_an_answer_that_cannot_be_read_is_raised_and_not_waited_out(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nonsense(reply: reward_pb2.ScoreReply) -> plex.Score:
+        raise ValueError(f"no score: {reply.index}")
+
+    monkeypatch.setattr("plexclient.scoring._score", nonsense)
+    with pytest.raises(ValueError, match="no score: 0"):
+        loop.job.score.submit("exact", TEXTS).result(10)
 
 
 def test_an_error_of_a_sample_is_its_own(loop: Loop) -> None:
