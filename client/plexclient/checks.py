@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import UnionType
 
 from plexclient.errors import bad_request
 
@@ -45,7 +46,7 @@ def text(name: str, value: object) -> str:
     return value
 
 
-def of_type(name: str, value: object, kind: type, *, takes: str = "") -> None:
+def of_type(name: str, value: object, kind: type | UnionType, *, takes: str = "") -> None:
     """Refuse a `value` that is not of a class: of this package, unless what it `takes` is said.
 
     Raises:
@@ -54,7 +55,7 @@ def of_type(name: str, value: object, kind: type, *, takes: str = "") -> None:
     >>> of_type("batch", 7, int)
     """
     if not isinstance(value, kind):
-        must = takes or f"a plex.{kind.__name__}"
+        must = takes or f"a plex.{getattr(kind, '__name__', kind)}"
         raise bad_request(f"{name} is {value!r:.40}; it must be {must}", field=name)
 
 

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from plexclient.checks import of_type, real, whole
+from plexclient.checks import of_type, real, text, whole
 from plexclient.deployment import Deployment
 from plexclient.errors import bad_request
 from plexclient.ids import JobId, new_deployment_id
@@ -71,7 +71,7 @@ class Declared:
         return service_pb2.CreateDeploymentRequest(
             deployment_id=new_deployment_id(job_id, self.name),
             job_id=job_id,
-            name=self.name,
+            name=text("name", self.name),
             spec=self._spec(job_id),
         )
 
@@ -94,6 +94,8 @@ class Declared:
 
     def _spec(self, job_id: JobId) -> service_pb2.DeploymentSpec:
         of_type("parallel", self.parallel, Parallel)
+        model_kinds = str | Path | Deployment | Declared
+        of_type("model", self.model, model_kinds, takes="a directory, or another deployment")
         if self.optimizer is not None:
             of_type("optimizer", self.optimizer, AdamW)
         if self.lora is not None:
@@ -112,7 +114,7 @@ class Declared:
         trains = elastic.reserved and not elastic.has_window
         num_instances = self._trained_on() if trains else num_instances
         kept = whole("keep", self.keep, least=1, most=1 << 20)
-        model, source = str(self.model), ""
+        model, source = text("model", str(self.model)), ""
         if isinstance(self.model, Deployment):
             model, source = self.model.info.spec.model, self.model.deployment_id
         elif isinstance(self.model, Declared):
@@ -121,11 +123,11 @@ class Declared:
             role=role,
             model=model,
             model_deployment_id=source,
-            backend=self.backend,
+            backend=text("backend", self.backend),
             parallel=self.parallel.to_wire(),
             optimizer=self.optimizer.to_wire() if self.optimizer is not None else None,
             lora=self.lora.to_wire() if self.lora is not None else None,
-            dtype=self.dtype,
+            dtype=text("dtype", self.dtype),
             seed=whole("seed", self.seed, most=2**64 - 1),
             micro_batch_tokens=whole("micro_batch_tokens", self.micro_batch_tokens),
             max_model_len=whole("max_model_len", self.max_model_len),

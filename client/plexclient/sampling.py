@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from plexclient.checks import real, whole
+from plexclient.checks import of_type, real, text, whole
 from plexclient.errors import bad_request
 from plexclient.wire.v1 import operations_pb2
 
@@ -80,8 +80,11 @@ def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams
             f"generate has no option {unknown[0]!r}; it has "
             f"{', '.join(SamplingOptions.__annotations__)}"
         )
-    stop = options.get("stop", ())
-    seed = options.get("seed")
+    stop, seed = options.get("stop", ()), options.get("seed")
+    biases, stop_ids = options.get("logit_bias", {}), options.get("stop_token_ids", ())
+    of_type("stop", stop, Iterable, takes="a text, or a list of them")
+    of_type("stop_token_ids", stop_ids, Iterable, takes="a list of token ids")
+    of_type("logit_bias", biases, Mapping, takes="a dict of token ids and biases")
     params = operations_pb2.SamplingParams(
         n=whole("n", options.get("n", 1), least=1),
         max_tokens=whole("max_tokens", options.get("max_tokens", 256), least=1),
@@ -101,15 +104,13 @@ def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams
         ),
         logit_bias={
             whole("logit_bias", token, least=0): real("logit_bias", bias, least=-100, most=100)
-            for token, bias in options.get("logit_bias", {}).items()
+            for token, bias in biases.items()
         },
         structured=_structured(options.get("structured_outputs")),
-        stop_token_ids=[
-            whole("stop_token_ids", token, least=0) for token in options.get("stop_token_ids", ())
-        ],
-        stop=[stop] if isinstance(stop, str) else list(stop),
-        ignore_eos=options.get("ignore_eos", False),
-        prompt_logprobs=options.get("prompt_logprobs", False),
+        stop_token_ids=[whole("stop_token_ids", token, least=0) for token in stop_ids],
+        stop=[text("stop", one) for one in ([stop] if isinstance(stop, str) else stop)],
+        ignore_eos=_switch("ignore_eos", options.get("ignore_eos", False)),
+        prompt_logprobs=_switch("prompt_logprobs", options.get("prompt_logprobs", False)),
     )
     if params.min_tokens > params.max_tokens:
         raise bad_request(
@@ -117,7 +118,7 @@ def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams
         )
     if params.top_p == 0:
         raise bad_request("top_p=0: it must be in (0, 1]")
-    if any(not text for text in params.stop):
+    if not all(params.stop):
         raise bad_request("stop has an empty text, which would end every sample at once")
     if seed is not None:
         params.seed = whole("seed", seed, least=0, most=2**64 - 1)
@@ -184,6 +185,11 @@ def _check_prompt(prompt: Sequence[int], *, index: int, vocab_size: int) -> None
             f"[0, {most}]",
             prompt=index,
         )
+
+
+def _switch(name: str, value: bool) -> bool:
+    of_type(name, value, bool, takes="True or False")
+    return value
 
 
 def _off(top_k: int) -> int:

@@ -52,6 +52,13 @@ def test_a_seed_of_zero_is_a_seed() -> None:
     [
         {"n": 0},
         {"n": True},
+        {"stop": 5},
+        {"stop": [None]},
+        {"stop": "\ud800"},
+        {"stop_token_ids": 5},
+        {"logit_bias": [1]},
+        {"ignore_eos": "yes"},
+        {"prompt_logprobs": 3},
         {"max_tokens": 0},
         {"max_tokens": 1.5},
         {"min_tokens": 9, "max_tokens": 8},

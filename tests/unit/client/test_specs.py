@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+import plexclient as plex
 from plexclient.errors import ErrorCode, PlexError
+from plexclient.ids import JobId
 from plexclient.specs import AdamW, Elastic, Parallel, default_role
 from plexclient.wire.v1 import common_pb2, service_pb2
 
@@ -50,6 +52,16 @@ def test_a_layout_arrives_and_degrees_left_out_are_one() -> None:
 def test_an_optimizer_that_divides_by_zero_is_refused() -> None:
     with pytest.raises(PlexError, match="eps"):
         AdamW(eps=0.0)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"model": None}, {"backend": None}, {"dtype": float}, {"name": 7}, {"dtype": "\ud800"}],
+)
+def test_a_deployment_of_the_wrong_types_is_refused_by_name(field: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"name": "actor", "model": "/model", "backend": "noop"} | field
+    with pytest.raises(PlexError, match=f"bad_request: {next(iter(field))} "):
+        plex.Declared(given.pop("name"), **given).to_wire(JobId("job-1"))
 
 
 @pytest.mark.parametrize("on", ["", "gpu", None, 1])
