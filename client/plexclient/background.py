@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from plexclient.errors import ErrorCode, PlexError, bad_request
 
@@ -54,23 +54,32 @@ class Background:
                 self._loop.call_soon_threadsafe(self._group.create_task, _settle(make, future))
         return future
 
+    def run(self, make: Callable[[], Awaitable[R]]) -> R:
+        """Return what `make()` returns on the loop.
+
+        Raises:
+            PlexError: what it raised; `bad_request`, when called from a future's callback.
+        """
+        self.check_may_block()
+        return self.start(make).result()
+
     def pull(self, source: AsyncGenerator[R]) -> Generator[R]:
         """Yield what `source` yields on the loop; left early, it is closed there."""
+        pulled = _Pulled(source)
         try:
-            while (item := self.start(lambda: anext(source, None)).result()) is not None:
+            while (item := self.run(pulled.next)) is not None:
                 yield item
         finally:
-            self.start(source.aclose)
+            self.start(pulled.aclose)
 
     async def pull_aio(self, source: AsyncGenerator[R]) -> AsyncGenerator[R]:
         """Yield the same on the caller's own event loop."""
+        pulled = _Pulled(source)
         try:
-            while (
-                item := await asyncio.wrap_future(self.start(lambda: anext(source, None)))
-            ) is not None:
+            while (item := await asyncio.wrap_future(self.start(pulled.next))) is not None:
                 yield item
         finally:
-            self.start(source.aclose)
+            self.start(pulled.aclose)
 
     @property
     def is_own(self) -> bool:
@@ -111,6 +120,26 @@ class Background:
                 # What was started before `close` has made its first step by now, so it hears of
                 # this and answers its future.
                 raise asyncio.CancelledError
+
+
+class _Pulled(Generic[R]):
+    """A generator of the loop that is read from elsewhere. It yields no None."""
+
+    def __init__(self, source: AsyncGenerator[R]) -> None:
+        self._source = source
+        self._reading: asyncio.Task[Any] | None = None
+
+    async def next(self) -> R | None:
+        """Return the next item, None at the end."""
+        self._reading = asyncio.current_task()
+        return await anext(self._source, None)
+
+    async def aclose(self) -> None:
+        """Close the generator. Whoever was interrupted while it waited has left it at work."""
+        if self._reading is not None and not self._reading.done():
+            self._reading.cancel()  # a generator at work refuses to be closed
+            await asyncio.wait({self._reading})
+        await self._source.aclose()
 
 
 async def _settle(make: Callable[[], Awaitable[R]], future: Future[R]) -> None:

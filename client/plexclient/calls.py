@@ -67,7 +67,7 @@ class Call(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result; blocks until it is there."""
-        self._background.check_may_block()
+        self._background.check_may_block()  # before it starts: a refused call has done nothing
         return self._start(*args, **kwargs).result()
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:

@@ -17,15 +17,15 @@ from plexclient.clock import Clock, SystemClock
 from plexclient.errors import bad_request
 from plexclient.ids import JobId, new_job_id
 from plexclient.job import Job
-from plexclient.link import Link, bearer, dialed
+from plexclient.link import Link, bearer, dialed, router_tls
 from plexclient.options import ClientOptions
 from plexclient.retry import Retry, persist
 from plexclient.session import Session
 from plexclient.wire.v1 import service_pb2
 
 MAX_TTL_S: Final = 1e9
-MAX_STEPS: Final = 1_000_000_000
 """Longest session a client may ask for; the service has a shorter limit of its own."""
+MAX_STEPS: Final = 1_000_000_000
 
 
 class Cluster:
@@ -49,7 +49,7 @@ class Cluster:
         self._scratch = tempfile.TemporaryDirectory(prefix="plexclient-")
         self._sessions: list[Session] = []
         self._is_closed = False
-        self._link = self.background.start(lambda: _open(address, token=token, ca=ca)).result()
+        self._link = self.background.run(lambda: _open(address, token=token, ca=ca))
 
     def __enter__(self) -> Self:
         return self
@@ -143,10 +143,11 @@ class Cluster:
         """
         if self._is_closed or not self.background.is_own:
             return
+        self.background.check_may_block()  # before anything is marked as closed
         self._is_closed = True
         for session in self._sessions:
             session.stop()
-        self.background.start(self._link.close).result()
+        self.background.run(self._link.close)
         self.background.close()
         self._scratch.cleanup()
 
@@ -182,10 +183,12 @@ def connect(
     dialed(target)  # refused here, before anything is started
     own = found.token if token is None else token
     bearer(own)  # the same
+    signed_by = found.ca if ca is None else ca
+    router_tls(signed_by)  # the same
     return Cluster(
         target,
         token=own,
-        ca=found.ca if ca is None else ca,
+        ca=signed_by,
         job_id=found.job_id,
         options=options or ClientOptions(),
         clock=clock or SystemClock(),
@@ -193,4 +196,5 @@ def connect(
 
 
 async def _open(address: str, *, token: str, ca: str) -> Link:
+    # A coroutine although it awaits nothing: a channel belongs to the loop that it is made on.
     return Link(address, token=token, ca=ca)

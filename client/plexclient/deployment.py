@@ -60,15 +60,14 @@ class Deployment:
             PlexError: `not_found` when the model has none; `bad_request` without `tokenizers`.
         """
         if self._tokenizer is None:
-            self.background.check_may_block()
-            path = self.background.start(
+            path = self.background.run(
                 lambda: fetch_model_file(
                     self.job_session,
                     deployment_id=self.deployment_id,
                     name=TOKENIZER_FILE,
                     directory=self._cache_dir,
                 )
-            ).result()
+            )
             self._tokenizer = Tokenizer(path)
         return self._tokenizer
 

@@ -75,12 +75,12 @@ class Job:
         return self.session.background
 
     def __enter__(self) -> Self:
-        self.background.start(self._open).result()
+        self.background.run(self._open)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self.background.is_own:  # a fork that leaves the block ends nothing
-            self.background.start(lambda: self._close(error)).result()
+            self.background.run(lambda: self._close(error))
 
     async def __aenter__(self) -> Self:
         await asyncio.wrap_future(self.background.start(self._open))

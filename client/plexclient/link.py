@@ -58,7 +58,7 @@ def dialed(address: str) -> tuple[str, channels.Options]:
     if address.startswith("unix:"):
         return address, ()
     found = [one.rpartition(":") for one in address.split(",")]
-    if not all(host and port.isdigit() and 0 < int(port) < 2**16 for host, _, port in found):
+    if not all(host and port.isdecimal() and 0 < int(port) < 2**16 for host, _, port in found):
         raise bad_request(
             f"connect({address!r}): an address is 'host:port' or 'unix:path'; several are "
             "'host:port,host:port'"
