@@ -207,15 +207,17 @@ def _new_record(
 def _check_quota(scheduler: LiveScheduler, job: JobRecord, what: str, *, asked: int) -> None:
     """Refuse deployments that ask for more than their tenant may have."""
     quota = scheduler.registry.quotas.get((job.tenant, what))
-    held = scheduler.registry.held_by(job.tenant)[what]
-    if quota and asked > quota:  # no wait mends that
+    if not quota or not asked:
+        return  # most tenants: what they hold is not counted, which takes a look at every job
+    if asked > quota:  # no wait mends that
         raise PlexError(
             ErrorCode.NO_PLACEMENT,
             f"not deployed: tenant {job.tenant!r} asks for {asked} {what}, and its quota is "
             f"{quota}; ask for less, or an operator for more (`plexctl quota`)",
             limit=quota,
         )
-    if quota and asked and held + asked > quota:
+    held = scheduler.registry.held_by(job.tenant)[what]
+    if held + asked > quota:
         raise queue_full(
             f"not deployed: tenant {job.tenant!r} has deployments on {held} {what} and asks for "
             f"{asked} more, and its quota is {quota}; end a job, or ask an operator for more "
