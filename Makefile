@@ -8,6 +8,9 @@ DEMO ?= arithmetic
 FAULTS ?= 300
 SEED ?= 22
 
+# Tests start many processes of the same modules: the first compiles these for all.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test search chaos check docs proto setup clean browser
 
 setup: $(VENV)/.installed-$(ENGINES)
@@ -57,9 +60,11 @@ search: setup
 chaos: setup
 	PLEX_CHAOS_FAULTS=$(FAULTS) PLEX_CHAOS_SEED=$(SEED) PLEX_CHAOS_HISTORIES=1500 PLEX_CHAOS_KILLS=20 \
 		$(BIN)/python -m pytest -s --run-slow --search --hypothesis-seed=$(SEED) tests/chaos tests/unit/scheduler/core/test_properties.py \
-		tests/process/statemanager/test_adoption.py tests/process/worker/test_backend_contract.py tests/process/reward/test_paid.py \
+		tests/process/statemanager/test_adoption.py tests/process/worker/test_backend_contract.py \
 		tests/system/test_rewards.py::test_kills_change_no_score \
 		tests/system/test_spot.py::test_kills_of_spot_instances_at_any_token_change_no_token $(PYTEST)
+	$(BIN)/python -m pytest --run-slow --search -m "rare or every" --ignore tests/chaos \
+		--ignore tests/process/worker/test_backend_contract.py $(PYTEST)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep every n-th case of the tests that say so; pytest tells how many are deselected."""
+    """Keep what is not rare, and every n-th case of tests that say so; pytest counts the others."""
     seen: Counter[str] = Counter()
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
@@ -82,6 +82,7 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("every")
         function = item.nodeid.partition("[")[0]
         is_kept = marker is None or seen[function] % marker.args[0] == 0
+        is_kept = is_kept and item.get_closest_marker("rare") is None
         (kept if is_kept else left_out).append(item)
         seen[function] += 1
     if left_out:

@@ -473,6 +473,7 @@ def test_two_jobs_end_as_if_nothing_had_happened(
             assert run(storm, tiny_model, cycles=cycles) == expected
 
 
+@pytest.mark.rare
 def test_a_service_that_is_killed_in_a_row_loses_nothing(tmp_path: Path, tiny_model: Path) -> None:
     with started(tmp_path, "sqlite") as cluster:
         dice, service, ends = random.Random(SEED), cluster.service, list[float]()

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 LOOP = ROOT / "examples" / "tool_loop.py"
 
 
+@pytest.mark.rare
 def test_the_tool_loop_learns_to_find_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -105,7 +105,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield found
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_program_gets_all_its_points(name: str, sandbox: Sandbox) -> None:
     code, tests, has_packages = RIGHT[name]
@@ -122,7 +122,7 @@ def test_a_right_sample_passes_ordinary_test_files(sandbox: Sandbox) -> None:
     assert found.score == 1, found.output
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ordinary_suites.SUITES)
 def test_a_right_sample_passes_an_ordinary_test_file(name: str, sandbox: Sandbox) -> None:
     code, test = ordinary_suites.SUITES[name]
@@ -134,10 +134,10 @@ def test_a_right_sample_passes_an_ordinary_test_file(name: str, sandbox: Sandbox
 
 @pytest.mark.parametrize("name", paid_hacks.SAMPLES)
 def test_no_sample_gets_a_point_from_an_assertion_that_it_did_not_earn(
-    name: str, sandbox: Sandbox
+    name: str, sandbox: Sandbox, every: Callable[[int], int]
 ) -> None:
-    at = list(paid_hacks.SAMPLES).index(name)
-    texts = [paid_hacks.ASSERTIONS[(at + 3 * k) % len(paid_hacks.ASSERTIONS)] for k in range(8)]
+    at, count = list(paid_hacks.SAMPLES).index(name), len(paid_hacks.ASSERTIONS)
+    texts = [paid_hacks.ASSERTIONS[(at + 3 * k) % count] for k in range(0, 8, every(4))]
     tests = [{"assert": text} for text in (*paid_hacks.ASSERTIONS[:4], *texts)]
     found = run(sandbox, "code_python", paid_hacks.SAMPLES[name], tests)
     assert isinstance(found, Scored)

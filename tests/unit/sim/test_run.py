@@ -652,6 +652,7 @@ def test_a_simulated_cluster_has_the_limits_of_a_live_one() -> None:
     assert (Limits().max_jobs, Limits().placement_timeout_us) == (4096, 0)
 
 
+@pytest.mark.rare
 @pytest.mark.timeout(240)  # 17 s of processor on an idle machine
 def test_a_job_behind_a_stream_of_higher_priorities_starts_within_two_days() -> None:
     """Four nodes that jobs of priority 10 fill for 60 hours; a run of ten hours has none."""
@@ -668,6 +669,7 @@ def test_a_job_behind_a_stream_of_higher_priorities_starts_within_two_days() -> 
     assert 24 < waited_h < 2 * 24 + 2
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.timeout(240)  # 27 s of processor on an idle machine
 def test_no_job_is_placed_above_the_duty_cap_while_others_move_out(

@@ -38,6 +38,7 @@ FAULTY_KINDS = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("kind", FAULTY_KINDS)
 @pytest.mark.parametrize("error", ERRORS)
