@@ -162,6 +162,7 @@ async def test_what_is_no_http_is_answered_and_fills_no_log(
     ("more", "body"),
     [
         (b"Content-Type: application/json; charset=foo\r\n", b"{}"),
+        (b"Content-Type: application/json; charset=punycode\r\n", b"{}"),
         (b"Content-Type: application/json; charset=utf-16\r\n", b"{}x"),
         (b"Content-Encoding: gzip\r\n", b"abcd"),
         (b"", b"\xff\xfe"),
@@ -177,6 +178,18 @@ async def test_a_body_that_cannot_be_read_is_its_senders_fault_and_fills_no_log(
         writer.write(head + more + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         assert b"400 Bad Request" in await closed(reader)
     assert not caplog.records
+
+
+async def test_no_body_is_read_by_an_encoding_that_takes_minutes() -> None:
+    headers = HEADERS | {"Content-Type": "application/json; charset=punycode"}
+    body = b"-" + b"a" * 1_000_000
+    async with (
+        asyncio.timeout(10),
+        served() as address,
+        client(address) as http,
+        http.post("/echo", data=body, headers=headers) as reply,
+    ):
+        assert (reply.status, "utf-8" in await reply.text()) == (400, True)
 
 
 async def test_a_connection_beyond_the_bound_is_closed() -> None:
