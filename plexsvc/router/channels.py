@@ -7,6 +7,8 @@ from typing import Final
 
 import grpc.aio
 
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
+from plexsvc.errors import payload_too_large
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.keys import ClusterKeys
@@ -37,8 +39,15 @@ class ChannelPool:
         """Yield the messages that a method of `target` answers a request with.
 
         Raises:
-            PlexError: what it refused, or why it could not be reached.
+            PlexError: what it refused, or why it could not be reached; `payload_too_large` for a
+                request that grew beyond a message on its way here, as JSON of other alphabets does.
         """
+        # gRPC would say RESOURCE_EXHAUSTED, which reads as a fault that passes: tried for ever.
+        if len(request) > MAX_MESSAGE_BYTES:
+            raise payload_too_large(
+                f"the request takes {len(request)} bytes on its way; at most {MAX_MESSAGE_BYTES}: "
+                "shorten it"
+            )
         channel = self.to(target)
         start: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
         call = start(request, timeout=timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
@@ -18,6 +19,18 @@ NOWHERE = "unix:/nowhere/proxy.sock"
 
 def request(samples: int) -> pb.ScoreRequest:
     return pb.ScoreRequest(samples=[pb.ScoreSample(index=i) for i in range(samples)])
+
+
+async def test_a_request_that_grew_beyond_a_message_is_too_large_and_not_tried_for_ever() -> None:
+    large = pb.ScoreRequest(samples=[pb.ScoreSample(text="x" * (MAX_MESSAGE_BYTES + 1))])
+    channels = ChannelPool(KEYS)
+    with pytest.raises(PlexError, match="bytes on its way") as refused:
+        async for _ in Rewards(channels, config=RouterConfig(reward=NOWHERE)).score(
+            large, tenant=ACME
+        ):
+            pass
+    await channels.aclose()
+    assert refused.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
 @pytest.mark.parametrize(
