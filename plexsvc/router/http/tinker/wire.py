@@ -76,17 +76,32 @@ def request_of_json(asked: Mapping[str, Any], *, is_forward: bool) -> pb.Forward
                 if chunk.get("type", "encoded_text") != "encoded_text":
                     made.model_input.add().image.SetInParent()  # refused when its number is taken
                     continue
-                tokens = np.asarray(chunk["tokens"], "<i4").tobytes()
-                made.model_input.add().encoded_text.tokens = tokens
+                tokens = _numbers(chunk["tokens"], np.dtype("<i4"))
+                made.model_input.add().encoded_text.tokens = tokens.tobytes()
             for name, tensor in datum["loss_fn_inputs"].items():
                 dtype = _NAMES[tensor["dtype"]]
-                data = np.asarray(tensor["data"], _DTYPES[dtype])
+                data = _numbers(tensor["data"], _DTYPES[dtype])
                 shape = tensor.get("shape") or [data.size]
                 message = pb.Tensor(dense=data.tobytes(), dtype=dtype, shape=shape)
                 made.loss_fn_inputs[name].CopyFrom(message)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise bad_request(f"the body is no forward_backward request: {error!r}") from error
     return found
+
+
+def _numbers(given: Any, dtype: np.dtype[Any]) -> Array:
+    """Return numbers of JSON as this type; whole ones are not made of others by rounding.
+
+    Raises:
+        TypeError: they are none, or not whole where that is wanted.
+    """
+    found = np.asarray(given)
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"numbers are wanted, not {found.ravel()[0]!r:.80}")
+    made = found.astype(dtype)
+    if dtype.kind == "i" and found.size and (found.dtype.kind != "i" or (made != found).any()):
+        raise TypeError(f"whole numbers of {dtype} are wanted, not {found.ravel()[0]!r:.80}, ...")
+    return made
 
 
 def pass_of_body(body: bytes) -> PackedPass:

@@ -49,6 +49,14 @@ def test_datums_become_one_packed_batch() -> None:
     assert found.arguments == pytest.approx({"clip": 0.2, "clip_high": 0.2})
 
 
+@pytest.mark.parametrize("tokens", [[1.5], ["7"], [True], [None], [2**31], [2**63]])
+def test_a_number_of_json_that_is_no_token_is_refused_and_never_rounded(tokens: list[Any]) -> None:
+    datum = {"model_input": {"chunks": [{"tokens": tokens}]}, "loss_fn_inputs": {}}
+    given = {"data": [datum], "loss_fn": "cross_entropy"}
+    with pytest.raises(PlexError, match="bad_request"):
+        wire.request_of_json({"model_id": "m", "forward_input": given}, is_forward=True)
+
+
 def test_a_request_as_json_is_the_same() -> None:
     def column(values: list[float], dtype: str = "float32") -> dict[str, Any]:
         return {"data": values, "dtype": dtype, "shape": [len(values)]}
