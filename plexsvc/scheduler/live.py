@@ -291,10 +291,11 @@ class LiveScheduler:
         assert self._storing is not None, rows
         await self._storing.write(rows)
 
-    async def records(self, *, tenant: str, prefix: str) -> list[RecordRow]:
-        """Return what routers remember for a tenant under keys that begin so."""
+    async def records(self, *, tenant: str, prefix: str, after: str, limit: int) -> list[RecordRow]:
+        """Return what routers remember for a tenant under keys that begin so, behind a key."""
         assert self._storing is not None, prefix
-        return await self._storing.run(partial(self._store.records, tenant=tenant, prefix=prefix))
+        find = partial(self._store.records, tenant=tenant, prefix=prefix, after=after, limit=limit)
+        return await self._storing.run(find)
 
     def _given_up(self, wpg_id: str, address: str, because: str) -> None:
         """Tell the core that an instance does not come back by itself."""

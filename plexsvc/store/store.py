@@ -210,12 +210,22 @@ class Store:
         query = sa.select(QUOTAS).where(QUOTAS.c.most > 0).order_by(QUOTAS.c.tenant, QUOTAS.c.what)
         return self._read(query, QuotaRow)
 
-    def records(self, *, tenant: str, prefix: str) -> list[RecordRow]:
-        """Return what routers remember for a tenant under keys that begin so, by key."""
-        last = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        mine = (RECORDS.c.tenant == tenant, RECORDS.c.key >= prefix, RECORDS.c.key < last)
-        query = sa.select(RECORDS).where(*mine).order_by(RECORDS.c.key)
-        return self._read(query, RecordRow)
+    def records(
+        self, *, tenant: str, prefix: str, after: str = "", limit: int = 1024
+    ) -> list[RecordRow]:
+        """Return what routers remember for a tenant under keys that begin so, by key.
+
+        Args:
+            tenant: whose.
+            prefix: how their keys begin.
+            after: the key before the first one; all are behind an empty one.
+            limit: how many at most.
+        """
+        # The first key that no longer begins so: a range, which the table's own index answers.
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        key = RECORDS.c.key
+        mine = (RECORDS.c.tenant == tenant, key >= prefix, key < end, key > after)
+        return self._read(sa.select(RECORDS).where(*mine).order_by(key).limit(limit), RecordRow)
 
     def usage(
         self, *, tenant: str = "", job_id: str = "", before_us: int | None = None

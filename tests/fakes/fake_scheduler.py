@@ -24,6 +24,7 @@ from plexsvc.ids import show
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import add_service, unary_methods
+from plexsvc.scheduler.api.records import page_of
 from tests.rigs.keys import KEYS
 
 Reply = TypeVar("Reply", bound=Message)
@@ -81,12 +82,11 @@ class FakeScheduler:
         return pb.KeepRecordsReply()
 
     async def GetRecords(self, request: pb.GetRecordsRequest, _: object) -> pb.GetRecordsReply:
-        found = [
+        return page_of(
             pb.Record(key=key, body=body)
             for (tenant, key), body in sorted(self.kept.items())
-            if tenant == request.tenant and key.startswith(request.prefix)
-        ]
-        return pb.GetRecordsReply(records=found)
+            if tenant == request.tenant and key.startswith(request.prefix) and key > request.after
+        )
 
     async def KeepAlive(self, request: pb.KeepAliveRequest, _: object) -> pb.KeepAliveReply:
         self._job(request.job_id, request.tenant)

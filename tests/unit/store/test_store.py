@@ -263,6 +263,9 @@ def test_records_are_found_by_how_their_keys_begin_until_they_are_gone(url: str)
     store.close()
     after = open_store(url, now_us=2)
     assert after.records(tenant="mine", prefix="a/") == [record("a/1")]
+    assert after.records(tenant="mine", prefix="a/", after="a/1") == []
+    assert after.records(tenant="mine", prefix="a", limit=1) == [record("a/1")]
+    assert after.records(tenant="mine", prefix="a", after="a/1") == [record("ab/1")]
     if after.write_now([record("a/3"), RecordGone(tenant="mine", key="a/1")]):  # on SQLite
         assert after.records(tenant="mine", prefix="a/") == [record("a/3")]
     after.close()

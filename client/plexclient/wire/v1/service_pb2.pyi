@@ -68,18 +68,22 @@ class KeepRecordsReply(_message.Message):
     def __init__(self) -> None: ...
 
 class GetRecordsRequest(_message.Message):
-    __slots__ = ("tenant", "prefix")
+    __slots__ = ("tenant", "prefix", "after")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     prefix: str
-    def __init__(self, tenant: _Optional[str] = ..., prefix: _Optional[str] = ...) -> None: ...
+    after: str
+    def __init__(self, tenant: _Optional[str] = ..., prefix: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
 
 class GetRecordsReply(_message.Message):
-    __slots__ = ("records",)
+    __slots__ = ("records", "has_more")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[Record]
-    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+    has_more: bool
+    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., has_more: _Optional[bool] = ...) -> None: ...
 
 class CreateJobRequest(_message.Message):
     __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels", "priority", "max_slowdown", "expected_steps", "resume_id", "is_seen_dead")

@@ -16,13 +16,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import bad_request, not_found
 from plexsvc.ids import TenantId
 from plexsvc.paths import CheckedPath
 from plexsvc.router.api import SchedulerApi
+from plexsvc.router.http.tinker.records import Records
 from plexsvc.router.looks import Looks
 from plexsvc.router.roots import Roots
 
@@ -89,7 +89,7 @@ class Names:
         clock: Clock,
         secret: str,
     ) -> None:
-        self._scheduler = scheduler
+        self._records = Records(scheduler)
         self._roots = roots
         self._looks = looks
         self.clock = clock
@@ -116,9 +116,8 @@ class Names:
         if not model_id.isprintable():  # a store may not take such texts
             return []
         prefix = f"{_PREFIX}{SCHEME}" + (f"{model_id}/" if model_id else "")
-        request = pb.GetRecordsRequest(tenant=tenant, prefix=prefix)
-        found = await self._scheduler.call("GetRecords", request, pb.GetRecordsReply)
-        every = [Saved(**json.loads(one.body)) for one in found.records]
+        found = await self._records.find(tenant, prefix)
+        every = [Saved(**json.loads(body)) for body in found.values()]
         now_us = self.clock.wall_us()
         over = [one for one in every if 0 < one.expires_us <= now_us]
         for one in over:
@@ -143,14 +142,11 @@ class Names:
 
     async def keep(self, saved: Saved, *, tenant: TenantId) -> None:
         """Remember a name; durable on return."""
-        record = pb.Record(key=_key(saved), body=json.dumps(asdict(saved)).encode())
-        request = pb.KeepRecordsRequest(tenant=tenant, records=[record])
-        await self._scheduler.call("KeepRecords", request, pb.KeepRecordsReply)
+        await self._records.keep(tenant, {_key(saved): asdict(saved)})
 
     async def drop(self, saved: Saved, *, tenant: TenantId) -> None:
         """Forget a name, and remove its files."""
-        request = pb.KeepRecordsRequest(tenant=tenant, gone=[_key(saved)])
-        await self._scheduler.call("KeepRecords", request, pb.KeepRecordsReply)
+        await self._records.keep(tenant, {}, gone=[_key(saved)])
         await self.remove(saved.path, tenant=tenant)
 
     async def remove(self, path: str, *, tenant: TenantId) -> None:

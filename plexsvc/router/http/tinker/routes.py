@@ -330,8 +330,9 @@ def named(handle: Handle) -> Handle:
             is_gone = error.code in {ErrorCode.RESULT_GONE, ErrorCode.JOB_ENDED}
             return web.json_response(error_of(error), status=410 if is_gone else 400)
         except (AttributeError, KeyError, TypeError) as error:
-            # Only what somebody else than the SDK sent has another form.
-            log.error("request not understood", path=request.path)
+            # Only what somebody else than the SDK sent has another form. No traceback: whoever
+            # sends many would fill the log.
+            log.warning("request not understood", path=request.path, error=error)
             told = error_of(bad_request(f"the body has not the form that the SDK sends: {error!r}"))
             return web.json_response(told, status=400)
 

@@ -17,7 +17,7 @@ from plexclient.ids import new_operation_id
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import tinker_pb2 as pb
-from plexsvc.errors import bad_request, not_found
+from plexsvc.errors import bad_request, not_found, queue_full
 from plexsvc.ids import TenantId
 from plexsvc.router import bounds
 from plexsvc.router.downloads import Downloads
@@ -38,6 +38,8 @@ from plexsvc.router.http.tinker.training import Training, text, whole
 MAX_TOP: Final = 20
 """Likeliest tokens that come with one."""
 MAX_STOPS: Final = 16
+MAX_SAMPLERS: Final = 16_384
+"""Samplers of a session that are created; a loop that saves for each step makes more by that."""
 MASK_LOGPROB: Final = -99999.0
 """What the SDK reads as no token."""
 _FIELDS: Final = frozenset({"max_tokens", "seed", "stop", "temperature", "top_k", "top_p"})
@@ -90,6 +92,10 @@ class Sampling:
             base_model = text(asked, "base_model")
             sampler = {"base_model": base_model, "path": self._training.known(base_model).model}
         sampler_id = f"{session.session_id}:sample:{number}"
+        if len(session.samplers) >= MAX_SAMPLERS and sampler_id not in session.samplers:
+            raise queue_full(
+                f"session {session.session_id} has {MAX_SAMPLERS} samplers; create another session"
+            )
         if session.samplers.setdefault(sampler_id, sampler) != sampler:
             raise bad_request(f"{sampler_id} is of other weights; number samplers anew")
         await self._sessions.keep(session, {f"sampler/{sampler_id}": sampler})

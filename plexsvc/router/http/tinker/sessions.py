@@ -14,7 +14,7 @@ import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.http.tinker.lanes import OperationLane, Wire
+from plexsvc.router.http.tinker.records import Records, check_size
 from plexsvc.slots import Limit
 
 TTL_US: Final = 180_000_000
@@ -35,10 +36,10 @@ PREFIX: Final = "tinker-"
 """What a session's id begins with."""
 MAX_FUTURES: Final = 65_536
 """Futures of a session whose answers are not acknowledged."""
-BODIES: Final = Limit(
+UNREAD: Final = Limit(
     total=2 << 30,
-    what="bytes of Tinker requests whose answers were not read",
-    key="sessions.BODIES",
+    what="bytes of Tinker requests and answers that were not read",
+    key="sessions.UNREAD",
 )
 MAX_FACTS_BYTES: Final = 64 << 10
 """What a client may tell of a session, a model or saved weights: each list of them reads it."""
@@ -54,6 +55,11 @@ class FutureResult:
     told: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
     message: Message | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes until it is read: what comes without a message is small."""
+        return 0 if self.message is None else self.message.ByteSize()
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Future:
@@ -68,7 +74,7 @@ class Future:
     is_old: bool = False
     """Told before the last heartbeat."""
     nbytes: int = 0
-    """Of its record; the body leaves memory once the answer is there."""
+    """Of its record and its answer; the body leaves memory once that is there."""
 
     @property
     def clone(self) -> int:
@@ -139,12 +145,13 @@ class TinkerSessions:
         runners: Mapping[str, Runner],
     ) -> None:
         self._scheduler = scheduler
+        self._records = Records(scheduler)
         self._wire = wire
         self._control = control
         self._keep_alive = keep_alive
         self._runners = runners
         self._sessions: dict[tuple[TenantId, str], TinkerSession] = {}
-        self._bodies: Counter[TenantId] = Counter()
+        self._unread: Counter[TenantId] = Counter()
         """Bytes of each tenant's futures."""
         self._loading = asyncio.Lock()
         self.clock = wire.clock
@@ -164,9 +171,7 @@ class TinkerSessions:
         } | {"created_us": self._wire.clock.wall_us()}
         check_facts(facts, "tags, user_metadata, display_name and project_id")
         session = TinkerSession(tenant=tenant, session_id=session_id, facts=facts)
-        record = pb.Record(key=f"session/{session_id}", body=json.dumps(facts).encode())
-        kept = pb.KeepRecordsRequest(tenant=tenant, records=[record])
-        await self._scheduler.call("KeepRecords", kept, pb.KeepRecordsReply)
+        await self._records.keep(tenant, {f"session/{session_id}": facts})
         request = pb.CreateJobRequest(job_id=session_id, name="tinker", session_ttl_us=TTL_US)
         try:
             await self._control("CreateJob", request, tenant=tenant)
@@ -206,7 +211,7 @@ class TinkerSessions:
         assert isinstance(jobs, pb.ListJobsReply), jobs
         live = {job.job_id for job in jobs.jobs}
         sessions = []
-        for session_id, body in (await self._records("session/", tenant=tenant)).items():
+        for session_id, body in (await self._records.find(tenant, "session/")).items():
             session = TinkerSession(tenant=tenant, session_id=session_id, facts=json.loads(body))
             if session_id in live:
                 sessions.append(await self.get(session_id, tenant=tenant))
@@ -254,10 +259,9 @@ class TinkerSessions:
             one.work.cancel()
             self._remove(session, one)
         prefix = f"{session.session_id}/"
-        found = await self._records(prefix, tenant=session.tenant)
+        found = await self._records.find(session.tenant, prefix)
         gone = [f"session/{session.session_id}", *(prefix + name for name in found)]
-        request = pb.KeepRecordsRequest(tenant=session.tenant, gone=gone)
-        await self._scheduler.call("KeepRecords", request, pb.KeepRecordsReply)
+        await self._records.keep(session.tenant, {}, gone=gone)
 
     async def start(
         self,
@@ -286,8 +290,8 @@ class TinkerSessions:
                 "read; read some",
             )
         record = future.to_record()
-        held, taken = self._bodies[session.tenant], self._bodies.total()
-        BODIES.check(session.tenant, held=held, taken=taken, more=len(record))
+        check_size(len(record))  # before it begins: what is refused for good has done nothing
+        self._check_room(session, len(record))
         self._add(session, future, nbytes=len(record))
         self._begin(session, future)
         await asyncio.sleep(0)  # it takes longer than all that is done here: it goes first
@@ -305,15 +309,12 @@ class TinkerSessions:
                 one.work.cancel()
 
     async def keep(
-        self, session: TinkerSession, records: Mapping[str, Any], *, gone: list[str] | None = None
+        self, session: TinkerSession, records: Mapping[str, Any], *, gone: Sequence[str] = ()
     ) -> None:
         """Write records of a session, as bytes or JSON; durable on return."""
-        request = pb.KeepRecordsRequest(tenant=session.tenant)
-        for key, value in records.items():
-            body = value if isinstance(value, bytes) else json.dumps(value).encode()
-            request.records.add(key=f"{session.session_id}/{key}", body=body)
-        request.gone.extend(f"{session.session_id}/{key}" for key in gone or ())
-        await self._scheduler.call("KeepRecords", request, pb.KeepRecordsReply)
+        prefix = f"{session.session_id}/"
+        kept = {prefix + key: value for key, value in records.items()}
+        await self._records.keep(session.tenant, kept, gone=[prefix + key for key in gone])
 
     def lane(self, session: TinkerSession, deployment_id: str) -> OperationLane:
         """Return the lane of a deployment of a session."""
@@ -326,14 +327,27 @@ class TinkerSessions:
             )
         return session.lanes[deployment_id]
 
+    def _check_room(self, session: TinkerSession, nbytes: int) -> None:
+        """Refuse bytes beyond what may wait to be read.
+
+        Raises:
+            PlexError: `queue_full`.
+        """
+        held, taken = self._unread[session.tenant], self._unread.total()
+        UNREAD.check(session.tenant, held=held, taken=taken, more=nbytes)
+
     def _add(self, session: TinkerSession, future: Future, *, nbytes: int) -> None:
         session.futures[future.request_id] = future
-        future.nbytes = nbytes
-        self._bodies[session.tenant] += nbytes
+        self._count(session, future, nbytes)
+
+    def _count(self, session: TinkerSession, future: Future, nbytes: int) -> None:
+        if session.futures.get(future.request_id) is future:  # else it was removed meanwhile
+            future.nbytes += nbytes
+            self._unread[session.tenant] += nbytes
 
     def _remove(self, session: TinkerSession, future: Future) -> None:
         if session.futures.pop(future.request_id, None) is not None:
-            self._bodies[session.tenant] -= future.nbytes
+            self._unread[session.tenant] -= future.nbytes
         ended = session.ended.get((future.facts.get("sampler_id", ""), future.clone))
         if ended is not None:
             ended.forget(future.request_id)
@@ -344,21 +358,27 @@ class TinkerSessions:
 
     async def _run(self, session: TinkerSession, future: Future) -> FutureResult | PlexError:
         try:
-            return await self._runners[future.kind](session, future)
+            found = await self._runners[future.kind](session, future)
+            # New requests are refused first. An answer is only where many ran when room went out:
+            # its work is done all the same, and who reads is told what became of it.
+            self._check_room(session, found.nbytes)
+            self._count(session, future, found.nbytes)
         except PlexError as error:
             return error
         except Exception as error:  # noqa: BLE001 - a bug of ours is told to its caller alone
             log.error("request failed", request_id=future.request_id)
             return internal(f"the router failed: {error!r}; its log says where")
+        else:
+            return found
         finally:
             future.body = b""
 
     async def _load(self, session_id: str, *, tenant: TenantId) -> TinkerSession:
-        known = await self._records(f"session/{session_id}", tenant=tenant)
+        known = await self._records.find(tenant, f"session/{session_id}")
         if "" not in known:
             raise _unknown(session_id)
         session = TinkerSession(tenant=tenant, session_id=session_id, facts=json.loads(known[""]))
-        for key, body in (await self._records(f"{session_id}/", tenant=tenant)).items():
+        for key, body in (await self._records.find(tenant, f"{session_id}/")).items():
             kind, _, name = key.partition("/")
             match kind:
                 case "model":
@@ -372,12 +392,6 @@ class TinkerSessions:
                     session.futures[future.request_id] = future
         await self._resume(session)
         return session
-
-    async def _records(self, prefix: str, *, tenant: TenantId) -> dict[str, bytes]:
-        """Return records by what comes after the prefix of their keys."""
-        request = pb.GetRecordsRequest(tenant=tenant, prefix=prefix)
-        found = await self._scheduler.call("GetRecords", request, pb.GetRecordsReply)
-        return {one.key.removeprefix(prefix): one.body for one in found.records}
 
     async def _resume(self, session: TinkerSession) -> None:
         """Go on where the router before was: what it had acknowledged, and every future."""

@@ -12,7 +12,7 @@ from plexclient.ids import JobId, new_deployment_id
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.errors import PlexError, bad_request
+from plexsvc.errors import PlexError, bad_request, queue_full
 from plexsvc.ids import TenantId
 from plexsvc.router.config import TinkerModel
 from plexsvc.router.http.server import off_loop
@@ -39,6 +39,10 @@ STEP: Final[Mapping[str, str]] = {
     "grad_clip_norm": "clip_grad_norm",
 }
 """Fields of `AdamParams`, by the names that a step has for them."""
+MAX_MODELS: Final = 1024
+"""Models of a session: each has a record, and facts of its client's in it."""
+MAX_TEXT_CHARS: Final = 2048
+"""Of an id, a path or a name in a request: samplers and models keep theirs."""
 OPENING: Final = 1
 """Number of the operation that a model begins with; the client's first request has the next."""
 
@@ -111,6 +115,11 @@ class Training:
         """
         check_facts(facts, "user_metadata")
         model_id = f"{session.session_id}:train:{number}"
+        is_new = model_id not in session.models
+        if is_new and len(session.models) >= MAX_MODELS:
+            raise queue_full(
+                f"session {session.session_id} has {MAX_MODELS} models; create another session"
+            )
         model = {
             "model_id": model_id,
             "base_model": base_model,
@@ -124,7 +133,12 @@ class Training:
             body=json.dumps(asked, sort_keys=True).encode(),
         )
         session.models.setdefault(model_id, model)
-        return await self._sessions.start(session, future, records={f"model/{model_id}": model})
+        try:
+            return await self._sessions.start(session, future, records={f"model/{model_id}": model})
+        except PlexError:
+            if is_new:
+                session.models.pop(model_id, None)
+            raise
 
     async def submit(
         self, kind: str, model_id: str, seq: int, body: bytes, *, tenant: TenantId, **facts: Any
@@ -310,8 +324,9 @@ def text(asked: Asked, name: str) -> str:
         PlexError: `bad_request`.
     """
     found = asked.get(name)
-    if not isinstance(found, str) or not found:
-        raise bad_request(f"{name} is {found!r:.80}; give a text", field=name)
+    if not isinstance(found, str) or not 0 < len(found) <= MAX_TEXT_CHARS:
+        wanted = f"a text of up to {MAX_TEXT_CHARS} characters"
+        raise bad_request(f"{name} is {found!r:.80}; give {wanted}", field=name)
     return found
 
 

@@ -23,7 +23,7 @@ from plexsvc.router.auth import Tenants
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.control import Control
 from plexsvc.router.http.server import serving
-from plexsvc.router.http.tinker import routes, sessions
+from plexsvc.router.http.tinker import records, routes, sessions, training
 from plexsvc.router.http.tinker.lanes import Wire
 from plexsvc.router.http.tinker.names import Names
 from plexsvc.router.looks import Looks
@@ -227,8 +227,8 @@ async def test_bytes_of_requests_are_bounded_until_their_answers_were_read(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session_id, model = await rig.model()
-    small = Limit(total=8000, what="bytes", key="BODIES", code=sessions.BODIES.code)
-    monkeypatch.setattr(sessions, "BODIES", small)
+    small = Limit(total=8000, what="bytes", key="UNREAD", code=sessions.UNREAD.code)
+    monkeypatch.setattr(sessions, "UNREAD", small)
     large = step(model, 1) | {"padding": "x" * 2000}
     await rig.future("optim_step", large)
     status, told = await rig.ask("optim_step", large | {"seq_id": 2})
@@ -236,6 +236,47 @@ async def test_bytes_of_requests_are_bounded_until_their_answers_were_read(
     for _ in range(2):
         await rig.ask("session_heartbeat", {"session_id": session_id})
     assert (await rig.future("optim_step", large | {"seq_id": 2}))["type"] == "optim_step"
+
+
+async def test_answers_that_nobody_reads_are_bounded_by_their_bytes(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id, model = await rig.model()
+    small = Limit(total=16_000, what="bytes", key="UNREAD", code=sessions.UNREAD.code)
+    monkeypatch.setattr(sessions, "UNREAD", small)
+    monkeypatch.setattr(sessions.FutureResult, "nbytes", 3000)
+    for seq in (1, 2):
+        assert (await rig.future("optim_step", step(model, seq)))["type"] == "optim_step"
+    # A third runs, for it is small; its answer finds no room beside those that wait.
+    assert "queue_full" in (await rig.future("optim_step", step(model, 3)))["error"]
+    for _ in range(2):
+        await rig.ask("session_heartbeat", {"session_id": session_id})
+    assert (await rig.future("optim_step", step(model, 4)))["type"] == "optim_step"
+
+
+async def test_what_no_record_can_hold_is_refused_before_it_runs(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = await rig.model()
+    monkeypatch.setattr(records, "MAX_BYTES", 1000)
+    before = list(rig.submitted)
+    status, told = await rig.ask("optim_step", step(model, 1) | {"padding": "x" * 2000})
+    assert (status, told["error"]["code"], rig.submitted) == (413, "payload_too_large", before)
+
+
+async def test_models_of_a_session_are_bounded_and_one_that_is_refused_is_not_there(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id, _ = await rig.model()
+    another = CREATE | {"session_id": session_id, "model_seq_id": 1}
+    monkeypatch.setattr(training, "MAX_MODELS", 1)
+    assert (await rig.ask("create_model", another))[0] == 429
+    assert (await rig.ask("create_model", another | {"model_seq_id": 0}))[0] == 200  # it is there
+    monkeypatch.setattr(training, "MAX_MODELS", 2)
+    monkeypatch.setattr(records, "MAX_BYTES", 10)
+    assert (await rig.ask("create_model", another))[0] == 413
+    _, told = await rig.ask("get_info", {"model_id": f"{session_id}:train:1"})
+    assert told["error"]["code"] == "not_found"
 
 
 async def test_a_session_that_is_refused_leaves_no_record(
@@ -277,6 +318,7 @@ async def test_a_large_body_is_read_all_the_same(rig: Rig) -> None:
         ("get_info", {"model_id": "tinker-\U0010ffff"}),
         ("weights_info", {"tinker_path": "tinker://\0/weights/a"}),
         ("create_session", {"user_metadata": {"a": "b" * 65_536}}),
+        ("create_model", {"session_id": "S", **CREATE, "base_model": "m" * 2049}),
         ("create_model", {"session_id": "S", **CREATE, "user_metadata": {"a": "b" * 65_536}}),
         ("create_model", {"session_id": "S", **CREATE, "base_model": "another"}),
         ("retrieve_futures", {"target": {"sampling_session_id": "N", "cloned_sampler_id": "x"}}),
