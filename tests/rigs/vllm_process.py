@@ -1,11 +1,13 @@
 """A real vLLM instance in a process of its own, forked like a rank; versions come from files.
 
-Run as `python -m tests.rigs.vllm_process CONFIG_JSON`: prints the address on its first line.
+Run as `python -m tests.rigs.vllm_process` it imports vLLM once, and forks an instance for each line
+that it reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import json
 import mmap
@@ -15,8 +17,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,7 @@ from plexsvc.rollout.preload import ZYGOTE_ENV, preload
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.reading import OpenedPart, OpenedVersion
 from tests.rigs.keys import keys_file
+from tests.rigs.processes import descendants
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,24 +63,44 @@ def vllm_instance(
         "listen": f"unix:{place}/instance.sock",
         "keys_file": str(keys_file(place)),
     } | config
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.rigs.vllm_process", json.dumps(facts), str(sabotage or "")],
+    log = place / "instance.log"
+    pid, address = _ask("start", facts, str(sabotage or ""), str(log))
+    try:
+        assert address, f"the instance ended with {_ask('end', pid, 0)}"
+        yield address
+    finally:
+        code = _ask("end", pid, 0 if exit_code else signal.SIGTERM) if address else exit_code
+        sys.stderr.write(log.read_text())
+        shutil.rmtree(place)
+    assert code == exit_code, f"the instance ended with {code}"
+
+
+def instances() -> set[int]:
+    """Return the processes of the instances that run."""
+    return set(descendants(_host().pid))
+
+
+@cache
+def _host() -> subprocess.Popen[str]:
+    """Start what instances are forked from; it ends with this process."""
+    host = subprocess.Popen(
+        [sys.executable, "-m", "tests.rigs.vllm_process"],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | dict(ZYGOTE_ENV) | {"PYTHONPATH": f"{ROOT}:{ROOT}/client"},  # noqa: TID251 - a child's environment
         text=True,
     )
-    assert process.stdout is not None
-    try:
-        address = process.stdout.readline().strip()
-        assert address, f"the instance ended with {process.wait()}"
-        yield address
-    finally:
-        if not exit_code:
-            process.terminate()
-        code = process.wait(timeout=30)
-        process.stdout.close()
-        shutil.rmtree(place)
-    assert code == exit_code, f"the instance ended with {code}"
+    atexit.register(host.communicate)  # it reads the end of its orders
+    return host
+
+
+def _ask(*order: object) -> Any:
+    host = _host()
+    assert host.stdin is not None
+    assert host.stdout is not None
+    host.stdin.write(json.dumps(order) + "\n")
+    host.stdin.flush()
+    return json.loads(host.stdout.readline())
 
 
 def publish_arrays(
@@ -160,13 +185,12 @@ def _sabotage(file: Path) -> None:
     setattr(EngineCore, name, fail)
 
 
-def _child(config: dict[str, Any], *, sabotage: str) -> None:
+def _child(config: dict[str, Any], *, sabotage: str, said: int) -> None:
     from plexsvc.rollout.config import InstanceConfig
     from plexsvc.rollout.instance import run_vllm
 
     def ready(address: str) -> None:
-        sys.stdout.write(address + "\n")
-        sys.stdout.flush()
+        os.write(said, f"{address}\n".encode())
 
     if sabotage:
         _sabotage(Path(sabotage))
@@ -174,19 +198,53 @@ def _child(config: dict[str, Any], *, sabotage: str) -> None:
     asyncio.run(run_vllm(parsed, ready, open_version=open_files))
 
 
-def _main() -> int:
+def _fork(config: dict[str, Any], sabotage: str, log: str) -> tuple[int, str]:
+    """Return an instance's process and its address, which is empty if it ended before."""
+    heard, said = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.close(heard)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number in (1, 2):
+                os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+            _child(config, sabotage=sabotage, said=said)
+            code = 0
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        except BaseException:  # noqa: BLE001 - the child's outermost frame
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(said)
+    with os.fdopen(heard) as pipe:
+        return child, pipe.readline().strip()
+
+
+def _main() -> None:
     preload()
     gc.collect()
     gc.freeze()
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"a zygote with {threads} threads must not fork"
-    child = os.fork()
-    if not child:
-        _child(json.loads(sys.argv[1]), sabotage=sys.argv[2])
-        os._exit(0)
-    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    children: set[int] = set()
+    for line in sys.stdin:
+        match json.loads(line):
+            case ["start", config, sabotage, log]:
+                answer: Any = _fork(config, sabotage, log)
+                children.add(answer[0])
+            case ["end", pid, number]:
+                os.kill(pid, number)
+                answer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                children.discard(pid)
+            case other:
+                raise ValueError(other)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    for child in children:
+        os.kill(child, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()

@@ -28,20 +28,27 @@ PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9], [5, 6], [11, 12, 13, 14]]
 OPTIONS = plex.SamplingOptions(n=16, max_tokens=400, temperature=1.0, seed=7, min_tokens=8)
 MANY = plex.SamplingOptions(n=48, max_tokens=400, temperature=1.0, seed=7, min_tokens=8)
 """So many that engines join while they are generated, on a busy machine too."""
-STEPS, PARTS = 4, 8
+STEPS, PARTS = 3, 8
 BESIDE = plex.Elastic(reserved=True, dedicated=1)
 
 Tokens = dict[tuple[int, int], list[int]]
 
 
 @pytest.fixture(scope="module")
-def one_of_each(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """A cluster with one device of each kind; training and an engine do not fit into one."""
-    nodes = {"node-a": [f'{{ kind = "train", bytes_total = {1024 * MIB} }}', ROLLOUT]}
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """Two nodes with one device of each kind; training and an engine do not fit into one."""
+    devices = [f'{{ kind = "train", bytes_total = {1024 * MIB} }}', ROLLOUT]
+    nodes = {"node-a": devices, "node-b": devices}
     extra = "rollout = { balance_us = 20_000 }\n"  # windows of these steps are short
-    place = tmp_path_factory.mktemp("each")
-    with start_cluster(place, nodes=nodes, extra=extra) as cluster:
+    with start_cluster(tmp_path_factory.mktemp("pair"), nodes=nodes, extra=extra) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def alone(pair: LiveCluster, tiny_model: Path) -> list[Tokens]:
+    """The tokens of a job with an instance of its own; windows are learned over some steps."""
+    with pair.connect() as connection, connection.job("alone") as job:
+        return learn(*deploy(job, tiny_model, instances=1), steps=range(2 * STEPS))
 
 
 def deploy(
@@ -102,18 +109,14 @@ def until_serving(cluster: LiveCluster, deployment_id: str) -> None:
 
 
 def test_training_devices_sample_for_a_window_and_train_while_the_tail_is_generated(
-    one_of_each: LiveCluster, tiny_model: Path
+    pair: LiveCluster, tiny_model: Path, alone: list[Tokens]
 ) -> None:
-    cluster, steps = one_of_each, range(2 * STEPS)  # windows are learned over some
-    with cluster.connect() as connection:
-        with connection.job("alone") as job:
-            alone = learn(*deploy(job, tiny_model, instances=1), steps=steps)
-        with connection.job("seeded") as job:
-            actor, rollout = deploy(job, tiny_model, instances=BESIDE)
-            assert learn(actor, rollout, steps=steps) == alone
-            spans = cluster.timeline()
+    with pair.connect() as connection, connection.job("seeded") as job:
+        actor, rollout = deploy(job, tiny_model, instances=BESIDE)
+        assert learn(actor, rollout, steps=range(len(alone))) == alone
+        spans = pair.timeline()
     own = [s for s in spans if s.job_id == job.job_id]
-    assert len([s for s in own if s.kind == "seed"]) == len(steps)
+    assert len([s for s in own if s.kind == "seed"]) == len(alone)
     generates = [s for s in own if s.kind == "generate"]
     trained = [s for s in own if s.kind == "forward_backward"]
     beside = [t for t in trained for g in generates if g.start_us < t.start_us < g.end_us]
@@ -121,17 +124,17 @@ def test_training_devices_sample_for_a_window_and_train_while_the_tail_is_genera
 
 
 @pytest.fixture(scope="module")
-def undisturbed(one_of_each: LiveCluster, tiny_model: Path) -> list[Tokens]:
+def undisturbed(pair: LiveCluster, tiny_model: Path) -> list[Tokens]:
     """The tokens of two steps of a job with an instance of its own."""
-    with one_of_each.connect() as connection, connection.job("alone") as job:
+    with pair.connect() as connection, connection.job("alone") as job:
         return learn(*deploy(job, tiny_model, instances=1), steps=range(2), options=MANY)
 
 
 @pytest.mark.parametrize("whose", ["reserved", "dedicated", "manager"])
 def test_a_kill_in_the_window_changes_no_token(
-    one_of_each: LiveCluster, tiny_model: Path, undisturbed: list[Tokens], whose: str
+    pair: LiveCluster, tiny_model: Path, undisturbed: list[Tokens], whose: str
 ) -> None:
-    cluster = one_of_each
+    cluster = pair
     with (
         cluster.connect() as connection,
         connection.job("killed") as job,
@@ -155,37 +158,17 @@ def test_a_kill_in_the_window_changes_no_token(
 
 
 def test_engines_follow_training_that_moves_and_the_tokens_stay_the_same(
-    tmp_path: Path, tiny_model: Path
+    pair: LiveCluster, tiny_model: Path, alone: list[Tokens]
 ) -> None:
-    devices = [f'{{ kind = "train", bytes_total = {1024 * MIB} }}', ROLLOUT]
-    nodes = {"node-a": devices, "node-b": devices}
-    with start_cluster(tmp_path, nodes=nodes) as cluster, cluster.connect() as connection:
-        with connection.job("alone") as job:
-            alone = learn(*deploy(job, tiny_model, instances=1))
-        with connection.job("moved") as job:
-            actor, rollout = deploy(job, tiny_model, instances=BESIDE)
-            engine = f"{rollout.deployment_id}-reserved"
-            found = learn(actor, rollout, steps=range(2))
-            before = node_of(cluster, engine)
-            cluster.move_job(job.job_id)
-            wait_until(lambda: node_of(cluster, engine) != before, what="it follows")
-            found += learn(actor, rollout, steps=range(2, STEPS))
-            spans = [s for s in cluster.timeline() if s.job_id == job.job_id]
-    assert found == alone
+    with pair.connect() as connection, connection.job("moved") as job:
+        actor, rollout = deploy(job, tiny_model, instances=BESIDE)
+        engine = f"{rollout.deployment_id}-reserved"
+        found = learn(actor, rollout, steps=range(2))
+        before = node_of(pair, engine)
+        pair.move_job(job.job_id)
+        wait_until(lambda: node_of(pair, engine) != before, what="it follows")
+        found += learn(actor, rollout, steps=range(2, STEPS))
+        spans = [s for s in pair.timeline() if s.job_id == job.job_id]
+    assert found == alone[:STEPS]
     for kind in ("seed", "forward_backward"):
         assert {s.node_id for s in spans if s.kind == kind} == {"node-a", "node-b"}
-
-
-def test_a_node_that_only_trains_starts_engines_when_a_job_asks_for_them(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    nodes = {"node-a": [f'{{ kind = "train", bytes_total = {1024 * MIB} }}']}
-    with (
-        start_cluster(tmp_path, nodes=nodes) as cluster,
-        cluster.connect() as connection,
-        connection.job("job") as job,
-    ):
-        actor, rollout = deploy(job, tiny_model, instances=plex.Elastic(reserved=True))
-        version = rollout.sync(actor)
-        samples = rollout.generate(PROMPTS, max_tokens=8, temperature=0.0)
-    assert {v for one in samples for v in one.versions} == {version}

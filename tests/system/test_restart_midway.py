@@ -1,20 +1,19 @@
-"""A service that is killed while a deployment moves, or while one of its instances sleeps."""
+"""A service that is killed while a deployment moves, or with the node of one."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import plexclient as plex
-from benchmarks import padded_engines
 from plexsvc.node import found
-from tests.rigs.live_cluster import ROLLOUT, SHARES_ALL, TRAIN, Service
+from tests.rigs.live_cluster import TRAIN, Service
 from tests.rigs.processes import descendants
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program
@@ -33,6 +32,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Pa
         yield service, directory / "up.log"
 
 
+@pytest.fixture(scope="module")
+def undisturbed(pair: tuple[Service, Path], tiny_model: Path) -> dict[str, str]:
+    """The digests of two steps where nothing moves."""
+    with pair[0].live.connect() as connection, connection.job("alone") as job:
+        actor = deploy(job, tiny_model)
+        for _ in Program(actor, 3, steps=2).operations():
+            pass
+        return actor.digest()
+
+
 def deploy(job: plex.Job, model: Path, *, durability: str = "none") -> plex.Actor:
     return job.deploy(
         "actor",
@@ -46,35 +55,29 @@ def deploy(job: plex.Job, model: Path, *, durability: str = "none") -> plex.Acto
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_deployment_on_the_way_arrives_with_its_bits(
-    pair: tuple[Service, Path], tiny_model: Path, stage: str
+    pair: tuple[Service, Path], tiny_model: Path, undisturbed: dict[str, str], stage: str
 ) -> None:
     service, log = pair
-    with service.live.connect() as connection:
-        with connection.job("alone") as job:
-            actor = deploy(job, tiny_model)
-            for _ in Program(actor, 3, steps=2).operations():
-                pass
-            expected = actor.digest()
-        with connection.job("moves") as job:
-            actor = deploy(job, tiny_model)
-            (before,) = where(service, actor)
-            turns = Program(actor, 3, steps=2).operations()
-            next(turns)  # its gradients keep it where it is until it has made a step
-            seen = log.stat().st_size
-            service.live.move_job(job.job_id)
-            if stage in STAGES[2:]:
-                next(turns)
-                next(turns)
-            wait_until(
-                lambda: f"stage={stage}" in log.read_bytes()[seen:].decode(), what=f"it is {stage}"
-            )
-            service.kill()
-            service.start()
-            for _ in turns:
-                pass
-            assert actor.digest() == expected
-            wait_until(lambda: where(service, actor) not in ([before], []), what="it has arrived")
-            assert actor.digest() == expected
+    with service.live.connect() as connection, connection.job("moves") as job:
+        actor = deploy(job, tiny_model)
+        (before,) = where(service, actor)
+        turns = Program(actor, 3, steps=2).operations()
+        next(turns)  # its gradients keep it where it is until it has made a step
+        seen = log.stat().st_size
+        service.live.move_job(job.job_id)
+        if stage in STAGES[2:]:
+            next(turns)
+            next(turns)
+        wait_until(
+            lambda: f"stage={stage}" in log.read_bytes()[seen:].decode(), what=f"it is {stage}"
+        )
+        service.kill()
+        service.start()
+        for _ in turns:
+            pass
+        assert actor.digest() == undisturbed
+        wait_until(lambda: where(service, actor) not in ([before], []), what="it has arrived")
+        assert actor.digest() == undisturbed
     assert {job.reason for job in service.live.jobs().values()} == {""}
     wait_until(lambda: not held(service), what="no copy is left")
 
@@ -132,60 +135,3 @@ def where(service: Service, actor: plex.Actor) -> list[str]:
 def held(service: Service) -> int:
     """Return the host memory that nodes hold."""
     return sum(node.host_bytes_used for node in service.live.status().nodes)
-
-
-PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9]]
-OPTIONS = plex.SamplingOptions(n=2, max_tokens=64, temperature=1.0, seed=7, ignore_eos=True)
-LONG = [[3 + number, 4, 12, 5] for number in range(8)]
-TAIL = plex.SamplingOptions(max_tokens=400, seed=7, ignore_eos=True, stop_token_ids=[2])
-CUTS = "[rollout]\ncuts_at = 0.5\nbalance_us = 50_000\n"
-
-
-def test_a_generate_goes_on_whose_other_instance_sleeps(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in padded_engines.VARIABLES:
-        monkeypatch.setenv(name, "")  # put back at the end
-    padded_engines.install(tmp_path, step_ms=30)
-    with (
-        Service(
-            tmp_path, nodes={"node-a": [ROLLOUT, ROLLOUT]}, scheduler=SHARES_ALL + CUTS
-        ) as service,
-        service.live.connect() as connection,
-        ExitStack() as stack,
-    ):
-        long, *others = (
-            stack.enter_context(connection.job(name)).deploy(
-                "rollout",
-                model=str(tiny_model),
-                backend="vllm",
-                instances=plex.Elastic(dedicated=instances, shared=True),
-                max_model_len=512,
-            )
-            for name, instances in (("long", 2), ("left", 1), ("right", 1))
-        )
-        alone = long.generate(LONG, **TAIL)
-        short = [one.generate(PROMPTS, **OPTIONS) for one in others]
-
-        def left() -> int:
-            """Return how often devices were used to generate, until they were left."""
-            spans = service.live.timeline()
-            mine = [one for one in spans if one.deployment_id == long.deployment_id]
-            return sum(one.kind == "generate" for one in mine)
-
-        tail = long.generate.stream(LONG, **TAIL)
-        first, before = next(tail), left()
-        handles = [one.generate.submit(PROMPTS, **OPTIONS) for one in others]
-        wait_until(
-            lambda: any(handle.done() for handle in handles),
-            what="another job has generated on the device that an instance has left",
-        )
-        assert left() == before + 1, "one of the two instances sleeps"
-        service.kill()
-        service.start()
-        again = sorted([first, *tail], key=lambda one: one.prompt_index)
-        assert [one.tokens for one in again] == [one.tokens for one in alone]
-        for handle, found in zip(handles, short, strict=True):
-            assert [one.tokens for one in handle.result()] == [one.tokens for one in found]
-        assert [one.tokens for one in long.generate(LONG, **TAIL)] == [o.tokens for o in alone]
-        assert {job.reason for job in service.live.jobs().values()} == {""}

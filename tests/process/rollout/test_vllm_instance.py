@@ -27,7 +27,7 @@ from tests.rigs.keys import KEYS
 from tests.rigs.model_families import BOTH, make_model
 from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
 from tests.rigs.tiny_models import ALPHABET, SPECIALS, make_qwen3
-from tests.rigs.vllm_process import lying_in, publish_arrays, vllm_instance
+from tests.rigs.vllm_process import instances, lying_in, publish_arrays, vllm_instance
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -392,10 +392,9 @@ async def test_an_engine_asleep_has_given_its_memory_back_and_wakes_as_it_was(
     publish_arrays(tmp_path / "v1", arrays, version=1)
     kv_bytes = 64 << 20
     held = sum(array.nbytes for array in arrays.values()) + kv_bytes
-    others = children()
+    others = instances()
     with vllm_instance(wide, kv_cache_bytes=kv_bytes) as address:
-        (preloaded,) = children() - others
-        (pid,) = children(preloaded)
+        (pid,) = instances() - others
         async with open_channel(address, KEYS) as channel:
             stub: Stub = rollout_pb2_grpc.RolloutInstanceStub(channel)
             await load(stub, tmp_path / "v1", version=1)
@@ -415,12 +414,6 @@ async def test_an_engine_asleep_has_given_its_memory_back_and_wakes_as_it_was(
         assert woken[key].tokens == answer.tokens
         assert woken[key].logprobs == answer.logprobs, "the same bits"
         assert set(woken[key].versions) == {1}
-
-
-def children(parent: int | str = "self") -> set[int]:
-    """Return the processes that a process has started."""
-    files = Path(f"/proc/{parent}/task").glob("*/children")
-    return {int(pid) for file in files for pid in file.read_text().split()}
 
 
 def resident_bytes(pid: int) -> int:

@@ -40,11 +40,8 @@ def preloaded() -> dict[str, Any]:
     return found
 
 
-def test_the_preloaded_process_has_the_frameworks_and_one_thread() -> None:
+def test_the_preloaded_process_has_the_frameworks_and_one_thread_and_no_grpc() -> None:
     found = preloaded()
     assert {"torch", "megatron.core", "transformers"} <= set(found["modules"])
+    assert "grpc" not in found["modules"]
     assert found["threads"] == 1
-
-
-def test_the_preloaded_process_has_no_grpc() -> None:
-    assert "grpc" not in preloaded()["modules"]
