@@ -76,13 +76,21 @@ def hosts(*names: str) -> list[node_pb2.NodeDescription]:
 
 
 def test_ranks_meet_in_a_file_of_their_host_or_at_the_address_of_rank_0() -> None:
-    wpg = cast("WpgRecord", SimpleNamespace(wpg_id="w", incarnation=2))
-    assert rendezvous_of(wpg, hosts("", "")) == "file:///run/w-2.rdzv"
-    assert rendezvous_of(wpg, hosts("10.0.0.7")) == "file:///run/w-2.rdzv"
-    assert rendezvous_of(wpg, hosts("10.0.0.7", "10.0.0.8")).startswith("tcp://10.0.0.7:2")
+    wpg = cast("WpgRecord", SimpleNamespace(wpg_id="wpg-3-40", incarnation=2))
+    assert rendezvous_of(wpg, hosts("", "")) == "file:///run/wpg-3-40-2.rdzv"
+    assert rendezvous_of(wpg, hosts("10.0.0.7")) == "file:///run/wpg-3-40-2.rdzv"
+    assert rendezvous_of(wpg, hosts("10.0.0.7", "10.0.0.8")) == "tcp://10.0.0.7:27549"
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 5_000])
+def test_no_two_of_ten_thousand_meet_at_one_port(epoch: int) -> None:
+    wpgs = [SimpleNamespace(wpg_id=f"wpg-{epoch}-{no}", incarnation=1) for no in range(1, 10_001)]
+    met = {rendezvous_of(cast("WpgRecord", wpg), hosts("a", "b")) for wpg in wpgs}
+    assert len(met) == len(wpgs)
+    assert all(20_000 <= int(place.rpartition(":")[2]) < 30_000 for place in met)
 
 
 def test_ranks_of_several_hosts_need_an_address_of_each() -> None:
-    wpg = cast("WpgRecord", SimpleNamespace(wpg_id="w", incarnation=2))
+    wpg = cast("WpgRecord", SimpleNamespace(wpg_id="wpg-1-1", incarnation=2))
     with pytest.raises(PlexError, match="n1 listens on Unix sockets alone"):
         rendezvous_of(wpg, hosts("10.0.0.7", ""))
