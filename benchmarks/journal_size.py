@@ -39,9 +39,9 @@ from plexsvc.scheduler.driver.journal import Journal
 from plexsvc.scheduler.driver.replaying import Replay
 from plexsvc.scheduler.driver.snapshots import Told
 from plexsvc.sim.virtual_driver import VirtualDriver
+from plexsvc.store.opening import open_store
 from plexsvc.store.reader import read_journal
 from plexsvc.store.rows import JournalRow, SnapshotRow
-from plexsvc.store.store import open_store
 from tests.unit.sim.test_predict import FakeCosts, loops, nodes
 
 JOBS, DEVICES = 64, 32

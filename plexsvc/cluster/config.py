@@ -14,7 +14,7 @@ from plexsvc.reward.config import RewardConfig
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.router.config import RouterConfig
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.store.store import database_file
+from plexsvc.store.opening import database_file
 
 DEFAULT_TENANT: Final = "default"
 LAUNCHERS: Final = ("local", "ray")

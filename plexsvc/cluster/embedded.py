@@ -59,8 +59,9 @@ from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.leadership import Leadership
+from plexsvc.store.opening import database_file, open_store
 from plexsvc.store.rows import NodeRow
-from plexsvc.store.store import Store, database_file, open_store
+from plexsvc.store.store import Store
 
 _MAX_RUNTIME_PATH: Final = 70
 """Longest runtime directory that leaves room for the name of a Unix socket in it (107 bytes)."""

@@ -1,4 +1,4 @@
-"""The repository: opens and migrates the database, allocates the epoch, appends events and rows.
+"""The repository: appends events and rows under one epoch, and reads rows.
 
 All calls block; the scheduler's driver makes those that may wait on a thread of its own. SQLite
 runs in WAL mode with `synchronous=FULL`: a committed event survives a power cut, unless its writer
@@ -12,17 +12,13 @@ import dataclasses
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.util import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, unavailable
+from plexsvc.errors import ErrorCode, PlexError, internal, unavailable
 from plexsvc.store.appender import SqliteAppender
 from plexsvc.store.rows import (
     ChargesRow,
@@ -52,7 +48,6 @@ from plexsvc.store.tables import (
     JOURNAL,
     KEPT_OPERATIONS,
     MEMBERS,
-    METADATA,
     NODES,
     OPERATIONS,
     PROFILES,
@@ -65,8 +60,6 @@ from plexsvc.store.tables import (
 )
 
 _Row = TypeVar("_Row")
-
-MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
 READINGS: Final = ("hour_us", "count", "device_us", "switch_us", "tokens", "nbytes", "host_mib_s")
 """Columns of `USAGE` that grow from row to row."""
@@ -142,7 +135,7 @@ class Store:
         where = self._engine.url.render_as_string(hide_password=True)
         if isinstance(error, IntegrityError | sqlite3.IntegrityError):
             return internal(f"the store {where} holds such rows: {found}")
-        return _full(where, found) or unavailable(f"the store {where} took nothing: {found}")
+        return full(where, found) or unavailable(f"the store {where} took nothing: {found}")
 
     def append_now(self, events: Sequence[JournalRow], *, is_synced: bool) -> bool:
         """Write a batch of events if nobody need be waited for; return whether it is written.
@@ -394,117 +387,14 @@ class Store:
             return [kind(**{name: row[name] for name in names}) for row in found]
 
 
-def database_file(url: str) -> Path | None:
-    """Return the file that a URL names, None for a database server.
-
-    Raises:
-        PlexError: `bad_request` for any other URL.
-    """
-    try:
-        made = sa.make_url(url)
-    except ArgumentError:
-        made = None
-    if made is not None and made.drivername == "postgresql+psycopg":
-        return None
-    if made is None or made.drivername != "sqlite" or made.database in {None, "", ":memory:"}:
-        raise bad_request(
-            f"database = {'?' if made is None else made.render_as_string()!r} names no store; give "
-            "sqlite:////DIRECTORY/FILE or postgresql+psycopg://USER@HOST/NAME"
-        )
-    return Path(str(made.database))
-
-
-def open_store(url: str, *, now_us: int) -> Store:
-    """Open a database by SQLAlchemy URL, migrate it, and take the next epoch.
-
-    Args:
-        url: `sqlite:///FILE` or `postgresql+psycopg://...`.
-        now_us: the wall clock, recorded with the epoch.
-
-    Raises:
-        PlexError: `unavailable` when the database cannot be reached; `disk_full`; `bad_request`
-            when its schema is newer than this build, or older than what it upgrades.
-    """
-    engine = _engine(url)
-    try:
-        with engine.begin() as connection:
-            migrate(connection)
-            epoch = _take_epoch(connection, now_us=now_us)
-        return Store(engine, epoch=epoch)
-    except CommandError as error:
-        engine.dispose()
-        raise bad_request(
-            f"store {_shown(url)} is another build's: {error}; start with that, or name another "
-            "database"
-        ) from error
-    except (SQLAlchemyError, sqlite3.Error) as error:
-        raise _unreachable(url, error) from error
-
-
-def reopen_store(url: str, *, epoch: int) -> Store:
-    """Open a database that a scheduler leads under `epoch`, for another process of its own.
-
-    Raises:
-        PlexError: `unavailable` when the database cannot be reached.
-    """
-    try:
-        return Store(_engine(url), epoch=epoch)
-    except (SQLAlchemyError, sqlite3.Error) as error:
-        raise _unreachable(url, error) from error
-
-
-def _unreachable(url: str, error: Exception) -> PlexError:
-    found = error.orig if isinstance(error, DBAPIError) else error
-    shown = _shown(url)
-    return _full(shown, found) or unavailable(f"cannot open store {shown}: {error}")
-
-
-def _full(where: str, found: BaseException | None) -> PlexError | None:
+def full(where: str, found: BaseException | None) -> PlexError | None:
+    """Return that a disk is full, if that is what SQLite found."""
     if getattr(found, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
         return None
     return PlexError(
         ErrorCode.DISK_FULL,
         f"the disk of {where} is full: {found}; make room there, and it goes on",
     )
-
-
-def _shown(url: str) -> str:
-    return sa.make_url(url).render_as_string(hide_password=True)
-
-
-def migrate(connection: sa.Connection) -> None:
-    """Make the tables of a new database; bring an older one's to the newest version."""
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["connection"] = connection
-    if sa.inspect(connection).has_table(EPOCHS.name):
-        command.upgrade(config, "head")
-    else:
-        METADATA.create_all(connection)
-        command.stamp(config, "head")
-
-
-def _engine(url: str) -> sa.Engine:
-    engine = sa.create_engine(url)
-    if engine.dialect.name == "sqlite":
-        sa.event.listen(engine, "connect", _sqlite_pragmas)
-    return engine
-
-
-def _sqlite_pragmas(connection: sqlite3.Connection, _record: object) -> None:
-    connection.execute("pragma journal_mode=wal")
-    connection.execute("pragma synchronous=full")
-    connection.execute("pragma busy_timeout=5000")
-    connection.execute("pragma foreign_keys=on")
-
-
-def _take_epoch(connection: sa.Connection, *, now_us: int) -> int:
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("lock table scheduler_epochs in exclusive mode")
-    newest = connection.execute(sa.select(sa.func.max(EPOCHS.c.scheduler_epoch))).scalar_one()
-    epoch = int(newest or 0) + 1
-    connection.execute(sa.insert(EPOCHS).values(scheduler_epoch=epoch, started_us=now_us))
-    return epoch
 
 
 def _upsert(engine: sa.Engine, table: sa.Table) -> Any:

@@ -15,7 +15,8 @@ from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.handler import A
 from plexsvc.scheduler.live import LiveScheduler
-from plexsvc.store.store import Store, open_store
+from plexsvc.store.opening import open_store
+from plexsvc.store.store import Store
 from tests.fakes.fake_cluster import Behaviour, FakeAgent, FakeRolloutManager
 from tests.rigs.keys import KEYS
 

@@ -9,8 +9,8 @@ from plexsvc.scheduler.driver import encoding, journal
 from plexsvc.scheduler.driver.encoding import JournalTail
 from plexsvc.scheduler.driver.journal import Journal
 from plexsvc.sim.replay import ReplayResult, verify
+from plexsvc.store.opening import open_store
 from plexsvc.store.reader import read_journal
-from plexsvc.store.store import open_store
 from tests.fakes.fake_world import FakeWorld
 from tests.rigs import stored
 

@@ -17,9 +17,9 @@ import msgspec
 from plexsvc.errors import PlexError, internal
 from plexsvc.scheduler.driver import encoding, journal
 from plexsvc.scheduler.driver.replaying import Replay
+from plexsvc.store.opening import reopen_store
 from plexsvc.store.reader import read_journal
 from plexsvc.store.rows import SnapshotRow
-from plexsvc.store.store import reopen_store
 
 NICENESS: Final = 10
 """How much the scheduler, and the ranks beside it, go first."""

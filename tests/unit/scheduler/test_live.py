@@ -23,8 +23,9 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeCordoned
 from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.driver import journal, storing
+from plexsvc.store.opening import open_store
 from plexsvc.store.rows import JournalRow
-from plexsvc.store.store import Store, open_store
+from plexsvc.store.store import Store
 from tests.rigs import stored
 from tests.rigs.router_rig import until
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.store import leadership
 from plexsvc.store.leadership import Leadership
-from plexsvc.store.store import open_store
+from plexsvc.store.opening import open_store
 from tests.rigs.postgres import Postgres
 
 

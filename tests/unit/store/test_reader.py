@@ -6,8 +6,8 @@ import pytest
 
 from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.store import reader
+from plexsvc.store.opening import open_store
 from plexsvc.store.reader import read_journal
-from plexsvc.store.store import open_store
 from tests.rigs.store_rows import entry
 from tests.rigs.written_journal import WrittenJournal
 

@@ -17,6 +17,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.store.opening import _take_epoch, database_file, open_store, reopen_store
 from plexsvc.store.reader import read_journal
 from plexsvc.store.rows import (
     ChargesRow,
@@ -35,7 +36,6 @@ from plexsvc.store.rows import (
     TokenRow,
     UsageRow,
 )
-from plexsvc.store.store import _take_epoch, database_file, open_store, reopen_store
 from plexsvc.store.tables import CHARGES, EPOCHS, KEPT_OPERATIONS, MEMBERS, METADATA, RECORDS
 from tests.rigs import stored
 from tests.rigs.store_rows import entry, job
@@ -364,7 +364,7 @@ def test_a_store_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         error.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise OperationalError("insert", {}, error)
 
-    monkeypatch.setattr("plexsvc.store.store.migrate", full)
+    monkeypatch.setattr("plexsvc.store.opening.migrate", full)
     with pytest.raises(PlexError, match=r"the disk of .* is full") as refused:
         open_store(f"sqlite:///{tmp_path / 'plex.db'}", now_us=1)
     assert refused.value.code is ErrorCode.DISK_FULL

@@ -14,8 +14,8 @@ from plexsvc.scheduler.driver.former import read_former
 from plexsvc.scheduler.driver.freezing import freeze, thaw
 from plexsvc.scheduler.driver.replaying import Replay
 from plexsvc.scheduler.driver.snapshots import take_snapshot
+from plexsvc.store.opening import open_store
 from plexsvc.store.reader import read_journal
-from plexsvc.store.store import open_store
 from tests.rigs.written_journal import WrittenJournal
 from tests.unit.scheduler.driver.test_recorded_journals import JOURNALS, name_of, recorded
 

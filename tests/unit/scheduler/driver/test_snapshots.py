@@ -17,8 +17,8 @@ from plexsvc.scheduler.driver import encoding, journal, snapshots
 from plexsvc.scheduler.driver.freezing import freeze
 from plexsvc.scheduler.driver.replaying import Replay
 from plexsvc.scheduler.driver.snapshots import take_snapshot
+from plexsvc.store.opening import open_store
 from plexsvc.store.reader import read_journal
-from plexsvc.store.store import open_store
 from tests.rigs.written_journal import WrittenJournal
 
 

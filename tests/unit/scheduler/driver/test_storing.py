@@ -14,8 +14,9 @@ import pytest
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.driver.storing import Storing
+from plexsvc.store.opening import open_store
 from plexsvc.store.rows import JournalRow
-from plexsvc.store.store import Store, open_store
+from plexsvc.store.store import Store
 from tests.rigs import stored
 from tests.rigs.store_rows import entry, job
 

@@ -27,7 +27,7 @@ from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders import adopt
 from plexsvc.scheduler.orders.reach import Reach
 from plexsvc.scheduler.orders.versions import Versions
-from plexsvc.store.store import open_store
+from plexsvc.store.opening import open_store
 from tests.fakes.fake_cluster import FakeAgent, no_room
 from tests.rigs.keys import KEYS
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig, until
