@@ -10,7 +10,7 @@ from typing import Final
 
 from plexclient.specs import DEVICE, HOST, Parallel
 from plexclient.wire.v1 import common_pb2, service_pb2
-from plexsvc import families, paths
+from plexsvc import families, paths, sizes
 from plexsvc.errors import bad_request
 from plexsvc.families import unknown_model
 from plexsvc.lora import Lora
@@ -24,8 +24,6 @@ ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
     "noop": ("actor", "critic", "reference"),
     "vllm": ("rollout",),
 }
-ON_HOST_BACKENDS: Final = ("fsdp", "megatron")
-"""Backends whose optimizer can be in host memory."""
 ELASTIC_KINDS: Final = ("spot", "serving")
 """Kinds of instances that come and go."""
 WEIGHTS: Final = re.compile(r".*\.safetensors")
@@ -275,15 +273,13 @@ def _check_place(spec: service_pb2.DeploymentSpec) -> None:
         raise bad_request(
             f"optimizer on {place!r} is not known; use {DEVICE} or {HOST}", field="Optimizer.on"
         )
-    ranks = Parallel.from_wire(spec.parallel).world_size
-    refusing = {
-        f"backend {spec.backend!r}": spec.backend not in ON_HOST_BACKENDS,
-        f"{ranks} ranks of megatron": spec.backend == "megatron" and ranks > 1,
-        "lora": spec.HasField("lora"),
-        "durability='step'": spec.is_durable,
-    }
-    found = next((what for what, refuses in refusing.items() if refuses), None)
-    if place == HOST and found is not None:
+    found = sizes.steps_on_devices(
+        spec.backend,
+        ranks=Parallel.from_wire(spec.parallel).world_size,
+        has_lora=spec.HasField("lora"),
+        is_durable=spec.is_durable,
+    )
+    if place == HOST and found:
         raise bad_request(
             f"optimizer on {HOST!r} was asked with {found}, which steps on devices alone; leave "
             f"on={HOST!r} out, or use it without that on fsdp or one rank of megatron",
