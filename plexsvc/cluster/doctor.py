@@ -23,7 +23,6 @@ from plexsvc.statelink.cuda import gpus
 
 GIB: Final = 1 << 30
 _PYTHON: Final = (3, 11)
-_CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 class Grade(StrEnum):
@@ -60,7 +59,6 @@ def examine(state_dir: Path) -> Iterator[Finding]:
     yield port(ClusterConfig().listen)
     with closing(open_sandbox()) as box:
         yield sandbox(box)
-    yield cgroups(_CGROUPS, Path("/proc/self/cgroup").read_text())
     yield program("g++", why="the reward program code_cpp fails", todo="install a C++ compiler")
 
 
@@ -150,28 +148,12 @@ def port(listen: str) -> Finding:
 
 
 def sandbox(found: Sandbox) -> Finding:
-    """Judge what isolates code that a model wrote."""
+    """Judge what isolates code that a model wrote; by cgroups, too, where some are delegated."""
     if found.is_available():
         return Finding(name="sandbox", grade=Grade.OK, found=found.describe())
     why, _, todo = found.describe().partition("; ")
     todo += "; until then reward programs that run code are refused"
     return Finding(name="sandbox", grade=Grade.LIMITED, found=why, todo=todo)
-
-
-def cgroups(mount: Path, own: str) -> Finding:
-    """Say whether this process could bound others by cgroups v2. The sandbox does without."""
-    place = mount / next(
-        (line.partition("::")[2].lstrip("/") for line in own.splitlines() if line.startswith("0:")),
-        "",
-    )
-    said = "sandboxes are bounded by rlimits, and their memory is looked at every 50 ms"
-    try:
-        controllers = set((place / "cgroup.controllers").read_text().split())
-    except OSError:
-        return Finding(name="cgroups v2", grade=Grade.OK, found=f"not mounted; {said}")
-    is_ours = {"memory", "pids"} <= controllers and os.access(place / "cgroup.procs", os.W_OK)
-    what = "delegated" if is_ours else "not delegated (memory and pids)"
-    return Finding(name="cgroups v2", grade=Grade.OK, found=f"{what}, not used; {said}")
 
 
 def program(name: str, *, why: str, todo: str) -> Finding:

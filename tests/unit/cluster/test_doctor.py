@@ -57,31 +57,13 @@ def test_without_a_sandbox_the_cause_and_the_remedy_are_told_apart() -> None:
     assert finding.todo.startswith("install it; until then")
 
 
-@pytest.mark.parametrize(
-    ("controllers", "found"),
-    [
-        (None, "not mounted"),
-        ("cpuset cpu memory pids", "delegated, not used"),
-        ("cpu memory", "not delegated (memory and pids), not used"),
-    ],
-)
-def test_delegated_cgroups_are_told(controllers: str | None, found: str, tmp_path: Path) -> None:
-    place = tmp_path / "user.slice"
-    if controllers is not None:
-        place.mkdir()
-        (place / "cgroup.controllers").write_text(controllers)
-        (place / "cgroup.procs").touch()
-    own = "9:memory:/elsewhere\n0::/user.slice\n"
-    assert doctor.cgroups(tmp_path, own).found.partition(";")[0] == found
-
-
 def test_the_command_prints_all_and_fails_where_the_service_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = ["doctor", "--json", "--state-dir", str(tmp_path)]
     found = CliRunner().invoke(app, named)
     findings = json.loads(found.stdout)["findings"]
-    assert {"python", "sandbox", "cgroups v2", "open files"} <= {one["name"] for one in findings}
+    assert {"python", "sandbox", "open files"} <= {one["name"] for one in findings}
     is_failed = any(one["grade"] == "failed" for one in findings)
     assert found.exit_code == int(is_failed), findings
 
