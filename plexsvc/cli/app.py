@@ -72,14 +72,20 @@ class At:
         """Return what the cluster's router answers to a call of `method` with these fields.
 
         Raises:
-            PlexError: what the service refused, or `unavailable`.
+            PlexError: `bad_request` for what no message can carry, a number of 70 bits or a name
+                that is no UTF-8; what the service refused, or `unavailable`.
         """
         from google.protobuf.message_factory import GetMessageClass
 
         from plexclient.wire.v1 import service_pb2
+        from plexsvc.errors import bad_request
 
         service = service_pb2.DESCRIPTOR.services_by_name["Router"]
-        request = GetMessageClass(service.methods_by_name[method].input_type)(**fields)
+        made = GetMessageClass(service.methods_by_name[method].input_type)
+        try:
+            request = made(**fields)
+        except ValueError as error:
+            raise bad_request(f"not a value that can be sent: {error}; give another") from error
         with self.router() as stub:
             return getattr(stub, method)(request, timeout=timeout_s)
 

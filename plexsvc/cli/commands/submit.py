@@ -49,7 +49,8 @@ def submit(
         float, typer.Option(help="How much longer a cycle may get by sharing; 0: default.")
     ] = 0.0,
     expected_steps: Annotated[
-        int, typer.Option(min=0, help="Rounds of its loop the job will train; 0: not said.")
+        int,
+        typer.Option(min=0, max=10**9, help="Rounds of its loop the job will train; 0: not said."),
     ] = 0,
     restarts: Annotated[
         int, typer.Option(min=0, help="Times it is started again when it dies; it resumes its job.")

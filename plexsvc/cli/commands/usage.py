@@ -66,11 +66,20 @@ def _since_us(text: str) -> int:
     import time
     from datetime import UTC, datetime
 
+    from plexsvc.errors import bad_request
+
     if not text:
         return 0
+    now_us = time.time_ns() // 1000
+    wrong = f"--since {text!r} is neither a day nor a time that has passed"
     try:
-        return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1e6)
+        began = datetime.fromisoformat(text)
     except ValueError:
-        wrong = f"--since {text!r} is neither a day nor a time that has passed"
         ago_us = duration_us(wrong, text, "without it all that is known is shown")
-        return time.time_ns() // 1000 - ago_us
+        return max(0, now_us - ago_us)
+    if began.tzinfo is None:  # a time with an offset says itself which it is
+        began = began.replace(tzinfo=UTC)
+    since_us = round(began.timestamp() * 1e6)
+    if since_us > now_us:
+        raise bad_request(f"{wrong}: it is yet to come")
+    return max(0, since_us)  # 1970 comes after everything that is older
