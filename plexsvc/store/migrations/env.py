@@ -1,4 +1,4 @@
-"""Alembic's entry: runs migrations on the connection that `plexsvc.store.opening.migrate` passes."""
+"""Alembic's entry: runs migrations on the connection that `store.opening.migrate` passes."""
 
 from __future__ import annotations
 
