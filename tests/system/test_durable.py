@@ -58,7 +58,7 @@ def deploy(
 
 def two_steps(actor: plex.Actor) -> list[Callable[[], Future[Any]]]:
     """Two passes before each: a small one travels in a message, a large one is staged."""
-    passes = [fixed_batch(7), fixed_batch(8, sequences=200, longest=64)]
+    passes = [fixed_batch(7), fixed_batch(8, sequences=100, longest=64)]
     calls: list[Callable[[], Future[Any]]] = [
         partial(actor.forward_backward.submit, batch, loss="ppo", return_logprobs=True)
         for batch in passes

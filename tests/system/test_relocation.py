@@ -181,7 +181,7 @@ def test_a_neighbour_on_the_same_device_notices_nothing(
 def test_what_waits_during_the_move_runs_after_it_payloads_included(
     inner: InnerCluster, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    big = fixed_batch(4, sequences=800, longest=40)
+    big = fixed_batch(4, sequences=160, longest=40)  # it is staged
 
     def train(actor: plex.Actor, *, moves: bool) -> dict[str, str]:
         actor.forward_backward(fixed_batch(1), loss="ppo")

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 Shown = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=["queue", "async"])
+@pytest.fixture(scope="module", params=[pytest.param("queue", marks=pytest.mark.rare), "async"])
 def drilled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     place = tmp_path_factory.mktemp(f"in-flight-{request.param}")
     models = [make_qwen3(place / name, seed=seed) for name, seed in (("a", 3), ("b", 4))]
