@@ -86,7 +86,7 @@ def cut(log_dir: Path, *, max_bytes: int) -> None:
     the disk is full, the log is emptied without a copy.
     """
     for path in log_dir.glob("*.log"):
-        with suppress(FileNotFoundError):  # pruned meanwhile
+        with suppress(OSError):  # pruned meanwhile, or the disk refuses: it is tried again
             if path.stat().st_size <= max_bytes:
                 continue
             try:

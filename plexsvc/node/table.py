@@ -160,6 +160,8 @@ class RankTable:
                 self._stop_listening(rank)
                 rank.is_ordered = False
                 rank.lost.set()
+                if rank.settled.is_set():  # given up, so nobody waits to order it again
+                    self._abandon(rank, _stopped_early(rank))
 
     def _begin(
         self, spec: node_pb2.ProcSpec, *, incarnation: int, older: RankProcess | None
@@ -240,7 +242,9 @@ class RankTable:
             worker=rank.spec.proc_id,
             log_tail=logs.tail(rank.log_path),
         )
-        await self.kill([rank])
+        # A zygote that is stopped forks nothing, so nothing ends: what it forks later is killed.
+        with suppress(TimeoutError):
+            await self.kill([rank])
         rank.settled.set()
 
     def _listen_for(self, rank: RankProcess) -> Path:

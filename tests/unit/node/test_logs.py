@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -73,3 +74,21 @@ def test_a_log_that_grew_too_large_is_emptied_under_its_writer(tmp_path: Path) -
     logs.prune(tmp_path, max_logs=1, keep={small})
     logs.prune(tmp_path, max_logs=0, keep={small})
     assert sorted(tmp_path.iterdir()) == [small]
+
+
+def test_a_log_that_cannot_be_cut_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text("x" * 11)
+    truncate = os.truncate
+    refusing = [OSError(errno.EROFS, "Read-only file system")]
+
+    def fail_once(path: Path, nbytes: int) -> None:
+        if refusing:
+            raise refusing.pop()
+        truncate(path, nbytes)
+
+    monkeypatch.setattr(os, "truncate", fail_once)
+    logs.cut(tmp_path, max_bytes=10)
+    assert sorted(path.stat().st_size for path in tmp_path.glob("*.log")) == [0, 11]
