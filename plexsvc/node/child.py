@@ -52,6 +52,8 @@ def run(
         faulthandler.register(STACKS)  # to its log, whatever its threads are in
         set_environment(order.env)
         code = _call(order, ready_fd=ready_fd)
+    except BaseException:  # noqa: BLE001 - `_exit` would have it end without a word
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
