@@ -90,7 +90,7 @@ class _Connection(asyncio.Protocol, Generic[Reply]):
     def data_received(self, data: bytes) -> None:
         try:
             for number, body in self._reader.feed(data):
-                future = self._due.pop(number, None)
+                future = self._due.get(number)  # its asker takes it out, read or not
                 if future is not None and not future.done():
                     future.set_result(self._reply.FromString(body))
         except (PlexError, DecodeError) as error:

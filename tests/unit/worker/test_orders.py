@@ -190,3 +190,20 @@ async def test_an_order_too_large_is_not_sent(rank: Rank) -> None:
     assert caught.value.code == "payload_too_large"
     line.close()
     assert rank.executed == []
+
+
+async def test_a_reply_that_cannot_be_read_ends_the_wait_for_it(tmp_path: Path) -> None:
+    """A rank of another release, for instance, whose frames are whole."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(framing.encode(1, b"\xff"))
+        await reader.read()
+        writer.close()
+
+    path = tmp_path / "rank.orders"
+    async with await asyncio.start_unix_server(answer, path):
+        line = new_line(path)
+        with pytest.raises(ConnectionResetError, match="parsing"):
+            await asyncio.wait_for(line.execute(order(1)), WAIT_S)
+        line.close()
