@@ -209,6 +209,11 @@ class StateClient:
         """Whether this rank's device memory is taken away."""
         return not all(region.is_mapped for region in self._regions.values())
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether no state manager is left for it: every call raises `unavailable`."""
+        return self._session.is_over
+
     def stepped(self, report: ExportReport) -> None:
         """Say what an operation left that ran on parked state, as in a move."""
         self._call({"op": "stepped", **_facts(report)})

@@ -120,15 +120,12 @@ class VersionOpener:
         )
 
     def _map(self, version: PublishedVersion, socket: str, *, device_index: int) -> OpenedPart:
-        client = self._client(socket, device_index)
-        try:
-            return client.open_version(VersionId.of(version))
-        except PlexError as error:
-            if error.code is ErrorCode.UNAVAILABLE:
-                self._clients.pop(socket).close()  # its state manager may have a successor
-            raise
+        return self._client(socket, device_index).open_version(VersionId.of(version))
 
     def _client(self, socket: str, device_index: int) -> StateClient:
+        known = self._clients.get(socket)
+        if known is not None and known.is_lost:  # its state manager may have a successor by now
+            self._clients.pop(socket).close()
         if socket not in self._clients:
             self._clients[socket] = StateClient(
                 socket, self._config, device_index=device_index, handlers=None

@@ -16,6 +16,7 @@ from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
 from plexsvc import progress
 from plexsvc.ids import VersionId
 from plexsvc.rpc.channels import listen, new_server
+from plexsvc.statelink import opening
 from plexsvc.statelink.far import Far
 from plexsvc.statelink.opening import VersionOpener
 from plexsvc.weights.checksums import verify
@@ -228,3 +229,38 @@ def test_a_part_that_two_have_is_read_from_one_and_from_the_other_if_that_is_gon
         opened(one="p", rest="q")
     with pytest.raises(PlexError, match="one is gone"):
         opened(one="", rest="")
+
+
+def test_a_client_that_lost_its_state_manager_is_made_anew_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifest = statemanager_pb2.VersionManifest(node_id="far")
+    part = OpenedPart(manifest=manifest, data=memoryview(b""))
+    closed: list[int] = []
+    made: list[int] = []
+
+    class FakeClient:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.number = len(made)
+            made.append(self.number)
+            self.is_lost = False
+
+        def fetch_version(self, *_: object) -> OpenedPart:
+            if self.number == 0:
+                self.is_lost = True
+                raise PlexError(ErrorCode.UNAVAILABLE, "none took over")
+            return part
+
+        def close(self) -> None:
+            closed.append(self.number)
+
+    monkeypatch.setattr(opening, "StateClient", FakeClient)
+    monkeypatch.setattr(Far, "read_manifest", lambda *_: manifest)
+    config = replace(FakeInstance(FakeEngine()).config, node_id="here", data_socket="/data.sock")
+    opener = VersionOpener(config)
+    holder = statemanager_pb2.VersionHolder(node_id="far", state_manager="10.0.0.8:50061")
+    version = statemanager_pb2.PublishedVersion(holders=[holder])
+    with pytest.raises(PlexError, match="none took over"):
+        opener.open(version)
+    assert opener.open(version).parts == [part]
+    assert (made, closed) == ([0, 1], [0])
