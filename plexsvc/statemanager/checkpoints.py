@@ -383,7 +383,7 @@ def _copy_model_files(model: Path, target: Path) -> None:
         if left < 0:
             text = f"files of {model} beside its weights have more than {_MAX_COPIED_BYTES} bytes"
             raise bad_request(f"{text}; keep the tokenizer's alone there")
-        shutil.copyfile(source, target / source.name)
+        shutil.copyfile(source, target / source.name)  # `_finish` has the disk have it
 
 
 def is_copied(name: str) -> bool:
@@ -394,7 +394,10 @@ def is_copied(name: str) -> bool:
 def _finish(scratch: Path, sealed: Mapping[str, Sealed], *, tenant: str) -> Written:
     """Seal all files that are there; `sealed` are the seals that are known."""
     files = checkpoints.seal(scratch, sealed, tenant=tenant)
-    _sync_directory(scratch)
+    # The rename that follows may reach the disk before any of them would by itself.
+    for name in files.keys() - sealed.keys():
+        _sync(scratch / name)
+    _sync(scratch)
     return Written(files=tuple(files), nbytes=sum(file.nbytes for file in files.values()))
 
 
@@ -414,7 +417,7 @@ def _swap_in(scratch: Path, target: Path) -> None:
             if error.errno not in _TAKEN or not scratch.exists():
                 raise
         else:
-            _sync_directory(target.parent)
+            _sync(target.parent)
             return
     raise OSError(errno.EBUSY, f"cannot replace {target}: others do so at the same time")
 
@@ -435,14 +438,12 @@ def _has_exchanged(scratch: Path, target: Path) -> bool:
 
 
 def _write_json(path: Path, table: Mapping[str, Any]) -> None:
-    with path.open("w") as file:
-        json.dump(table, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_text(json.dumps(table, indent=1))
 
 
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    """Return once the disk has a file or the names in a directory."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -407,3 +407,35 @@ def test_adapters_are_a_peft_directory_that_names_their_model(tmp_path: Path) ->
     assert sorted(found) == sorted(names_ab)
     assert all(np.array_equal(found[name], values["param", name]) for name in names_ab)
     lora.check_checkpoint(out, lora.Lora(rank=2, alpha=8.0), base="/models/m")
+
+
+def test_all_files_of_a_checkpoint_are_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+    synced: set[int] = set()
+    sync, swap = os.fsync, checkpoints._swap_in
+
+    def note(fd: int) -> None:
+        sync(fd)
+        synced.add(os.fstat(fd).st_ino)
+
+    def look(scratch: Path, target: Path) -> None:
+        unsynced = [path.name for path in scratch.iterdir() if path.stat().st_ino not in synced]
+        assert unsynced == []
+        swap(scratch, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(checkpoints, "_swap_in", look)
+    checkpoints.materialize(
+        snapshot(),
+        tmp_path / "out",
+        model=model,
+        optimizer=False,
+        caller=WaitingCaller(),
+        tenant="lab",
+    )
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
