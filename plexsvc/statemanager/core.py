@@ -62,8 +62,7 @@ class Budget:
                 need=nbytes,
                 total=self.total,
             )
-        if nbytes > self.free and self.spare is not None:
-            self.spare(nbytes - self.free)
+        self.make_room(nbytes)
         if nbytes > self.free:
             raise PlexError(
                 ErrorCode.NO_ROOM,
@@ -75,6 +74,11 @@ class Budget:
             )
         self.used += nbytes
         self.peak = max(self.peak, self.used)
+
+    def make_room(self, nbytes: int) -> None:
+        """Have others give back what they can spare, if `nbytes` are not free."""
+        if nbytes > self.free and self.spare is not None:
+            self.spare(nbytes - self.free)
 
     def give(self, nbytes: int) -> None:
         """Return reserved bytes."""
@@ -470,12 +474,14 @@ class Ledger:
 
     def _take_room(self, regions: Sequence[RegionState]) -> None:
         """Book where each region is parked: host memory as far as that goes, then the disk."""
+        nbytes = sum(region.nbytes for region in regions)
         if not self.disk.total:
-            self.host.take(sum(region.nbytes for region in regions))
+            self.host.take(nbytes)
             return
+        self.host.make_room(nbytes)  # what is only kept for speed goes before the disk is used
         total, used = self.host.total + self.disk.total, self.host.used + self.disk.used
         both = Budget("host and disk", total=total, used=used)
-        both.take(sum(region.nbytes for region in regions))
+        both.take(nbytes)
         free = self.host.free
         # What stays in memory goes first.
         for region in sorted(regions, key=lambda one: one.home is Home.DEVICE):

@@ -14,6 +14,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.statemanager.core import Ledger, RegionState
+from plexsvc.weights.checksums import BLOCK_BYTES
 
 A, B = WpgId("a"), WpgId("b")
 JOB = JobId("job")
@@ -48,6 +49,15 @@ def test_an_allocation_takes_device_and_host_or_neither() -> None:
     books.allocate(A, 0, [region("p", 60), region("m", 30)])
     assert (books.devices[0].used, books.host.used) == (90, 90)
     assert books.find(A).residency is Residency.DEVICE
+
+
+def test_host_memory_that_others_can_spare_is_taken_back_before_the_disk_is_used() -> None:
+    books = ledger(devices={0: 4 * BLOCK_BYTES}, host_bytes=4 * BLOCK_BYTES, disk_bytes=BLOCK_BYTES)
+    books.host.take(3 * BLOCK_BYTES)
+    books.host.spare = books.host.give
+    register(books, A)
+    books.allocate(A, 0, [region("p", 4 * BLOCK_BYTES)])
+    assert (books.host.used, books.disk.used) == (4 * BLOCK_BYTES, 0)
 
 
 def test_second_wpg_loads_only_when_the_first_is_off_the_device() -> None:
