@@ -181,8 +181,7 @@ class Publisher:
             PlexError: `not_found`.
         """
         with self._lock:
-            self._shelf.get(key)
-            return self._versions[key].manifest
+            return self._visible(key).manifest
 
     def open(self, key: VersionId, *, job_id: JobId, holder: int) -> tuple[int, VersionManifest]:
         """Return a descriptor of a version's file and its manifest for a client of its job.
@@ -193,9 +192,8 @@ class Publisher:
             PlexError: `not_found`.
         """
         with self._lock:
-            self._shelf.get(key, job_id=job_id)
+            version = self._visible(key, job_id=job_id)
             self._shelf.hold(key, holder)
-            version = self._versions[key]
             return version.file.duplicate(), version.manifest
 
     def unhold(self, key: VersionId, holder: int) -> None:
@@ -226,9 +224,8 @@ class Publisher:
         """
         holder = next(self._readers)
         with self._lock:
-            self._shelf.get(key)
+            version = self._visible(key)
             self._shelf.hold(key, holder)
-            version = self._versions[key]
         try:
             data = memoryview(version.file.map(is_writable=False))[: version.manifest.nbytes]
             yield OpenedPart(manifest=version.manifest, data=data)
@@ -241,6 +238,13 @@ class Publisher:
             for version in self._versions.values():
                 version.file.close()
             self._versions.clear()
+
+    def _visible(self, key: VersionId, *, job_id: JobId | None = None) -> Version:
+        """Return a version that may be opened: it has entered, and is not released."""
+        self._shelf.get(key, job_id=job_id)
+        if key not in self._versions:
+            raise not_found(f"{key} is not on this node yet; publish it")
+        return self._versions[key]
 
     def _entered(self, key: VersionId, version: Version, caller: WaitingCaller) -> bool:
         """Enter a version all see from here on; return whether it was released meanwhile."""

@@ -119,3 +119,19 @@ def test_a_draft_that_is_lost_before_it_enters_leaves_nothing(rig: Rig) -> None:
     with rig.publisher.making(KEY):
         assert rig.publisher.enter(rig.draft(piece("t")), WaitingCaller()).version == 1
     assert rig.publisher.find(KEY) is not None
+
+
+def test_a_version_that_is_being_made_is_not_there_yet(rig: Rig) -> None:
+    with rig.publisher.making(KEY):
+        draft = rig.draft(piece("t"))
+        for look in (
+            lambda: rig.publisher.manifest(KEY),
+            lambda: rig.publisher.open(KEY, job_id=JobId("j"), holder=1),
+            lambda: rig.publisher.reading(KEY).__enter__(),
+        ):
+            with pytest.raises(PlexError, match="not on this node") as missing:
+                look()
+            assert missing.value.code is ErrorCode.NOT_FOUND
+        rig.publisher.enter(draft, WaitingCaller())
+    rig.publisher.release(KEY)
+    assert rig.host.used == 0, "who was refused holds nothing"
