@@ -166,6 +166,7 @@ class Disk:
                     future.cancel()
                 raise self.trouble(f"it has not answered for {STALL_S:.0f} s")
             for future in done:
+                running.discard(future)  # its callback may come after those who wait were woken
                 at, nbytes = sizes.pop(future)
                 if (error := future.exception()) is not None:
                     failures.append(error)

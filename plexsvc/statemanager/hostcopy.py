@@ -259,8 +259,11 @@ def _host_file(nbytes: int, *, fd: int | None = None) -> MemoryFile:
 
 
 def _open_tail(disk: Disk, nbytes: int) -> Tail:
-    fd = disk.open()
-    os.ftruncate(fd, nbytes)
+    try:
+        fd = disk.open()
+        os.ftruncate(fd, nbytes)
+    except OSError as error:
+        raise disk.trouble(str(error)) from error
     return Tail(fd=fd, checksums={})
 
 

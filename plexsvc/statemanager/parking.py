@@ -149,7 +149,7 @@ class Parking:
             try:
                 while not self._closing.is_set() and self._step():
                     pass
-            except PlexError as error:
+            except (PlexError, OSError) as error:
                 log.error("parked state stays where it is", error=error)
                 self._closing.wait(PAUSE_S)
 

@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,36 @@ def test_a_file_system_without_room_is_found_before_anything_is_written(
     disk.fails = "stalls"  # what is written would never return
     with pytest.raises(PlexError, match="No space left"):
         host.to_disk(SPLIT)
+    host.close()
+
+
+def test_a_disk_that_has_answered_is_asked_again_at_once(
+    disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Who waits for a request hears of its end before what else is to be done about it is done.
+    monkeypatch.setattr(Future, "_invoke_callbacks", lambda _: None)
+    data = random_bytes(SIZE)
+    host = on_disk(disk, data)
+    host.split = 0
+    host.let_go()
+    host.from_disk(SIZE)
+    host.split = SIZE
+    assert np.array_equal(host.view(), data)
+    fd = host.file.fd
+    host.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_a_disk_that_opens_no_file_leaves_the_state_in_memory(disk: FaultyDisk) -> None:
+    data = random_bytes(SIZE)
+    host = HostCopy(SIZE, disk=disk)
+    host.view()[:] = data
+    disk.directory.rmdir()
+    with pytest.raises(PlexError, match="the state is where it was") as refused:
+        host.to_disk(SPLIT)
+    assert refused.value.code is ErrorCode.NO_ROOM
+    assert np.array_equal(host.view(), data)
     host.close()
 
 
