@@ -78,7 +78,8 @@ class Clients:
                 job_id=job_id,
                 memory=RankMemory(self._node.tiers[device_index], self._node.disk),
             )
-            self._node.links[wpg_id, rank] = link
+            with self._node.lock:
+                self._node.links[wpg_id, rank] = link
             self._node.write_down(wpg_id)
         log.info("client connected", rank=link.name, incarnation=incarnation)
         return link
@@ -138,9 +139,9 @@ class Clients:
             freed = sum(self._free(link) for link in self._node.links_of(wpg_id))
             with self._node.lock:
                 self._node.ledger.forget(wpg_id)
+                self._node.parked.pop(wpg_id, None)
             self._node.book.drop(wpg_key(wpg_id))
         self._node.worked.forget(wpg_id)
-        self._node.parked.pop(wpg_id, None)
         self._node.changed.set()
         log.info("WPG forgotten", wpg_id=wpg_id, freed_bytes=freed)
         return freed

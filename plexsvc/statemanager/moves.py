@@ -120,14 +120,17 @@ class StateMover:
             with self._moving(wpg_id):
                 if is_new_lease:
                     self._node.write_down(wpg_id)
+                else:  # a successor would know of what left the device to make room
+                    self._node.book.settle()
                 act = self._offload if to is Residency.HOST else self._load
                 links = self._node.links_of(wpg_id)
                 nbytes = act(links, steps, commit=commit, tell=caller.tell)
             done = steps.outcome(to, nbytes)
             self.remember(wpg_id, move_id, done)
-        self._node.parked.pop(wpg_id, None)
-        if to is Residency.HOST:
-            self._node.parked[wpg_id] = None
+        with self._node.lock:
+            self._node.parked.pop(wpg_id, None)  # so that it becomes the last, if it was in already
+            if to is Residency.HOST:
+                self._node.parked[wpg_id] = None
         self._node.changed.set()
         log.info("moved", wpg_id=wpg_id, to=to, nbytes=done.nbytes, total_us=done.total_us)
         return done
@@ -156,6 +159,10 @@ class StateMover:
             del self._under_way[wpg_id]
             with self._node.lock:
                 self._node.ledger.finish_move(wpg_id, is_done=is_done)
+            if not is_done:
+                # The record of its commit may still be read, if that is where it failed.
+                with suppress(PlexError):
+                    self._node.put_down(wpg_id)
 
     def _offload(
         self, links: Sequence[RankLink], steps: Steps, *, commit: Commit, tell: Tell

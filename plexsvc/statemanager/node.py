@@ -168,15 +168,16 @@ class ManagedNode:
                 self.ledger.allocate(link.wpg_id, link.rank, regions)
             own = [region for region in regions if not region.shared_key]
             try:
+                self.book.settle()  # a successor would know of what left the device to make room
                 link.memory.shared = self.shared.of(rank)
                 for shared in link.memory.shared.values():
                     self.shared.bring(shared, link.say_done)
                 link.memory.allocate(own, link.say_done)
             except (PlexError, OSError):
                 link.memory.shared = {}
-                self.shared.stop_reading(link.wpg_id, link.rank)
                 with self.lock:
                     self.ledger.deallocate(link.wpg_id, link.rank, [r.name for r in own])
+                self.shared.stop_reading(link.wpg_id, link.rank)
                 raise
             for region in own:
                 self.write_host(link, region.name)
@@ -248,12 +249,22 @@ class ManagedNode:
         Raises:
             PlexError: `unavailable`.
         """
+        self.put_down(wpg_id, residency=residency, move=move)
+        self.book.settle()
+
+    def put_down(
+        self, wpg_id: WpgId, *, residency: Residency | None = None, move: Facts | None = None
+    ) -> None:
+        """Write what `write_down` does, and wait for nobody to read it.
+
+        Raises:
+            PlexError: `unavailable`.
+        """
         links = self.links_of(wpg_id)
         with self.lock:
             wpg = self.ledger.wpgs[wpg_id]
             facts = facts_of(wpg, links, residency=residency, last_move=move)
         self.book.put(wpg_key(wpg_id), facts)
-        self.book.settle()
 
     def write_host(self, link: RankLink, name: str) -> None:
         """Note for a successor what of a parked region is in memory, and what on disk."""

@@ -101,7 +101,8 @@ class SharedRegions:
                 self._book.drop(records.shared_key(*at))
                 if (region := self._regions.pop(at, None)) is not None:
                     regions.append(region)
-        self._book.settle()  # before others have the memory
+        if ended:
+            self._book.settle()  # before others have the memory
         for region in regions:
             region.memory.free()
         with self._lock:

@@ -635,3 +635,80 @@ async def test_a_wpg_whose_forgetting_broke_off_anywhere_is_forgotten_by_the_rep
     assert wanted["versions"] == {1: (False, {})}
     assert wanted["host"] == STATE_BYTES, "the version that its job has not released"
     assert total > 15
+
+
+class Guarded(dict[Any, Any]):
+    """What some iterate over under a lock: it changes under that lock alone."""
+
+    def __init__(self, known: dict[Any, Any], lock: threading.Lock) -> None:
+        super().__init__(known)
+        self._lock = lock
+
+    def __setitem__(self, key: object, value: object) -> None:
+        assert self._lock.locked(), key
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: object) -> None:
+        assert self._lock.locked(), key
+        super().__delitem__(key)
+
+    def pop(self, key: object, *default: object) -> Any:
+        assert self._lock.locked(), key
+        return super().pop(key, *default)
+
+
+async def test_what_is_iterated_over_under_the_lock_changes_under_it(daemon: Daemon) -> None:
+    node = daemon.node
+    node.links, node.parked = Guarded(node.links, node.lock), Guarded(node.parked, node.lock)
+    await daemon.move(common_pb2.RESIDENCY_HOST)
+    assert list(node.parked) == ["w"]
+    await daemon.move(common_pb2.RESIDENCY_DEVICE)
+    assert not node.parked
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = daemon.clients.connect(
+            ours, wpg_id=WpgId("x"), rank=0, incarnation=1, device_index=0, job_id=JobId("j")
+        )
+        assert node.links["x", 0] is link
+        daemon.clients.disconnect(link)
+    await daemon.servicer.forget(statemanager_pb2.ForgetRequest(wpg_id="w"))
+    assert not node.links
+
+
+async def test_a_move_whose_record_is_not_taken_is_on_record_as_not_made(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: dict[Key, Facts] = {}
+    monkeypatch.setattr(
+        daemon.node.book, "put", lambda key, facts, **_: records.update({key: facts})
+    )
+
+    def refuse_once_it_is_made() -> None:
+        if records and records["wpg", "w"]["last_move"] is not None:
+            raise PlexError(ErrorCode.UNAVAILABLE, "the node agent does not read it")
+
+    monkeypatch.setattr(daemon.node.book, "settle", refuse_once_it_is_made)
+    request = statemanager_pb2.MoveRequest(wpg_id="w", to=common_pb2.RESIDENCY_HOST)
+    request.fence.lease_no = 1
+    reply = await daemon.servicer.move(request)
+    assert (reply.error.code, reply.residency) == ("unavailable", common_pb2.RESIDENCY_DEVICE)
+    assert records["wpg", "w"]["state"]["residency"] == "device"
+    daemon.rank.fill(3.0)
+
+
+async def test_memory_is_taken_once_the_book_is_read(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others have left is theirs for a successor until it is on record that they have."""
+    settle = daemon.node.book.settle
+
+    def refuse() -> None:
+        raise PlexError(ErrorCode.UNAVAILABLE, "the node agent does not read it")
+
+    monkeypatch.setattr(daemon.node.book, "settle", refuse)
+    used, more = daemon.node.ledger.devices[0].used, RegionSpec(name="more", nbytes=KIB)
+    with pytest.raises(PlexError, match="does not read it"):
+        await asyncio.to_thread(daemon.rank.client.allocate, [more])
+    assert daemon.node.ledger.devices[0].used == used
+    monkeypatch.setattr(daemon.node.book, "settle", settle)
+    assert "more" in await asyncio.to_thread(daemon.rank.client.allocate, [more])
