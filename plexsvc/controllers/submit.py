@@ -208,6 +208,7 @@ def read_log(place: Path, *, follow: bool) -> Iterator[bytes]:
                 return
             if os.fstat(file.fileno()).st_size < file.tell():
                 file.seek(0)  # it had grown too large and was emptied
+            # Before the last read, so that what was written last is shown.
             is_over = not _is_supervised(place)
             if not is_over:
                 time.sleep(_FOLLOW_PERIOD_S)

@@ -59,6 +59,7 @@ class OrderLine(Generic[Reply]):
 
     async def _open(self) -> _Connection[Reply]:
         async with self._opening, asyncio.timeout(CONNECT_S):
+            # Another order may have opened it while this one waited.
             line = self._line
             if line is None or line.is_lost:
                 _, line = await asyncio.get_running_loop().create_unix_connection(

@@ -32,7 +32,7 @@ class EventLog:
         self._next_index += 1
         self._events.append(event)
         self._grown.set()
-        self._grown = asyncio.Event()
+        self._grown = asyncio.Event()  # those who come later wait for the next
 
     def after(self, index: int) -> list[node_pb2.NodeEvent]:
         """Return the held events with a number above `index`, oldest first. `O(answer)`."""

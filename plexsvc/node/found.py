@@ -124,4 +124,4 @@ def _started(pid: int) -> str:
     except (FileNotFoundError, ProcessLookupError):
         return ""
     state, *fields = stat.rsplit(")", 1)[1].split()
-    return "" if state == "Z" else fields[18]
+    return "" if state == "Z" else fields[18]  # `starttime`, the 22nd: these begin with the fourth

@@ -26,6 +26,7 @@ class RestartRate:
     async def wait(self) -> None:
         """Return when the restarts within the window are no more than there may be."""
         while len(self._at_us) > self._most:
+            # When this one leaves the window, as many as there may be are in it.
             frees_us = self._at_us[-self._most - 1] + self._window_us
             await self._clock.sleep(max(1, frees_us - self._clock.monotonic_us()))
             self._forget_old()

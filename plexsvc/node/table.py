@@ -323,6 +323,7 @@ class RankTable:
 
     def _forget_old_records(self) -> None:
         ended = [proc_id for proc_id, rank in self._by_id.items() if rank.ended.is_set()]
+        # One more, because the caller adds one.
         for proc_id in ended[: max(0, len(ended) - self._config.max_records + 1)]:
             del self._by_id[proc_id]
         keep = {rank.log_path for rank in self.living()}

@@ -295,8 +295,9 @@ class StateClient:
         reply = self._call({"op": "open_version", **version._asdict()})
         manifest = statemanager_pb2.VersionManifest.FromString(reply.body)
         mapped = _map_file(reply, is_writable=False)
+        # Told with the next call: views end on any thread, also on one that holds the lock.
         finalizer = weakref.finalize(mapped, self._closed_versions.append, version)
-        finalizer.atexit = False
+        finalizer.atexit = False  # the connection ends with the process, which says as much
         return OpenedPart(manifest=manifest, data=memoryview(mapped)[: manifest.nbytes])
 
     def fetch_version(
@@ -352,6 +353,7 @@ class StateClient:
 
     def _tell_closed_versions(self) -> None:
         while self._closed_versions:
+            # Before it is told: a successor hears of what is held from then on.
             name = self._forget_closed_version()
             self._session.exchange({"op": "close_version", **name._asdict()})
 
@@ -419,6 +421,7 @@ class StateClient:
     def _release(self, request: Message) -> Message:
         del request
         for region in self._regions.values():
+            # What is at home in host memory stays where it is.
             if not isinstance(region.memory, MappedHostMemory):
                 region.park()
         return Message(header={})

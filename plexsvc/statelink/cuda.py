@@ -118,6 +118,7 @@ class CudaDriver:
         (unit,) = self._call("cuMemGetAllocationGranularity", self._properties, minimum)
         self.granularity = int(unit)
         self.enter()
+        # Streams that wait for the default one would wait for each other.
         is_own = api.CUstream_flags.CU_STREAM_NON_BLOCKING
         (self._out,) = self._call("cuStreamCreate", int(is_own))
         (self._in,) = self._call("cuStreamCreate", int(is_own))
@@ -295,7 +296,7 @@ class CudaMemory:
         """Unmap; the memory is the state manager's alone again, and torch's pool the device's."""
         if self._is_attached:
             self._driver.settle()
-            self._is_attached = False
+            self._is_attached = False  # first: what failed to unmap is not unmapped again
             self._driver.unmap(self._address, self._nbytes)
             if (torch := sys.modules.get("torch")) is not None:
                 torch.cuda.empty_cache()

@@ -50,6 +50,7 @@ def send(sock: socket.socket, message: Message) -> None:
     """
     head = _head(message)
     sent = sock.sendmsg([head], rights(message.fds))
+    # The descriptors went with the first byte; what did not fit follows without.
     for left in (head[sent:], message.body):
         if left:  # sending nothing fails too when the peer, done with what it wanted, is gone
             sock.sendall(left)
@@ -128,6 +129,7 @@ def _receive_prefix(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:
     received = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            # What did not fit may end inside a number.
             received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
     try:
         return data + _rest(sock, data, has_all=not flags & socket.MSG_CTRUNC), tuple(received)

@@ -160,6 +160,7 @@ class Far:
             while not incoming.is_whole:
                 before = incoming.done
                 error = self._try(state, incoming, bytes_per_s)
+                # Only a try that brought nothing counts: a long version may break off often.
                 in_vain = in_vain + 1 if error is not None and incoming.done == before else 0
                 if error is not None and in_vain == MAX_READS:
                     raise error

@@ -57,7 +57,7 @@ class FixedMapping:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = round_to_pages(nbytes)
-        self._reserved_bytes = self.nbytes + HUGE_PAGE_BYTES
+        self._reserved_bytes = self.nbytes + HUGE_PAGE_BYTES  # so that it can begin at a huge page
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._base = _map(None, self._reserved_bytes, _PROT_NONE, flags)
         self.address = -(-self._base // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES

@@ -50,6 +50,7 @@ class VersionOpener:
             PlexError: `not_found` when the version was released or its holder is out of reach.
         """
         opened, done = OpenedVersion(), set[str]()
+        # This node's own first: it is mapped, and not brought.
         holders = sorted(version.holders, key=lambda holder: not self._is_here(holder))
         for at, holder in enumerate(holders):
             if holder.part and holder.part in done:
@@ -75,6 +76,7 @@ class VersionOpener:
         part = self._mapped(version, holder)
         far = Far(holder, lambda: read_keys(self._config.keys_file))
         manifest = part.manifest if part is not None else far.read_manifest(version)
+        # Data-parallel ranks on several nodes hold the same boxes: once is enough.
         if not opened.parts or adds_pieces(manifest, opened.manifests):
             opened.parts.append(part or self._fetched(version, far, manifest))
         opened.manifests.append(manifest)

@@ -146,7 +146,7 @@ class StateSession:
         attach = {"op": "attach", "client_id": reply.header["client_id"]}
         dataplane.send(self._data_sock, Message(header=attach))
         dataplane.raise_if_failure(dataplane.receive(self._data_sock))
-        self._data_sock.settimeout(None)
+        self._data_sock.settimeout(None)  # it is asked when its WPG moves, perhaps in hours
 
 
 def _connect(path: str) -> socket.socket:

@@ -48,6 +48,7 @@ def open_node(config: StateManagerConfig, book: Book) -> tuple[ManagedNode, list
     arenas = {int(entry.key[1]): _arena(entry) for entry in entries if entry.key[0] == ARENA}
     node = ManagedNode(config, book=book, arenas=arenas)
     for index, tier in node.tiers.items():
+        # A new arena is on record before anything lies in it.
         if index not in arenas and (left := tier.left) is not None:
             book.put((ARENA, str(index)), {"page_bytes": left.page_bytes}, fds=(left.fd,))
     return node, [entry for entry in entries if entry.key[0] != ARENA]
@@ -64,6 +65,7 @@ def adopt(
     left = {entry.key: entry for entry in entries}
     if (numbers := left.pop(NUMBERS, None)) is not None:
         node.ledger.adopt_numbers(**numbers.facts)
+    # First, because the records of WPGs name the shared regions that their ranks read.
     for entry in _take(left, "shared"):
         _adopt_shared(node, entry)
     for entry in _take(left, "wpg"):
@@ -80,6 +82,7 @@ def adopt(
     for entry in left.values():  # of a rank that is in no record any more
         dataplane.close_all(entry.fds)
         node.book.drop(entry.key)
+    # A kill between two records may have left a region whose last reader is gone.
     node.shared.end_unread()
     for tier in node.tiers.values():
         tier.tidy()
@@ -169,6 +172,7 @@ def _tail(entry: BookEntry, region: RegionState, *, is_there: bool) -> Tail | No
         os.close(fd)
         return None
     if region.split:
+        # A kill may have come between the record of what rose and the return of its blocks.
         mapping.punch(fd, Extent(offset=0, nbytes=region.split))
     body, at = entry.body, range(region.split, region.nbytes, BLOCK_BYTES)
     sums = (body[low : low + SUM_BYTES] for low in range(0, len(body), SUM_BYTES))

@@ -165,6 +165,7 @@ class Arrivals:
 
     def _base(self, key: PartKey, manifest: VersionManifest) -> Arrival | None:
         """Pin and return the newest part here with the same pieces, if any."""
+        # The newest differs in the fewest elements, so that deltas to it are the smallest.
         for older in sorted(self._of(key), reverse=True):
             found = self._arrivals[older]
             if older != key and found.over.is_set() and is_alike(found.manifest, manifest):

@@ -159,6 +159,7 @@ class Book:
             dataplane.close_all(fds)
             self._waiting.popleft()
             if sent < len(data):
+                # The descriptors went with the first byte.
                 self._waiting.appendleft(_Outgoing(data[sent:], ()))
 
 

@@ -53,6 +53,7 @@ class Budget:
         Raises:
             PlexError: `no_room` with `need` and `free`; `no_placement` for what can never fit.
         """
+        # No wait cures this, so it must not read as `no_room`, which callers repeat.
         if nbytes > self.total:
             raise PlexError(
                 ErrorCode.NO_PLACEMENT,
@@ -381,6 +382,7 @@ class Ledger:
         except PlexError:
             device.give(nbytes)
             raise
+        # Their bytes are booked by `taken_by`; `SharedRegions.bring` copies them there.
         for shared in found.values():
             if shared is not None:
                 shared.is_on_device = True
@@ -486,6 +488,7 @@ class Ledger:
         # What stays in memory goes first.
         for region in sorted(regions, key=lambda one: one.home is Home.DEVICE):
             here = min(region.nbytes, max(0, free))
+            # The part on disk begins at a whole block; a region that fits has no such part.
             here -= here % BLOCK_BYTES if here < region.nbytes else 0
             here = here if region.home is Home.DEVICE else region.nbytes
             region.disk_bytes = region.nbytes - here
@@ -515,8 +518,10 @@ class Ledger:
                 f"{wpg_id} not registered: the node has {self._max_wpgs} WPGs already (max_wpgs); "
                 "forget one first",
             )
+        # Put last again: those that nothing was heard of for longest are forgotten first.
         self.incarnations.pop(wpg_id, None)
         self.incarnations[wpg_id] = incarnation
+        # More than there are WPGs: a late command of one that is gone is to find its number.
         while len(self.incarnations) > 4 * self._max_wpgs:
             del self.incarnations[next(iter(self.incarnations))]
         wpg = WpgEntry(wpg_id=wpg_id, job_id=job_id, incarnation=incarnation)

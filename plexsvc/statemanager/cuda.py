@@ -63,6 +63,7 @@ class CudaDevice:
             undo.callback(driver.free_address, address, nbytes)
             driver.map(address, nbytes, handle)
             undo.callback(driver.unmap, address, nbytes)
+            # New physical memory holds whatever its last owner left there.
             start = 0 if is_zeroed else nbytes
             if rest := driver.round_up(nbytes) - start:
                 driver.zero(address + start, rest)
@@ -107,6 +108,7 @@ class CudaDevice:
     def _free(self, fd: int) -> None:
         """Undo `reserve`, each step whatever becomes of the others."""
         address, nbytes, handle = self._mapped.pop(fd)
+        # They run last to first: it is unmapped, and then addresses, memory and descriptor go.
         with ExitStack() as steps:
             steps.callback(os.close, fd)
             steps.callback(self._driver.release, handle)

@@ -67,6 +67,7 @@ class DataServer:
     def close(self) -> None:
         """Stop accepting and remove the socket."""
         self._closed.set()
+        # Closing it alone would not wake a thread that waits in `accept`.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -95,6 +96,7 @@ class DataServer:
             sock.settimeout(HELLO_TIMEOUT_S)
             first = _receive(sock)
             if first.header.get("op") == "attach":
+                # The link owns the socket from here on, and the slot is free for another.
                 self._attach(sock, first.header)
                 return
             self._serve_client(sock, first)
@@ -117,6 +119,7 @@ class DataServer:
             granted = link.memory.grant()
             answer = {"client_id": link.token, "kind": link.memory.tier.kind, **granted.header}
             dataplane.send(sock, Message(header=answer, fds=granted.fds))
+            # A rank may ask nothing for hours; its end shows as the end of the connection.
             sock.settimeout(None)
             while True:
                 _send_and_close(sock, self._answer(link, _receive(sock)))

@@ -78,6 +78,7 @@ class Disk:
         Raises:
             OSError: the file system has no such files.
         """
+        # Direct, because the page cache would keep in memory what is to leave it.
         flags = os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
         return os.open(self.directory, flags, 0o600)
 

@@ -79,6 +79,7 @@ class ExtentPool:
         fitting = [run for run in self._free if run[1] >= nbytes]
         if not fitting:
             return self._take_from(list(self._free), nbytes)
+        # From the end of the shortest: the beginnings of long runs stay whole units.
         at, size = min(fitting, key=lambda run: (run[1], run[0]))
         return self._take_from([(at + size - nbytes, nbytes)], nbytes)
 

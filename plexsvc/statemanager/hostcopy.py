@@ -84,6 +84,7 @@ class HostCopy:
         self._unpins: list[Callable[[], None]] = []
         self._running: set[Future[Any]] = set()
         if fd is not None and self.split < self.nbytes:
+            # A kill may have come between the record of what sank and the return of its memory.
             past = Extent(offset=self.split, nbytes=self.nbytes - self.split)
             mapping.punch(self.file.fd, past)
 
@@ -208,6 +209,7 @@ class HostCopy:
     def drop_tail(self) -> None:
         """Free what is on disk."""
         tail, self.tail = self.tail, None
+        # The number of a descriptor that a stalled request still uses must mean no other file.
         if tail is not None and not self._running:
             os.close(tail.fd)
 

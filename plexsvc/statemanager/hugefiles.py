@@ -60,7 +60,7 @@ def open_huge_file(nbytes: int) -> int:
             raise OSError(ended.stderr.strip().rpartition("\n")[2])
         _, fds, _, _ = socket.recv_fds(ours, 1, 1)
     (fd,) = fds
-    os.set_inheritable(fd, False)
+    os.set_inheritable(fd, False)  # as it came over a socket, every child would get it
     return fd
 
 

@@ -170,7 +170,7 @@ class KeyedLocks:
         with self._guard:
             is_free = self._locks.setdefault(key, (lock, 1))[0] is lock
             if is_free:
-                lock.acquire()
+                lock.acquire()  # nobody else knows it yet, so this does not wait under the guard
         try:
             yield is_free
         finally:

@@ -129,6 +129,7 @@ def main() -> None:
 def _book(vault_fd: int | None) -> Book:
     if vault_fd is None:
         return Book()
+    # The vault hears of this process's end by this line: no child may keep it open.
     os.set_inheritable(vault_fd, False)
     return Book(socket.socket(fileno=vault_fd))
 

@@ -83,7 +83,8 @@ def write(fd: int, offset: int, data: bytes | memoryview) -> None:
 def _create(name: str, nbytes: int) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(fd, max(1, nbytes))
+        os.ftruncate(fd, max(1, nbytes))  # nothing empty can be mapped
+        # A client that could shrink it would end all who map it with SIGBUS.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     except OSError as error:
         os.close(fd)

@@ -113,6 +113,7 @@ class RankMemory:
             if region.home is Home.HOST:
                 continue
             span, host = self.spans[region.name], self.hosts[region.name]
+            # Gradients, which are droppable, change without being counted.
             is_same = writes > 0 and writes == host.writes
             if is_same and not region.is_droppable and host.is_kept and host.split == region.split:
                 continue
@@ -175,6 +176,7 @@ class RankMemory:
         filled = {name for name, one in lent.items() if one.state.is_filled}
         files = {name: self.hosts[region] for region, name in self.mapped.items()}
         all_fds = [span.fd for span in spans.values()] + [host.file.fd for host in files.values()]
+        # All regions of an arena share its descriptor, and a message carries only so many.
         fds = tuple(dict.fromkeys(all_fds))
         regions = {
             name: {

@@ -178,6 +178,7 @@ class StateMover:
                 ),
             )
             nbytes = sum(copied)
+        # On record before the ranks let go: from then on this is the only copy.
         for link in links if self._node.disk is not None else ():
             for region in self._copied(link):
                 self._node.write_host(link, region.name)
@@ -241,6 +242,7 @@ class StateMover:
         if len(links) == 1:
             return [step(links[0])]
         futures = [self._node.rank_threads.submit(step, link) for link in links]
+        # Asking for its error waits for each: nothing copies any more when a failure is told.
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]

@@ -102,6 +102,7 @@ class Parking:
         """
         wpg = self._node.state_of(wpg_id)
         for link in self._node.links_of(wpg_id):
+            # An arena is read where it is.
             if wpg.residency is Residency.DEVICE and link.memory.tier.kind == "cpu":
                 continue
             for region in wpg.ranks[link.rank].regions.values():
@@ -228,6 +229,7 @@ class Parking:
         """Yield steps that take whole blocks, `most` bytes at most, to disk, if it has room."""
         most = min(STEP_BYTES, most, self._node.ledger.disk.free)
         for rank, region in _regions(wpg):
+            # The rank maps that memory, and may use it at any time.
             if region.home is not Home.DEVICE:
                 continue
             low = -(-max(0, region.split - most) // BLOCK_BYTES) * BLOCK_BYTES
@@ -272,6 +274,7 @@ class Parking:
             self.sunk_bytes += max(0, nbytes)
             self.risen_bytes -= min(0, nbytes)
             host.split = split
+            # What is held twice goes once a successor would look in the new place.
             node.write_host(link, region.name)
             node.book.settle()
             host.let_go()

@@ -76,6 +76,7 @@ class Publisher:
         self._lock = lock
         self._book = book
         self._versions: dict[VersionId, Version] = {}
+        # Below the maker's, because clients count from 1 on.
         self._readers = itertools.count(MAKER - 1, -1)
 
     def find(self, key: VersionId) -> VersionManifest | None:

@@ -64,6 +64,7 @@ class VersionStream:
         base = self._base.data[low : low + BLOCK_BYTES]
         delta = deltas.encode(base, data, width=self._width, most=len(data) // 2)
         share = 1.0 if delta is None else len(delta) / len(data)
+        # Means in which the last few blocks count most: what changes in a model is uneven.
         self._encode_s += (time.thread_time() - started_s - self._encode_s) / 4
         self._share += (share - self._share) / 4
         return delta

@@ -149,7 +149,7 @@ class StateManagerServicer:
             yield pb.MaterializeReply(error=wire_errors.to_wire(error))
         finally:
             caller.leave()
-            work.cancel()
+            work.cancel()  # what has not begun never does; what has sees that its caller left
 
     async def read_version(self, request: pb.ReadVersionRequest) -> AsyncGenerator[pb.VersionChunk]:
         """Stream the blocks of a version, made ready beside the event loop."""
@@ -158,6 +158,7 @@ class StateManagerServicer:
         try:
             version = held.enter_context(streaming(self._node.publisher, request))
             ahead: deque[asyncio.Future[list[pb.VersionChunk]]] = deque()
+            # None: nothing further is made ready, and what is ready is sent.
             for low in [*version.lows(request.offset), *[None] * AHEAD]:
                 if low is not None:
                     ahead.append(loop.run_in_executor(self._threads, version.block, low))
@@ -306,6 +307,7 @@ class StateManagerServicer:
         wpg_id, key = WpgId(request.wpg_id), VersionId.of(request)
         is_copy = request.HasField("copy_of")
         self._node.wait_until_settled()
+        # A repeat waits here for the first, and holds no WPG meanwhile.
         with self._versions.hold(str(key)), self._node.publisher.making(key):
             start_us = self._clock.monotonic_us()
             with nullcontext() if is_copy else self._node.wpg_locks.hold(wpg_id):

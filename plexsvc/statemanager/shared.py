@@ -50,6 +50,7 @@ class SharedRegions:
             OSError: what `tell` raises.
         """
         memory, states = region.memory, [region.state.region]
+        # A rank of another WPG, whose lock is another, may bring it at the same time.
         with region.lock:
             if memory.spans:
                 return 0

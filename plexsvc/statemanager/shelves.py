@@ -254,6 +254,7 @@ class StagingRoom:
             limit, taken = self._results, self.budget.used
         else:
             limit, taken = self._uploads, sum(other.nbytes for other in alike)
+            # Results that have more than their part have it of what uploads may take.
             taken = max(taken, self.budget.used - (self.budget.total - limit.total))
         limit.check(entry.tenant, held=held, taken=taken, more=entry.nbytes)
 

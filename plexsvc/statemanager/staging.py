@@ -337,6 +337,7 @@ class Upload:
             raise bad_request(f"{found}; send it again")
         if self._header.HasField("rules"):
             with self._staging.holding(self._key, self._bundle):
+                # Dropped at this moment, its descriptor would be closed.
                 mapped = self._bundle.file.map(is_writable=False)
             views = tensors.views(self._header.tensors, memoryview(mapped)[: self._header.nbytes])
             check_batch(self._header.tensors, views, self._header.rules)

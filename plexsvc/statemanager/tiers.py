@@ -183,7 +183,7 @@ class CpuArena:
                         mapping.fill_zero(address, size)
                     tell(size)
         except (PlexError, OSError):
-            self.release(span, is_final=True)
+            self.release(span, is_final=True)  # to a machine that lacks memory
             raise
         return span
 
@@ -198,6 +198,7 @@ class CpuArena:
                 mapping.unmap_pages(self._mapping.address + extent.offset, extent.nbytes)
         with self._pool_lock:
             self._pool.give(span.extents)
+            # Under the lock: free neighbours in the same huge page are punched, too.
             for extent in span.extents if is_returned else ():
                 mapping.punch(self._fd, self._pool.widened(extent))
 

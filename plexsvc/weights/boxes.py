@@ -49,6 +49,7 @@ class Box:
                 parts.append(_with(start, size, axis, at=start[axis], length=before))
             if after:
                 parts.append(_with(start, size, axis, at=low + length, length=after))
+            # So that what is cut off along later axes overlaps none of it.
             start[axis], size[axis] = low, length
         return parts
 
@@ -97,7 +98,7 @@ def cover(wanted: Box, given: Sequence[Box]) -> Cover:
     >>> cover(Box((0,), (4,)), [Box((0,), (3,))]).missing
     [Box(start=(3,), size=(1,))]
     """
-    missing, overlaps = [wanted] if wanted.volume else [], []
+    missing, overlaps = [wanted] if wanted.volume else [], []  # no elements are missing of none
     for index, box in enumerate(given):
         if not missing:
             break

@@ -31,9 +31,11 @@ def encode(base: memoryview, new: memoryview, *, width: int, most: int) -> bytes
     >>> decode(memoryview(into := bytearray(8)), base=base, delta=delta, width=2); bytes(into)
     b'abXdefgh'
     """
+    # Each element that changed takes its value and a byte of its gap at least.
     changed = _changed(base, new, width=width, most=most // (width + 1))
     if changed is None:
         return None
+    # From -1 on, so that the first gap counts from element 0.
     gaps = np.diff(changed, prepend=np.int32(-1)) - 1
     longer = gaps // _LONG
     ends = np.arange(changed.size, dtype=np.int32) + np.cumsum(longer, dtype=np.int32)

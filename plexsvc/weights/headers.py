@@ -86,6 +86,7 @@ def read_header(file: int, *, name: str) -> tuple[int, dict[str, StoredTensor]]:
         tensor: _tensor(entry, f"{tensor[:128]!r} in {name}") for tensor, entry in table.items()
     }
     end = 0
+    # The format has neither gaps nor overlaps: bytes would hide in them.
     for tensor, known in sorted(found.items(), key=lambda one: (one[1].low, one[1].high)):
         if known.low != end:
             raise ValueError(f"tensor {tensor[:128]!r} in {name} does not begin where one ends")

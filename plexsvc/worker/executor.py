@@ -223,6 +223,7 @@ class Executor:
                 recorded = self.ledger.recorded(operation.operation_id, attempt=attempt)
                 if recorded is not None:
                     return ExecutionOutcome(reply=recorded)
+                # Before it runs: one that fails may have written, too.
                 self._writes += operation.WhichOneof("body") in WRITES
                 with ExitStack() as held:
                     outcome = self._run(operation, request.published, held)

@@ -186,6 +186,7 @@ class RankOperations:
             elif specs:
                 with sources.open_checkpoint(Path(self._config.model)) as weights:
                     self._fill(specs, weights)
+            # Without state it is on its device nevertheless, as the ledger sees it.
             elif self._memory is not None:
                 self._memory.allocate(())
             if self._memory is not None:
@@ -304,7 +305,7 @@ class RankOperations:
             scalars = sources.read_scalars(directory)
             moments = sources.open_checkpoint(directory, pattern="optimizer*.safetensors")
             reads += self._backend.moments_from(held.enter_context(moments))
-        sources.check_finite(reads)
+        sources.check_finite(reads)  # read twice: once copying has begun, nothing can be refused
 
         def run() -> RankAnswer:
             sources.copy(reads)

@@ -71,6 +71,7 @@ class OrderPort:
             line.close()
             return
         if len(self._lines) >= MAX_LINES:
+            # The oldest, whose sender is the likeliest to be gone.
             self._close(next(iter(self._lines)), why="too many lines")
         line.setblocking(False)
         self._lines[line] = framing.FrameReader()

@@ -76,7 +76,7 @@ class RankThread(Executor):
                 key.fileobj.close()
 
     def _run_calls(self) -> None:
-        self._woken.recv(_WAKE_BYTES)
+        self._woken.recv(_WAKE_BYTES)  # one wake-up may stand for several calls
         while True:
             try:
                 call = self._calls.get_nowait()

@@ -98,7 +98,7 @@ class HostUpdate:
         """Allocate what it needs."""
         self._hyper = hyper
         self._num_threads = num_threads
-        self._steps = torch.zeros(())
+        self._steps = torch.zeros(())  # the kernel takes the count as a tensor
         self._parts = [
             (one.decays, [[part] for part in parts])
             for one in tensors
@@ -171,6 +171,7 @@ def check_norm(norm: float) -> float:
 def clip(grads: Sequence[Tensor], hyper: AdamW, *, norm: Tensor) -> None:
     """Scale gradients so that their norm is at most what is asked, if anything is."""
     if hyper.clip_grad_norm > 0:
+        # As torch's own `clip_grad_norm_` does it.
         scale = torch.clamp(hyper.clip_grad_norm / (norm + 1e-6), max=1.0)
         for grad in grads:
             grad.mul_(scale)

@@ -79,7 +79,7 @@ class LoraBackend(fsdp.FsdpBackend):
                         place=place,
                     )
                 )
-        nbytes = places.nbytes
+        nbytes = places.nbytes  # without the scale, which is not trained
         self._scale = places.add((1,))
         self._trained = fsdp_state.Layout(
             held=tuple(held), param_bytes=places.nbytes, shard_bytes=nbytes

@@ -89,8 +89,8 @@ class MegatronBackend:
             pipeline_model_parallel_size=config.parallel.pp,
             expert_model_parallel_size=config.parallel.ep,
             expert_tensor_parallel_size=1,
-            distributed_timeout_minutes=max(1, config.collective_timeout_s // 60),
-            create_gloo_process_groups=torch.cuda.is_available(),
+            distributed_timeout_minutes=max(1, config.collective_timeout_s // 60),  # whole minutes
+            create_gloo_process_groups=torch.cuda.is_available(),  # else the groups are gloo's
         )
         self.reseed(config.seed)
         self._megatron = model.megatron_config(self._hf, config.parallel, dtype=self._dtype)
@@ -170,6 +170,7 @@ class MegatronBackend:
     def reseed(self, seed: int) -> None:
         """Set torch's and Megatron's generators from `seed`."""
         torch.manual_seed(seed)
+        # Megatron adds its ranks' offsets, and torch takes 64 bits.
         model_parallel_cuda_manual_seed(seed % (1 << 62))
 
     def forward(self, batch: Sequence[MicroBatch], *, temperature: float) -> PassResult:

@@ -87,6 +87,7 @@ def _finish(logits_TV: Tensor, micro: MicroBatch, what: Pass) -> tuple[Tensor, T
     one = torch.tensor(1, dtype=torch.int)
     kept = outputs_T.detach()[: micro.num_tokens] if what.keep_outputs else None
     if what.loss is None:
+        # The schedule wants a loss, and drops it.
         return outputs_T.sum() * 0, one, {"outputs": kept, "terms": None}
     terms = what.loss(outputs_T, arrays)
     return terms.loss, one, {"outputs": kept, "terms": replace(terms, loss=terms.loss.detach())}

@@ -167,6 +167,7 @@ def shared_layout(
 
 def _close(buckets: list[range], begin: int, end: int, *, num_shares: int) -> int:
     """Add the bucket `[begin, end)`, padded; return where the next begins."""
+    # Padded as Megatron pads, which `_check_buffers` compares.
     buckets.append(range(begin, begin + _up(end - begin, math.lcm(num_shares, 128))))
     return buckets[-1].stop
 
@@ -304,6 +305,7 @@ class TrainerState:
         self.steps += 1
         update.apply(steps=self.steps)
         _round(self._held)
+        # In one order on all ranks: who entered another broadcast first would wait for ever.
         for buffer in _buffers(self.ddp) if self._is_shared else ():
             group = buffer.data_parallel_group
             for bucket in buffer.buckets:
