@@ -256,16 +256,17 @@ def _batch() -> list[Any]:
 def published(memory: str, *, nbytes: int) -> dict[str, object]:
     """Publish `nbytes` of tensors from a node in this process; count what leaves a GPU."""
     from plexsvc.statelink import cuda
+    from plexsvc.statelink.client import ExportReport
     from plexsvc.statemanager import snapshot
     from plexsvc.statemanager.book import Book
     from plexsvc.statemanager.caller import WaitingCaller
     from plexsvc.statemanager.config import StateManagerConfig, TierConfig
-    from plexsvc.statemanager.links import Export, RankLink
+    from plexsvc.statemanager.links import RankLink
     from plexsvc.statemanager.memory import RankMemory
     from plexsvc.statemanager.node import ManagedNode, region_state
 
     class Quiet(RankLink):
-        def export(self) -> Export:
+        def export(self) -> ExportReport:
             return self.last_export
 
     copied = 0

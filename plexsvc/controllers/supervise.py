@@ -25,7 +25,7 @@ from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster.places import ADDRESS_VARIABLE, CA_VARIABLE, RESTARTS_VARIABLE, TOKEN_VARIABLE
 from plexsvc.controllers.submit import LOG, JobEnd, JobOrder, read_order, write_end
 from plexsvc.log import Log, setup
-from plexsvc.node.logs import keep_bounded
+from plexsvc.node.logs import keep_bounded, tail
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.retry import Patience, retry
 
@@ -150,8 +150,8 @@ class Supervisor:
             how = f"the controller was killed by {signal.Signals(-code).name}"
         else:
             how = f"the controller exited with {code}"
-        lines = last_lines(self._place / LOG)
-        return f"{how}; its log ends:\n{lines}" if lines else how
+        lines = tail(self._place / LOG, num_bytes=REASON_BYTES).splitlines()[-REASON_LINES:]
+        return "\n".join([f"{how}; its log ends:", *lines]) if lines else how
 
     async def _report(self, end: JobEnd) -> bool:
         """Tell the service, again and again for a bounded time while it cannot be reached.
@@ -189,15 +189,6 @@ class Supervisor:
             return False
         self._ended_job = job if job.state in ENDED - {request.outcome} else None
         return self._ended_job is not None
-
-
-def last_lines(path: Path) -> str:
-    """Return the last lines of a log: at most `REASON_LINES` and `REASON_BYTES`."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - REASON_BYTES))
-        text = file.read().decode(errors="replace")
-    return "\n".join(text.strip().splitlines()[-REASON_LINES:])
 
 
 def outcome_name(state: service_pb2.JobState) -> str:

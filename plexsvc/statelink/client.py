@@ -28,7 +28,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
@@ -37,11 +37,12 @@ from plexsvc.ids import VersionId
 from plexsvc.log import Log
 from plexsvc.residency import Home
 from plexsvc.statelink import dataplane
-from plexsvc.statelink.dataplane import Message
+from plexsvc.statelink.dataplane import Header, Message
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statelink.member import Member
 from plexsvc.statelink.regions import MappedHostMemory, RegionMemory, on_host, open_memory
 from plexsvc.statelink.session import StateSession
+from plexsvc.weights.manifests import Scalars
 from plexsvc.weights.reading import OpenedPart
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ READER_PATIENCE_S: Final = 15.0
 
 MAX_TRIES: Final = 8
 """Times a call is sent, to as many state managers."""
-
-Scalars = dict[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +112,26 @@ class Region:
 class ExportReport:
     """What a rank says before it is parked: regions that are not zero, scalars, progress."""
 
-    dirty: frozenset[str]
-    scalars: Scalars
-    applied_seq: int
+    dirty: frozenset[str] = frozenset()
+    scalars: Scalars = field(default_factory=dict)
+    applied_seq: int = 0
     writes: int = 0
     """Operations that may have written regions that are not droppable; 0: not known."""
+
+    @classmethod
+    def of(cls, header: Header) -> ExportReport:
+        """Return what a message says."""
+        return cls(
+            dirty=frozenset(header["dirty"]),
+            scalars=header["scalars"],
+            applied_seq=int(header["applied_seq"]),
+            writes=int(header["writes"]),
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The message that says it."""
+        return {**asdict(self), "dirty": sorted(self.dirty)}
 
 
 class MoveHandlers(Protocol):
@@ -138,7 +152,7 @@ class _NoHandlers:
 
     def export(self, *, beside: bool) -> ExportReport:
         del beside
-        return ExportReport(dirty=frozenset(), scalars={}, applied_seq=0)
+        return ExportReport()
 
     def restored(self, scalars: Scalars) -> None:
         del scalars
@@ -216,7 +230,7 @@ class StateClient:
 
     def stepped(self, report: ExportReport) -> None:
         """Say what an operation left that ran on parked state, as in a move."""
-        self._call({"op": "stepped", **_facts(report)})
+        self._call({"op": "stepped", **report.facts})
 
     def seal(self, name: str) -> None:
         """Let others read a shared region that this rank has filled, and write it no more.
@@ -416,7 +430,7 @@ class StateClient:
         report = self._handlers.export(beside=request.header.get("beside", False))
         for region in self._regions.values():
             region.memory.settle()
-        return Message(header=_facts(report))
+        return Message(header=report.facts)
 
     def _release(self, request: Message) -> Message:
         del request
@@ -430,15 +444,6 @@ class StateClient:
         self._map(request)
         self._handlers.restored(request.header["scalars"])
         return Message(header={})
-
-
-def _facts(report: ExportReport) -> dict[str, Any]:
-    return {
-        "dirty": sorted(report.dirty),
-        "scalars": report.scalars,
-        "applied_seq": report.applied_seq,
-        "writes": report.writes,
-    }
 
 
 def _answer(step: Callable[[Message], Message], request: Message) -> Message:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import grpc
 
@@ -37,8 +37,6 @@ from plexsvc.weights.checksums import BLOCK_BYTES, verify_block
 from plexsvc.weights.reading import OpenedPart
 
 log = Log(__name__)
-
-T = TypeVar("T")
 
 Put = Callable[[int, memoryview], None]
 """Takes a block and the byte where it begins."""

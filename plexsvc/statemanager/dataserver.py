@@ -20,9 +20,10 @@ from plexsvc.ids import JobId, TenantId, VersionId, WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Home
 from plexsvc.statelink import dataplane
+from plexsvc.statelink.client import ExportReport
 from plexsvc.statelink.dataplane import Header, Message
 from plexsvc.statemanager.clients import Clients
-from plexsvc.statemanager.links import Export, RankLink
+from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import ManagedNode, region_state
 
 log = Log(__name__)
@@ -215,7 +216,7 @@ class DataServer:
         return Message(header={})
 
     def _stepped(self, link: RankLink, request: Message) -> Message:
-        self._node.note_step(link, Export.of(request.header))
+        self._node.note_step(link, ExportReport.of(request.header))
         return Message(header={})
 
     def _open_staged(self, link: RankLink, request: Message) -> Message:

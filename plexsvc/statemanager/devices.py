@@ -1,35 +1,16 @@
-"""Registry of device tiers: each kind of memory that a device may have, and how it is opened."""
+"""Devices of a node, opened by the kind of their memory, and the bytes that they may ask for."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 from plexsvc.errors import bad_request, internal
 from plexsvc.statelink.cuda import open_driver
 from plexsvc.statemanager.config import StateManagerConfig, TierConfig
 from plexsvc.statemanager.cuda import CudaDevice
 from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier
-
-Open = Callable[[TierConfig, StateManagerConfig, ArenaFile | None], DeviceTier]
-"""Opens a device, over what a predecessor left of it."""
-
-
-def _open_arena(
-    device: TierConfig, config: StateManagerConfig, left: ArenaFile | None
-) -> DeviceTier:
-    arena = CpuArena(
-        device.bytes_total,
-        keep_pages=config.keep_pages,
-        huge_pages=config.huge_pages,
-        left=left,
-    )
-    if left is not None and os.fstat(left.fd).st_size != arena.nbytes:
-        text = f"device {device.index} was left with another size than {arena.nbytes} bytes"
-        raise internal(f"{text}; start without its records")
-    return arena
 
 
 def check_budgets(devices: Sequence[TierConfig]) -> None:
@@ -52,12 +33,6 @@ def check_budgets(devices: Sequence[TierConfig]) -> None:
             )
 
 
-TIERS: Final[Mapping[str, Open]] = {
-    "cpu": _open_arena,
-    "cuda": lambda device, _config, _left: CudaDevice(device.gpu_index),
-}
-
-
 def open_tier(
     device: TierConfig, config: StateManagerConfig, *, left: ArenaFile | None = None
 ) -> DeviceTier:
@@ -67,8 +42,16 @@ def open_tier(
         PlexError: `bad_request` for a kind of memory that this machine does not have; `internal`
             when what was left is not of this configuration.
     """
-    if device.memory not in TIERS:
+    if device.memory == "cuda":
+        return CudaDevice(device.gpu_index)
+    if device.memory != "cpu":
         raise bad_request(
-            f"device {device.index}: memory {device.memory!r} is unknown; use {' or '.join(TIERS)}"
+            f"device {device.index}: memory {device.memory!r} is unknown; use cpu or cuda"
         )
-    return TIERS[device.memory](device, config, left)
+    arena = CpuArena(
+        device.bytes_total, keep_pages=config.keep_pages, huge_pages=config.huge_pages, left=left
+    )
+    if left is not None and os.fstat(left.fd).st_size != arena.nbytes:
+        text = f"device {device.index} was left with another size than {arena.nbytes} bytes"
+        raise internal(f"{text}; start without its records")
+    return arena

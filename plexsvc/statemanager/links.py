@@ -7,36 +7,14 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
 from plexsvc.statelink import dataplane
-from plexsvc.statelink.dataplane import Header, Message
+from plexsvc.statelink.client import ExportReport
+from plexsvc.statelink.dataplane import Message
 from plexsvc.statemanager.memory import RankMemory
-
-Scalars = Mapping[str, int | float | str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
-    """What a rank said when it was last asked."""
-
-    dirty: frozenset[str] = frozenset()
-    scalars: Scalars = field(default_factory=dict)
-    applied_seq: int = 0
-    writes: int = 0
-
-    @classmethod
-    def of(cls, header: Header) -> Export:
-        """Return what a rank's message says."""
-        return cls(
-            dirty=frozenset(header["dirty"]),
-            scalars=header["scalars"],
-            applied_seq=int(header["applied_seq"]),
-            writes=int(header.get("writes", 0)),
-        )
 
 
 class RankLink:
@@ -59,7 +37,7 @@ class RankLink:
         self.token = secrets.token_hex(16)
         self.pieces: tuple[statemanager_pb2.CanonicalPiece, ...] = ()
         self.memory = memory
-        self.last_export = Export()
+        self.last_export = ExportReport()
         self._call_sock = call_sock
         self._data_sock: socket.socket | None = None
 
@@ -86,7 +64,7 @@ class RankLink:
         sock.settimeout(timeout_us / 1e6)
         self._data_sock = sock
 
-    def export(self) -> Export:
+    def export(self) -> ExportReport:
         """Ask what must survive.
 
         Raises:
@@ -95,7 +73,7 @@ class RankLink:
         self.last_export = self._ask_export({})
         return self.last_export
 
-    def export_beside(self) -> Export:
+    def export_beside(self) -> ExportReport:
         """Ask how the last operation left it that wrote weights, while another may run.
 
         Raises:
@@ -103,8 +81,8 @@ class RankLink:
         """
         return self._ask_export({"beside": True})
 
-    def _ask_export(self, how: Mapping[str, bool]) -> Export:
-        return Export.of(self._ask(Message(header={"op": "export", **how})).header)
+    def _ask_export(self, how: Mapping[str, bool]) -> ExportReport:
+        return ExportReport.of(self._ask(Message(header={"op": "export", **how})).header)
 
     def release(self) -> None:
         """Have the client park its regions.

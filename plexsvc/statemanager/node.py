@@ -15,6 +15,7 @@ from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Home, Residency
 from plexsvc.rpc.keys import read_keys
+from plexsvc.statelink.client import ExportReport
 from plexsvc.statemanager.arrivals import Arrivals
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.caller import Tally
@@ -22,7 +23,7 @@ from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.core import Ledger, RegionState, WpgEntry
 from plexsvc.statemanager.devices import check_budgets, open_tier
 from plexsvc.statemanager.disk import Disk
-from plexsvc.statemanager.links import Export, KeyedLocks, RankLink
+from plexsvc.statemanager.links import KeyedLocks, RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.publishing import Publisher
 from plexsvc.statemanager.records import facts_of, host_key, host_of, index_key, wpg_key
@@ -208,7 +209,7 @@ class ManagedNode:
             body = statemanager_pb2.VersionManifest(pieces=index).SerializeToString()
             self.book.put(index_key(link.wpg_id, link.rank), {}, body=body)
 
-    def note_step(self, link: RankLink, report: Export) -> None:
+    def note_step(self, link: RankLink, report: ExportReport) -> None:
         """Take what a rank says that has worked on its parked state.
 
         Takes no lock of its WPG: who holds that may wait for the rank.

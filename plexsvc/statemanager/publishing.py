@@ -42,7 +42,7 @@ MAKER: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A published version and its bytes."""
+    """A published version and its bytes, or one that nobody sees yet."""
 
     manifest: VersionManifest
     file: MemoryFile
@@ -54,15 +54,6 @@ class Progress:
 
     scalars_json: str
     applied_seq: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A copy of state that nobody sees yet."""
-
-    key: VersionId
-    manifest: VersionManifest
-    file: MemoryFile
 
 
 class Publisher:
@@ -109,7 +100,7 @@ class Publisher:
         region: RegionBytes,
         progress: Progress | None,
         tell: Tell = tell_nobody,
-    ) -> Draft:
+    ) -> Version:
         """Copy the pieces in `index`, whose bytes `region` returns, at the speed of memory.
 
         Raises:
@@ -133,20 +124,21 @@ class Publisher:
             manifest.scalars_json = progress.scalars_json
             manifest.applied_seq = progress.applied_seq
         file = _copied(placed, nbytes, region=region, tell=tell)
-        return Draft(key=key, manifest=manifest, file=file)
+        return Version(manifest=manifest, file=file)
 
-    def enter(self, draft: Draft, caller: WaitingCaller) -> VersionManifest:
+    def enter(self, draft: Version, caller: WaitingCaller) -> VersionManifest:
         """Checksum a draft and let everyone see it, unless its caller gave up.
 
         Raises:
             PlexError: `cancelled`; `not_found` when it was released meanwhile.
         """
-        key, manifest = draft.key, draft.manifest
+        manifest = draft.manifest
+        key = VersionId.of(manifest)
         with memoryview(draft.file.map(is_writable=False)) as data:
             for checksum in block_checksums(data[: manifest.nbytes]):
                 manifest.block_checksums.append(checksum)
                 caller.advance(BLOCK_BYTES)
-        if self._entered(key, Version(manifest=manifest, file=draft.file), caller):
+        if self._entered(key, draft, caller):
             raise not_found(f"version {key.version} of {key.deployment_id} was released meanwhile")
         return manifest
 

@@ -13,12 +13,13 @@ import msgspec
 
 from plexsvc.ids import WpgId
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
+from plexsvc.statelink.client import ExportReport
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.book import Facts, Key
 from plexsvc.statemanager.core import RegionState, SharedState, WpgEntry
 from plexsvc.statemanager.disk import blocks
 from plexsvc.statemanager.hostcopy import HostCopy
-from plexsvc.statemanager.links import Export, RankLink
+from plexsvc.statemanager.links import RankLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class RankRecord:
 
     client_id: int
     extents: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
-    export: Export = field(default_factory=Export)
+    export: ExportReport = field(default_factory=ExportReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,8 +46,8 @@ from plexsvc.statemanager.parking import Parking
 from plexsvc.statemanager.publishing import (
     COMPLETE_KINDS,
     PUBLISHED_KINDS,
-    Draft,
     Progress,
+    Version,
 )
 from plexsvc.statemanager.sending import AHEAD, streaming
 from plexsvc.weights import pieces
@@ -328,7 +328,7 @@ class StateManagerServicer:
             step=steps(scalars_by_rank([manifest])),
         )
 
-    def _draft(self, request: pb.PublishRequest, caller: WaitingCaller) -> Draft:
+    def _draft(self, request: pb.PublishRequest, caller: WaitingCaller) -> Version:
         """Copy parameters, or all the state that is asked for; the caller holds the lock."""
         wpg_id = WpgId(request.wpg_id)
         self._parking.bring_back(wpg_id)
@@ -356,7 +356,7 @@ class StateManagerServicer:
         )
         return self._parking.with_room(draft)
 
-    def _draft_copy(self, request: pb.PublishRequest, caller: WaitingCaller) -> Draft:
+    def _draft_copy(self, request: pb.PublishRequest, caller: WaitingCaller) -> Version:
         """Copy a complete version of other nodes, as one part."""
         with self._copied(request.copy_of, caller) as taken:
             draft = partial(

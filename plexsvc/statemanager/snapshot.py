@@ -15,9 +15,10 @@ from plexsvc.ids import WpgId
 from plexsvc.residency import Residency
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.core import WpgEntry
-from plexsvc.statemanager.links import RankLink, Scalars
+from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import ManagedNode
 from plexsvc.weights import manifests, pieces, reading
+from plexsvc.weights.manifests import Scalars
 from plexsvc.weights.pieces import GRADIENTS, Array, RegionBytes
 from plexsvc.weights.reading import OpenedPart
 

@@ -32,7 +32,8 @@ from plexsvc.errors import RETRYABLE, ErrorCode, PlexError, internal
 from plexsvc.log import Log
 from plexsvc.residency import Home
 from plexsvc.sizes import COMMUNICATOR_BYTES, CONTEXT_BYTES
-from plexsvc.statelink.client import ExportReport, RegionSpec, Scalars
+from plexsvc.statelink.client import ExportReport, RegionSpec
+from plexsvc.weights.manifests import Scalars
 from plexsvc.worker import process_group, results
 from plexsvc.worker.backends.base import Backend
 from plexsvc.worker.config import WorkerConfig
@@ -128,7 +129,7 @@ class Executor:
         self._memory: StateMemory | None = None
         self._operations: RankOperations | None = None
         self._between_operations = threading.Lock()
-        self._written = ExportReport(dirty=frozenset(), scalars={}, applied_seq=0)
+        self._written = ExportReport()
         """What the last operation left that wrote weights."""
         self._writes = 0
         self.ledger = ReplyLedger(max_replies=config.max_recorded_replies)

@@ -66,13 +66,7 @@ def ppo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     `clip_high` defaults to `clip` (DAPO sets it apart).
     """
     gap_T = _gap(logprobs_T, arrays)
-    ratio_T = gap_T.exp()
-    low, high = _clip_range(args)
-    adv_T = arrays["advantages"]
-    surrogate_T = torch.minimum(ratio_T * adv_T, ratio_T.clamp(low, high) * adv_T)
-    loss = -(surrogate_T * arrays["mask"]).sum()
-    clipped_T = (ratio_T.clamp(low, high) * adv_T) < (ratio_T * adv_T)
-    return _policy_terms(loss, gap_T=gap_T, mask_T=arrays["mask"], clipped_T=clipped_T)
+    return _clipped_surrogate(gap_T.exp(), gap_T, arrays, range_=_clip_range(args))
 
 
 @built_in
@@ -117,12 +111,7 @@ def gspo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     gap_T, mask_T = _gap(logprobs_T, arrays), arrays["mask"]
     mean_T = _sequence_means(gap_T.detach(), mask_T, arrays["cu_seqlens"])
     ratio_T = (mean_T + gap_T - gap_T.detach()).exp()
-    low, high = _clip_range(args, defaults=GSPO_CLIPS)
-    adv_T = arrays["advantages"]
-    surrogate_T = torch.minimum(ratio_T * adv_T, ratio_T.clamp(low, high) * adv_T)
-    loss = -(surrogate_T * mask_T).sum()
-    clipped_T = (ratio_T.clamp(low, high) * adv_T) < (ratio_T * adv_T)
-    return _policy_terms(loss, gap_T=gap_T, mask_T=mask_T, clipped_T=clipped_T)
+    return _clipped_surrogate(ratio_T, gap_T, arrays, range_=_clip_range(args, defaults=GSPO_CLIPS))
 
 
 @built_in
@@ -213,6 +202,16 @@ def _sequence_means(values_T: Tensor, mask_T: Tensor, cu_seqlens: Tensor) -> Ten
     )
     means_B = sums_B / counts_B.clamp(min=1)
     return means_B.repeat_interleave(bounds.diff(), output_size=values_T.numel())
+
+
+def _clipped_surrogate(
+    ratio_T: Tensor, gap_T: Tensor, arrays: Arrays, *, range_: tuple[float, float]
+) -> LossTerms:
+    """Return the smaller of what a ratio and its clipped value gain, negated and summed."""
+    free_T = ratio_T * arrays["advantages"]
+    bound_T = ratio_T.clamp(*range_) * arrays["advantages"]
+    loss = -(torch.minimum(free_T, bound_T) * arrays["mask"]).sum()
+    return _policy_terms(loss, gap_T=gap_T, mask_T=arrays["mask"], clipped_T=bound_T < free_T)
 
 
 def _policy_terms(

@@ -34,9 +34,6 @@ class TensorSource(Protocol):
     def names(self) -> Collection[str]:
         """The names of all tensors; those of an optimizer's state are `kind/name`."""
 
-    def has(self, name: str) -> bool:
-        """Return whether the source holds tensor `name`."""
-
     def check(self, wanted: TensorBox) -> None:
         """Refuse a box that `read` could not return.
 
@@ -131,10 +128,6 @@ class SafetensorsSource:
     def names(self) -> Collection[str]:
         """The names of all tensors in the files."""
         return self._files.keys()
-
-    def has(self, name: str) -> bool:
-        """Return whether a file holds tensor `name`."""
-        return name in self._files
 
     def check(self, wanted: TensorBox) -> None:
         """Refuse a tensor that is missing, has another shape, or is not what was saved."""
@@ -241,10 +234,6 @@ class VersionTensors:
     def names(self) -> Collection[str]:
         """The names of all tensors in the opened parts."""
         return self._reader.names
-
-    def has(self, name: str) -> bool:
-        """Return whether the version holds tensor `name`."""
-        return self._reader.find(name) is not None
 
     def check(self, wanted: TensorBox) -> None:
         """Refuse a box that the version's pieces do not cover, or of another shape."""

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.weights.manifests import Scalars
 from plexsvc.worker.sources import Read, TensorSource
 
 if TYPE_CHECKING:
     import torch
 
     from plexsvc.statelink.client import RegionSpec
-
-Scalars = dict[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -279,7 +279,7 @@ class FsdpBackend:
         wanted = [
             part
             for held, param in zip(self._layout.held, self._params, strict=True)
-            if param.numel() and (held.name != VALUE_HEAD or weights.has(VALUE_HEAD))
+            if param.numel() and (held.name != VALUE_HEAD or VALUE_HEAD in weights.names)
             for part in held.slices_of(param)
         ]
         return reads(wanted, weights)

@@ -118,7 +118,7 @@ class LoraBackend(fsdp.FsdpBackend):
         if weights is None:
             return
         is_read = "params" in filled
-        if not weights.has(lora.SCALE):
+        if lora.SCALE not in weights.names:
             if not is_read:
                 self._read_model(weights)
             self._draw()

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
-from plexsvc.weights.manifests import STEPS
+from plexsvc.weights.manifests import STEPS, Scalars
 from plexsvc.worker.backends.base import (
     DataShard,
     MicroBatch,
     ModelFacts,
     PassResult,
-    Scalars,
     TokenLoss,
 )
 from plexsvc.worker.config import WorkerConfig

@@ -13,6 +13,7 @@ from plexsvc.errors import PlexError
 from plexsvc.ids import JobId, VersionId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.statelink import cuda
+from plexsvc.statelink.client import ExportReport
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import snapshot
 from plexsvc.statemanager.book import Book
@@ -22,7 +23,7 @@ from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.cuda import CudaDevice
 from plexsvc.statemanager.devices import check_budgets
 from plexsvc.statemanager.hostcopy import HostCopy
-from plexsvc.statemanager.links import Export, RankLink
+from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.node import ManagedNode, region_state
 from tests.fakes.fake_cuda import GRANULARITY, Code, FakeCuda
@@ -232,5 +233,5 @@ def add_resident_rank(node: ManagedNode, pieces: list[CanonicalPiece], *, nbytes
 class AskedNothing(RankLink):
     """A rank whose state is as it last said."""
 
-    def export(self) -> Export:
+    def export(self) -> ExportReport:
         return self.last_export

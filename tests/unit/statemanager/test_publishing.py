@@ -13,7 +13,7 @@ from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.core import Budget
-from plexsvc.statemanager.publishing import Draft, Publisher
+from plexsvc.statemanager.publishing import Publisher, Version
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights.pieces import Bytes
 from tests.rigs.memory_files import open_files
@@ -34,7 +34,7 @@ class Rig:
         del name
         return np.full(64, rank, dtype=np.uint8)
 
-    def draft(self, *index: CanonicalPiece) -> Draft:
+    def draft(self, *index: CanonicalPiece) -> Version:
         return self.publisher.draft(
             KEY, index, job_id=JobId("j"), region=self.region, progress=None
         )

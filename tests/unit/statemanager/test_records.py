@@ -8,16 +8,19 @@ import pytest
 
 from plexsvc.ids import JobId, WpgId
 from plexsvc.residency import Residency
+from plexsvc.statelink.client import ExportReport
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import records
 from plexsvc.statemanager.core import RankState, RegionState, WpgEntry
-from plexsvc.statemanager.links import Export, RankLink
+from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.tiers import CpuArena, DeviceExtents
 
 W = WpgId("wpg_a")
 EXTENTS = (Extent(offset=0, nbytes=4096), Extent(offset=12288, nbytes=4096))
-EXPORT = Export(dirty=frozenset({"params"}), scalars={"lr": 0.1 + 0.2, "step": 3}, applied_seq=9)
+EXPORT = ExportReport(
+    dirty=frozenset({"params"}), scalars={"lr": 0.1 + 0.2, "step": 3}, applied_seq=9
+)
 
 
 def state(residency: Residency) -> WpgEntry:

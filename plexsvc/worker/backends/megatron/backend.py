@@ -16,7 +16,7 @@ from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
-from plexsvc.weights.manifests import STEPS
+from plexsvc.weights.manifests import STEPS, Scalars
 from plexsvc.worker import process_group
 from plexsvc.worker.backends import hf, packed
 from plexsvc.worker.backends.adamw import check_norm
@@ -25,7 +25,6 @@ from plexsvc.worker.backends.base import (
     MicroBatch,
     ModelFacts,
     PassResult,
-    Scalars,
     TokenLoss,
 )
 from plexsvc.worker.backends.megatron import mapping, model, passes, state
@@ -295,5 +294,5 @@ class MegatronBackend:
 
 def _wanted(held: Iterable[TensorSlice], weights: TensorSource) -> Iterator[TensorSlice]:
     for item in held:
-        if item.key.name != mapping.VALUE_HEAD or weights.has(mapping.VALUE_HEAD):
+        if item.key.name != mapping.VALUE_HEAD or mapping.VALUE_HEAD in weights.names:
             yield item
