@@ -27,7 +27,8 @@ class Bound:
 
     def holds(self, values: Collection[float]) -> bool:
         """Return whether all lie inside; a NaN does not."""
-        return not values or (self.low <= min(values) and max(values) <= self.high)
+        # Not by min and max: those of several numbers pass over a NaN that is not the first.
+        return all(self.low <= value <= self.high for value in values)
 
 
 UINT32: Final = Bound(0, 2**32 - 1)

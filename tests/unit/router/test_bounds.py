@@ -130,6 +130,11 @@ def test_what_is_no_number_is_refused(value: float) -> None:
     bounds.check(pb.KeepAliveRequest(metrics={"loss": value}))
 
 
+@pytest.mark.parametrize("values", [(math.nan, 1.0), (1.0, math.nan), (1.0, math.nan, 2.0)])
+def test_what_is_no_number_is_refused_wherever_it_stands(values: tuple[float, ...]) -> None:
+    assert not bounds.FINITE.holds(values)
+
+
 def test_a_temperature_that_float32_could_not_divide_by_is_refused() -> None:
     with pytest.raises(PlexError, match=r"ForwardBackward\.temperature"):
         bounds.check(ops.ForwardBackward(temperature=1e-38))
