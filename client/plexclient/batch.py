@@ -294,7 +294,8 @@ def _placed(
     rows = []
     for value, start, sequence in zip(values, starts, sequences, strict=True):
         row = np.zeros(len(sequence) - 1, np.float32)
-        row[start : start + value.size] = value[: row.size - start]
+        # Without a prompt the first generated token is input alone: its number has no target.
+        row[start:] = value[value.size - (row.size - start) :]
         rows.append(row)
     return np.concatenate(rows)
 

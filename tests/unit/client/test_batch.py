@@ -35,6 +35,16 @@ def refused(code: str, **arrays: Any) -> plex.PlexError:
     return caught.value
 
 
+def test_a_sample_without_a_prompt_has_its_numbers_on_their_own_targets() -> None:
+    batch = plex.Batch.from_samples(
+        [sample([], [5, 6, 7], [-1.0, -2.0, -3.0])], advantages=[[0.1, 0.2, 0.3]]
+    )
+    found = {name: array.tolist() for name, array in batch.arrays().items()}
+    assert found["target_tokens"] == [6, 7]
+    assert (found["logprobs"], found["mask"]) == ([-2, -3], [1, 1])
+    assert found["advantages"] == pytest.approx([0.2, 0.3])
+
+
 def test_samples_become_shifted_sequences_with_numbers_on_the_generated_targets() -> None:
     batch = plex.Batch.from_samples(
         [sample([1, 2, 3], [4, 5], [-0.5, -0.25]), sample([6], [7], [-1.0])], advantages=[2.0, -1.0]
