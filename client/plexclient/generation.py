@@ -136,6 +136,7 @@ class Generation:
                 except PlexError as error:
                     await self._pause(error, retry=retry)
             check(self._record.result)
+            # The last frame may come before the answer, which may yet be a failure.
             await asyncio.wrap_future(self._answer)
         finally:
             self._lane.release(self._ticket)
@@ -143,6 +144,8 @@ class Generation:
     async def _frames(self) -> AsyncGenerator[operations_pb2.GenerateFrame]:
         """Yield the frames of one attempt, which ends at once when the operation is refused."""
         session = self._lane.session
+        # Asked before the stream is: that nobody knows the operation is final only if it was
+        # answered.
         self._was_answered = self._answer.done()
         request = service_pb2.StreamGenerateRequest(
             operation_id=self._ticket.operation_id,
@@ -159,6 +162,8 @@ class Generation:
                 async for frame in frames:
                     yield frame
         except asyncio.CancelledError:
+            # It may be our own watch that ended the call. Then the operation's failure is the
+            # reason.
             self._raise_refusal()
             raise
         if self._record.result is None:

@@ -260,6 +260,7 @@ class Job:
         is_known = info.name in self._deployments
         made = self._made(info)
         if self.session.controller and not is_known and info.next_seq > 1:
+            # Nobody reads any more what a former controller had not read.
             self.session.begin(info.deployment_id, answered=info.next_seq - 1)
             if isinstance(made, Trained) and info.spec.HasField("optimizer"):
                 await made.zero_grad.aio()
@@ -321,6 +322,8 @@ class Job:
             return
         self._is_open = False
         if self._is_adopted:
+            # Whoever started this controller records the end; the session lives with the
+            # connection.
             await self._last_beat()
             return
         try:

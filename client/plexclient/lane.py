@@ -71,6 +71,7 @@ class Lane:
         self.session = session
         self.deployment_id = deployment_id
         self._last_seq = first_seq - 1
+        # Made on a caller's thread: it belongs to a loop only once somebody waits for it.
         self._gate = asyncio.Semaphore(session.options.max_in_flight_per_deployment)
         self._uploading: set[int] = set()
         self._uploaded = asyncio.Event()
@@ -117,6 +118,7 @@ class Lane:
         try:
             async with self._gate:
                 ticket.sent.set()
+                # Its patience begins here: it may have waited long behind others of its deployment.
                 ticket.patience.progress()
                 submit = self._submitting(ticket.operation)
                 if ticket.inputs is None or ticket.inputs.is_inline:
@@ -124,10 +126,12 @@ class Lane:
                 else:
                     result = await self._submit_staged(ticket, submit)
         except Exception as error:
+            # Where the job itself is gone nobody waits for the number.
             if not isinstance(error, PlexError) or error.code not in FATAL:
                 self.session.background.start(lambda: self._fill(ticket))
             raise
         finally:
+            # Also if it was never sent: whoever cancels or follows it waits for this.
             ticket.sent.set()
             ticket.answered.set()
             self.session.budget.give_back(ticket.nbytes)

@@ -100,6 +100,7 @@ class _OpenStream:
     def leave(self, operation_id: bytes, future: asyncio.Future[Result]) -> None:
         """Wait for an answer no more; an operation that nobody waits for is not sent."""
         waiting = self.due.get(operation_id)
+        # It was answered: `_read` has taken all who waited for it.
         if waiting is None:
             return
         waiting.remove(future)
@@ -124,6 +125,7 @@ class _OpenStream:
             text = f"the stream of operations failed: {error!r}"
             why = internal(text)
         finally:
+            # First, so that whoever asks from now on opens another stream.
             self.is_lost = True
             self._call.cancel()
             for futures in self.due.values():
@@ -155,6 +157,7 @@ class _OpenStream:
                 await self.has_unsent.wait()
                 self.has_unsent.clear()
                 while self.unsent:
+                    # The oldest, and one at a time: whoever gives up meanwhile takes his own out.
                     operation = self.unsent.pop(next(iter(self.unsent)))
                     await self._call.write(operation)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -70,6 +70,7 @@ class Retry:
                 f"{error.message}",
             ) from error
         if status == "DEADLINE_EXCEEDED":
+            # No pause: the attempt has been one.
             self._recover()
             return
         self._suspect += status in {"UNKNOWN", "INTERNAL"}

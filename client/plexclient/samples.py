@@ -148,6 +148,7 @@ class TokenRecord:
         self._num_samples = sampling.n
         self._drawn: dict[str, Any] = {
             "temperature": float(f"{sampling.temperature:.7g}"),  # float32 on the wire
+            # 0 on the wire is a top_p that nobody gave: all.
             "top_p": float(f"{sampling.top_p:.7g}") or 1.0,
             "top_k": max(0, sampling.top_k),
             "is_plain": is_plain(sampling),

@@ -180,6 +180,7 @@ class ScoreBatch:
                     yield reply
             raise unavailable("the scores ended before the last one")
         except asyncio.CancelledError:
+            # Leaving cancels the call, which looks here as if this task had been cancelled.
             if not self._is_left:
                 raise
         finally:

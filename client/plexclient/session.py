@@ -224,6 +224,7 @@ class Session:
         """Return the time between keepalives: well within the time to live."""
         if self.ttl_us == 0:
             return self.options.keepalive_s
+        # A quarter of it: three keepalives in a row may be lost.
         return min(self.options.keepalive_s, self.ttl_us / 4e6)
 
 

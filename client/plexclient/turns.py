@@ -92,6 +92,7 @@ class TurnSession:
                 self._is_busy = False
 
         async def end() -> None:
+            # A time that is past on every clock: the turn ends now.
             patience.reschedule(0)
 
         def cancel() -> None:

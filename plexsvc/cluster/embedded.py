@@ -146,11 +146,13 @@ class EmbeddedCluster:
         if goes_on or self._left_agents():
             former = await asyncio.to_thread(read_former, url)
             self._stay_where(read_card(state_dir))  # it stays there for whoever comes after us
+            # Until this one serves: if it cannot take over, the next finds all as it was left.
             self.keeps = True
         else:
             remove_card(state_dir)
         store = await asyncio.to_thread(open_store, url, now_us=self._clock.wall_us())
         stack.callback(store.close)
+        # When the stack unwinds: after the scheduler has ended, before the store is closed.
         stack.callback(self._write_snapshot, store)
         keys = keep_keys(keys_file(state_dir))
         launcher = await self._launch(stack, keys=keys, adopts=former is not None)
@@ -490,6 +492,7 @@ def _runtime_dir(place: Path, stack: ExitStack | AsyncExitStack) -> Path:
     if len(os.fsencode(inside)) <= _MAX_RUNTIME_PATH:
         return inside
     if not inside.exists():
+        # A link whose directory is gone.
         inside.unlink(missing_ok=True)
         inside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inside.symlink_to(tempfile.mkdtemp(prefix="plexsvc-"))

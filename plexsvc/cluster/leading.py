@@ -86,6 +86,7 @@ async def take_from_former(state_dir: Path, stack: AsyncExitStack, *, clock: Clo
         async with asyncio.timeout(LEAVE_US / 1e6):
             await hold(state_dir, stack, waits=True, clock=clock)
     except TimeoutError:
+        # It lost its database a while ago, and has not let go: it stands still.
         former = holder(state_dir)
         if former is not None:
             log.warning("the former leader stands still and is ended", pid=former)

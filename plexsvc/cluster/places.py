@@ -153,6 +153,7 @@ def held(state_dir: Path, *, database: Path | None = None) -> Iterator[None]:
                 f"another service uses the database {database} (pid {lock.read_text()}); stop it, "
                 "or name another `database`"
             ) from error
+        # Only now: opened by another, the file still tells whose it is.
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

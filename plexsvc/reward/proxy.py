@@ -343,6 +343,7 @@ class RewardProxy:
                 done = StageDone("refused", detail=f"files of the stage before are gone: {error}")
                 self._done(order.worker, done, at_us=self._clock.monotonic_us())
             return
+        # The worker may have been stopped while the disk was read.
         if self.running.get(order.worker) == order.request and self._workers is not None:
             self._workers.send(order.worker, self._task(order, files))
 
@@ -443,6 +444,7 @@ class RewardProxy:
         now_us = self._clock.monotonic_us()
         due_us = self.core.next_deadline_us()
         if (due_us is not None and due_us <= now_us) or not self._has_begun:
+            # The first fact has the core start the workers that are kept.
             self._has_begun = True
             self.post(TimePassed(at_us=now_us))
         for batch_id, record in list(self.records.items()):

@@ -270,6 +270,7 @@ def _children() -> set[int]:
 
 def _start_zygote(line: socket.socket) -> subprocess.Popen[bytes]:
     fd = line.fileno()
+    # Its own session: signals of a terminal are for the service.
     argv = [sys.executable, "-m", "plexsvc.reward.zygote", str(fd), str(os.getpid())]
     # vfork: a fork of a process that serves gRPC may die before it can exec.
     return subprocess.Popen(argv, pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True)

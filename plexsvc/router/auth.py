@@ -66,6 +66,7 @@ class Stored:
         self.view = view
         if self.refusal() is not None:
             for ending in self._open:
+                # One that has expired is ending already, and cannot be put off.
                 if not ending.expired():
                     ending.reschedule(asyncio.get_running_loop().time())
 
@@ -90,6 +91,7 @@ class Stored:
                 finally:
                     self._open.discard(ending)
         except TimeoutError as error:
+            # A time that the block itself waited for was over, not the token's.
             if not ending.expired():
                 raise
             raise self._ended() from error
@@ -271,6 +273,7 @@ class Tenants:
                 "this router has yet to hear from its scheduler which tokens there are; try again"
             )
         stored = self._stored.get(token.partition(".")[0])
+        # Bytes of a header that are no text come as halves of surrogate pairs.
         digest = sha256(token.encode(errors="replace")).digest()
         if stored is None or not hmac.compare_digest(digest, stored.view.hash):
             return _unknown(token)

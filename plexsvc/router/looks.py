@@ -39,6 +39,7 @@ class Looks:
         try:
             async with asyncio.timeout(self.limit_s):
                 await lane.acquire()
+                # Shielded: the thread goes on when its caller leaves, and tells this very future.
                 return await asyncio.shield(_started(lane, work))
         except TimeoutError as error:
             raise unavailable(

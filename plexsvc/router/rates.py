@@ -34,6 +34,8 @@ class Rates:
         if most is None:
             return
         now_us = self._clock.monotonic_us()
+        # Each request takes its share of a second. Whoever is a whole second ahead has had the
+        # quota.
         free_us = max(self._free_us.get(tenant, now_us), now_us) + 1_000_000 // most
         if free_us > now_us + 1_000_000:
             raise queue_full(

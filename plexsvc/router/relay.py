@@ -237,6 +237,8 @@ class Uploads:
                         await self._scheduler.call(
                             "PayloadStaged", told, service_pb2.PayloadStagedReply
                         )
+                # Beside its data a chunk has an offset and the tags and lengths of fields: less
+                # than 64 bytes.
                 if len(message) > self._config.max_chunk_bytes + 64:
                     raise bad_request(
                         f"an upload message of {len(message)} bytes is over "

@@ -284,6 +284,8 @@ class RouterServicer:
         try:
             self.tenants.rates.take(tenant)
             check_identity(operation)
+            # Before the router fills anything in: a repeat has the same digest wherever a path
+            # leads by now.
             operation.digest = digest_of(operation)
             operation.tenant = tenant
             deployment = await self._deployments.get(
@@ -358,6 +360,7 @@ class _Served:
             if not has_option(SERVICE.methods_by_name[name], pb.reads):
                 caller.check_may_change(name)
             if name not in UNCOUNTED:
+                # Before it holds anything: what is refused for its rate takes no place from others.
                 router.tenants.rates.take(caller.tenant)
             with router.calls.hold(caller.tenant):
                 yield caller

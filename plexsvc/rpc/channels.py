@@ -153,6 +153,7 @@ def bind(
             port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise _not_bound(address, error, key=key) from error
+    # gRPC has no option for it: to listen again on its own socket sets how many may wait.
     sockets = (place for place in Path("/proc/self/fd").iterdir() if place.is_socket())
     for place in sockets:
         with suppress(OSError), socket.socket(fileno=os.dup(int(place.name))) as found:

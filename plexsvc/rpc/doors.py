@@ -69,6 +69,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         found = (method, by_certificate)
         if found not in self._guarded:
             handler = await continuation(handler_call_details)
+            # Not remembered: callers could name any number of methods that there are not.
             if handler is None:
                 return None
             guarded = self._guard(handler, method)

@@ -135,6 +135,7 @@ def read_shut_out(path: Path | None) -> frozenset[str]:
         return frozenset()
     try:
         found = path.stat()
+        # The file is replaced, never changed: a new one has another inode.
         mark = (found.st_ino, found.st_mtime_ns)
         if path not in _read or _read[path][0] != mark:
             _read[path] = (mark, frozenset(json.loads(path.read_text())))
@@ -163,6 +164,7 @@ def make_keys() -> ClusterKeys:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
+        # Clocks of other hosts may be behind.
         .not_valid_before(now - dt.timedelta(days=1))
         .not_valid_after(now + dt.timedelta(days=_VALID_DAYS))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)

@@ -48,7 +48,9 @@ class Peers:
     def _shown_at(self, target: str) -> str:
         host, _, port = target.rpartition(":")
         context = ssl.create_default_context(cadata=self._keys.root)
+        # Newer Pythons ask for extensions that certificates of a cluster do not have.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        # gRPC hangs up on whoever does not say that he speaks HTTP/2.
         context.set_alpn_protocols(["h2"])
         pair = f"{self._keys.certificate}\n{self._keys.private_key}".encode()
         with os.fdopen(os.memfd_create("plexsvc-certificate"), "wb") as file:

@@ -43,6 +43,7 @@ class Patience:
         for calls in count(1):
             pause_us = max(1, int(mean_us * random.uniform(*JITTER)))
             if self.within_us:
+                # So that the last call is made while its answer is still wanted.
                 pause_us = min(pause_us, started_us + self.within_us - clock.monotonic_us())
             if calls == self.max_tries or pause_us <= 0:
                 return

@@ -36,6 +36,7 @@ class SqliteAppender:
         self._held = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         connection = self._held.connection.driver_connection
         assert isinstance(connection, sqlite3.Connection), connection
+        # Nobody is waited for here: the long way waits.
         connection.execute("pragma busy_timeout=0")
         self._connection = connection
         self._is_synced = True
@@ -88,6 +89,7 @@ class SqliteAppender:
         self._held.close()
 
     def _sync_commits(self, is_synced: bool) -> None:
+        # Between transactions: SQLite heeds it in none.
         if is_synced is not self._is_synced:
             self._connection.execute(f"pragma synchronous={'full' if is_synced else 'normal'}")
             self._is_synced = is_synced

@@ -120,6 +120,7 @@ class Leadership:
                 self._run_sql(_END_OVER, holder=self._holder)
             return "another service" if row is None else str(row.holder)
         if row is not None and row.is_from_before and not row.is_over:
+            # The server was started again, which ended the leader's session: it comes back.
             self._run_sql(_UNLOCK)
             return str(row.holder)
         self.took_over = row is not None

@@ -286,6 +286,7 @@ class Store:
         )
         with self._led():
             led_then = self._connection.execute(then).scalar_one() or 0
+            # What says whose rows these are, a deployment or a job, goes after them.
             ended = sa.select(JOBS.c.job_id).where(JOBS.c.ended_us.between(1, before_us - 1))
             theirs = sa.select(DEPLOYMENTS.c.deployment_id).where(DEPLOYMENTS.c.job_id.in_(ended))
             led = [(t, t.c.scheduler_epoch < led_then) for t in (JOURNAL, SNAPSHOTS, OPERATIONS)]
@@ -330,6 +331,7 @@ class Store:
                 return 0
             rows = JOURNAL.c.scheduler_epoch == self.epoch
             first = self._connection.execute(sa.select(sa.func.min(JOURNAL.c.idx)).where(rows))
+            # Rows are numbered without a gap: these are no more than `max_rows`.
             end = min((first.scalar_one() or 0) + max_rows - 1, snapshots[0])
             gone = self._connection.execute(sa.delete(JOURNAL).where(rows, JOURNAL.c.idx <= end))
             return int(gone.rowcount)

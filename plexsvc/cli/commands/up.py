@@ -167,6 +167,7 @@ def stop(state_dir: Path, *, keep: bool = False) -> int | None:
             remove_card(state_dir)
         return None
     with suppress(ProcessLookupError):  # it ended by itself meanwhile
+        # By a descriptor: by the time of the signal the number may be another process's.
         process = os.pidfd_open(pid)
         try:
             signal.pidfd_send_signal(process, KEEP if keep else signal.SIGTERM)

@@ -246,6 +246,7 @@ class RewardCore:
             return  # it was stopped meanwhile, and what it ran was decided then
         found = worker.request
         if isinstance(fact, ProgramFailed):
+            # With its worker: whatever failed may have left that in any state.
             self.crew.stop(fact.worker)
             self._failed(found, fact.at_us, reason=fact.reason)
             return

@@ -118,6 +118,7 @@ class Floor:
         self._arrivals: list[tuple[int, _Simulated]] = []
         for load in loads:
             due_us = load.due_us(max_delay_us)
+            # Of each so many the middle one stands for all.
             for one in sorted(load.requests)[self.each // 2 :: self.each]:
                 self._arrivals.append((one.arrive_us, _request(load.route, one, due_us=due_us)))
         self._arrivals.sort(key=lambda arrival: arrival[0])
@@ -150,7 +151,9 @@ class Floor:
         push, pop = heapq.heappush, heapq.heappop
         number = coming = step = 0
         while running or coming < len(arrivals):
+            # Two numbers a turn: what comes at the same time is told apart by them, in order.
             number += 2
+            # Ends go first: a worker that is free by then takes what comes.
             if running and (coming == len(arrivals) or running[0][0] <= arrivals[coming][0]):
                 now_us, _, request, step = pop(running)
                 pool = request.steps[step][0]

@@ -109,6 +109,7 @@ class PoolQueue:
     def _head(self, tenant: TenantId) -> _QueueEntry | None:
         """Return the first of a tenant's requests; forgets those that were dropped."""
         waiting = self._waiting[tenant]
+        # Dropped, or put again since then: the entry that counts is the last one of its request.
         while waiting and self._live.get(waiting[0].request) is not waiting[0]:
             heapq.heappop(waiting)
         if not waiting:

@@ -90,6 +90,7 @@ class Library:
         if versions and _newest(versions).version == program.version:
             return _newest(versions)
         others = {n: one for n, one in versions.items() if one.version != program.version}
+        # So many of the newest that they are `MAX_VERSIONS` with the new one.
         kept = dict(list(others.items())[1 - MAX_VERSIONS :])
         number = max(versions, default=0) + 1
         self._check_room(tenant, name, {**kept, number: program})
@@ -120,6 +121,7 @@ class Library:
         if versions is None:
             raise self._none(tenant, name)
         place = self._directory / tenant / name
+        # A name that no version has: what is left of it after a crash is not read.
         gone = place.with_name(_GONE + name)
         shutil.rmtree(gone, ignore_errors=True)
         place.rename(gone)  # all versions at once, whatever happens

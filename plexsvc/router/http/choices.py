@@ -39,6 +39,7 @@ class Calls:
 
     def read(self, text: str, *, is_last: bool) -> None:
         """Read the text so far."""
+        # How it begins tells what it is, and is looked at with every frame.
         start = text[: len(PYTHON) + 80].lstrip()
         is_json = self.is_forced or start.startswith(("{", PYTHON))
         if is_json or (not is_last and PYTHON.startswith(start)):

@@ -200,6 +200,7 @@ class _Families:
 
     def all(self) -> list[Metric]:
         """Return the metrics."""
+        # So that this one is told, whatever was left out.
         self._series = 0
         self.say("plex_series_left_out", self.left_out)
         return list(self._by_name.values())

@@ -143,6 +143,7 @@ class OperationLane:
             async with asyncio.TaskGroup() as group:
                 sending = group.create_task(self._upload(requests, seq=seq))
                 result = await self._wire.submit(sent, tenant=self._tenant)
+                # It is answered: the nodes had all that they needed, or it was refused.
                 sending.cancel()
             return check(result)
 

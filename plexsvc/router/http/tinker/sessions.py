@@ -201,6 +201,8 @@ class TinkerSessions:
             raise _unknown(session_id)
         if key not in self._sessions:
             async with self._loading:
+                # Somebody may have loaded it while we waited: two of one session would run all of
+                # it twice.
                 if key not in self._sessions:
                     self._sessions[key] = await self._load(session_id, tenant=tenant)
         return self._sessions[key]
