@@ -148,7 +148,7 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
             continue
         is_new, deployment.waits_for = deployment.waits_for != blocked, blocked
         if blocked is not None:
-            if is_new and any(one not in queues.operations for one in operation.after):
+            if is_new and any(_known(queues, operation, one) is None for one in operation.after):
                 at_us = queues.now_us + queues.limits.gap_timeout_us
                 queues.set_timer(Timer.AFTER, operation.operation_id, at_us=at_us)
             return None
@@ -214,8 +214,7 @@ def _is_circle(queues: Queues, head: Operation, blocked: OperationId) -> bool:
     What stands in a lane waits for the lane's head, and that for what it comes after. `O(lanes)`.
     """
     passed: set[DeploymentId] = set()
-    while blocked in queues.operations:
-        known = queues.operations[blocked]
+    while (known := _known(queues, head, blocked)) is not None:
         deployment = queues.deployments[known.deployment_id]
         if deployment.pending.get(known.seq) is not known or deployment.deployment_id in passed:
             return False

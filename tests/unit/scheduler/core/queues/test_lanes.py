@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core import state
-from plexsvc.scheduler.core.actions import StartOperation
+from plexsvc.scheduler.core.actions import RefuseOperation, StartOperation
 from plexsvc.scheduler.core.events import Acknowledged
 from plexsvc.scheduler.core.vocabulary import OperationKind, OperationState
 from tests.fakes.fake_world import FakeWorld, op_id
@@ -46,6 +47,19 @@ def test_an_operation_of_another_job_is_nothing_that_one_could_come_after() -> N
         seq = {"b1": 1, "b2": 2}[name]
         actions = world.submit(f"after {name}", job="a", seq=seq, after=(name,))
         assert not [a for a in actions if isinstance(a, StartOperation)]
+
+
+def test_the_wait_for_an_operation_of_another_job_ends() -> None:
+    world = FakeWorld()
+    world.join(train=2)
+    world.bring_up("a")
+    world.bring_up("b")
+    world.submit("b1", job="b", seq=1)
+    world.submit("a1", job="a", seq=1, after=("b1",))
+    actions = world.fire(f"after/{op_id('a1').hex()}")
+    assert [a.fault.code for a in actions if isinstance(a, RefuseOperation)] == [
+        ErrorCode.DEPENDENCY_FAILED
+    ]
 
 
 def windowed() -> FakeWorld:
