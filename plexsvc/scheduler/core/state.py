@@ -160,8 +160,15 @@ class Pattern:
 
     cycles: CycleProfiler = field(default_factory=CycleProfiler)
     costs: dict[OperationKind, TokenCost] = field(default_factory=dict)
+    began_us: int | None = None
+    """When it first had its devices, on its job's own clock."""
+
     since_us: int = 0
+    """When it had its devices last, by when its cycle is to be known."""
+
     busy_us: int = 0
+    """Time of its operations since then."""
+
     own_end_us: int = 0
     """When its last operation ended on its job's own clock."""
 

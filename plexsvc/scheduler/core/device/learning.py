@@ -112,8 +112,10 @@ def _trained_there(devices: Devices, wpg: Wpg) -> list[Wpg]:
 
 def start_probe(devices: Devices, deployment: Deployment) -> None:
     """Bound the time a cold deployment keeps its group to itself."""
-    pattern = deployment.pattern
-    pattern.since_us = devices.now_us
+    pattern, job = deployment.pattern, devices.jobs[deployment.job_id]
+    pattern.since_us, pattern.busy_us = devices.now_us, 0
+    if pattern.began_us is None:
+        pattern.began_us = job.own_now_us(devices.now_us)
     key = demands.profile_key(devices.placement, deployment)
     warm = devices.placement.planning.book.warm(key, now_us=devices.now_us)
     if warm is not None:
@@ -159,8 +161,9 @@ def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
     key = demands.profile_key(devices.placement, deployment)
     before = devices.placement.planning.book.warm(key, now_us=devices.now_us)
     job, run_us = devices.jobs[deployment.job_id], 0 if before is None else before.run_us
-    if job.ending is JobState.COMPLETED:
-        ran_us = job.own_now_us(devices.now_us) - deployment.pattern.since_us
+    began_us = deployment.pattern.began_us
+    if job.ending is JobState.COMPLETED and began_us is not None:
+        ran_us = job.own_now_us(devices.now_us) - began_us
         run_us = smoothed(run_us or None, max(1, ran_us))
     kept = KeptProfile(
         key=key,

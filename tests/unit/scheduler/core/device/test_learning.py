@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plexsvc.ids import DeploymentId, JobId, ResidentId, TenantId, WpgId
+from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId, TenantId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     KeepProfile,
@@ -14,7 +14,7 @@ from plexsvc.scheduler.core.actions import (
 )
 from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.device.learning import PRIOR_SERVICE_US
-from plexsvc.scheduler.core.events import ProfilesLoaded, TimerFired
+from plexsvc.scheduler.core.events import NodeLost, ProfilesLoaded, TimerFired
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -461,3 +461,46 @@ def test_a_rollout_does_not_wait_for_more_of_the_training_that_it_follows() -> N
     assert contest.awaited_until(devices, (A,), entry=entry) == 0
     wpg.job_id = JobId("b")
     assert contest.awaited_until(devices, (A,), entry=entry) > world.now_us
+
+
+def test_a_probe_counts_what_ran_since_it_began() -> None:
+    world = FakeWorld()
+    world.join("n0")
+    world.join("n1")
+    world.bring_up("a", durable=True)
+    train(world, "a", cycles=1, run_us=100 * SECOND_US)
+    world.tell(NodeLost(at_us=world.tick(), node_id=NodeId("n0"), reason="silence"))
+    world.drain()
+    assert world.places() == ["n1:0"]
+    world.fire("probe/a/actor")
+    (group,) = world.core.view.planners["train"].board.groups.values()
+    assert group.duty_ppm < 1_000, "nothing ran there"
+
+
+def test_what_a_job_waited_before_a_deployment_was_there_does_not_shorten_its_run() -> None:
+    world = FakeWorld()
+    world.join("n0")
+    segments = (Segment(phase="step", offset_us=0, duration_us=RUN_US),)
+    profile = Profile(period_us=2 * GAP_US, segments=segments)
+    key = ProfileKey(tenant=TenantId("lab"), model="", layout="", name="a/critic")
+    kept = KeptProfile(key=key, profile=profile, at_us=0)
+    world.tell(ProfilesLoaded(at_us=world.tick(), profiles=(kept,)))
+    for job in "ab":
+        world.bring_up(job)
+    world.submit("b1", job="b", seq=1)
+    world.submit("a1", job="a", seq=1)
+    order = start(world, "b1")
+    world.tick(10 * SECOND_US)
+    world.report(order)
+    world.drain()
+    world.join("n1")
+    world.deploy("a", "critic")
+    world.drain()
+    began_us = world.now_us
+    world.tick(5 * SECOND_US)
+    world.end("a")
+    world.drain()
+    told = [one.kept for one in world.log if isinstance(one, KeepProfile)]
+    assert abs(next(one.run_us for one in told if one.key == key) - 5 * SECOND_US) < 20_000, (
+        began_us
+    )
