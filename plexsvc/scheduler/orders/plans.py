@@ -51,8 +51,9 @@ class PlanThread:
 
     def plan(self, action: ComputePlan) -> Work:
         """Compute a plan from the state in which it was ordered."""
-        self._decided[action] = asyncio.get_running_loop().create_future()
-        return self._plan(action, self._question(action.device_kind, action.goal))
+        decided = self._decided[action] = asyncio.get_running_loop().create_future()
+        question = self._question(action.device_kind, action.goal)
+        return self._plan(action, question, decided)
 
     async def followed(self, actions: Sequence[Action]) -> list[Action]:
         """Return actions that were ordered just now, and what follows from plans among them."""
@@ -70,13 +71,15 @@ class PlanThread:
         """Compute nothing more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _plan(self, action: ComputePlan, question: Question) -> None:
-        decided = self._decided[action]
+    async def _plan(
+        self, action: ComputePlan, question: Question, decided: asyncio.Future[list[Action]]
+    ) -> None:
         try:
             plan = await self.run(partial(plans.compute, question))
             decided.set_result(await self._decide(_told(action, plan)))
         finally:
-            del self._decided[action]
+            if self._decided.get(action) is decided:  # the same may be ordered with its outcome
+                del self._decided[action]
             if not decided.done():
                 decided.set_exception(unavailable("no plan was made; try again"))
                 decided.exception()  # most are awaited by nobody, who need not be warned

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 
@@ -15,10 +15,12 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.api.views import newcomer
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.actions import Action, ComputePlan
 from plexsvc.scheduler.core.events import NodeLost, OperationFinished, PlanComputed
 from plexsvc.scheduler.core.planning import plans
-from plexsvc.scheduler.core.planning.plans import Plan, Question
+from plexsvc.scheduler.core.planning.plans import Goal, Plan, Question
 from plexsvc.scheduler.driver import journal
+from plexsvc.scheduler.orders.plans import PlanThread
 from tests.rigs import stored
 from tests.rigs.router_rig import until
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
@@ -121,3 +123,26 @@ async def test_a_plan_that_cannot_be_made_is_told_and_changes_nothing(
     assert failed.value.code is ErrorCode.UNAVAILABLE
     monkeypatch.undo()
     assert len((await repack(two)).moves) <= 1
+
+
+async def test_a_plan_that_is_ordered_again_with_its_outcome_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plans, "compute", lambda _: Plan())
+    order = ComputePlan(device_kind="train", goal=Goal.RELIEF, base=1)
+    again: list[Coroutine[object, object, object]] = []
+
+    async def decide(_: PlanComputed) -> list[Action]:
+        if not again:
+            again.append(thread.plan(order))
+        return []
+
+    thread = PlanThread(question=lambda *_: cast("Question", None), decide=decide)
+    await thread.plan(order)
+    (second,) = again
+    async with asyncio.TaskGroup() as tasks:
+        followed = tasks.create_task(thread.followed([order]))
+        await asyncio.sleep(0)
+        await second
+    assert followed.result() == [order]
+    thread.close()
