@@ -70,7 +70,7 @@ def park(devices: Devices, wpg: Wpg) -> None:
 def part(devices: Devices, wpg: Wpg) -> None:
     """Have all of a WPG sleep, some of which has left its devices, once nothing of it runs."""
     is_still = not wpg.running and wpg.move_id is None and wpg.state is WpgState.READY
-    if is_still and space.may_sleep(devices, wpg):
+    if is_still and wpg.retry_us <= devices.now_us and space.may_sleep(devices, wpg):
         _order_move(devices, wpg, to=Residency.HOST)
 
 
@@ -147,7 +147,9 @@ def move_failed(devices: Devices, event: MoveFailed) -> list[Wpg]:
     if event.fault.code is not ErrorCode.NO_ROOM:
         return [wpg]
     head = lanes.head(devices.queues, wpg)
-    if head is not None and head.is_on_host and wpg.switch is None:
+    if wpg.left:
+        _retry_later(devices, wpg)
+    elif head is not None and head.is_on_host and wpg.switch is None:
         head.move_failures += 1
         if head.move_failures == devices.limits.max_move_tries:
             lanes.drop(devices.queues, head, event.fault)

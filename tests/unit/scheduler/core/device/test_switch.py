@@ -391,3 +391,18 @@ def test_nobody_leaves_the_last_device_nor_those_that_it_does_not_share() -> Non
     generate(world, "a1", seq=1)
     leave(world, "a", 1, "a1")
     assert not world.core.view.wpgs[wpg_of(world, "a")].left
+
+
+def test_one_that_cannot_sleep_for_want_of_room_tries_again_after_a_pause(
+    long_tail: FakeWorld,
+) -> None:
+    long_tail.end("b")
+    leave(long_tail, "a", 1, "a1")
+    long_tail.report_next(MoveState)
+    long_tail.report_next(StartOperation)
+    full = Fault(code=ErrorCode.NO_ROOM, message="the host is full")
+    order = next(o for o in long_tail.orders if isinstance(o, MoveState))
+    assert order.wpg_id == wpg_of(long_tail, "a")
+    assert not [a for a in long_tail.report(order, fault=full) if isinstance(a, MoveState)]
+    (again,) = [a for a in long_tail.fire(f"retry/{order.wpg_id}") if isinstance(a, MoveState)]
+    assert again.wpg_id == order.wpg_id
