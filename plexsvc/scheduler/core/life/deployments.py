@@ -13,7 +13,6 @@ from plexsvc.scheduler.core.life import rebuilding, wpgs
 from plexsvc.scheduler.core.place import circles, demands, placing, reasons
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Job, Wpg
-from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState
 
 
@@ -58,9 +57,8 @@ def _take(lives: Lives, job_id: JobId, asked: Sequence[DeploymentRequested], *, 
         fault = circles.closed_by(placement, made[0])
     if fault is not None:
         refuse(lives.devices, made, fault)
-    timeout_us = lives.limits.placement_timeout_us
-    for one in demands.waiting_with(placement, made[0]) if timeout_us else ():
-        lives.set_timer(Timer.PLACE, one.deployment_id, at_us=at_us + timeout_us)
+    for one in demands.waiting_with(placement, made[0]):
+        placing.bound_wait(placement, one)
 
 
 def _new(

@@ -16,7 +16,6 @@ from plexsvc.scheduler.core.life import deployments, instances, rebuilding
 from plexsvc.scheduler.core.place import circles, placing
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.state import Device, Node
-from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault, Place
 
 
@@ -125,4 +124,4 @@ def _close(devices: Devices, node_id: NodeId) -> None:
         for unit_id in planner.board.rooms.of_host(node_id):
             planner.board.cordon(unit_id)
     if placement.unplaced:
-        devices.set_timer(Timer.CIRCLE, node_id, at_us=devices.now_us + circles.GRACE_US)
+        circles.look_later(placement, node_id)

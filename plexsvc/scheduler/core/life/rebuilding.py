@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.actions import DeploymentLost, KeepState
 from plexsvc.scheduler.core.cluster import Devices, Lives, Placement
 from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.life import wpgs
-from plexsvc.scheduler.core.place import hosts, placing
+from plexsvc.scheduler.core.place import circles, hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import WRITING_KINDS, DeploymentState, Fault
@@ -180,6 +180,10 @@ def go_on(lives: Lives, gone: Wpg) -> None:
         placing.free(placement, gone)
         deployment.wpg_id, deployment.declared_with = None, ()
         placing.request(placement, deployment)
+        placing.bound_wait(placement, deployment)
+        for node_id in dict.fromkeys(place.node_id for place in gone.places):
+            if node_id not in placement.nodes:
+                circles.look_later(placement, node_id)
         return
     hosts.leave(placement, gone)
     wpg = wpgs.add(lives, deployment, gone.places)

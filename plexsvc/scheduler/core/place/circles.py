@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, ResidentId, UnitId
+from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place import demands, sharing
 from plexsvc.scheduler.core.planning.groups import Group
@@ -25,10 +25,16 @@ from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import Spot, refusal
 from plexsvc.scheduler.core.planning.profile import Load
 from plexsvc.scheduler.core.state import Deployment, Wpg
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault
 
 GRACE_US: Final = 600_000_000
 """How long a node that was lost or closed may take to be back before circles are opened for it."""
+
+
+def look_later(placement: Placement, node_id: NodeId) -> None:
+    """Look for circles once a node that was lost or closed has had the time to come back."""
+    placement.set_timer(Timer.CIRCLE, node_id, at_us=placement.now_us + GRACE_US)
 
 
 def closed_by(placement: Placement, deployment: Deployment) -> Fault | None:

@@ -51,7 +51,8 @@ def lose(placement: Placement, wpg: Wpg) -> None:
         planner, key = planner_of(placement, deployment)
         group_id = planner.lose(key, now_us=placement.now_us)
         placement.planning.lost[profile_key(placement, deployment)] = group_id
-        for waiting in itertools.islice(planner.waiting, 1):
+        # Somebody who waits wakes the core when those units are anybody's again.
+        for waiting in itertools.islice(planner.waiting or placement.unplaced, 1):
             placement.set_timer(Timer.DRAIN, waiting, at_us=placement.now_us + RETURN_US)
 
 
@@ -63,9 +64,9 @@ def least_used(
     def used(name: UnitId) -> int:
         return len(placement.devices[Place.of(name)].ranks)
 
-    rooms = placement.planning.planner(deployment.device_kind).board.rooms
-    there = [name for name in among if name in rooms]
-    blocks = rooms.gangs(deployment.num_devices, among=there, burden=used)
+    board = placement.planning.planner(deployment.device_kind).board
+    there = board.not_held(name for name in among if name in board.rooms)
+    blocks = board.rooms.gangs(deployment.num_devices, among=there, burden=used)
     return min(blocks, key=lambda block: max(map(used, block)), default=None)
 
 
@@ -82,8 +83,17 @@ def request(placement: Placement, deployment: Deployment) -> None:
     placement.unplaced.append(deployment.deployment_id)
     if deployment.is_rollout:
         placement.planning.shares.enter(_tenant(placement, deployment), deployment.device_kind)
+        _look_at_left(placement, deployment)
     elif demands.is_queued(placement, deployment):
         _enqueue(placement, deployment)
+
+
+def bound_wait(placement: Placement, deployment: Deployment) -> None:
+    """Have a deployment that waits fail after `placement_timeout_us`, if that is set."""
+    timeout_us = placement.limits.placement_timeout_us
+    if timeout_us:
+        at_us = placement.now_us + timeout_us
+        placement.set_timer(Timer.PLACE, deployment.deployment_id, at_us=at_us)
 
 
 def follow(placement: Placement, placed: Deployment) -> bool:
@@ -101,7 +111,13 @@ def _enqueue(placement: Placement, deployment: Deployment) -> None:
     planner = placement.planning.planner(deployment.device_kind)
     planner.submit(demand(placement, deployment))
     placement.planning.look_us = 0  # it may wait: somebody may have to make room
-    for until_us in {until_us for until_us, _ in planner.kept.left.values()}:
+    _look_at_left(placement, deployment)
+
+
+def _look_at_left(placement: Placement, deployment: Deployment) -> None:
+    """Have the core look again when units that were left are kept for nobody any more."""
+    left = placement.planning.planner(deployment.device_kind).kept.left
+    for until_us in {until_us for until_us, _ in left.values()}:
         placement.set_timer(Timer.DRAIN, deployment.deployment_id, at_us=until_us)
 
 

@@ -66,7 +66,7 @@ def no_placement(
     for device in placement.devices.values():
         if device.kind == deployment.device_kind and device.place.node_id in placement.nodes:
             counts[device.place.node_id] = counts.get(device.place.node_id, 0) + 1
-    waited_us = placement.now_us - deployment.requested_us
+    waited_us = placement.now_us - max(deployment.requested_us, deployment.lost_us)
     found = ", ".join(f"{node_id}: {count}" for node_id, count in counts.items()) or "no nodes"
     after = f" after {waited_us // 1_000_000} s" if waited_us else ""
     names = " and ".join(one.deployment_id for one in (deployment, *others))

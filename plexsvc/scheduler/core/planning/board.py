@@ -90,7 +90,7 @@ class Board:
         """Give units to one holder, on account of its tenant: idle ones, or such as others hold."""
         assert key not in self.exclusive, key
         idle = [unit_id for unit_id in units if unit_id in self.idle]
-        assert not self._not_held([u for u in units if u not in idle]), units
+        assert not self.not_held([u for u in units if u not in idle]), units
         for unit_id in idle:
             del self.idle[unit_id]
         self.exclusive[key] = tuple(units)
@@ -102,16 +102,16 @@ class Board:
         held = self.exclusive.pop(key, ())
         if held:
             self.shares.book(self._payers.pop(key), self.kind, -len(held) * PPM)
-        self.give_back(self._not_held(held))
+        self.give_back(self.not_held(held))
 
     def exchange(self, key: ResidentId, *, gone: UnitId, unit: UnitId) -> None:
         """Give a holder an idle unit for one that it has."""
         self.exclusive[key] = tuple(unit if u == gone else u for u in self.exclusive[key])
         del self.idle[unit]
-        self.give_back(self._not_held([gone]))
+        self.give_back(self.not_held([gone]))
 
-    def _not_held(self, units: Iterable[UnitId]) -> list[UnitId]:
-        """Return which of `units` no holder has."""
+    def not_held(self, units: Iterable[UnitId]) -> list[UnitId]:
+        """Return which of `units` no holder has: those that training may get."""
         held = {unit_id for theirs in self.exclusive.values() for unit_id in theirs}
         return [unit_id for unit_id in units if unit_id not in held]
 

@@ -224,9 +224,11 @@ class Planner:
     @property
     def has_news(self) -> bool:
         """Whether something changed for those who wait since the last `admit`."""
+        if self.kept.left:  # kept from instances, too, which are not in this queue
+            return True
         if not self.waiting:
             return False
-        if self._queue_news or self._changed or self.kept.has_reopened or self.kept.left:
+        if self._queue_news or self._changed or self.kept.has_reopened:
             return True
         return self.board.num_freed > self._freed_seen
 

@@ -194,11 +194,15 @@ def _stands(devices: Devices, planner: Planner, event: PlanComputed) -> bool:
         return False
     if any(_is_busy(devices, move.resident_id) for move in plan.moves):
         return False
-    kept = {unit_id for made in planner.kept.reservations.values() for unit_id in made.units}
+    kept = planner.kept.units()
     groups = {board.group_of[move.resident_id] for move in plan.moves}
     groups.update(move.to_group for move in plan.moves if move.to_group != NEW_GROUP)
     new = [unit for move in plan.moves if move.to_group == NEW_GROUP for unit in move.units]
     if any(unit_id not in board.idle for unit_id in new):
+        return False
+    # Hosts may have filled meanwhile by what changes no group: versions, copies, other kinds.
+    demands_of = ((move, planner.group_of(move.resident_id).residents) for move in plan.moves)
+    if any(not board.memory.holds(m.units, r[m.resident_id].demand) for m, r in demands_of):
         return False
     return not any(unit_id in kept for move in plan.moves for unit_id in move.units) and all(
         group_id in board.groups and board.groups[group_id].version <= event.base

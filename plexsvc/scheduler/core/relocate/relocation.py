@@ -105,7 +105,10 @@ def _is_usable(devices: Devices, deployment: Deployment, place: Place) -> bool:
     is_up = place.node_id in devices.placement.nodes
     if device is None or not is_up or device.kind != deployment.device_kind:
         return False
-    return deployment.where_it_trains or not (deployment.is_rollout and device.ranks)
+    if deployment.is_rollout:
+        return deployment.where_it_trains or not device.ranks
+    board = devices.placement.planning.planner(deployment.device_kind).board
+    return bool(board.not_held([place.unit]))
 
 
 def settle(lives: Lives) -> None:

@@ -27,6 +27,7 @@ from plexsvc.scheduler.core.events import (
     StateCopied,
 )
 from plexsvc.scheduler.core.life.rebuilding import MAX_LOSSES
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
@@ -389,3 +390,39 @@ def test_a_relocation_ends_and_its_deployment_is_rebuilt_where_it_was(world: Fak
     world.drain()
     assert isinstance(world.answers[op_id("a1")][0], AnswerOperation)
     assert world.places() == ["n0:0"]
+
+
+HOUR_US = 3_600_000_000
+
+
+def test_one_whose_node_is_lost_waits_as_long_as_one_that_is_new() -> None:
+    world = FakeWorld(limits=Limits(placement_timeout_us=HOUR_US))
+    world.join("n0")
+    world.bring_up("a", durable=True)
+    world.tick(HOUR_US - 1_000_000)
+    lose_node(world, "n0")
+    world.drain()
+    assert world.timers["place/a/actor"] > world.now_us + HOUR_US - 10_000
+    actions = world.fire("place/a/actor")
+    (ended,) = (action for action in actions if isinstance(action, DeploymentChanged))
+    assert ended.fault is not None
+    assert ended.fault.code is ErrorCode.NO_PLACEMENT
+    assert "no place found after 3600 s" in ended.fault.message
+
+
+def test_jobs_that_lost_nodes_and_wait_for_each_other_are_told_so() -> None:
+    world = FakeWorld(limits=Limits(max_deployments_per_group=1))
+    for node in ("n0", "n1", "n2"):
+        world.join(node, train=2)
+    for job in "ab":
+        world.bring_up(job, devices=2, durable=True)
+    for job in "ab":
+        world.bring_up(job, "critic")
+    for node in ("n0", "n1"):
+        lose_node(world, node)
+    world.drain()
+    assert world.core.view.unplaced == ["a/actor", "b/actor"]
+    actions = world.fire("circle/n0")
+    first = next(action for action in actions if isinstance(action, DeploymentChanged))
+    assert first.fault is not None
+    assert dict(first.fault.facts)["circle"] == "a b"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId
 from plexsvc.scheduler.api.views.story import explain_job
@@ -17,11 +19,13 @@ from plexsvc.scheduler.core.events import (
     JobMoveRequested,
     JobPinned,
     NodeCordoned,
+    NodeLost,
     NodeUncordoned,
     PlanComputed,
     RelocationRequested,
     RepackRequested,
     SpawnFailed,
+    VersionsHeld,
 )
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.plans import Goal, compute
@@ -29,12 +33,13 @@ from plexsvc.scheduler.core.relocate import movers
 from plexsvc.scheduler.core.relocate.movers import DRAIN_RETRY_US
 from plexsvc.scheduler.core.vocabulary import (
     Fault,
+    NodeBytes,
     OperationKind,
     OperationState,
     Place,
     RelocationStage,
 )
-from tests.fakes.fake_world import FakeWorld, op_id
+from tests.fakes.fake_world import FakeWorld, op_id, wanted
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 
@@ -324,3 +329,51 @@ def test_engines_are_not_moved_without_their_training() -> None:
     assert "move the training" in told.fault.message
     world.drain()
     assert where(world) == "n0:0"
+
+
+def engine_on_a_training_device(world: FakeWorld, job: str) -> None:
+    world.job(job)
+    asked = wanted(job, "rollout", devices=1, rollout=True)
+    world.tell(replace(asked, at_us=world.tick(), device_kind="train"))
+    world.drain()
+
+
+def test_training_is_not_moved_onto_devices_that_instances_have_for_themselves() -> None:
+    world = FakeWorld()
+    world.join("n0")
+    world.bring_up("a")
+    world.join("n1")
+    engine_on_a_training_device(world, "b")
+    told = world.tell(JobMoveRequested(at_us=world.tick(), job_id=JobId("a"), node_id=N1))
+    told += world.relocate("a", places=(Place(node_id=N1, device=0),))
+    assert [one.stage for one in told if isinstance(one, RelocationChanged)] == [
+        RelocationStage.FAILED
+    ] * 2
+    assert world.places() == ["n0:0"]
+
+
+def test_instances_get_what_a_lost_node_left_once_it_is_kept_for_nobody() -> None:
+    world = FakeWorld()
+    world.join("n0")
+    world.join("n1")
+    world.bring_up("a", devices=2)
+    world.tell(NodeLost(at_us=world.tick(), node_id=N0, reason="silence"))
+    world.drain()
+    engine_on_a_training_device(world, "b")
+    assert world.core.view.unplaced == ["b/rollout"]
+    world.fire("drain/b/rollout")
+    assert not world.core.view.unplaced
+
+
+def test_a_plan_is_made_anew_where_a_host_has_filled_meanwhile() -> None:
+    world = two_on_two_nodes()
+    (order,) = ordered(world.tell(RepackRequested(at_us=world.tick())))
+    plan = compute(world.core.view.question(order.device_kind, order.goal))
+    full = tuple(NodeBytes(node_id=node, nbytes=1000) for node in (N0, N1))
+    b = DeploymentId("b/actor")
+    world.tell(VersionsHeld(at_us=world.tick(), deployment_id=b, held=full))
+    told = PlanComputed(
+        at_us=world.tick(), device_kind="train", goal=order.goal, base=order.base, plan=plan
+    )
+    assert len(ordered(world.tell(told))) == 1
+    assert not world.orders
