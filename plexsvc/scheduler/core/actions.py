@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
 from plexsvc.residency import Residency
@@ -23,7 +23,12 @@ from plexsvc.scheduler.core.vocabulary import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnWpg:
+class Action:
+    """What all orders have in common."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnWpg(Action):
     """Start one process a place, rank i at `places[i]`; ends in `WpgReady` or `SpawnFailed`."""
 
     ends_by: ClassVar[str] = "wpg_id"
@@ -36,7 +41,7 @@ class SpawnWpg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnInstance:
+class SpawnInstance(Action):
     """Start a rollout instance in the place of one that is lost, and end that if it still runs.
 
     Ends in `InstanceReady` or `InstanceLost`.
@@ -51,7 +56,7 @@ class SpawnInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopWpg:
+class StopWpg(Action):
     """End all processes of a WPG; ends in `WpgStopped`."""
 
     ends_by: ClassVar[str] = "wpg_id"
@@ -59,7 +64,7 @@ class StopWpg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetWpg:
+class ForgetWpg(Action):
     """Free all state of a WPG on every tier; ends in `WpgForgotten`."""
 
     ends_by: ClassVar[str] = "wpg_id"
@@ -68,7 +73,7 @@ class ForgetWpg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartOperation:
+class StartOperation(Action):
     """Run an operation; ends in `OperationFinished`."""
 
     ends_by: ClassVar[str] = "operation_id"
@@ -78,7 +83,7 @@ class StartOperation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelOperation:
+class CancelOperation(Action):
     """Ask the executor of a running operation to end it early."""
 
     operation_id: OperationId
@@ -86,7 +91,7 @@ class CancelOperation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveState:
+class MoveState(Action):
     """Move a WPG's state to device or host memory; ends in `ResidencyMoved` or `MoveFailed`."""
 
     ends_by: ClassVar[str] = "move_id"
@@ -99,7 +104,7 @@ class MoveState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarryState:
+class CarryState(Action):
     """Copy a WPG's complete state for the ranks that replace it, whose `Initialize` reads it.
 
     Ends in `StateCarried` or `CarryFailed`.
@@ -115,14 +120,14 @@ class CarryState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropCarried:
+class DropCarried(Action):
     """Free the copy of a `CarryState`: nobody will read it (again)."""
 
     move_id: MoveId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutOver:
+class CutOver(Action):
     """Let one WPG take another's place: from here on the deployment is where it is."""
 
     deployment_id: DeploymentId
@@ -131,7 +136,7 @@ class CutOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepState:
+class KeepState(Action):
     """Copy the state that an operation left, for a deployment to start from if its processes die.
 
     The core does not wait for it; an operation that writes weights does.
@@ -146,7 +151,7 @@ class KeepState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentLost:
+class DeploymentLost(Action):
     """Record that a deployment's processes died, and hold the `Initialize` that rebuilds it."""
 
     deployment_id: DeploymentId
@@ -155,7 +160,7 @@ class DeploymentLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelocationChanged:
+class RelocationChanged(Action):
     """Record and announce how far a relocation is, or why it ended."""
 
     deployment_id: DeploymentId
@@ -166,7 +171,7 @@ class RelocationChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOperation:
+class AnswerOperation(Action):
     """Tell whoever waits that the operation is applied."""
 
     operation_id: OperationId
@@ -176,7 +181,7 @@ class AnswerOperation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefuseOperation:
+class RefuseOperation(Action):
     """Tell whoever waits that it was refused or failed; `is_final`: its number is used."""
 
     operation_id: OperationId
@@ -186,21 +191,21 @@ class RefuseOperation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropPayload:
+class DropPayload(Action):
     """Free an operation's staged inputs: nobody will read them again."""
 
     operation_id: OperationId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseOperation:
+class ReleaseOperation(Action):
     """Forget an operation's answer."""
 
     operation_id: OperationId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentChanged:
+class DeploymentChanged(Action):
     """Record and announce a deployment's state."""
 
     deployment_id: DeploymentId
@@ -210,7 +215,7 @@ class DeploymentChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobChanged:
+class JobChanged(Action):
     """Record and announce a job's state."""
 
     job_id: JobId
@@ -220,14 +225,14 @@ class JobChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepProfile:
+class KeepProfile(Action):
     """Store a measured cycle, for later submissions of the same kind."""
 
     kept: KeptProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputePlan:
+class ComputePlan(Action):
     """Compute a plan from a copy of the board as it is now; ends in `PlanComputed`."""
 
     device_kind: str
@@ -239,34 +244,16 @@ class ComputePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetTimer:
+class SetTimer(Action):
     """Return `TimerFired(key)` at `at_us`; the same key again replaces the time."""
 
     key: str
     at_us: int
 
 
-Action = (
-    SpawnWpg
-    | SpawnInstance
-    | StopWpg
-    | ForgetWpg
-    | StartOperation
-    | CancelOperation
-    | MoveState
-    | CarryState
-    | DropCarried
-    | CutOver
-    | KeepState
-    | DeploymentLost
-    | RelocationChanged
-    | AnswerOperation
-    | RefuseOperation
-    | DropPayload
-    | ReleaseOperation
-    | DeploymentChanged
-    | JobChanged
-    | KeepProfile
-    | ComputePlan
-    | SetTimer
+KINDS: Final = frozenset(
+    kind
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, Action) and kind is not Action
 )
+"""All kinds of actions."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
@@ -20,15 +21,15 @@ from plexsvc.scheduler.core.vocabulary import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class Event:
     """What all events have in common. `at_us` comes first in every journal body."""
 
     at_us: int = 0
-    """When the core learns of it. Whoever makes a fact leaves it out: the driver stamps it."""
+    """When the core learns of it. Whoever makes an event leaves it out: the driver stamps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeJoined(Fact):
+class NodeJoined(Event):
     """A node's agent was described and its lease granted."""
 
     node_id: NodeId
@@ -42,7 +43,7 @@ class NodeJoined(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLost(Fact):
+class NodeLost(Event):
     """A node's lease ran out: whatever ran there is dead."""
 
     node_id: NodeId
@@ -50,7 +51,7 @@ class NodeLost(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSubmitted(Fact):
+class JobSubmitted(Event):
     """A client opened a job."""
 
     job_id: JobId
@@ -65,7 +66,7 @@ class JobSubmitted(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobEndRequested(Fact):
+class JobEndRequested(Event):
     """The job's controller, an operator or the end of its session ended it."""
 
     job_id: JobId
@@ -76,7 +77,7 @@ class JobEndRequested(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentRequested(Fact):
+class DeploymentRequested(Event):
     """A job wants a model runnable on `num_devices` devices of `device_kind`.
 
     A rollout deployment is a set of instances, each alone on its device unless it is shared.
@@ -129,7 +130,7 @@ class DeploymentRequested(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentsDeclared(Fact):
+class DeploymentsDeclared(Event):
     """A job wants several models runnable, all of them or none."""
 
     job_id: JobId
@@ -137,7 +138,7 @@ class DeploymentsDeclared(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WpgReady(Fact):
+class WpgReady(Event):
     """Every rank of a WPG answers; `device_bytes` is what each rank's state takes on its device.
 
     `parked_bytes` is what each process keeps there wherever its state is; empty: nothing.
@@ -152,7 +153,7 @@ class WpgReady(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnFailed(Fact):
+class SpawnFailed(Event):
     """A WPG's processes could not be started."""
 
     wpg_id: WpgId
@@ -160,7 +161,7 @@ class SpawnFailed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcExited(Fact):
+class ProcExited(Event):
     """One rank's process ended by itself."""
 
     wpg_id: WpgId
@@ -172,7 +173,7 @@ class ProcExited(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceReady(Fact):
+class InstanceReady(Event):
     """A rollout instance took the place of one that was lost, and gets samples again."""
 
     wpg_id: WpgId
@@ -181,7 +182,7 @@ class InstanceReady(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceLost(Fact):
+class InstanceLost(Event):
     """A rollout instance could not be spawned again, or its manager has given it up."""
 
     wpg_id: WpgId
@@ -191,7 +192,7 @@ class InstanceLost(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceLeft(Fact):
+class InstanceLeft(Event):
     """A generate does without an instance, which sleeps; others may have its device meanwhile."""
 
     wpg_id: WpgId
@@ -201,7 +202,7 @@ class InstanceLeft(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnsTaken(Fact):
+class TurnsTaken(Event):
     """Instances of a deployment sampled turns, which are no operations, so long all together."""
 
     wpg_id: WpgId
@@ -209,7 +210,7 @@ class TurnsTaken(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationSubmitted(Fact):
+class OperationSubmitted(Event):
     """A router brought an operation; `is_staged` says its inputs are here."""
 
     operation_id: OperationId
@@ -225,35 +226,35 @@ class OperationSubmitted(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelRequested(Fact):
+class CancelRequested(Event):
     """The client of an operation does not want it any more."""
 
     operation_id: OperationId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerReplaced(Fact):
+class ControllerReplaced(Event):
     """Another controller goes on with a job; nobody waits for what the one before had sent."""
 
     job_id: JobId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadStaged(Fact):
+class PayloadStaged(Event):
     """An operation's inputs lie validated in staging memory."""
 
     operation_id: OperationId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadUnderWay(Fact):
+class PayloadUnderWay(Event):
     """An operation's inputs are arriving: some came since this was said last."""
 
     operation_id: OperationId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadRefused(Fact):
+class PayloadRefused(Event):
     """An operation's inputs did not pass."""
 
     operation_id: OperationId
@@ -261,14 +262,14 @@ class PayloadRefused(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateCopied(Fact):
+class StateCopied(Event):
     """State managers hold a copy of what a managed operation works from: its WPG may go on."""
 
     operation_id: OperationId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationFinished(Fact):
+class OperationFinished(Event):
     """All executors of an operation answered; `is_refusal`: nothing had been changed."""
 
     operation_id: OperationId
@@ -287,7 +288,7 @@ class OperationFinished(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResidencyMoved(Fact):
+class ResidencyMoved(Event):
     """A state manager finished a move."""
 
     wpg_id: WpgId
@@ -297,7 +298,7 @@ class ResidencyMoved(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveFailed(Fact):
+class MoveFailed(Event):
     """A move did not happen; the state is where it was."""
 
     wpg_id: WpgId
@@ -306,21 +307,21 @@ class MoveFailed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WpgStopped(Fact):
+class WpgStopped(Event):
     """No process of the WPG is left."""
 
     wpg_id: WpgId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WpgForgotten(Fact):
+class WpgForgotten(Event):
     """No state of the WPG is left on any tier."""
 
     wpg_id: WpgId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelocationRequested(Fact):
+class RelocationRequested(Event):
     """Somebody wants a training deployment on other devices, rank i at `places[i]`."""
 
     deployment_id: DeploymentId
@@ -329,7 +330,7 @@ class RelocationRequested(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateCarried(Fact):
+class StateCarried(Event):
     """A complete copy of a WPG's state lies where the ranks that replace it can read it."""
 
     deployment_id: DeploymentId
@@ -338,7 +339,7 @@ class StateCarried(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarryFailed(Fact):
+class CarryFailed(Event):
     """No copy was made; the state is where it was."""
 
     deployment_id: DeploymentId
@@ -347,7 +348,7 @@ class CarryFailed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledged(Fact):
+class Acknowledged(Event):
     """The client has every answer up to `seq` of a deployment."""
 
     deployment_id: DeploymentId
@@ -355,21 +356,21 @@ class Acknowledged(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimerFired(Fact):
+class TimerFired(Event):
     """A time set by `SetTimer` has come."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilesLoaded(Fact):
+class ProfilesLoaded(Event):
     """The store's profiles of earlier runs, told once before anything is placed."""
 
     profiles: tuple[KeptProfile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCordoned(Fact):
+class NodeCordoned(Event):
     """An operator wants no further work on a node; with `is_drained`, none at all."""
 
     node_id: NodeId
@@ -377,21 +378,21 @@ class NodeCordoned(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeUncordoned(Fact):
+class NodeUncordoned(Event):
     """An operator lets a node take work again."""
 
     node_id: NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeForgotten(Fact):
+class NodeForgotten(Event):
     """A node was lost for so long that nobody dials it any more."""
 
     node_id: NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobMoveRequested(Fact):
+class JobMoveRequested(Event):
     """An operator wants a job's training deployments elsewhere; no node named: wherever best."""
 
     job_id: JobId
@@ -399,7 +400,7 @@ class JobMoveRequested(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPinned(Fact):
+class JobPinned(Event):
     """An operator forbids, or allows again, that repacking moves a job."""
 
     job_id: JobId
@@ -407,12 +408,12 @@ class JobPinned(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepackRequested(Fact):
+class RepackRequested(Event):
     """An operator wants the groups repacked now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanComputed(Fact):
+class PlanComputed(Event):
     """A plan was computed for the board as it was at version `base`."""
 
     device_kind: str
@@ -422,7 +423,7 @@ class PlanComputed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionsHeld(Fact):
+class VersionsHeld(Event):
     """State managers hold so many bytes of a deployment's versions, room for its next included."""
 
     deployment_id: DeploymentId
@@ -430,55 +431,19 @@ class VersionsHeld(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRead(Fact):
+class VersionRead(Event):
     """Processes of a WPG read so many bytes of published state from other hosts."""
 
     wpg_id: WpgId
     read: tuple[NodeBytes, ...]
 
 
-Event = (
-    NodeJoined
-    | NodeLost
-    | JobSubmitted
-    | JobEndRequested
-    | DeploymentRequested
-    | DeploymentsDeclared
-    | WpgReady
-    | SpawnFailed
-    | ProcExited
-    | InstanceReady
-    | InstanceLost
-    | InstanceLeft
-    | TurnsTaken
-    | OperationSubmitted
-    | CancelRequested
-    | ControllerReplaced
-    | PayloadStaged
-    | PayloadUnderWay
-    | PayloadRefused
-    | StateCopied
-    | OperationFinished
-    | ResidencyMoved
-    | MoveFailed
-    | WpgStopped
-    | WpgForgotten
-    | RelocationRequested
-    | StateCarried
-    | CarryFailed
-    | Acknowledged
-    | TimerFired
-    | ProfilesLoaded
-    | NodeCordoned
-    | NodeUncordoned
-    | NodeForgotten
-    | JobMoveRequested
-    | JobPinned
-    | RepackRequested
-    | PlanComputed
-    | VersionsHeld
-    | VersionRead
-)
+KINDS: Final = {
+    name: kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
+}
+"""All kinds of events, by the names that journals have."""
 
 Post = Callable[[Event], object]
 """Takes a fact to the core."""

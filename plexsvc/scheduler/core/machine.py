@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypeVar, assert_never, cast, get_args
+from typing import TypeVar, assert_never, cast
 
 from plexsvc.ids import DeploymentId, OperationId, WpgId
 from plexsvc.scheduler.core import awaited, events, timers
@@ -79,7 +79,7 @@ class Scheduler:
         return turn.actions
 
 
-def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.Event], None]]:
+def _handlers(cluster: Cluster) -> Mapping[type[events.Event], Callable[[events.Event], None]]:
     """Return what handles each kind of event, with the slice of the cluster that it may change."""
     queues, devices, lives = cluster.queues, cluster.devices, cluster.lives
     rows = [
@@ -102,7 +102,7 @@ def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.E
         _on(events.JobEndRequested, jobs.end, lives),
         _on(events.JobMoveRequested, movers.move_job, lives),
         _on(events.DeploymentRequested, deployments.request, lives),
-        _on(events.DeploymentsDeclared, deployments.declare, lives),
+        _on(events.DeploymentsDeclared, deployments.request, lives),
         _on(events.RelocationRequested, movers.relocate, lives),
         _on(events.RepackRequested, movers.repack_all, lives),
         _on(events.PlanComputed, movers.carry_out, lives),
@@ -125,13 +125,13 @@ def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.E
         _on(events.ProfilesLoaded, placing.recall, cluster.placement),
     ]
     made = dict(rows)
-    assert made.keys() == set(get_args(events.Event)), "each kind of event has one handler"
+    assert made.keys() == set(events.KINDS.values()), "each kind of event has one handler"
     return made
 
 
 def _on(
     kind: type[E], handle: Callable[[S, E], None], part: S
-) -> tuple[type[events.Fact], Callable[[events.Event], None]]:
+) -> tuple[type[events.Event], Callable[[events.Event], None]]:
     handler: object = partial(handle, part)
     return kind, cast("Callable[[events.Event], None]", handler)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 import msgspec
 import xxhash
@@ -27,11 +27,9 @@ import xxhash
 from plexsvc.errors import PlexError, bad_request
 from plexsvc.scheduler import core
 from plexsvc.scheduler.core.actions import Action
-from plexsvc.scheduler.core.events import Event
+from plexsvc.scheduler.core.events import KINDS, Event
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
-
-KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in get_args(Event)}
 
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODERS: Final[dict[str, msgspec.json.Decoder[Event]]] = {

@@ -6,11 +6,11 @@ it is met, and is named by its number wherever it is met again. What never chang
 dataclasses, tuples, enums, bytes) is written out in place, so equal states have equal bytes. As in
 events, fields go by their names: one that is missing gets its default, an unknown one is ignored.
 
-A node is `[kind, ...]`: `["list", items]`, `["dict", [key, value, ...]]`, `["array", dtype, shape,
-base64]`, else `[class, {field: value}]`, with the items behind for a class that is a dictionary. A
-value is an atom of JSON, `[number]` of a node, or `[kind, ...]`. Keys that are ids are packed: a
-job remembers thousands of operations that are over. The timeline, which nothing is decided by and
-which is larger than all the rest, begins anew.
+A node is `[kind, ...]`: `["list", items]`, `["dict", [key, value, ...]]`, else `[class, {field:
+value}]`, with the items behind for a class that is a dictionary. A value is an atom of JSON,
+`[number]` of a node, or `[kind, ...]`. Keys that are ids are packed: a job remembers thousands of
+operations that are over. The timeline, which nothing is decided by and which is larger than all the
+rest, begins anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from functools import cache
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from plexsvc.errors import bad_request
 from plexsvc.scheduler import core
@@ -108,9 +107,6 @@ class _Freezer:
             return ["set", sorted(map(self._value, value), key=msgspec.json.encode)]
         if kind is deque:
             return ["deque", [self._value(item) for item in value], value.maxlen]
-        if kind is np.ndarray:
-            raw = base64.b64encode(value.tobytes()).decode()
-            return ["array", value.dtype.str, list(value.shape), raw]
         items = self._items(value) if isinstance(value, dict) else None
         if kind is dict:
             return ["dict", items]
@@ -173,8 +169,6 @@ class _Thawer:
                 made.update(map(self._value, told))
             case "dict":
                 self._set_items(made, told)
-            case "array":
-                pass
             case _:
                 self._set_fields(made, told)
                 if isinstance(made, dict):
@@ -204,7 +198,7 @@ class _Thawer:
 
 
 def _empty(node: Plain) -> Any:
-    kind, told, *rest = node
+    kind, _, *rest = node
     match kind:
         case "list":
             return []
@@ -214,9 +208,6 @@ def _empty(node: Plain) -> Any:
             return {}
         case "deque":
             return deque(maxlen=rest[0])
-        case "array":
-            raw = np.frombuffer(base64.b64decode(rest[1]), dtype=told)
-            return raw.reshape(rest[0]).copy()
         case _:
             known = _classes()[kind]
             return known() if known in ANEW else known.__new__(known)

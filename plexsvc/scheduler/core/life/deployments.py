@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
-from plexsvc.ids import DeploymentId, JobId
+from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core.actions import DeploymentChanged, JobChanged
 from plexsvc.scheduler.core.cluster import Devices, Lives, Placement
 from plexsvc.scheduler.core.device import learning, switch
@@ -16,35 +17,18 @@ from plexsvc.scheduler.core.state import Deployment, Job, Wpg
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState
 
 
-def request(lives: Lives, event: DeploymentRequested) -> None:
-    """Record a new deployment of a live job and place it, now or when devices free up.
-
-    Repeating changes nothing.
-    """
-    _take(lives, event.job_id, (event,), at_us=event.at_us)
-
-
-def declare(lives: Lives, event: DeploymentsDeclared) -> None:
+def request(lives: Lives, event: DeploymentRequested | DeploymentsDeclared) -> None:
     """Record new deployments of a live job and place all, now or when devices free up.
 
     Repeating changes nothing.
     """
-    _take(lives, event.job_id, event.deployments, at_us=event.at_us)
-
-
-def never(placement: Placement, asked: Sequence[DeploymentRequested]) -> Fault | None:
-    """Return the fault of requests that all devices, were they idle, could not hold at once."""
-    at_us = placement.now_us
-    return reasons.never(placement, [_new(one, declared_with=(), at_us=at_us) for one in asked])
-
-
-def _take(lives: Lives, job_id: JobId, asked: Sequence[DeploymentRequested], *, at_us: int) -> None:
-    job = lives.jobs.get(job_id)
+    asked = event.deployments if isinstance(event, DeploymentsDeclared) else (event,)
+    job = lives.jobs.get(event.job_id)
     is_known = any(one.deployment_id in lives.deployments for one in asked)
     if job is None or job.ending is not None or is_known:
         return
     together = tuple(one.deployment_id for one in asked) if len(asked) > 1 else ()
-    made = [_new(event, declared_with=together, at_us=at_us) for event in asked]
+    made = [_new(one, declared_with=together, at_us=event.at_us) for one in asked]
     for one in made:
         lives.roll.deployments[one.deployment_id] = one
         job.deployments.append(one.deployment_id)
@@ -61,34 +45,17 @@ def _take(lives: Lives, job_id: JobId, asked: Sequence[DeploymentRequested], *, 
         placing.bound_wait(placement, one)
 
 
+def never(placement: Placement, asked: Sequence[DeploymentRequested]) -> Fault | None:
+    """Return the fault of requests that all devices, were they idle, could not hold at once."""
+    at_us = placement.now_us
+    return reasons.never(placement, [_new(one, declared_with=(), at_us=at_us) for one in asked])
+
+
 def _new(
     event: DeploymentRequested, *, declared_with: tuple[DeploymentId, ...], at_us: int
 ) -> Deployment:
-    return Deployment(
-        deployment_id=event.deployment_id,
-        job_id=event.job_id,
-        initialize_id=event.initialize_id,
-        role=event.role,
-        backend=event.backend,
-        device_kind=event.device_kind,
-        num_devices=event.num_devices,
-        is_rollout=event.is_rollout,
-        name=event.name,
-        model=event.model,
-        layout=event.layout,
-        state_bytes=event.state_bytes,
-        steps_on_host=event.steps_on_host,
-        optimizer_bytes=event.optimizer_bytes,
-        version_bytes=event.version_bytes,
-        shared_model=event.shared_model,
-        model_bytes=event.model_bytes,
-        is_shared=event.is_shared,
-        where_it_trains=event.where_it_trains,
-        instance_bytes=event.instance_bytes,
-        is_durable=event.is_durable,
-        declared_with=declared_with,
-        requested_us=at_us,
-    )
+    asked = {one.name: getattr(event, one.name) for one in fields(event) if one.name != "at_us"}
+    return Deployment(**asked, declared_with=declared_with, requested_us=at_us)
 
 
 def refuse(devices: Devices, wanted: Sequence[Deployment], fault: Fault) -> None:

@@ -46,9 +46,6 @@ class Spot:
 
     units: Gang
     groups: Sequence[Group] = ()
-    is_whole: bool = False
-    """Whether it is all of one group, whose jobs all live on all of its units."""
-
     cost_ppm: int = 0
     """What all are predicted to lose there together, once `refusal` was asked."""
 
@@ -58,7 +55,7 @@ class Spot:
     @property
     def size(self) -> int:
         """Return the number of units of all its groups together."""
-        return len(self.units) if self.is_whole else sum(group.size for group in self.groups)
+        return sum(group.size for group in self.groups)
 
     @property
     def is_probing(self) -> bool:
@@ -72,10 +69,7 @@ class Spot:
 
     def crowd(self) -> Crowd:
         """Return the most that lives on any of its units."""
-        if self.is_whole:
-            group = self.groups[0]
-            return Crowd(len(group.residents), group.duty_ppm)
-        crowds = [g.crowd([n for n in self.units if n in g.units]) for g in self.groups]
+        crowds = [group.crowd(self.units) for group in self.groups]
         return Crowd(
             num_jobs=max((c.num_jobs for c in crowds), default=0),
             duty_ppm=max((c.duty_ppm for c in crowds), default=0),
@@ -276,7 +270,7 @@ def joining(
     for group in groups:
         if group.is_uniform and group.size == demand.num_units:
             if not barred or not any(unit_id in barred for unit_id in group.units):
-                spots.append(Spot(units=group.units, groups=(group,), is_whole=True))
+                spots.append(Spot(units=group.units, groups=(group,)))
             continue
         units = _least_busy(board, demand, [n for n in group.units if n not in barred])
         if units is not None:

@@ -79,8 +79,7 @@ class Planner:
         assert demand.resident_id not in self.waiting, demand
         self.waiting[demand.resident_id] = demand
         self.board.shares.enter(demand.tenant, self.board.kind)
-        self._unseen.add(demand.resident_id)
-        self._queue_news = True
+        self.ask_again(demand.resident_id)
 
     def renew(self, demand: Demand) -> None:
         """Let a waiting job ask for what it is by now expected to need."""
@@ -89,8 +88,7 @@ class Planner:
         self.waiting[resident_id] = demand
         self.search.loads.pop(resident_id, None)
         if demand.profile.busy_us < needed_us:
-            self._unseen.add(resident_id)
-            self._queue_news = True
+            self.ask_again(resident_id)
 
     def ask_again(self, resident_id: ResidentId) -> None:
         """Offer a waiting job every place again at the next `admit`."""

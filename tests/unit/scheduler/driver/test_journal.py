@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from plexsvc.ids import JobId, TenantId
-from plexsvc.scheduler.core.events import Event, JobSubmitted
+from plexsvc.scheduler.core.events import KINDS, Event, JobSubmitted
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.driver import encoding, journal
 from plexsvc.scheduler.driver.journal import NOTE_EVERY, Journal
@@ -51,6 +51,6 @@ def test_a_journal_that_was_cut_off_lacks_a_few_digests_at_its_end() -> None:
     assert sum(row.kind == "Decided" for row in rows) == 2
 
 
-@pytest.mark.parametrize("kind", encoding.KINDS.values(), ids=encoding.KINDS)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_the_time_is_the_first_field_of_every_event(kind: type) -> None:
     assert fields(kind)[0].name == "at_us"
