@@ -8,7 +8,7 @@ the cluster. The times of losses depend on the seed alone, so every policy meets
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Final
 
@@ -132,8 +132,7 @@ class Nodes(Client):
 
     def _joined(self, node_id: NodeId) -> NodeJoined:
         devices = self.cluster.group_of(node_id).devices
-        joined = _of_kind(node_id, kind=kind_of(devices, cluster=self.cluster), count=1)
-        return replace(joined, host=self.cluster.host_of(node_id))
+        return _of_kind(node_id, kind=kind_of(devices, cluster=self.cluster), count=1)
 
     def _events(self, act: NodeEvent) -> tuple[Event, ...]:
         node_id = NodeId(act.node)

@@ -38,9 +38,6 @@ class NodeJoined(Event):
     disk_bytes: int = 0
     """What state may take on its disk, beside the host memory."""
 
-    host: str = ""
-    """The machine whose link between devices and memory it shares; empty: no other node does."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost(Event):

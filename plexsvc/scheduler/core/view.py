@@ -15,7 +15,6 @@ from plexsvc.scheduler.core import awaited
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import learning, space
-from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import circles, reasons
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -63,8 +62,22 @@ class ClusterView:
         self.waits: Mapping[tuple[JobId, JobId], int] = devices.waits
         self.charges: Collection[Charge] = cluster.turn.charges
         self.prefetches: Prefetches = devices.prefetches
+        self.wpg_of = cluster.wpg_of
+        self.is_current = cluster.is_current
+        self.is_leaving = cluster.is_leaving
         self.carries = partial(awaited.carries, cluster)
-        """Yields the order for the copy of each relocation that has come to a stage."""
+        self.awaits = partial(awaited.is_awaited, cluster)
+        self.has_gang = partial(reasons.has_gang, placement)
+        self.never = partial(deployments.never, placement)
+        self.why_waits = partial(reasons.why, placement)
+        self.why_stays = partial(reasons.why_stays, placement)
+        self.short_of = partial(reasons.short_of, placement)
+        self.circle_of = partial(circles.told, placement)
+        self.head = partial(lanes.head, queues)
+        self.first_missing = lanes.first_missing
+        self.blocked_by = partial(lanes.dependency, queues)
+        self.victims_of = partial(space.victims_of, devices)
+        self.pinners = partial(space.pinners, devices)
 
     def used(self, *, now_us: int) -> dict[JobId, dict[str, Usage]]:
         """Return what jobs have used by kind of work, what runs now until now. `O(jobs + WPGs)`."""
@@ -81,18 +94,6 @@ class ClusterView:
             _add(found[deployment.job_id], "memory", host_byte_us=nbytes_us)
         return found
 
-    def wpg_of(self, deployment: Deployment) -> Wpg | None:
-        """Return the deployment's current WPG, if it has one."""
-        return self._cluster.wpg_of(deployment)
-
-    def is_current(self, wpg: Wpg) -> bool:
-        """Whether a WPG runs its deployment's operations; if not, it is coming or leaving."""
-        return self._cluster.is_current(wpg)
-
-    def is_leaving(self, wpg: Wpg) -> bool:
-        """Whether a WPG neither runs its deployment's operations nor will."""
-        return self._cluster.is_leaving(wpg)
-
     def resident_bytes(self, place: Place) -> int:
         """Return the bytes that WPGs hold, or are about to hold, on a device."""
         return space.resident_bytes(self._cluster.devices, self.devices[place])
@@ -103,57 +104,9 @@ class ClusterView:
         is_released = job is not None and operation_id in job.released
         return is_released or operation_id in self.operations
 
-    def awaits(self, key: str) -> bool:
-        """Return whether the timer of a key would change anything now."""
-        return awaited.is_awaited(self._cluster, key)
-
-    def has_gang(self, *, kind: str, num_devices: int) -> bool:
-        """Return whether some of the devices of nodes that are up make a gang, were they idle."""
-        return reasons.has_gang(self._cluster.placement, kind=kind, num_devices=num_devices)
-
-    def never(self, asked: Sequence[DeploymentRequested]) -> Fault | None:
-        """Return the fault of deployments that all devices, were they idle, could not hold."""
-        return deployments.never(self._cluster.placement, asked)
-
-    def head(self, wpg: Wpg) -> Operation | None:
-        """Return what a WPG starts next."""
-        return lanes.head(self._cluster.queues, wpg)
-
-    def first_missing(self, deployment: Deployment) -> int:
-        """Return the lowest number of a deployment's operations that has not come yet."""
-        return lanes.first_missing(deployment)
-
-    def blocked_by(self, operation: Operation) -> OperationId | Fault | None:
-        """Return what an operation comes after that is not over, or why that cannot end well."""
-        return lanes.dependency(self._cluster.queues, operation)
-
     def predicted_us(self, operation: Operation) -> int:
         """Return how long an operation is expected to run."""
         return learning.predicted_us(self.deployments[operation.deployment_id], operation)
-
-    def victims_of(self, wpg: Wpg) -> tuple[WpgId, ...] | None:
-        """Return whom to park so that a WPG fits, or `None` if that cannot be done now."""
-        return space.victims_of(self._cluster.devices, wpg)
-
-    def pinners(self, wpg: Wpg) -> list[Wpg]:
-        """Return whose state managed work keeps on devices that a WPG needs for its own."""
-        return space.pinners(self._cluster.devices, wpg)
-
-    def circle_of(self, deployment: Deployment) -> str:
-        """Say that a deployment waits in a circle of jobs; nothing where it does not."""
-        return circles.told(self._cluster.placement, deployment)
-
-    def why_waits(self, deployment: Deployment) -> str:
-        """Say why a deployment is not placed yet."""
-        return reasons.why(self._cluster.placement, deployment)
-
-    def short_of(self, deployment: Deployment) -> str:
-        """Return in one word what keeps a deployment waiting."""
-        return reasons.short_of(self._cluster.placement, deployment)
-
-    def why_stays(self, deployment: Deployment) -> str:
-        """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
-        return reasons.why_stays(self._cluster.placement, deployment)
 
     def copy_of(self, kind: str) -> Planner:
         """Return the planner of a device kind as it is now; it does not change any more."""

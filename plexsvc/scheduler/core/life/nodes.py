@@ -34,7 +34,6 @@ def join(devices: Devices, event: NodeJoined) -> None:
     )
     placement, node_id = devices.placement, event.node_id
     placement.planning.has_changed = True
-    placement.planning.gangs_known.clear()
     for facts in event.devices:
         planner = placement.planning.planner(facts.kind)
         name = Place(node_id=node_id, device=facts.index).unit
@@ -119,7 +118,6 @@ def _close(devices: Devices, node_id: NodeId) -> None:
     A node that is gone gets time to come back.
     """
     placement = devices.placement
-    placement.planning.gangs_known.clear()
     for planner in placement.planning.planners.values():
         for unit_id in planner.board.rooms.of_host(node_id):
             planner.board.cordon(unit_id)

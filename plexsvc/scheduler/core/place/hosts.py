@@ -8,7 +8,7 @@ managers and processes have beyond that as the driver finds it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from plexsvc.ids import MoveId, NodeId
 from plexsvc.scheduler.core.cluster import Placement
@@ -43,8 +43,8 @@ def hold(placement: Placement, event: VersionsHeld) -> None:
     deployment = placement.deployments.get(event.deployment_id)
     if deployment is not None:
         charge_versions(placement, deployment, nbytes=sum(one.nbytes for one in event.held))
-    placement.planning.memory.note(Use.VERSIONS, event.deployment_id, _table(event.held))
-    _look_again(placement)
+    freed = placement.planning.memory.note(Use.VERSIONS, event.deployment_id, _table(event.held))
+    _look_again(placement, freed)
 
 
 def charge_versions(placement: Placement, deployment: Deployment, *, nbytes: int = 0) -> None:
@@ -135,17 +135,14 @@ def leave(placement: Placement, wpg: Wpg) -> None:
 
 
 def _reserve(placement: Placement, use: Use, owner: str, by_host: Mapping[str, int]) -> None:
-    memory = placement.planning.memory
     found = {host: nbytes for host, nbytes in by_host.items() if nbytes}
-    if found or memory.is_booked(use, owner):
-        memory.reserve_at(use, owner, found)
-        _look_again(placement)
+    _look_again(placement, placement.planning.memory.reserve_at(use, owner, found))
 
 
-def _look_again(placement: Placement) -> None:
-    """Offer every place again to those that wait: a host may have room now."""
-    for planner in placement.planning.planners.values():
-        planner.look_again()
+def _look_again(placement: Placement, freed: Collection[str]) -> None:
+    """Offer the places on some hosts again to those that wait: they may have room now."""
+    for planner in placement.planning.planners.values() if freed else ():
+        planner.look_at(freed)
 
 
 def _table(found: tuple[NodeBytes, ...]) -> dict[str, int]:

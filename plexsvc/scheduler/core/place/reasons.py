@@ -45,14 +45,11 @@ def never(placement: Placement, wanted: Collection[Deployment]) -> Fault | None:
 
 def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
     """Return whether some of the devices of nodes that are up make a gang, were they idle."""
-    known = placement.planning.gangs_known
     if kind not in placement.planning.planners:
         return False
-    if (kind, num_devices) not in known:
-        rooms = placement.planning.planner(kind).board.rooms
-        found = rooms.gangs(num_devices, among=_up(placement, kind), burden=lambda _: 0)
-        known[kind, num_devices] = next(found, None) is not None
-    return known[kind, num_devices]
+    rooms = placement.planning.planner(kind).board.rooms
+    down = [name for name in rooms if rooms[name].host not in placement.nodes]
+    return rooms.has_gang(num_devices, without=down)
 
 
 def no_placement(

@@ -84,13 +84,19 @@ class HostMemory:
         """
         self.reserve_at(use, owner, self._by_host(units, nbytes))
 
-    def reserve_at(self, use: Use, owner: str, by_host: Mapping[str, int]) -> None:
-        """Keep bytes on each of some hosts, in place of what was reserved before."""
-        self._change(self._reserved, use, owner, by_host)
+    def reserve_at(self, use: Use, owner: str, by_host: Mapping[str, int]) -> list[str]:
+        """Keep bytes on each of some hosts, in place of what was reserved before.
 
-    def note(self, use: Use, owner: str, by_host: Mapping[str, int]) -> None:
-        """Note what an owner has on hosts, in place of what was noted before."""
-        self._change(self._found, use, owner, by_host)
+        Returns the hosts on which less is booked now.
+        """
+        return self._change(self._reserved, use, owner, by_host)
+
+    def note(self, use: Use, owner: str, by_host: Mapping[str, int]) -> list[str]:
+        """Note what an owner has on hosts, in place of what was noted before.
+
+        Returns the hosts on which less is booked now.
+        """
+        return self._change(self._found, use, owner, by_host)
 
     def is_booked(self, use: Use, owner: str) -> bool:
         """Return whether anything is booked for a use of an owner."""
@@ -162,14 +168,17 @@ class HostMemory:
         use: Use,
         owner: str,
         by_host: Mapping[str, int],
-    ) -> None:
+    ) -> list[str]:
         holding = (use, owner)
-        self._booked.subtract(self._of(holding))
+        before = self._of(holding)
+        self._booked.subtract(before)
         if by_host:
             table[holding] = dict(by_host)
         else:
             table.pop(holding, None)
-        self._booked.update(self._of(holding))
+        now = self._of(holding)
+        self._booked.update(now)
+        return [host for host, nbytes in before.items() if now.get(host, 0) < nbytes]
 
     def _of(self, holding: tuple[Use, str]) -> Mapping[str, int]:
         reserved, found = self._reserved.get(holding, {}), self._found.get(holding, {})

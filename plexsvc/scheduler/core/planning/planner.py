@@ -115,7 +115,7 @@ class Planner:
         for group in self.board.remove(resident_id):
             self.touch(group.group_id)
         if resident.demand.host_bytes:
-            self._touch_hosts(resident.units)
+            self.look_at([self.board.rooms[unit_id].host for unit_id in resident.units])
         self.paces.forget(resident_id)
         self.taken.pop(resident_id, None)
 
@@ -176,7 +176,7 @@ class Planner:
         """Note how many bytes a resident's parked state has on each of its units."""
         resident = self.group_of(resident_id).residents[resident_id]
         if state_bytes < resident.demand.state_bytes:
-            self._touch_hosts(resident.units)
+            self.look_at([self.board.rooms[unit_id].host for unit_id in resident.units])
         self.board.resize(resident_id, state_bytes)
 
     def touch(self, group_id: int) -> None:
@@ -187,13 +187,14 @@ class Planner:
         """Have waiting jobs look at every place again."""
         self.kept.has_reopened = True
 
-    def _touch_hosts(self, units: Iterable[UnitId]) -> None:
-        """Have waiting jobs look again at all groups that share a host with some units."""
-        rooms, group_at = self.board.rooms, self.board.group_at
-        for host in dict.fromkeys(rooms[unit_id].host for unit_id in units):
-            for unit_id in rooms.of_host(host):
-                if unit_id in group_at:
-                    self.touch(group_at[unit_id])
+    def look_at(self, hosts: Iterable[str]) -> None:
+        """Have waiting jobs look again at all places on some hosts."""
+        for host in dict.fromkeys(hosts):
+            for unit_id in self.board.rooms.of_host(host):
+                if unit_id in self.board.group_at:
+                    self.touch(self.board.group_at[unit_id])
+                else:
+                    self._queue_news = True
 
     @property
     def needs_relief(self) -> bool:

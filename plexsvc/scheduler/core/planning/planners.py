@@ -65,10 +65,6 @@ class Planning:
     look_us: int = 0
     """When the next of them is due."""
 
-    gangs_known: dict[tuple[str, int], bool] = field(default_factory=dict)
-    """Whether the nodes that are up can make a gang, by kind and size; forgotten with each change
-    of nodes."""
-
     lost: Newest[ProfileKey, int] = field(default_factory=lambda: Newest(KEPT_PROFILES))
     """Deployments that lost a node and have not come back, and the groups they lived in."""
 

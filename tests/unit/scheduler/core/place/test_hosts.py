@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -14,7 +16,11 @@ from plexsvc.residency import Residency
 from plexsvc.scheduler.api.views.story import explain
 from plexsvc.scheduler.core.actions import Action, CarryState, ForgetWpg, StartOperation
 from plexsvc.scheduler.core.events import Event, VersionRead, VersionsHeld
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
+from plexsvc.scheduler.core.planning.places import Search, Spot
+from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, Fault, NodeBytes, OperationKind
 from plexsvc.scheduler.ledger.held import Published
 from plexsvc.scheduler.orders.versions import Versions
@@ -252,3 +258,26 @@ def test_a_waiting_job_is_told_what_host_memory_is_booked_for() -> None:
     assert "host n0 has 845 B of 1000 B booked (state 400 B, versions 45 B, copies 400 B)" in (
         told.text
     )
+
+
+def test_those_that_wait_are_offered_places_again_only_where_memory_came_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = FakeWorld(limits=Limits(max_deployments_per_group=1))
+    for node in ("n0", "n1"):
+        world.join(node)
+    for job in "abc":
+        world.bring_up(job)
+    offered: list[list[str]] = []
+    spot_for = Search.spot_for
+
+    def noted(self: Search, demand: Demand, groups: list[Group], **how: Any) -> Spot | None:
+        offered.append([unit_id for group in groups for unit_id in group.units])
+        return spot_for(self, demand, groups, **how)
+
+    monkeypatch.setattr(Search, "spot_for", noted)
+    for nbytes in (300, 500, 200):
+        held = (NodeBytes(node_id=NodeId("n1"), nbytes=nbytes),)
+        actor = DeploymentId("b/actor")
+        world.tell(VersionsHeld(at_us=world.tick(), deployment_id=actor, held=held))
+        assert offered == ([["n1:0"]] if nbytes == 200 else [])
