@@ -256,6 +256,7 @@ class SyncRun(Run):
         return self._gap(now, self.period_us - ended.end_us)
 
     def _gap(self, now: int, planned_us: int) -> Timers:
+        # A cycle without a gap has none to stretch, but is divided by.
         idle = max(1, self.period_us - sum(s.duration_us for s in self.segments))
         cycle = min(self.cycle, self.cycles - 1)
         return [(ROLLOUT, now + planned_us * self.rollout_us[cycle] // idle)]

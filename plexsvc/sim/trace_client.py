@@ -311,6 +311,7 @@ class TraceClient(Client):
                 self._attempt.rolling.add(post.operation_id)
                 posts.append(Post(now_us, post))
             else:
+                # By its number an alarm of an attempt that was given up is known.
                 posts.append(Alarm(at_us, 2 * self._attempt.number + kind))
         operation = self._run.head
         if operation is not None and self._attempt.training is None:

@@ -66,6 +66,7 @@ class TraceCosts:
         nodes, disk_bytes = self.books.place_of(deployment_id)
         whole_us = job.demand.profile.switch_us // job.deployments
         whole_us += self.cluster.switch.disk_us(disk_bytes)
+        # Both halves make the whole, also of an odd one.
         half_us = whole_us // 2 if to is Residency.DEVICE else whole_us - whole_us // 2
         if faults.slow_switch_share and self._roll(deployment_id) < faults.slow_switch_share:
             half_us = round(half_us * faults.slow_switch_factor)

@@ -69,6 +69,7 @@ class Scheduler:
             part.now_us = now_us
         turn.actions = []
         self._handlers[type(event)](event)
+        # Grants come last: what is placed, stopped or held before them changes who may run.
         if cluster.placement.homeless:
             instances.settle(cluster.devices)
         if cluster.relocating:

@@ -61,5 +61,6 @@ class Driver:
                     work = handler.perform(action)
                     if work is not None:
                         tasks.create_task(handler.finish(action, work, self._inbox.post))
+                # Whoever waited may have been cancelled.
                 if not decision.done():
                     decision.set_result(actions)

@@ -182,10 +182,12 @@ class _Thawer:
             told = {name: value for name, value in told.items() if name not in unknown}
             for name in defaults.keys() - told.keys():
                 object.__setattr__(made, name, defaults[name]())
+        # A record may be frozen: it is being made, not changed.
         for name, value in told.items():
             object.__setattr__(made, name, self._value(value))
 
     def _set_items(self, made: dict[Any, Any], told: Plain) -> None:
+        # Past the rules of the class itself, which may drop the oldest or move one to the end.
         put = OrderedDict.__setitem__ if isinstance(made, OrderedDict) else dict.__setitem__
         if isinstance(told, dict):
             raw, length = base64.b64decode(told["keys"]), told["length"]

@@ -95,6 +95,7 @@ class Sessions:
         """End what has been silent too long; return the time until the next could be."""
         now_us = self._clock.monotonic_us()
         live = {record.job_id: record for record in self._registry.live_jobs()}
+        # Clients of a former scheduler have as long as if they had just been heard.
         self._seen_us = {job_id: self._seen_us.get(job_id, now_us) for job_id in live}
         self._silence_us = {job_id: us for job_id, us in self._silence_us.items() if job_id in live}
         self._expired &= live.keys()

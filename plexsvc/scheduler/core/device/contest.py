@@ -104,7 +104,9 @@ def free_at(devices: Devices, wpg: Wpg, *, entry: Entry) -> int:
     if not holders:
         return now_us
     if now_us - entry.since_us >= devices.rules.starve_factor * entry.effective_us:
+        # The least time that is not now: no other operation fits in before it.
         return now_us + 1
+    # A holder that is later than expected still holds them now.
     return max(now_us + 1, *(_ends_us(devices, devices.wpgs[holder]) for holder in holders))
 
 
@@ -133,6 +135,7 @@ def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
         deployment = devices.deployments[wpg.deployment_id]
         at_us = deployment.pattern.expected_us
         is_still = wpg.switch is None and wpg.move_id is None
+        # A step on the host works on the state where it is parked.
         is_still &= not any(operation.is_on_host for operation in wpg.running.values())
         if at_us is None or wpg.state is not WpgState.READY or not is_still:
             continue

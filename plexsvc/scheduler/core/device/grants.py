@@ -28,6 +28,7 @@ def settle(devices: Devices) -> None:
         first = next(iter(dirty))
         del dirty[first]
         members = groups.get(first, ())
+        # One look serves all who share devices.
         for wpg_id in members if dirty else ():
             dirty.pop(wpg_id, None)
         waiting = _waiting(devices, members)
@@ -38,6 +39,7 @@ def settle(devices: Devices) -> None:
         wpgs = [devices.wpgs[wpg_id] for wpg_id in waiting]
         if all(map(_is_kept_out, wpgs)):
             continue  # whatever their order: looked at again when a holder gives its devices up
+        # Most operations: nobody to compare with, and nothing to move.
         if len(wpgs) == 1 and wpgs[0].residency is Residency.DEVICE:
             _grant(devices, wpgs[0], waiting[wpgs[0].wpg_id], victims=())
         else:

@@ -32,6 +32,7 @@ def take(devices: Devices, wpg: Wpg, *, victims: tuple[WpgId, ...] = ()) -> None
     wpg_id, lease_no, now_us = wpg.wpg_id, wpg.lease_no, devices.now_us
     others = [d for d in wpg.devices if d.last_holder != wpg_id or d.lease_no != lease_no]
     for device in wpg.devices:
+        # Where another operation of the holder begins, others wait for it since its first.
         if device.holder is None or device.last_holder != wpg_id:
             device.held_since_us = now_us
         device.holder = wpg_id
@@ -142,12 +143,14 @@ def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:
             operation_id=operation.operation_id, wpg_id=wpg.wpg_id, lease_no=wpg.lease_no
         )
     )
+    # Another generate may run beside it.
     if wpg.is_rollout:
         devices.touch(wpg.wpg_id)
 
 
 def ended(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -> None:
     """Record how long an operation took; give the devices up when nothing else of it runs."""
+    # One that failed may not say how long it ran.
     run_us = run_us or devices.now_us - operation.started_us
     learning.measured(devices, wpg, operation, run_us=run_us)
     if not operation.needs_device:

@@ -137,6 +137,7 @@ def _regroup(devices: Devices, among: Iterable[WpgId]) -> None:
 
     Whoever shares devices with one of them is one of them.
     """
+    # By age, which follows from events alone: by name, the tenth comes before the second.
     left = dict.fromkeys(sorted(among, key=lambda wpg_id: devices.wpgs[wpg_id].number))
     while left:
         first = next(iter(left))

@@ -78,6 +78,7 @@ def advance(devices: Devices, wpg: Wpg) -> None:
     """Go on with a WPG's switch, if it has one, once its victims are off the device."""
     if wpg.switch is None or wpg.move_id is not None:
         return
+    # One that is gone has left the device.
     victims = [devices.wpgs[v] for v in wpg.switch.victims if v in devices.wpgs]
     if any(victim.residency in ON_DEVICE for victim in victims):
         return

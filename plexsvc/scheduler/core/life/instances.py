@@ -124,6 +124,7 @@ def _settle_at(devices: Devices, wpg: Wpg, rank: int, place: Place) -> None:
     """Let an instance live on another device."""
     is_holder = any(device.holder == wpg.wpg_id for device in wpg.devices)
     if is_holder:
+        # Until now it has used the device that it is taken off.
         lease.spend(devices, wpg, lease.held_by(wpg))
         wpg.devices[rank].holder = None
     space.leave(devices, wpg)
@@ -151,6 +152,7 @@ def left(devices: Devices, event: InstanceLeft) -> None:
     if wpg is None or event.incarnation != wpg.incarnation_of(event.rank):
         return
     operation = wpg.running.get(event.operation_id)
+    # The generate goes on somewhere: who has left all devices has no lease for it.
     stays = len(wpg.left | {event.rank}) < len(wpg.places)
     if wpg.is_shared and event.rank not in wpg.left and operation is not None and stays:
         lease.leave(devices, wpg, event.rank, operation)
@@ -164,6 +166,7 @@ def turned(devices: Devices, event: TurnsTaken) -> None:
         each_us, rest_us = divmod(event.device_us, len(wpg.devices))
         for device in wpg.devices:
             device.busy_us += each_us
+        # What was told is the sum over all of them.
         wpg.devices[0].busy_us += rest_us
 
 

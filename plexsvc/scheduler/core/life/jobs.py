@@ -139,6 +139,7 @@ def cancel_all(devices: Devices, event: ControllerReplaced) -> None:
         running = [] if wpg is None else [*wpg.running, *wpg.writing]
         for operation_id in (*running, *(operation.operation_id for operation in waiting)):
             _cancel(devices, operation_id)
+        # A number that never came would hold up what the next controller sends.
         last = max((*deployment.consumed, *(one.seq for one in waiting)), default=0)
         deployment.consumed |= set(range(deployment.next_seq, last + 1))
         endings.advance(deployment)

@@ -25,6 +25,7 @@ def join(devices: Devices, event: NodeJoined) -> None:
     for facts in sorted(event.devices, key=lambda d: d.index):
         place = Place(node_id=event.node_id, device=facts.index)
         places.append(place)
+        # A returning node has its devices of before, on which WPGs may still be.
         if place not in devices.at:
             devices.at[place] = Device(
                 place=place, kind=facts.kind, bytes_total=facts.bytes_total, since_us=event.at_us
@@ -38,6 +39,7 @@ def join(devices: Devices, event: NodeJoined) -> None:
         planner = placement.planning.planner(facts.kind)
         name = Place(node_id=node_id, device=facts.index).unit
         if name in planner.board.rooms:
+            # Its loss closed its units. An operator's cordon outlives it.
             if node_id not in placement.cordoned:
                 planner.open(name)
             continue

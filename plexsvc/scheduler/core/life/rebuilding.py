@@ -70,6 +70,7 @@ def begin(devices: Devices, wpg: Wpg, fault: Fault) -> None:
         return
     wpg.is_lost = True
     deployment.lost, deployment.losses = fault, deployment.losses + 1
+    # Lost again before it was rebuilt, it has one pause, not two.
     deployment.lost_us = deployment.lost_us or devices.now_us
     deployment.incarnations += 1
     running = list(wpg.running.values())
@@ -85,6 +86,7 @@ def begin(devices: Devices, wpg: Wpg, fault: Fault) -> None:
             deployment_id=deployment.deployment_id, initialize_id=initialize_id, fault=fault
         )
     )
+    # Else its end comes with that of the last copy (`wpgs.stop_when_idle`).
     if not wpg.writing:
         wpgs.stop(devices, wpg)
 

@@ -22,6 +22,7 @@ def demand(placement: Placement, deployment: Deployment) -> Demand:
     job, book = placement.jobs[deployment.job_id], placement.planning.book
     key = profile_key(placement, deployment)
     warm = book.warm(key, now_us=placement.now_us)
+    # One that is placed anew has fewer left, and one may train on for longer than it said.
     steps = max(1, job.expected_steps - job.cycle) if job.expected_steps else 0
     profile, state_bytes = GUESS, deployment.state_bytes
     if warm is not None:

@@ -148,6 +148,7 @@ def admit(placement: Placement) -> list[Placed]:
                 deployment = placement.deployments[DeploymentId(placed.resident_id)]
                 placement.planning.lost.pop(profile_key(placement, deployment), None)
                 done.append((deployment, tuple(map(Place.of, placed.units))))
+            # Whoever is in the way of a new one is moved when it is due: the core wakes for that.
             for made in planner.kept.reservations.values():
                 if made in kept:
                     continue
@@ -189,6 +190,7 @@ class _Claims:
         """
         placement = self._placement
         deployment = placement.deployments[DeploymentId(lead.resident_id)]
+        # It comes alone, or its lead has taken what its set needs.
         if demands.lead_of(placement, deployment) is not deployment:
             return True
         needed: dict[str, list[Deployment]] = {}
@@ -470,6 +472,7 @@ def _beside_own(
     for other in [*current, *placement.coming(job.job_id)]:
         if other is None or other.is_rollout or len(other.places) < deployment.num_devices:
             continue
+        # The first of an aligned block are one, too.
         places = other.places[: deployment.num_devices]
         if any(place.node_id in placement.cordoned for place in places):
             continue

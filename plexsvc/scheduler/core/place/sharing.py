@@ -54,6 +54,7 @@ def place(
     nbytes = max(sizes) if all(sizes) else 0
     shared = sharable(placement, wanted[0].device_kind, nbytes=nbytes)
     mixed = (*idle, *shared)[:num_devices]
+    # Neighbours in that order alone: all choices of devices would be too many to play.
     gangs = [shared[at : at + num_devices] for at in range(len(shared) - num_devices + 1)]
     if held is None and len(mixed) == num_devices:
         gangs.append(mixed)
@@ -68,6 +69,7 @@ def place(
             why = f"the first of {len(gangs)} place(s) where all bounds are kept"
             _note(placement, wanted, why=why, period_us=job.period_us, courses=courses)
             return units
+    # On idle devices it meets nobody. Its training, which is placed with it, may.
     if held is not None:
         job = _turns(placement, job_id, at={**_deal(wanted, held), **beside}) if beside else None
         if job is None or within_bounds(job, _known(players, but=job_id), now_us=placement.now_us):

@@ -189,6 +189,7 @@ class Board:
         self._claim(loose)
         if len(met) > 1 or loose:
             self._merge([self.groups[group_id] for group_id in met], loose)
+        # The oldest keeps its number.
         return self.groups[met[0]]
 
     def commit(self, group: Group, demand: Demand, *, units: Gang | None = None) -> None:
@@ -349,6 +350,7 @@ class Board:
         residents, was = group.residents, group.units
         self._forget(group)
         made = []
+        # The first piece keeps the number by which plans and lost places know the group.
         for at, (units, jobs) in enumerate(pieces):
             piece = group if at == 0 else self._new_group(self.rooms.in_order(units))
             piece.residents = {j: r for j, r in residents.items() if j in jobs}

@@ -108,6 +108,7 @@ def refusal(
         return full
     if not memory.holds(spot.units, demand):
         return NO_ROOM
+    # Other policies predict nothing, nor does a guess. Who comes back was within bounds.
     if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
         return None
     company = [r for g in spot.groups for r in g.residents.values() if not r.demand.is_cold]
@@ -364,10 +365,12 @@ class Search:
         """
         policy, board = self.policy, self.board
         gang = self.idle_gang(demand, barred)
+        # Alone, a cold job's cycle is measured as it is.
         if gang and (demand.is_cold or policy.preference is Preference.SPREAD):
             return Spot(units=gang)
         find = partial(self.that_take, demand, barred=barred, without=without, now_us=now_us)
         spots = find(groups)
+        # Who fits in somewhere leaves idle units to who does not.
         if not spots and gang:
             return Spot(units=gang)
         may_part = must_leave or not has_whole(board, demand, barred=barred)

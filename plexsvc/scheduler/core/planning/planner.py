@@ -263,12 +263,14 @@ class Planner:
                         self.kept.reserve_for(before, now_us=now_us)
                         if before.resident_id in self.kept.reservations:
                             break
+                    # It took idle units, or changed a group.
                     hopes.clear()
                     placed.append(done)
                     changed = [g for g in changed if g.group_id not in done.merged]
                     group = self.board.groups[done.group_id]
                     if group not in changed:
                         changed.append(group)
+                # Strictly in order: nobody passes whom there is no place for.
                 elif not self.policy.backfill:
                     break
                 else:
@@ -485,6 +487,7 @@ class Planner:
         self.paces.restart(resident_id)
         before = self.group_of(resident_id).residents[resident_id]
         left = self.board.move(resident_id, units)
+        # There it runs on until it has arrived.
         gone = tuple(unit_id for unit_id in before.units if unit_id not in units)
         self.board.leaving[resident_id] = gone, before.demand.profile.duty_ppm
         for each in (*left, self.group_of(resident_id)):

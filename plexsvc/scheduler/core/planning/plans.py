@@ -155,6 +155,7 @@ def _empty(
     pays = lasts_us * group.size >= GAIN_OVER_COST * cost
     if len(moves) == len(group.residents) and pays:
         return moves
+    # Its group is not emptied: what its jobs would have taken is there for others.
     for target in reversed(added):
         taken[target].pop()
         if not taken[target]:

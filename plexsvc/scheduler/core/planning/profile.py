@@ -228,6 +228,7 @@ class Load:
             bound_ppm=demand.max_slowdown_ppm,
             entries=_critical_entries(profile),
             duty_ppm=profile.duty_ppm,
+            # An arrival meets an operation of length d in d / period of all cases, and waits d / 2.
             rest_us=squares // (2 * profile.period_us),
             total_ppm=(busy_us + profile.switch_us) * PPM // profile.period_us,
             run_us=demand.expected_steps * profile.period_us if profile.slack_us else 0,
@@ -270,6 +271,7 @@ def _bursts(profile: Profile) -> tuple[tuple[int, int], ...]:
             spans[-1] = (spans[-1][0], segment.end_us)
         else:
             spans.append((segment.offset_us, segment.end_us))
+    # Behind the last burst comes the first one of the next cycle.
     nexts = [start_us for start_us, _ in spans[1:]] + [spans[0][0] + profile.period_us]
     return tuple(
         (end_us - start_us, max(0, next_us - end_us))

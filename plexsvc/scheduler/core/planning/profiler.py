@@ -154,6 +154,7 @@ class CycleProfiler:
         if at >= len(known.segments):
             return max(0, known.period_us - last.end_us)
         planned = known.segments[at]
+        # Shorter by a quarter than it was before: more operations of it are to come.
         if planned.phase == last.phase and last.duration_us < planned.duration_us * 3 // 4:
             return 0
         if at + 1 < len(known.segments):
@@ -218,6 +219,7 @@ class CycleProfiler:
     def _is_joined(self, start_us: int) -> bool:
         """Return whether an operation that starts now goes on with the last one's segment."""
         gap_us = start_us - self._began_us - self._open[-1].end_us
+        # A pause shorter than half an operation is the way to the next one.
         return 2 * gap_us <= self._last_run_us
 
     def _close(self, now_us: int) -> News:
@@ -328,6 +330,7 @@ class TokenCost:
         slope = 0.0
         if spread > 1e-6 * max(1.0, mean_x * mean_x):
             slope = max(0.0, (self._xy / self._count - mean_x * mean_y) / spread)
+        # All were of one size, so no line is known: what is twice as large takes twice as long.
         elif mean_x > 0:
             slope = mean_y / mean_x
         return max(1, round(mean_y + slope * (num_tokens - mean_x)))

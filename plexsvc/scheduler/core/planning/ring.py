@@ -217,6 +217,7 @@ def play(jobs: Sequence[Turns], *, now_us: int = 0) -> list[Course]:
         stages = jobs[at].stages
         if number == 0:
             starts[at].append(ready_us)
+            # It has played enough. Others, whose cycles are longer, may not have.
             if ready_us >= until_us:
                 continue
         stage = stages[number]
@@ -235,6 +236,7 @@ def play(jobs: Sequence[Turns], *, now_us: int = 0) -> list[Course]:
 
 def _course(job: Turns, starts: list[int], windows: list[Window]) -> Course:
     """Return what a job does, by the starts of its cycles and the windows of its stages."""
+    # At least one whole cycle is counted, which two starts make.
     first = min(SETTLED, len(starts) - 2)
     alone_us = (len(starts) - 1 - first) * job.period_us
     window = windows[first * len(job.stages)]

@@ -104,6 +104,7 @@ class Shares:
         Whose turn it is follows from what was booked since the last was taken. `O(tenants)` each.
         """
         queues: dict[TenantId, list[T]] = {}
+        # Taken from the end below, the first one of each tenant comes first.
         for waiting in reversed(ordered):
             queues.setdefault(turn(waiting)[0], []).append(waiting)
         if len(queues) <= 1:

@@ -255,6 +255,7 @@ class Kept:
             return
         aged = Aged(self.waiting.values(), policy=self.policy, now_us=now_us)
         for other in list(kept):
+            # Others reserve beside those that lost their places: a node is missing, not a turn.
             if demand.lost_place or self.waiting[other].lost_place:
                 continue
             if aged.priority(self.waiting[other]) >= aged.priority(demand):

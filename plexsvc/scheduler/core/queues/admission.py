@@ -42,9 +42,11 @@ def submit(queues: Queues, event: OperationSubmitted) -> None:
                 is_final=False,
             )
         )
+        # A retryable one comes again under its id, and finds its payload there.
         if not event.is_staged and fault.code not in RETRYABLE:
             queues.emit(DropPayload(operation_id=event.operation_id))
         if fault.code is ErrorCode.DEPLOYMENT_FAILED:
+            # Remembered: what comes after it is refused, too, and does not wait for it.
             job = queues.jobs[event.job_id]
             job.turned_away[event.operation_id] = fault
             endings.wake_dependants(queues, event.operation_id, job)
@@ -166,6 +168,7 @@ def _order_fault(queues: Queues, deployment: Deployment, event: OperationSubmitt
             f"not come; at most {limits.max_gap} may be ahead of it",
             facts=(("seq", str(event.seq)), ("missing_seq", str(missing))),
         )
+    # A full line takes what all in it wait for.
     fills_gap = event.seq == missing and deployment.gap_seq == missing
     if len(deployment.pending) >= limits.max_pending_per_wpg and not fills_gap:
         return Fault(

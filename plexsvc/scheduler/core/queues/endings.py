@@ -61,6 +61,7 @@ def refuse(queues: Queues, operation: Operation, fault: Fault, *, is_final: bool
             deployment.consumed.add(operation.seq)
             advance(deployment)
         else:
+            # Its number is missing again: the search for such must not begin behind it.
             deployment.complete_to = min(deployment.complete_to, operation.seq)
     _say_refused(queues, operation, fault, is_final=is_final)
 
@@ -78,6 +79,7 @@ def end_running(
     is_next = deployment.next_seq == operation.seq + 1
     is_last = is_next and not _wpg_of(queues, operation).running
     is_final = fault.code not in RETRYABLE or (is_numbered and not is_last)
+    # By a retryable code the client would send it again, under a number that is used.
     if fault.code in RETRYABLE and is_final:
         fault = Fault(code=ErrorCode.INTERNAL, message=fault.message, facts=fault.facts)
     refused = is_refusal or not is_final

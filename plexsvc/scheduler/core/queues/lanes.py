@@ -77,6 +77,7 @@ def close_gap(queues: Queues, deployment_id: DeploymentId) -> None:
     missing, waited_us = deployment.gap_seq, queues.now_us - deployment.gap_since_us
     if missing is not None and waited_us >= queues.limits.gap_timeout_us:
         stranded = [op for seq, op in sorted(deployment.pending.items()) if seq > missing]
+        # Further numbers may be missing between those that came: none is waited for any more.
         void = {*range(missing, stranded[-1].seq + 1)} - {op.seq for op in stranded}
         deployment.consumed |= void - deployment.consumed
         for operation in stranded:

@@ -84,6 +84,7 @@ def _look(lives: Lives, looked_us: dict[str, int]) -> None:
         if due_us <= now_us and mover.is_wanted(lives):
             due_us, looked_us[mover.cause] = now_us + mover.every_us, now_us
             mover.look(lives)
+        # One that is due and not wanted is asked again when another is due.
         if mover.every_us and due_us > now_us:
             next_us.append(due_us)
     lives.devices.placement.planning.look_us = min(next_us)
@@ -164,6 +165,7 @@ def _make_room(lives: Lives) -> None:
         busy = None
         for resident_id in planner.in_the_way(now_us=lives.now_us):
             busy = _busy(lives.devices, planner) if busy is None else busy
+            # Asked anew: whoever was sent away just now may have been enough.
             if resident_id in busy or resident_id not in planner.in_the_way(now_us=lives.now_us):
                 continue
             deployment = lives.deployments[DeploymentId(resident_id)]
@@ -307,6 +309,7 @@ def _send_instances(
             f"{deployment.device_kind} device of a node that takes work; add a node or end what "
             "holds them",
         )
+    # Told once, though it is tried again every two seconds.
     if deployment.relocation_fault != fault:
         relocation.tell_failed(lives.devices, deployment, reason=reason, fault=fault)
     deployment.relocation_fault = fault
