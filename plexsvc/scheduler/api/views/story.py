@@ -16,6 +16,7 @@ from plexsvc.scheduler.core.vocabulary import (
     AFTER_WRITING,
     DeploymentState,
     Fault,
+    OperationKind,
     OperationState,
     WpgState,
 )
@@ -241,6 +242,10 @@ def _waiting(
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
         return f"waits for devices: {_no_place(cluster, deployment)}", []
+    if deployment.lost is not None and operation.kind is not OperationKind.INITIALIZE:
+        since = _ago(now_us - deployment.lost_us)
+        why = deployment.lost.message
+        return f"waits until its deployment is rebuilt, which was lost {since} ago: {why}", []
     if wpg.state is WpgState.SPAWNING and not _waits_to_start(wpg):
         return f"waits for the processes of {wpg.wpg_id} to come up", []
     relocation = deployment.relocation
@@ -273,8 +278,9 @@ def _in_line(
     if isinstance(blocked, Fault):
         return f"is about to be refused: {blocked.message}", []
     if blocked is not None:
-        known = cluster.operations.get(blocked)
-        how = "not submitted yet" if known is None else f"{known.kind}, {known.state}"
+        known, how = cluster.operations.get(blocked), "not submitted yet"
+        if known is not None and known.job_id == operation.job_id:  # another's is none of its own
+            how = f"{known.kind}, {known.state}"
         return f"waits for {show(blocked)} ({how}), which it comes after", []
     return _for_device(cluster, wpg, now_us=now_us)
 

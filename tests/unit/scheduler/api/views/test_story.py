@@ -143,3 +143,22 @@ def test_it_names_the_burst_for_which_the_device_is_kept(
     monkeypatch.setattr(contest, "awaited_until", soon)
     world.submit("a1", job="a", seq=1)
     assert "for a moment to the burst of wpg-1-2 of job b" in told(world, "a1")
+
+
+def test_it_says_nothing_of_another_jobs_operation(world: FakeWorld) -> None:
+    world.submit("b1", job="b", seq=1)
+    world.submit("a1", job="a", seq=1, after=("b1",))
+    assert "not submitted yet" in told(world, "a1")
+
+
+def test_an_operation_of_a_lost_deployment_waits_until_that_is_rebuilt() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a", durable=True)
+    world.die(WpgId("wpg-1-1"))
+    world.submit("a1", job="a", seq=1)
+    for _ in range(4):  # stopped, forgotten, spawned and initialized
+        assert "rebuilt, which was lost" in told(world, "a1")
+        assert "died with signal 9" in told(world, "a1")
+        world.report(world.orders[0])
+    assert "runs on wpg-1-2" in told(world, "a1")
