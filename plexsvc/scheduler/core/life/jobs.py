@@ -11,7 +11,6 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import OperationId, show
-from plexsvc.scheduler.core.actions import CancelOperation
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.events import (
@@ -84,9 +83,7 @@ def end(lives: Lives, event: JobEndRequested) -> None:
         if wpg is not None:
             for operation in wpg.running.values():
                 if operation.kind in ENDABLE:
-                    lives.emit(
-                        CancelOperation(operation_id=operation.operation_id, wpg_id=wpg.wpg_id)
-                    )
+                    wpgs.cancel(lives.devices, operation.operation_id, wpg.wpg_id)
             if is_cancelled:
                 wpgs.cancel_writing(lives.devices, wpg)
             wpgs.stop_when_idle(lives.devices, wpg)
@@ -156,7 +153,7 @@ def _cancel(devices: Devices, operation_id: OperationId) -> None:
     if operation.state is OperationState.RUNNING:
         is_written = wpg is not None and operation_id in wpg.writing
         if operation.wpg_id is not None and (is_written or operation.kind in ENDABLE):
-            devices.emit(CancelOperation(operation_id=operation_id, wpg_id=operation.wpg_id))
+            wpgs.cancel(devices, operation_id, operation.wpg_id)
         return
     granted = None if wpg is None else wpg.switch
     if wpg is not None and granted is not None and granted.operation_id == operation_id:

@@ -75,7 +75,12 @@ def end_running(devices: Devices, wpg: Wpg, fault: Fault) -> None:
 def cancel_writing(devices: Devices, wpg: Wpg) -> None:
     """Order the work on copies of a WPG's state to end."""
     for operation_id in wpg.writing:
-        devices.emit(CancelOperation(operation_id=operation_id, wpg_id=wpg.wpg_id))
+        cancel(devices, operation_id, wpg.wpg_id)
+
+
+def cancel(devices: Devices, operation_id: OperationId, wpg_id: WpgId) -> None:
+    """Order an operation that runs to end early."""
+    devices.emit(CancelOperation(operation_id=operation_id, wpg_id=wpg_id))
 
 
 def refuse_waiting(devices: Devices, wpg: Wpg, fault: Fault) -> None:

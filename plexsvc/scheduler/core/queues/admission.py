@@ -6,7 +6,7 @@ from typing import Final
 
 from plexsvc.errors import RETRYABLE, ErrorCode
 from plexsvc.ids import OperationId, show
-from plexsvc.scheduler.core.actions import DropPayload, RefuseOperation
+from plexsvc.scheduler.core.actions import DropPayload
 from plexsvc.scheduler.core.cluster import Queues
 from plexsvc.scheduler.core.events import (
     OperationSubmitted,
@@ -34,13 +34,8 @@ def submit(queues: Queues, event: OperationSubmitted) -> None:
         return
     fault = _why_not(queues, event)
     if fault is not None:
-        queues.emit(
-            RefuseOperation(
-                operation_id=event.operation_id,
-                state=OperationState.REFUSED,
-                fault=fault,
-                is_final=False,
-            )
+        endings.tell_refused(
+            queues, event.operation_id, fault, state=OperationState.REFUSED, is_final=False
         )
         # A retryable one comes again under its id, and finds its payload there.
         if not event.is_staged and fault.code not in RETRYABLE:

@@ -92,6 +92,20 @@ def end_running(
     _say_refused(queues, operation, fault, is_final=is_final)
 
 
+def tell_refused(
+    queues: Queues,
+    operation_id: OperationId,
+    fault: Fault,
+    *,
+    state: OperationState,
+    is_final: bool,
+) -> None:
+    """Tell whoever waits that an operation was refused or failed."""
+    queues.emit(
+        RefuseOperation(operation_id=operation_id, state=state, fault=fault, is_final=is_final)
+    )
+
+
 def acknowledge(queues: Queues, event: Acknowledged) -> None:
     """Release every answered operation up to the number that the client has answers for."""
     deployment = queues.deployments.get(event.deployment_id)
@@ -121,11 +135,7 @@ def advance(deployment: Deployment) -> None:
 
 def _say_refused(queues: Queues, operation: Operation, fault: Fault, *, is_final: bool) -> None:
     operation_id = operation.operation_id
-    queues.emit(
-        RefuseOperation(
-            operation_id=operation_id, state=operation.state, fault=fault, is_final=is_final
-        )
-    )
+    tell_refused(queues, operation_id, fault, state=operation.state, is_final=is_final)
     if is_final:
         _keep(queues, operation)
         return
