@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("trains"), nodes={"only": [TRAIN]}) as running:
+    with Service(tmp_path_factory.mktemp("killed"), nodes={"only": [TRAIN, ROLLOUT]}) as running:
         yield running
 
 
@@ -99,63 +100,57 @@ def test_a_rank_that_died_meanwhile_ends_its_deployment_with_that_cause_and_no_o
         living.zero_grad()
 
 
-def test_a_node_that_was_added_is_known_to_the_next_service(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    with (
-        Service(tmp_path, nodes={"only": [ROLLOUT]}) as service,
-        another_node(service.live, tmp_path, node_id="extra", device=TRAIN) as address,
-    ):
-        plexctl = [sys.executable, "-m", "plexsvc.cli.main", "node", "add", address]
-        state_dir = str(service.live.state_dir)
-        subprocess.run([*plexctl, "--state-dir", state_dir], check=True, timeout=90)
-        with service.live.connect() as connection, connection.job("there") as job:
-            actor = deploy(job, tiny_model, seed=5)
-            before = actor.digest()
-            service.kill()
-            service.start()
-            assert actor.digest() == before
-
-
-@pytest.fixture(scope="module")
-def sampling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("samples"), nodes={"only": [TRAIN, ROLLOUT]}) as running:
-        yield running
-
-
-def test_a_job_goes_on_to_train_publish_and_generate(sampling: Service, tiny_model: Path) -> None:
-    with sampling.live.connect() as connection, connection.job("loop") as job:
+def test_a_job_goes_on_to_train_publish_and_generate(service: Service, tiny_model: Path) -> None:
+    with service.live.connect() as connection, connection.job("loop") as job:
         actor = deploy(job, tiny_model, seed=4)
         rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=128)
         rollout.sync(actor)
         before = rollout.generate(["2+2="], n=2, max_tokens=8, temperature=0.0)
-        sampling.kill()
-        sampling.start()
+        service.kill()
+        service.start()
         again = rollout.generate(["2+2="], n=2, max_tokens=8, temperature=0.0)
         assert [sample.tokens for sample in again] == [sample.tokens for sample in before]
         for _ in Program(actor, 4, steps=1).operations():
             pass
         long = rollout.generate.submit(["2+2="], n=4, max_tokens=100, temperature=1.0)
-        sampling.kill()
-        sampling.start()
+        service.kill()
+        service.start()
         assert len(long.result()) == 4
         rollout.sync(actor)
         after = rollout.generate(["2+2="], n=1, max_tokens=8)
         assert after[0].versions != before[0].versions
-    assert {job.reason for job in sampling.live.jobs().values()} == {""}
+    assert service.live.jobs()[job.job_id].reason == ""
 
 
 def test_a_job_whose_instance_died_meanwhile_gets_a_new_one(
-    sampling: Service, tiny_model: Path
+    service: Service, tiny_model: Path
 ) -> None:
-    with sampling.live.connect() as connection, connection.job("samples") as job:
+    with service.live.connect() as connection, connection.job("samples") as job:
         rollout = job.deploy("rollout", model=str(tiny_model), backend="vllm", role="rollout")
-        (instance,) = rank_processes(sampling.live, [rollout.deployment_id])
-        sampling.kill()
+        (instance,) = rank_processes(service.live, [rollout.deployment_id])
+        service.kill()
         os.kill(instance, signal.SIGKILL)
-        sampling.start()
+        service.start()
         assert len(rollout.generate(["2+2="], n=2, max_tokens=4)) == 2
-        assert rank_processes(sampling.live, [rollout.deployment_id]) != [instance]
-        sampling.kill()  # what the job's managers know of it is the new instance
-        sampling.start()
+        assert rank_processes(service.live, [rollout.deployment_id]) != [instance]
+        service.kill()  # what the job's managers know of it is the new instance
+        service.start()
         assert len(rollout.generate(["2+2="], n=2, max_tokens=4)) == 2
+
+
+def test_a_node_that_was_added_is_known_to_the_next_service(
+    service: Service, tmp_path: Path, tiny_model: Path
+) -> None:
+    """The last test here: the node goes, and stays lost."""
+    with another_node(service.live, tmp_path, node_id="extra", device=TRAIN) as address:
+        plexctl = [sys.executable, "-m", "plexsvc.cli.main", "node", "add", address]
+        state_dir = str(service.live.state_dir)
+        subprocess.run([*plexctl, "--state-dir", state_dir], check=True, timeout=90)
+        with service.live.connect() as connection, ExitStack() as stack:
+            jobs = [stack.enter_context(connection.job(name)) for name in ("here", "there")]
+            actors = [deploy(job, tiny_model, seed=5) for job in jobs]
+            assert {b.node_id for a in actors for b in a.info.blocks} == {"only", "extra"}
+            before = [actor.digest() for actor in actors]
+            service.kill()
+            service.start()
+            assert [actor.digest() for actor in actors] == before

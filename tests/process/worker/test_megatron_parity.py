@@ -95,7 +95,11 @@ def test_logprobs_gradients_and_export_agree_with_transformers(
     assert not any(np.any(g) for g in assemble(group.ask("held"), "grad").values())
 
 
-@pytest.mark.parametrize("decay_vectors", [False, True])
+@pytest.mark.parametrize(
+    ("layout", "decay_vectors"),
+    [*((name, False) for name in LAYOUTS), ("tp2", True)],
+    indirect=["layout"],
+)
 def test_three_steps_equal_adamw_of_torch(
     start_group: StartGroup, odd_model: Path, layout: str, decay_vectors: bool
 ) -> None:
