@@ -1,4 +1,4 @@
-"""A durable deployment whose node is killed, agent and all, goes on elsewhere: the same bits."""
+"""Nodes that are killed: durable deployments go on elsewhere with the same bits, moves end."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ import pytest
 
 import plexclient as plex
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.vocabulary import RelocationStage
 from plexsvc.scheduler.ledger.durable import Durable
-from tests.rigs.inner_cluster import InnerCluster, node, start_inner
+from tests.rigs.inner_cluster import Gate, InnerCluster, node, start_inner
 from tests.rigs.processes import descendants
 from tests.rigs.waiting import wait_until
-from tests.rigs.workloads import fixed_batch
+from tests.rigs.workloads import Program, fixed_batch, run_interleaved
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 
 Outcome = tuple[list[dict[str, float]], Any]
+OTHER = {"left": "right", "right": "left"}
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +54,15 @@ def undisturbed(running: InnerCluster, tiny_model: Path) -> Outcome:
     return trained(running, tiny_model, durability="none", disturb=lambda _: None)
 
 
-def deploy(job: plex.Job, model: Path, *, durability: str) -> plex.Actor:
+def deploy(
+    job: plex.Job, model: Path, *, durability: str, micro_batch_tokens: int = 64
+) -> plex.Actor:
     return job.deploy(
         "actor",
         model=str(model),
         backend="megatron",
         optimizer=plex.AdamW(lr=1e-2),
-        micro_batch_tokens=64,
+        micro_batch_tokens=micro_batch_tokens,
         durability=durability,
     )
 
@@ -136,7 +140,7 @@ def test_results_that_nobody_has_read_outlive_their_node(
 
     batch = fixed_batch(3, sequences=600, longest=64)
     with cluster.connect() as connection, connection.job("train") as job:
-        actor = deploy(job, tiny_model, durability="step")
+        actor = deploy(job, tiny_model, durability="step", micro_batch_tokens=1024)
         call = partial(actor.forward_backward.submit, batch, loss="ppo", return_logprobs=True)
         expected = call().result().logprobs
         actor.zero_grad()
@@ -193,3 +197,42 @@ def kill_home(cluster: InnerCluster) -> None:
     home = home_of(cluster)
     kill_node(cluster, home)
     wait_until(lambda: home_of(cluster) != home, what="it is elsewhere", timeout_s=60)
+
+
+STAGES = [RelocationStage.WAITING, RelocationStage.CARRYING, RelocationStage.RESTORING]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_a_new_node_that_dies_leaves_a_deployment_on_its_way_where_it_is(
+    cluster: InnerCluster, tiny_model: Path, stage: RelocationStage
+) -> None:
+    with cluster.connect() as connection, connection.job("stays") as job:
+        actor = deploy(job, tiny_model, durability="none")
+        run_interleaved([Program(actor, 0, steps=1)])
+        before, home = actor.digest(), home_of(cluster)
+        cluster.on_stage[stage] = lambda: cluster.kill_agent(OTHER[home])
+        cluster.relocate(actor, (OTHER[home], 0))
+        ended = cluster.wait()
+        assert ended.stage is RelocationStage.FAILED
+        assert ended.fault is not None
+        assert ended.fault.code in {"node_lost", "worker_died", "unavailable"}, ended
+        assert cluster.places(actor) == ((home, 0),)
+        assert actor.digest() == before
+        run_interleaved([Program(actor, 1, steps=1)])
+
+
+def test_an_old_node_that_dies_takes_a_deployment_on_its_way_with_it(
+    cluster: InnerCluster, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster.connect() as connection:
+        with pytest.raises(plex.PlexError) as caught, connection.job("dies") as job:  # noqa: PT012 - leaving the job is part of it
+            actor = deploy(job, tiny_model, durability="none")
+            home, gate = home_of(cluster), Gate(cluster, monkeypatch)
+            cluster.relocate(actor, (OTHER[home], 0))
+            gate.wait_until_entered()
+            cluster.kill_agent(home)
+            assert cluster.wait().stage is RelocationStage.FAILED
+            gate.open()
+            run_interleaved([Program(actor, 0)])
+        assert caught.value.code in {"node_lost", "worker_died", "deployment_failed"}, caught.value
+    wait_until(lambda: not cluster.pids(), what="no process is left")
