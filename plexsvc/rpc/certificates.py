@@ -59,18 +59,17 @@ def request_for(private_key: str, *, node_id: str) -> str:
     Raises:
         PlexError: `bad_request` for a name that a node cannot have.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives import serialization
 
     _check_name(node_id)
-    key = serialization.load_pem_private_key(private_key.encode(), password=None)
-    return (
-        x509.CertificateSigningRequestBuilder()
-        .subject_name(_name(node_id))
-        .sign(key, hashes.SHA256())  # type: ignore[arg-type]
-        .public_bytes(serialization.Encoding.PEM)
-        .decode()
-    )
+    made = _asked(private_key, f"{_PREFIX}{node_id}")
+    return made.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def self_signed(private_key: str, *, now_us: int, valid_us: int) -> str:
+    """Return the certificate, PEM, of a key that signs those of nodes."""
+    made = _asked(private_key, TLS_NAME)
+    return _signed(made, authority=None, private_key=private_key, now_us=now_us, valid_us=valid_us)
 
 
 def requested(request: str) -> tuple[str, bytes]:
@@ -134,28 +133,33 @@ def is_of(certificate: str, private_key: str) -> bool:
 def _signed(
     made: x509.CertificateSigningRequest | x509.Certificate,
     *,
-    authority: str,
+    authority: str | None,
     private_key: str,
     now_us: int,
     valid_us: int,
 ) -> str:
+    """Return a certificate that an authority signs, or with none one that signs itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
-    issuer = x509.load_pem_x509_certificate(authority.encode()).subject
+    issuer = None
+    if authority is not None:
+        issuer = x509.load_pem_x509_certificate(authority.encode()).subject
     signer = serialization.load_pem_private_key(private_key.encode(), password=None)
     now = dt.datetime.fromtimestamp(now_us / 1e6, dt.UTC)
     until = now + dt.timedelta(microseconds=valid_us)
+    # One that signs itself signs those of nodes, too, and these sign no more.
+    signs = x509.BasicConstraints(ca=issuer is None, path_length=0 if issuer is None else None)
     return (
         x509.CertificateBuilder()
         .subject_name(made.subject)
-        .issuer_name(issuer)
+        .issuer_name(issuer or made.subject)
         .public_key(made.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, until) - _EARLY)
         .not_valid_after(until)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(signs, critical=True)
         .sign(signer, hashes.SHA256())  # type: ignore[arg-type]
         .public_bytes(serialization.Encoding.PEM)
         .decode()
@@ -203,10 +207,15 @@ def _check_name(node_id: str) -> None:
         )
 
 
-def _name(node_id: str) -> x509.Name:
+def _asked(private_key: str, name: str) -> x509.CertificateSigningRequest:
+    """Return the request of a key pair for a certificate of a name."""
     from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
 
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"{_PREFIX}{node_id}")])
+    key = serialization.load_pem_private_key(private_key.encode(), password=None)
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    return made.sign(key, hashes.SHA256())  # type: ignore[arg-type]
 
 
 def _node_of(subject: x509.Name) -> str:

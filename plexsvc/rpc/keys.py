@@ -8,7 +8,6 @@ nodes that were shut out. That file lies beside the keys.
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import hmac
 import json
@@ -23,7 +22,6 @@ from typing import Final
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.rpc import certificates
-from plexsvc.rpc.certificates import TLS_NAME
 
 SECRET_KEY: Final = "plexsvc-secret"
 """The metadata of a call that holds the cluster's secret."""
@@ -31,7 +29,7 @@ SECRET_KEY: Final = "plexsvc-secret"
 SHUT_OUT: Final = "shut-out.json"
 """Name of that file."""
 
-_VALID_DAYS: Final = 3650
+_VALID_US: Final = 3650 * 86_400_000_000
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -151,35 +149,11 @@ def write_shut_out(path: Path, serials: Iterable[str]) -> None:
 
 def make_keys() -> ClusterKeys:
     """Return new keys."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, TLS_NAME)])
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        # Clocks of other hosts may be behind.
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=_VALID_DAYS))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+    key = certificates.new_key()
     return ClusterKeys(
         secret=secrets.token_urlsafe(32),
-        certificate=certificate.public_bytes(serialization.Encoding.PEM).decode(),
-        private_key=private.decode(),
+        certificate=certificates.self_signed(key, now_us=_CLOCK.wall_us(), valid_us=_VALID_US),
+        private_key=key,
     )
 
 

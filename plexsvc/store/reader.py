@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from plexsvc.errors import not_found, unavailable
 from plexsvc.store.rows import JournalRow, SnapshotRow
-from plexsvc.store.tables import JOURNAL, SNAPSHOTS
+from plexsvc.store.tables import JOURNAL, SNAPSHOTS, read_rows
 
 ROWS_AT_ONCE: Final = 2048
 """Rows read with one query: no query is open while its rows are worked on."""
@@ -115,13 +115,10 @@ def _shown(source: str) -> str:
 def _read(engine: Engine, *, source: str, epoch: int | None) -> EpochRows:
     with engine.connect() as connection:
         newest = connection.execute(select(func.max(JOURNAL.c.scheduler_epoch))).scalar_one()
-        wanted = epoch if epoch is not None else newest
-        of_epoch = SNAPSHOTS.c.scheduler_epoch == wanted
-        query = select(SNAPSHOTS).where(of_epoch).order_by(SNAPSHOTS.c.idx)
-        snapshots = tuple(
-            SnapshotRow(idx=row.idx, at_us=row.at_us, version=row.version, body=row.body)
-            for row in connection.execute(query)
-        )
+    wanted = epoch if epoch is not None else newest
+    of_epoch = SNAPSHOTS.c.scheduler_epoch == wanted
+    query = select(SNAPSHOTS).where(of_epoch).order_by(SNAPSHOTS.c.idx)
+    snapshots = tuple(read_rows(engine, query, SnapshotRow))
     if wanted is None or not _rows(engine, epoch=wanted, after=0, limit=1):
         raise not_found(
             f"the journal {_shown(source)} has no events"
@@ -136,10 +133,4 @@ def _read(engine: Engine, *, source: str, epoch: int | None) -> EpochRows:
 
 def _rows(engine: Engine, *, epoch: int, after: int, limit: int) -> list[JournalRow]:
     query = select(JOURNAL).where(JOURNAL.c.scheduler_epoch == epoch, JOURNAL.c.idx > after)
-    with engine.connect() as connection:
-        return [
-            JournalRow(
-                idx=row.idx, at_us=row.at_us, kind=row.kind, version=row.version, body=row.body
-            )
-            for row in connection.execute(query.order_by(JOURNAL.c.idx).limit(limit))
-        ]
+    return read_rows(engine, query.order_by(JOURNAL.c.idx).limit(limit), JournalRow)

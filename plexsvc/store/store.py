@@ -8,7 +8,6 @@ epoch and is refused once a newer one was allocated.
 
 from __future__ import annotations
 
-import dataclasses
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -57,6 +56,7 @@ from plexsvc.store.tables import (
     TOKENS,
     UPSERTED,
     USAGE,
+    read_rows,
 )
 
 _Row = TypeVar("_Row")
@@ -383,10 +383,7 @@ class Store:
                 self._connection.execute(sa.delete(RECORDS).where(*mine))
 
     def _read(self, query: Any, kind: type[_Row]) -> list[_Row]:
-        names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-        with self._engine.connect() as connection:
-            found = connection.execute(query).mappings()
-            return [kind(**{name: row[name] for name in names}) for row in found]
+        return read_rows(self._engine, query, kind)
 
 
 def full(where: str, found: BaseException | None) -> PlexError | None:

@@ -7,13 +7,16 @@ A new database gets them as they stand here. A change of a row or here comes wit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from types import NoneType
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import sqlalchemy as sa
 from sqlalchemy.schema import SchemaItem
 
 from plexsvc.store import rows
+
+_Row = TypeVar("_Row")
 
 METADATA: Final = sa.MetaData()
 
@@ -37,6 +40,14 @@ def _table(name: str, row: type, *constraints: SchemaItem, key: Sequence[str]) -
     if "scheduler_epoch" not in key:
         UPSERTED[row] = table
     return table
+
+
+def read_rows(engine: sa.Engine, query: sa.Select[Any], kind: type[_Row]) -> list[_Row]:
+    """Return the rows of a query of their table."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    with engine.connect() as connection:
+        found = connection.execute(query).mappings()
+        return [kind(**{name: row[name] for name in names}) for row in found]
 
 
 def _column(field: str, hint: Any, *, is_key: bool) -> sa.Column[Any]:
