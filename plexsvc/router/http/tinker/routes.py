@@ -40,6 +40,13 @@ HOLD_S: Final = 25.0
 """How long a request waits for a future; the SDK gives up at 45 s."""
 CHUNK_BYTES: Final = 2 << 20
 """Bytes of one forward_backward, by which the SDK cuts a batch: a record holds one."""
+NUMBERED: Final = (
+    "optim_step",
+    "save_weights",
+    "save_weights_for_sampler",
+    "save_weights_external",
+)
+"""Requests in JSON that are one operation of a model each, by their kinds."""
 OUTCOMES: Final[Mapping[str, Any]] = {
     "success": pb.JOB_STATE_COMPLETED,
     "errored": pb.JOB_STATE_FAILED,
@@ -122,10 +129,7 @@ class Front:
             "get_info": self._get_info,
             "forward": self._forward,
             "forward_backward": self._forward_backward,
-            "optim_step": self._optim_step,
-            "save_weights": self._save,
-            "save_weights_for_sampler": self._save_for_sampler,
-            "save_weights_external": self._save_external,
+            **{kind: partial(self._numbered, kind=kind) for kind in NUMBERED},
             "load_weights": self._load,
             "create_sampling_session": self._create_sampler,
             "asample": self._sample,
@@ -227,21 +231,6 @@ class Front:
         )
         return _begun(future)
 
-    async def _optim_step(self, request: web.Request) -> web.Response:
-        asked = await read_json(request)
-        return _begun(await self._numbered("optim_step", asked, request))
-
-    async def _save(self, request: web.Request) -> web.Response:
-        return _begun(await self._numbered("save_weights", await read_json(request), request))
-
-    async def _save_for_sampler(self, request: web.Request) -> web.Response:
-        asked = await read_json(request)
-        return _begun(await self._numbered("save_weights_for_sampler", asked, request))
-
-    async def _save_external(self, request: web.Request) -> web.Response:
-        asked = await read_json(request)
-        return _begun(await self._numbered("save_weights_external", asked, request))
-
     async def _load(self, request: web.Request) -> web.Response:
         return _begun(await self._saving.load(await read_json(request), tenant=request[TENANT]))
 
@@ -260,17 +249,13 @@ class Front:
         told = {"request_id": future.request_id, "sample_sequence_ids": future.facts["samples"]}
         return web.json_response(told)
 
-    async def _numbered(
-        self, kind: str, asked: Mapping[str, Any], request: web.Request, **facts: Any
-    ) -> Future:
-        """Take a request that came as JSON and is one operation of a model."""
-        return await self._training.submit(
-            kind,
-            text(asked, "model_id"),
-            whole(asked, "seq_id"),
-            json.dumps(asked, sort_keys=True).encode(),
-            tenant=request[TENANT],
-            **facts,
+    async def _numbered(self, request: web.Request, *, kind: str) -> web.Response:
+        """Take a request that comes as JSON and is one operation of a model."""
+        asked = await read_json(request)
+        body = json.dumps(asked, sort_keys=True).encode()
+        model_id, seq = text(asked, "model_id"), whole(asked, "seq_id")
+        return _begun(
+            await self._training.submit(kind, model_id, seq, body, tenant=request[TENANT])
         )
 
     async def _retrieve(self, request: web.Request) -> web.Response:

@@ -141,7 +141,7 @@ class Training:
             raise
 
     async def submit(
-        self, kind: str, model_id: str, seq: int, body: bytes, *, tenant: TenantId, **facts: Any
+        self, kind: str, model_id: str, seq: int, body: bytes, *, tenant: TenantId
     ) -> Future:
         """Take a request of a model, once for all that come with its number.
 
@@ -152,7 +152,7 @@ class Training:
         model = session.model(model_id)
         if not 0 < seq < 2**31:
             raise bad_request(f"seq_id is {seq}; it counts from 1", field="seq_id")
-        facts |= {
+        facts = {
             "model_id": model_id,
             "deployment_id": model["deployment_id"],
             "seq": seq + OPENING,
