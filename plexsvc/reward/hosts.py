@@ -164,7 +164,14 @@ class HostedWorkers:
                 for said in inbox.take(parcel):
                     self._hear(line, said)
 
-    def _hear(self, line: HostLine, said: Said) -> None:
+    def _hear(self, line: HostLine, said: object) -> None:
+        """Tell what a worker said.
+
+        Raises:
+            ValueError: it is something else than a host says.
+        """
+        if not isinstance(said, Said):
+            raise ValueError(f"a {type(said).__name__}")  # noqa: TRY004 - of the stream, not of a caller
         worker = WorkerId(said.worker)
         if worker not in line.workers:
             return

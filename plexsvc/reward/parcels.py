@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Final
 
+from google.protobuf.message import DecodeError
+
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.reward import messages
 
@@ -24,7 +26,10 @@ class ParcelReader:
         Raises:
             ValueError: what came is no message.
         """
-        self._data += pb.RewardParcel.FromString(parcel).data
+        try:
+            self._data += pb.RewardParcel.FromString(parcel).data
+        except DecodeError as error:
+            raise ValueError(f"{len(parcel)} bytes that are no parcel: {error}") from error
         while len(self._data) >= messages.LENGTH.size:
             (nbytes,) = messages.LENGTH.unpack_from(self._data)
             if nbytes > messages.MAX_BYTES:

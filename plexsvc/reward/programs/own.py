@@ -162,6 +162,6 @@ def _told(ran: Ran) -> dict[str, bytes]:
 def _verdict(printed: str) -> Mapping[str, Any] | None:
     try:
         found = json.loads(printed.strip().rpartition("\n")[2])
-    except ValueError:
+    except (ValueError, RecursionError):  # it is no JSON, or nested without end
         return None
     return found if isinstance(found, dict) and "score" in found else None

@@ -382,7 +382,10 @@ def _left_files(top: str, limits: StageLimits) -> Iterator[tuple[str, bytes]]:
     room = limits.disk_bytes
     for directory, _, names, handle in os.fwalk(top, follow_symlinks=False):
         for name in names:
-            with contextlib.suppress(OSError):
+            path = os.path.relpath(os.path.join(directory, name), top)  # noqa: PTH118 - of strings, thousands of times
+            # A name that is no UTF-8 is left out: no message to the proxy could carry it.
+            with contextlib.suppress(OSError, UnicodeEncodeError):
+                path.encode()
                 descriptor = os.open(
                     name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=handle
                 )
@@ -392,7 +395,7 @@ def _left_files(top: str, limits: StageLimits) -> Iterator[tuple[str, bytes]]:
                         continue
                     data = file.read(room)
                 room -= len(data)
-                yield os.path.relpath(os.path.join(directory, name), top), data  # noqa: PTH118 - of strings, thousands of times
+                yield path, data
 
 
 def _fail(descriptor: int, error: BaseException) -> None:

@@ -31,6 +31,7 @@ FORGERS = {
     "leaves the told": "mkdir -p output/stdout; echo good > output/exit_code",
     "leaves a daemon": """(sleep 1; echo '{"score": 1}') & exit 0""",
     "closes its output": "exec >&- 2>&-; echo x > output/x",
+    "leaves names that are no text": "echo x > \"output/$(printf '\\377')\"",
     "leaves paths outside": "mkdir -p 'output/..x'; echo x > 'output/..x/y'; echo x > 'output/ z'",
 }
 JUDGE = b"""#!/bin/sh

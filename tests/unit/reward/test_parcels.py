@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,15 @@ def test_a_stream_cut_anywhere_gives_its_messages(sent: list[Warm | Said], cuts:
             piece, stream = stream[:nbytes], stream[nbytes:]
             found += inbox.take(pb.RewardParcel(data=piece).SerializeToString())
     assert found == sent
+
+
+@pytest.mark.parametrize(
+    "parcel",
+    [b"\xff\xff", pb.RewardParcel(data=b"\x04\x00\x00\x00\xc1\xc1\xc1\xc1").SerializeToString()],
+)
+def test_what_is_no_message_is_said_to_be_none(parcel: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - of either library
+        list(ParcelReader().take(parcel))
 
 
 async def test_large_messages_go_in_several_parcels_and_small_ones_together() -> None:
