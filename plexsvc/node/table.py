@@ -136,7 +136,7 @@ class RankTable:
         for rank in ranks:
             self._doom(rank, signal.SIGKILL)
         async with asyncio.timeout(KILL_WAIT_S):
-            await _all_ended(ranks)
+            await asyncio.gather(*(rank.ended.wait() for rank in ranks))
 
     def on_report(self, image: str, report: Report) -> None:
         """Take what the zygote of `image` says."""
@@ -332,8 +332,3 @@ class RankTable:
 
 def _stopped_early(rank: RankProcess) -> PlexError:
     return PlexError(ErrorCode.CANCELLED, f"{rank.spec.proc_id} was stopped before it was forked")
-
-
-async def _all_ended(ranks: list[RankProcess]) -> None:
-    for rank in ranks:
-        await rank.ended.wait()

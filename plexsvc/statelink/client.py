@@ -427,7 +427,7 @@ class StateClient:
             return error
 
     def _export(self, request: Message) -> Message:
-        report = self._handlers.export(beside=request.header.get("beside", False))
+        report = self._handlers.export(beside=request.header["beside"])
         for region in self._regions.values():
             region.memory.settle()
         return Message(header=report.facts)

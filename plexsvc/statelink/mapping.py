@@ -126,11 +126,6 @@ def unmap_pages(address: int, nbytes: int) -> None:
     _check(_libc.madvise(address, nbytes, _MADV_DONTNEED))
 
 
-def fill_zero(address: int, nbytes: int) -> None:
-    """Write zeroes."""
-    ctypes.memset(address, 0, nbytes)
-
-
 def punch(fd: int, extent: Extent) -> None:
     """Give the pages of an extent of a memory file back to the machine; they read as zeroes."""
     _check(_libc.fallocate(fd, _FALLOC_FL_PUNCH, extent.offset, extent.nbytes))

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc import paths
 from plexsvc.errors import PlexError, internal
@@ -112,7 +114,7 @@ def _take(left: dict[Key, BookEntry], kind: str) -> Iterable[BookEntry]:
 
 
 def _adopt_shared(node: ManagedNode, entry: BookEntry) -> None:
-    record = records.parse_shared(entry.facts)
+    record = msgspec.convert(entry.facts, records.SharedRecord)
     region = record.region
     memory = RankMemory(node.tiers[record.device_index], node.disk)
     node.shared.adopt(record.state, memory)

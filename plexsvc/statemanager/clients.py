@@ -103,7 +103,7 @@ class Clients:
             is_awaited = (wpg_id, rank) in self._node.pending
             if link is None or wpg is None or wpg.incarnation != incarnation or not is_awaited:
                 return None
-            link.take_call(sock)
+            link.call_sock = sock
             self._node.publisher.hold_all(held, holder=link.client_id)
         log.info("client resumed", rank=link.name, incarnation=incarnation)
         return link

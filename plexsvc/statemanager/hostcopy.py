@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError
 from plexsvc.statelink import mapping
 from plexsvc.statelink.mapping import Extent, FixedMapping
 from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.disk import Disk, blocks
-from plexsvc.statemanager.memfiles import MemoryFile
+from plexsvc.statemanager.memfiles import MemoryFile, no_room
 from plexsvc.weights.pieces import Bytes
 
 PART_BYTES: Final = 256 << 20
@@ -278,12 +278,7 @@ def populate(address: int, nbytes: int) -> None:
     try:
         mapping.populate(address, nbytes)
     except OSError as error:
-        raise PlexError(
-            ErrorCode.NO_ROOM,
-            f"the machine has no memory for {nbytes} bytes of state: {error}; lower the configured "
-            "device, host or staging bytes",
-            need=nbytes,
-        ) from error
+        raise no_room(nbytes, error) from error
 
 
 def array_at(address: int, nbytes: int) -> Bytes:

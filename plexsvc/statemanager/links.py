@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from plexclient.wire.v1 import statemanager_pb2
@@ -38,7 +38,8 @@ class RankLink:
         self.pieces: tuple[statemanager_pb2.CanonicalPiece, ...] = ()
         self.memory = memory
         self.last_export = ExportReport()
-        self._call_sock = call_sock
+        self.call_sock = call_sock
+        """On which it asks; None until it resumes, if a predecessor knew it."""
         self._data_sock: socket.socket | None = None
 
     @property
@@ -46,43 +47,31 @@ class RankLink:
         """`<wpg id>/<rank>`."""
         return f"{self.wpg_id}/{self.rank}"
 
-    def take_call(self, sock: socket.socket) -> None:
-        """Take the connection on which a client asks that a predecessor had known."""
-        self._call_sock = sock
-
     def say_done(self, nbytes: int) -> None:
         """Tell the client, which waits for an answer, that a part of the work is done.
 
         Raises:
             OSError: it has left.
         """
-        if self._call_sock is not None:
-            dataplane.send(self._call_sock, Message(header={"done_bytes": nbytes}))
+        if self.call_sock is not None:
+            dataplane.send(self.call_sock, Message(header={"done_bytes": nbytes}))
 
     def attach_data(self, sock: socket.socket, *, timeout_us: int) -> None:
         """Take the connection on which the client is asked."""
         sock.settimeout(timeout_us / 1e6)
         self._data_sock = sock
 
-    def export(self) -> ExportReport:
-        """Ask what must survive.
+    def export(self, *, beside: bool = False) -> ExportReport:
+        """Ask what must survive; `beside` an operation, what it was before that.
 
         Raises:
             PlexError: `worker_died`, or what the rank's handler raised.
         """
-        self.last_export = self._ask_export({})
-        return self.last_export
-
-    def export_beside(self) -> ExportReport:
-        """Ask how the last operation left it that wrote weights, while another may run.
-
-        Raises:
-            PlexError: as `export`.
-        """
-        return self._ask_export({"beside": True})
-
-    def _ask_export(self, how: Mapping[str, bool]) -> ExportReport:
-        return ExportReport.of(self._ask(Message(header={"op": "export", **how})).header)
+        answer = self._ask(Message(header={"op": "export", "beside": beside}))
+        found = ExportReport.of(answer.header)
+        if not beside:
+            self.last_export = found
+        return found
 
     def release(self) -> None:
         """Have the client park its regions.
@@ -104,7 +93,7 @@ class RankLink:
 
     def cut(self) -> None:
         """Break both connections; the server of `call` frees the client's memory."""
-        for sock in (self._call_sock, self._data_sock):
+        for sock in (self.call_sock, self._data_sock):
             if sock is not None:
                 _shut(sock)
 

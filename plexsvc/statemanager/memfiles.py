@@ -39,7 +39,7 @@ class MemoryFile:
         try:
             write(self.fd, offset, data)
         except OSError as error:
-            raise _no_room(data.nbytes, error) from error
+            raise no_room(data.nbytes, error) from error
 
     def map(self, *, is_writable: bool) -> mmap.mmap:
         """Return a mapping of the file; a read-only one keeps its bytes after `close`."""
@@ -69,7 +69,7 @@ def reserve(fd: int, nbytes: int) -> None:
     try:
         os.posix_fallocate(fd, 0, max(1, nbytes))
     except OSError as error:
-        raise _no_room(nbytes, error) from error
+        raise no_room(nbytes, error) from error
 
 
 def write(fd: int, offset: int, data: bytes | memoryview) -> None:
@@ -88,10 +88,11 @@ def _create(name: str, nbytes: int) -> int:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     except OSError as error:
         os.close(fd)
-        raise _no_room(nbytes, error) from error
+        raise no_room(nbytes, error) from error
     return fd
 
 
-def _no_room(nbytes: int, error: OSError) -> PlexError:
+def no_room(nbytes: int, error: OSError) -> PlexError:
+    """Return the error of a machine that lacks memory, whatever the budgets say."""
     text = f"the machine has no memory for {nbytes} bytes: {error}; lower the configured"
     return PlexError(ErrorCode.NO_ROOM, f"{text} device, host or staging bytes", need=nbytes)

@@ -128,11 +128,6 @@ def shared_facts(state: SharedState, extents: tuple[Extent, ...] | None) -> Fact
     return facts
 
 
-def parse_shared(facts: Facts) -> SharedRecord:
-    """Return what a record of a shared region says."""
-    return msgspec.convert(facts, SharedRecord)
-
-
 def without(wpg: WpgEntry, rank: int) -> WpgEntry:
     """Return what the ledger will say of a WPG when it has freed `rank`."""
     ranks = {number: state for number, state in wpg.ranks.items() if number != rank}

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from plexclient.ids import show
 from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found, payload_too_large
 from plexsvc.ids import JobId, TenantId, VersionId
 from plexsvc.slots import Limit
@@ -152,8 +153,9 @@ class StagedEntry:
         return self.owner is not None
 
 
-def _shown(key: bytes) -> str:
-    return key.partition(b"/")[2].hex()[:8]
+def shown(key: bytes) -> str:
+    """Return the short printable form of a bundle's key, which begins with its job."""
+    return show(key.partition(b"/")[2])
 
 
 class StagingRoom:
@@ -178,7 +180,7 @@ class StagingRoom:
                 does not fit now; `bad_request` for an id in use.
         """
         if staging_id in self._entries:
-            text = f"staging id {_shown(staging_id)} is in use"
+            text = f"staging id {shown(staging_id)} is in use"
             raise bad_request(f"{text}; ids are for one bundle")
         limit = self._results if entry.is_result else self._uploads
         if entry.nbytes > limit.most:
@@ -210,7 +212,7 @@ class StagingRoom:
         entry = self._entries.get(staging_id)
         if entry is None:
             raise not_found(
-                f"nothing is staged on this node under {_shown(staging_id)}; it was never sent, "
+                f"nothing is staged on this node under {shown(staging_id)}; it was never sent, "
                 "or it was answered and dropped"
             )
         return entry

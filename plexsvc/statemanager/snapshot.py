@@ -43,7 +43,7 @@ def take(node: ManagedNode, wpg_id: WpgId, *, beside: bool = False) -> StateSnap
         PlexError: `not_found`, `worker_died`.
     """
     wpg, links = node.state_of(wpg_id), node.links_of(wpg_id)
-    exports = {link.rank: link.export_beside() for link in links} if beside else {}
+    exports = {link.rank: link.export(beside=True) for link in links} if beside else {}
     if wpg.residency is Residency.DEVICE and not beside:
         for link in links:
             link.export()

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from plexclient.ids import show
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.batches import check_batch
@@ -17,7 +16,7 @@ from plexsvc.errors import bad_request, unavailable
 from plexsvc.ids import JobId, TenantId
 from plexsvc.statemanager.book import Book, BookEntry, Key
 from plexsvc.statemanager.memfiles import MemoryFile, reserve, write
-from plexsvc.statemanager.shelves import StagedEntry, StagingRoom
+from plexsvc.statemanager.shelves import StagedEntry, StagingRoom, shown
 
 MAX_ID_BYTES = 64
 
@@ -191,7 +190,7 @@ class Staging:
             PlexError: `unavailable` when the id stands for something else by now.
         """
         if self._bundles.get(key) is not bundle:
-            text = f"upload of {_shown(key)} was dropped, or replaced by a newer one"
+            text = f"upload of {shown(key)} was dropped, or replaced by a newer one"
             raise unavailable(f"{text}; send it again")
 
     def seal_upload(self, key: bytes, bundle: Bundle) -> None:
@@ -226,7 +225,7 @@ class Staging:
 
     def _sealed(self, key: bytes) -> Bundle:
         if not self._room.get(key).is_sealed:
-            raise unavailable(f"bundle {_shown(key)} is still being written; try again")
+            raise unavailable(f"bundle {shown(key)} is still being written; try again")
         return self._bundles[key]
 
     def _admit(
@@ -271,10 +270,6 @@ def _key(job_id: JobId, staging_id: bytes) -> bytes:
         text = f"staging id of {len(staging_id)} bytes, of job {job_id!r}"
         raise bad_request(f"{text}; it is 1 to {MAX_ID_BYTES} bytes, and belongs to a job")
     return job_id.encode() + b"/" + staging_id
-
-
-def _shown(key: bytes) -> str:
-    return show(key.partition(b"/")[2])
 
 
 def _record(key: bytes) -> Key:

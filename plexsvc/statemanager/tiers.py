@@ -10,6 +10,7 @@ forgotten its pages go back to the machine in any case.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import threading
@@ -180,7 +181,7 @@ class CpuArena:
                     address = self._mapping.address + extent.offset + low
                     populate(address, size)
                     if is_zeroed and self._keep_pages:  # pages from the machine are zero
-                        mapping.fill_zero(address, size)
+                        ctypes.memset(address, 0, size)
                     tell(size)
         except (PlexError, OSError):
             self.release(span, is_final=True)  # to a machine that lacks memory
