@@ -78,19 +78,27 @@ class DataServer:
         is_failing = False
         while not self._closed.is_set():
             try:
-                sock, _ = self._listener.accept()
-            except OSError as error:  # closed, out of descriptors, or the client left the queue
+                self._admit(self._listener.accept()[0])
+            except (OSError, RuntimeError) as error:
+                # Closed, out of descriptors or threads, or the client left the queue.
                 if not is_failing and not self._closed.is_set():
                     log.warning("no client accepted, tried again", error=error)
                 is_failing = True
                 self._closed.wait(ACCEPT_PAUSE_S)
                 continue
             is_failing = False
-            if not self._slots.acquire(blocking=False):
-                log.warning("client refused", limit=MAX_CLIENTS)
-                sock.close()
-                continue
+
+    def _admit(self, sock: socket.socket) -> None:
+        if not self._slots.acquire(blocking=False):
+            log.warning("client refused", limit=MAX_CLIENTS)
+            sock.close()
+            return
+        try:
             threading.Thread(target=self._serve, args=(sock,), name="data", daemon=True).start()
+        except RuntimeError:
+            self._slots.release()
+            sock.close()
+            raise
 
     def _serve(self, sock: socket.socket) -> None:
         try:

@@ -98,6 +98,24 @@ def test_a_connection_that_cannot_be_accepted_ends_nothing(
     assert codes == []
 
 
+def test_a_client_for_whom_there_is_no_thread_may_come_again(
+    node: ManagedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failures = threading.Thread.start, [RuntimeError("can't start new thread")]
+
+    def fail_once(thread: threading.Thread) -> None:
+        if thread.name == "data" and failures:
+            raise failures.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    monkeypatch.setattr(dataserver, "ACCEPT_PAUSE_S", 0.001)
+    with serving(node) as server:
+        with pytest.raises((EOFError, ConnectionError)):
+            ask(server, HELLO)
+        assert ask(server, HELLO).header["kind"] == "cpu"
+
+
 @pytest.mark.parametrize("op", ["attach", "hello", "nonsense"])
 def test_descriptors_of_a_first_message_are_closed(node: ManagedNode, op: str) -> None:
     read_end, write_end = os.pipe()
