@@ -157,11 +157,12 @@ class RankTable:
         """Have the next zygote fork what one that died was to: it said all that it had forked."""
         for rank in self.living():
             if rank.spec.image == image and rank.is_ordered and rank.pid == 0:
+                if rank.is_doomed:  # nobody wants it any more
+                    self._abandon(rank, _stopped_early(rank))
+                    continue
                 self._stop_listening(rank)
                 rank.is_ordered = False
                 rank.lost.set()
-                if rank.settled.is_set():  # given up, so nobody waits to order it again
-                    self._abandon(rank, _stopped_early(rank))
 
     def _begin(
         self, spec: node_pb2.ProcSpec, *, incarnation: int, older: RankProcess | None
@@ -242,8 +243,9 @@ class RankTable:
             worker=rank.spec.proc_id,
             log_tail=logs.tail(rank.log_path),
         )
-        # A zygote that is stopped forks nothing, so nothing ends: what it forks later is killed.
-        with suppress(TimeoutError):
+        if rank.is_ordered and rank.pid == 0:  # a zygote that is stopped forks for nobody else
+            self._images[rank.spec.image].kill()
+        with suppress(TimeoutError):  # what the kernel does not let go of costs no other process
             await self.kill([rank])
         rank.settled.set()
 

@@ -22,12 +22,16 @@ class FakeImage:
     """A zygote that is stopped: it takes orders and answers none."""
 
     entrypoint = "m:f"
+    is_killed = False
 
     async def wait_warm(self) -> None:
         return
 
     def send(self, order: ForkOrder) -> None:
         del order
+
+    def kill(self) -> None:
+        self.is_killed = True
 
 
 async def test_a_zygote_that_answers_no_order_costs_that_process_and_no_other(
@@ -43,12 +47,14 @@ async def test_a_zygote_that_answers_no_order_costs_that_process_and_no_other(
     )
     async with asyncio.TaskGroup() as tasks:
         table = RankTable(config, tasks=tasks, events=EventLog(limit=9), log_dir=tmp_path)
-        table.use({"train": cast("WarmImage", FakeImage())})
+        zygote = FakeImage()
+        table.use({"train": cast("WarmImage", zygote)})
         spec = node_pb2.ProcSpec(proc_id="w/0", image="train")
         with pytest.raises(PlexError, match="was not ready within") as refused:
             await table.spawn(spec, incarnation=1)
         assert refused.value.code is ErrorCode.WORKER_DIED
         (rank,) = table.living()
         assert rank.is_doomed, "it ends as soon as it is forked"
+        assert zygote.is_killed, "the next one forks again"
         await table.on_lost("train")
         assert table.living() == []
