@@ -82,7 +82,7 @@ class ClusterConfig:
     """Where clients connect; port 0 takes a free one."""
     scheduler_listen: str = ""
     """Where routers that run apart, with the cluster's keys, reach the scheduler: `HOST:PORT` or
-    `unix:PATH`. For routers on other hosts set `rollout.address`, too."""
+    `unix:PATH`. For routers on other hosts give each node an `address`."""
     database: str = ""
     """SQLAlchemy URL of the store; empty: SQLite in the state directory."""
     nodes: tuple[NodeConfig, ...] = DEFAULT_NODES

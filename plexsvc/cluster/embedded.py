@@ -1,7 +1,7 @@
-"""The embedded cluster: node agents, rollout managers, scheduler and router from one process.
+"""The embedded cluster: node agents, rewards, scheduler and router from one process.
 
-Theory of operation. Coming up: take the lead (`leading`), open the store, start the agents,
-rewards and rollout managers, run the scheduler, serve, publish the card. Going down is the same
+Theory of operation. Coming up: take the lead (`leading`), open the store, start the agents and
+rewards, run the scheduler, serve, publish the card. Going down is the same
 in reverse, whatever stopped it. Agents and what they run outlive a kill -9 of this process. The
 next cluster adopts them; while nobody does, nobody renews their leases, and they end after
 `orphan_us`.
@@ -158,12 +158,9 @@ class EmbeddedCluster:
         launcher = await self._launch(stack, keys=keys, adopts=former is not None)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         rewards, proxy, rewarding = self._start_rewards(stack, tasks, adopts=former is not None)
-        rollout, managing = await self._start_managers(
-            stack, tasks, keys=keys, adopts=former is not None
-        )
+        rollout = self._managers(keys, adopts=former is not None)
         if former is None:  # else who waits for training need not wait for these
-            await asyncio.gather(*rewarding, *managing)
-        _run_beside(stack, tasks.create_task(rollout.run()))
+            await asyncio.gather(*rewarding)
         inner = open_inner(self._config, keys)
         live = LiveScheduler(
             self._config.scheduler,
@@ -175,9 +172,10 @@ class EmbeddedCluster:
             former,
             added=self._added(store),
         )
-        self.live = live
+        self.live, rollout.hosts = live, live.manager_hosts
         _run_beside(stack, tasks.create_task(self._run_live(live)))
-        await live.ready()
+        await live.ready()  # else managers would be sought on nodes that have not joined yet
+        _run_beside(stack, tasks.create_task(rollout.run()))
         _run_beside(stack, tasks.create_task(live.reward_hosts.run(rewards, kill=proxy.kill)))
         spot = rollout.use(live.spot_hosts, changes, config=self._config.rollout.spot)
         _run_beside(stack, tasks.create_task(spot.run()))
@@ -354,38 +352,13 @@ class EmbeddedCluster:
         ]
         return config.listen, proxy, starting
 
-    async def _start_managers(
-        self, stack: AsyncExitStack, tasks: asyncio.TaskGroup, *, keys: ClusterKeys, adopts: bool
-    ) -> tuple[Managers, list[asyncio.Task[str]]]:
-        """Start the rollout managers and keep them running; return who leads them."""
-        place, given = self._config.state_dir / "rollout", self._config.rollout
-        directory = _runtime_dir(place, stack)
-        if not adopts:
+    def _managers(self, keys: ClusterKeys, *, adopts: bool) -> Managers:
+        """Return who leads the rollout managers."""
+        place = self._config.state_dir / "rollout"
+        place.mkdir(mode=0o700, exist_ok=True)
+        if not adopts:  # of jobs that ended with their cluster
             shutil.rmtree(place / KEPT, ignore_errors=True)
-        led: list[tuple[str, Callable[[], None]]] = []
-        starting: list[asyncio.Task[str]] = []
-        for number in range(given.managers):
-            name, records = f"manager-{number}", place.absolute() / f"records-{number}"
-            if not adopts:
-                shutil.rmtree(records, ignore_errors=True)  # of jobs that ended with their cluster
-            records.mkdir(mode=0o700, parents=True, exist_ok=True)
-            config = replace(
-                given,
-                listen=f"{given.address}:0" if given.address else f"unix:{directory / name}.sock",
-                keys_file=keys_file(self._config.state_dir),
-                records_dir=records,
-            )
-            process = ServiceProcess(
-                name, "plexsvc.rollout.main", config, directory=directory, logs=place
-            )
-            is_needed = not adopts or bool(given.address)
-            starting.append(self._keep_running(stack, tasks, process, is_needed=is_needed))
-            address = config.listen
-            if given.address:  # it takes a free port
-                address = await starting[-1]
-                process.config = replace(config, listen=address)
-            led.append((address, process.kill))
-        return Managers(led, clock=self._clock, keys=keys, directory=place), starting
+        return Managers(self._config.rollout, clock=self._clock, keys=keys, directory=place)
 
     def _agent_config(self, node: NodeConfig, stack: AsyncExitStack) -> AgentConfig:
         place = self._config.state_dir / "nodes" / node.node_id

@@ -44,11 +44,12 @@ def open_inner(config: ClusterConfig, keys: ClusterKeys) -> Inner:
     """
     if not config.scheduler_listen:
         return Inner()
-    if not config.rollout.address and config.scheduler_listen.startswith(WILDCARDS):
+    apart = [node.node_id for node in config.nodes if not node.address]
+    if config.launcher == "local" and apart and config.scheduler_listen.startswith(WILDCARDS):
         raise bad_request(
             f"scheduler_listen = {config.scheduler_listen!r} is for routers on other hosts, which "
-            "read tokens from the rollout managers; set rollout.address to this host's address as "
-            "they reach it"
+            f"read tokens and results from nodes; set the address of node {apart[0]} to this "
+            "host's as they reach it"
         )
     server = new_server(keys)
     address = listen(server, config.scheduler_listen, keys, key="scheduler_listen")

@@ -57,7 +57,7 @@ class Agent:
         self._table = RankTable(config, tasks=tasks, events=self._events, log_dir=self._log_dir)
         # Engines may live where their job trains: such a node imports them when the first comes.
         kinds = {"rollout" if d.kind == "spot" else d.kind for d in config.devices}
-        on_demand = {"rollout"} - kinds if "train" in kinds else set[str]()
+        on_demand = {"rollout", "manager"} if "train" in kinds else {"manager"}
         self._images = [
             self._warm_image(image, clock=clock)
             for image in config.images

@@ -69,7 +69,8 @@ class ImageConfig:
 
     name: str
     """What `ProcSpec.image` calls it, and the kind of device whose nodes have it warm. Nodes that
-    only train start `rollout` when a job first generates there."""
+    only train start `rollout` when a job first generates there, and any starts `manager` with its
+    first rollout manager."""
     preload: str
     """Module to import. Its literal `ZYGOTE_ENV` is the environment; `preload()` is then called."""
     entrypoint: str
@@ -120,6 +121,11 @@ class AgentConfig:
             name="reward",
             preload="plexsvc.reward.preload",
             entrypoint="plexsvc.reward.host:main",
+        ),
+        ImageConfig(
+            name="manager",
+            preload="plexsvc.rollout.manager_preload",
+            entrypoint="plexsvc.rollout.main:main",
         ),
     )
     """Warm images this node can fork from."""

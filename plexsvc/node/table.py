@@ -174,6 +174,8 @@ class RankTable:
         config["keys_file"] = str(self._config.keys_file)
         if spec.image == "reward":
             config["gpus"] = gpus.of_rewards(self._config.devices)
+        elif spec.image == "manager":
+            config["records_dir"] = str(self._log_dir / "records")
         rank = RankProcess(
             spec=spec,
             incarnation=incarnation,

@@ -62,12 +62,10 @@ class RolloutConfig:
     """Bounds and cadence of each rollout manager, and how many there are."""
 
     managers: int = 1
-    """Processes that collect tokens; jobs are spread over them."""
-    address: str = ""
-    """This host's address as routers on other hosts reach its managers, without a port; empty: they
-    listen on Unix sockets alone."""
+    """Processes on each node that collect tokens, where the node leads rollouts; jobs are spread
+    over them."""
     listen: str = ""
-    """Where a manager serves: `HOST:PORT` or `unix:PATH`."""
+    """Where a manager serves; its node agent says it, as the next two."""
     keys_file: Path = Path()
     """The cluster's keys."""
     records_dir: Path = Path()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 import grpc.aio
@@ -25,7 +25,9 @@ from plexsvc.errors import ErrorCode, PlexError, not_found
 from plexsvc.ids import DeploymentId, VersionId, new_operation_id
 from plexsvc.log import Log
 from plexsvc.rollout.core.pool import Wanted
+from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
+from plexsvc.rpc.keys import ClusterKeys
 
 log = Log(__name__)
 
@@ -56,46 +58,79 @@ CALL_S: Final = 30.0
 """Deadline of calls that do no work on tokens or weights."""
 
 
-@dataclass(eq=False, slots=True)
+NOWHERE: Final = "unix:/dev/null"
+"""Where a manager answers that has not started: a call there ends as one to a manager that died."""
+
+
+class ManagerHosts(Protocol):
+    """The nodes, as hosts of managers."""
+
+    def nodes(self) -> Mapping[str, bool]:
+        """Return the nodes that are up and reach every instance; whether each takes more work."""
+
+    def places(self, deployment_id: str) -> Sequence[str]:
+        """Return the node of each dedicated instance of a deployment."""
+
+    async def start(self, node_id: str, number: int, *, config_json: str) -> str:
+        """Return where a manager of a node serves; start one where none lives.
+
+        Raises:
+            PlexError: why it did not come up.
+        """
+
+    async def kill(self, node_id: str, number: int) -> None:
+        """Kill a manager that hangs."""
+
+
 class ManagerLink:
-    """One manager."""
+    """One manager of a node, and its successors there."""
 
-    address: str
-    channel: grpc.aio.Channel
-    kill: Callable[[], None]
-    incarnation: int = 0
-    has_beaten: bool = False
-    """Since it was looked at last."""
-    is_up: bool = False
-    """Whether it has beaten since it was killed; a successor has longer for its first beat."""
-    silent_looks: int = 0
-    """In a row, since its process began or beat."""
+    def __init__(self, node_id: str, number: int, keys: ClusterKeys) -> None:
+        self.node_id, self.number, self._keys = node_id, number, keys
+        self.address = ""
+        self.channels = [open_channel(NOWHERE, keys)]
+        """To the processes that it was, the last one is the present."""
+        self.incarnation = 0
+        self.has_beaten = False
+        """Since it was looked at last."""
+        self.is_up = False
+        """Whether it has beaten since it was killed; a successor has longer for its first beat."""
+        self.silent_looks = 0
+        """In a row, since its process began or beat."""
 
-    def look(self) -> None:
-        """Kill a manager that was silent for too long."""
+    def serves_at(self, address: str) -> None:
+        """Call the process that serves there from now on; calls under way end with the former."""
+        if address != self.address:
+            self.address = address
+            self.channels.append(open_channel(address, self._keys))
+
+    def is_silent(self) -> bool:
+        """Look at its beats; return whether it is to be killed."""
         self.silent_looks = 0 if self.has_beaten else self.silent_looks + 1
         self.has_beaten = False
-        if self.silent_looks >= (SILENT_LOOKS if self.is_up else START_LOOKS):
-            log.error("rollout manager hangs and is killed", address=self.address)
-            self.is_up, self.silent_looks = False, 0
-            self.kill()
+        if self.silent_looks < (SILENT_LOOKS if self.is_up else START_LOOKS):
+            return False
+        log.error("rollout manager hangs and is killed", node=self.node_id, address=self.address)
+        self.is_up, self.silent_looks = False, 0
+        return True
 
     @property
     def worker(self) -> worker_pb2_grpc.WorkerAsyncStub:
         """Return the calls for operations."""
-        return worker_pb2_grpc.WorkerStub(self.channel)
+        return worker_pb2_grpc.WorkerStub(self.channels[-1])
 
     @property
     def manager(self) -> rollout_pb2_grpc.RolloutManagerAsyncStub:
         """Return the calls for instances."""
-        return rollout_pb2_grpc.RolloutManagerStub(self.channel)
+        return rollout_pb2_grpc.RolloutManagerStub(self.channels[-1])
 
 
 class KeptDeployment(msgspec.Struct, frozen=True):
     """A deployment as the next service finds it."""
 
     job_id: str
-    link: int
+    node_id: str
+    number: int
     initialized: bytes
     pulled: bytes | None
     addresses: list[str]
@@ -320,13 +355,14 @@ def restoring(deployment: LedDeployment) -> worker_pb2.ExecuteRequest:
     return request
 
 
-def keep(deployment: LedDeployment, directory: Path, *, link: int) -> None:
-    """Write down what the next service needs to lead a deployment of manager number `link`."""
+def keep(deployment: LedDeployment, directory: Path) -> None:
+    """Write down what the next service needs to lead a deployment."""
     assert deployment.initialized is not None, deployment
     pulled = deployment.pulled
     kept = KeptDeployment(
         job_id=deployment.job_id,
-        link=link,
+        node_id=deployment.link.node_id,
+        number=deployment.link.number,
         initialized=deployment.initialized.SerializeToString(),
         pulled=None if pulled is None else pulled.SerializeToString(),
         addresses=deployment.addresses,

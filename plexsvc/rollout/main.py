@@ -1,18 +1,21 @@
-"""Process of a rollout manager: `python -m plexsvc.rollout.main --config FILE --parent-death PID`.
+"""Process of a rollout manager, which the agent of its node forks.
 
-The file holds the keys of `RolloutConfig`. When others can connect it prints one JSON line with the
-address; it dies with its parent.
+A benchmark runs it apart: `python -m plexsvc.rollout.main --config FILE`, with the keys of
+`RolloutConfig`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from plexclient.wire.v1 import rollout_pb2, worker_pb2
+from plexsvc import config as configuration
+from plexsvc import log as logging
 from plexsvc.clock import SystemClock
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
@@ -75,6 +78,25 @@ async def serve(
 async def _address(config: RolloutConfig) -> AsyncIterator[str]:
     async with serve(config, read_keys(config.keys_file)) as (_, address):
         yield address
+
+
+async def _serve_until_signalled(config: RolloutConfig, ready: Callable[[str], None]) -> None:
+    sys.setswitchinterval(loops.SWITCH_S)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with _address(config) as address:
+        loops.keep_what_is_there()
+        ready(address)
+        await stopped.wait()
+
+
+def main(table: dict[str, Any], ready: Callable[[str], None]) -> None:
+    """Be a rollout manager; called in a process that the node's agent forked."""
+    logging.setup()
+    config = configuration.parse(table, RolloutConfig, where="rollout manager")
+    config.records_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    loops.run(_serve_until_signalled(config, ready))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
-"""Rollout managers of a cluster, as the scheduler reaches them: one process for all, or several.
+"""Rollout managers of a cluster, as the scheduler reaches them: processes of its nodes.
 
-Theory of operation. A job's deployments are all with one manager, that which had the fewest jobs
-when the first of them came. What a manager would need after a restart is kept here (`links`): how
-each deployment was initialised, its instances, and the version they serve. Every manager is
-followed: it sends a beat every second. One that sends none for `SILENT_LOOKS` looks is killed, and
-its starter starts a successor at the same address. A new incarnation is told of each
-deployment again; orders that were under way are repeated until it takes them, and it goes on from
-the token records of the one before. The pools of spot devices and of lent engines are here, because
-all managers share them.
+Theory of operation. A job's deployments are all with one manager, on the node that has most
+instances of the first of them (`_chosen`). What a manager would need after a restart is kept here
+(`links`): how each deployment was initialised, its instances, and the version they serve. Every
+manager is followed: it sends a beat every second. One that sends none for `SILENT_LOOKS` looks is
+killed. Whatever it dies of, its node's agent starts a successor; where the node is lost, a manager
+of another node is the successor. A new incarnation is told of each deployment again; orders that
+were under way are repeated until it takes them, and it goes on from the token records of the one
+before. The pools of spot devices and of lent engines are here, because all managers share them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, VersionId
 from plexsvc.log import Log
+from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core.instances import SPOT
 from plexsvc.rollout.core.pool import Generating, Wanted
 from plexsvc.rollout.links import (
@@ -36,6 +39,7 @@ from plexsvc.rollout.links import (
     RETRY_US,
     KeptDeployment,
     LedDeployment,
+    ManagerHosts,
     ManagerLink,
     cancel,
     keep,
@@ -44,7 +48,6 @@ from plexsvc.rollout.links import (
     restoring,
 )
 from plexsvc.rollout.spot import Pools
-from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.keys import ClusterKeys
 
@@ -62,20 +65,26 @@ Turned = Callable[[str, int], None]
 LOOK_US: Final = 1_000_000
 """How often beats are looked for."""
 SILENT_US: Final = 15_000_000
+PAUSE_US: Final = 1_000_000
+"""After a manager that did not come up, before the next is started."""
+
+_TOLD: Final = ("record_bytes", "balance_us", "stall_us", "cuts_at")
+"""Keys of the configuration that each manager is told."""
 
 
 class Managers(Pools):
-    """All managers of a cluster. `run` must be running."""
+    """All managers of a cluster. `run` must be running.
+
+    Attributes:
+        hosts: the nodes; given before anything is asked.
+    """
+
+    hosts: ManagerHosts
 
     def __init__(
-        self,
-        managers: Sequence[tuple[str, Callable[[], None]]],
-        *,
-        clock: Clock,
-        keys: ClusterKeys,
-        directory: Path,
+        self, config: RolloutConfig, *, clock: Clock, keys: ClusterKeys, directory: Path
     ) -> None:
-        """Lead the managers at these addresses; each is killed by the function beside.
+        """Lead managers by `config`.
 
         `directory` keeps the names of spot devices and engines that operators closed.
 
@@ -83,9 +92,12 @@ class Managers(Pools):
             PlexError: `bad_request` for a file there that is no such list.
         """
         super().__init__(clock=clock, directory=directory)
-        self._links = [
-            ManagerLink(address, open_channel(address, keys), kill) for address, kill in managers
-        ]
+        self._keys, self._per_node = keys, config.managers
+        self._config_json = json.dumps({key: getattr(config, key) for key in _TOLD})
+        self._links: dict[tuple[str, int], ManagerLink] = {}
+        self._lost: list[ManagerLink] = []
+        """Of nodes that were lost; calls may not have ended yet."""
+        self._following: dict[ManagerLink, asyncio.Task[None]] = {}
         self._report: GivenUp | None = None
         self._report_left: Left | None = None
         self._report_turns: Turned | None = None
@@ -98,12 +110,10 @@ class Managers(Pools):
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._group.create_task(self.lent.run())
-                for link in self._links:
-                    self._group.create_task(self._follow(link, self._group))
                 while True:
+                    for link in list(self._links.values()):
+                        self._look(link, self._group)
                     await self._clock.sleep(LOOK_US)
-                    for link in self._links:
-                        link.look()
                     for one, deployment in self._deployments.items():
                         telling = self._telling.get(one)
                         is_telling = telling is not None and not telling.done()
@@ -111,8 +121,9 @@ class Managers(Pools):
                             telling = self._group.create_task(deployment.tell_again())
                             self._telling[one] = telling
         finally:
-            for link in self._links:
-                await link.channel.close()
+            for link in (*self._links.values(), *self._lost):
+                for channel in link.channels:
+                    await channel.close()
 
     # ---- what the scheduler orders
 
@@ -154,12 +165,43 @@ class Managers(Pools):
         return reply
 
     def _place(self, deployment_id: str, *, job_id: str) -> None:
-        """Give a deployment to the manager of its job, or to the one with the fewest jobs."""
-        jobs = {(one.job_id, one.link.address): one.link for one in self._deployments.values()}
-        theirs = (link for (job, _), link in jobs.items() if job == job_id)
-        held = list(jobs.values())
-        link = next(theirs, None) or min(self._links, key=held.count)
+        """Give a deployment to the manager of its job, or to one near its instances.
+
+        Raises:
+            PlexError: `node_lost` when no node is up.
+        """
+        theirs = (one.link for one in self._deployments.values() if one.job_id == job_id)
+        link = next(theirs, None) or self._chosen(self.hosts.places(deployment_id))
         self._deployments[deployment_id] = LedDeployment(deployment_id, job_id, link, self._clock)
+
+    def _chosen(self, instances: Sequence[str]) -> ManagerLink:
+        """Return the manager with fewest jobs of the node that has most of these instances.
+
+        Of several such nodes it is the one whose managers have the fewest jobs.
+
+        Raises:
+            PlexError: `node_lost` when no node is up.
+        """
+        led = Counter(link for _, link in {(d.job_id, d.link) for d in self._deployments.values()})
+        jobs = Counter[str]()
+        for link, count in led.items():
+            jobs[link.node_id] += count
+        nodes = self.hosts.nodes()
+        takes = [node_id for node_id, is_open in nodes.items() if is_open] or list(nodes)
+        if not takes:
+            raise PlexError(ErrorCode.NODE_LOST, "no node is up that could have a rollout manager")
+        node_id = min(takes, key=lambda one: (-instances.count(one), jobs[one], one))
+        numbers = (self._link(node_id, number) for number in range(self._per_node))
+        return min(numbers, key=led.__getitem__)
+
+    def _link(self, node_id: str, number: int) -> ManagerLink:
+        """Return the link to a manager, which is started if need be."""
+        link = self._links.get((node_id, number))
+        if link is None:
+            link = self._links[node_id, number] = ManagerLink(node_id, number, self._keys)
+        if link not in self._following and self._group is not None:
+            self._following[link] = self._group.create_task(self._follow(link, self._group))
+        return link
 
     def _count(self, deployment: LedDeployment, more: int) -> None:
         """Count the generates that run, and tell the pools of the first and the last."""
@@ -180,7 +222,7 @@ class Managers(Pools):
         """Write down what a successor needs; where the disk is full, once there is room."""
         while deployment.initialized is not None:
             try:
-                keep(deployment, self._directory, link=self._links.index(deployment.link))
+                keep(deployment, self._directory)
             except OSError as error:
                 log.warning("a deployment cannot be written down; trying again", error=error)
                 await self._clock.sleep(RETRY_US)
@@ -210,14 +252,14 @@ class Managers(Pools):
     ) -> bool:
         """Lead a deployment of an earlier service, if that wrote down how it is initialised.
 
-        The managers died with that service. Theirs are told of it as a successor is. Its instances
-        are those at `addresses`: the ones written down may be of a move that is not over.
+        Its manager is told of it as a successor is. Its instances are those at `addresses`: the
+        ones written down may be of a move that is not over.
         """
         path = kept_at(self._directory, deployment_id)
         if not path.exists():
             return False
         kept = msgspec.json.decode(path.read_bytes(), type=KeptDeployment)
-        link = self._links[kept.link % len(self._links)]
+        link = self._link(kept.node_id, kept.number)
         deployment = LedDeployment(deployment_id, kept.job_id, link, self._clock, fence=fence)
         deployment.initialized = worker_pb2.ExecuteRequest.FromString(kept.initialized)
         deployment.initialized.wpg_id, deployment.addresses = wpg_id, list(addresses)
@@ -226,9 +268,15 @@ class Managers(Pools):
             deployment.versions = {VersionId.of(deployment.pulled.published)}
         self._deployments[deployment_id] = deployment
         self._want(deployment)
-        if link.incarnation and self._group is not None:  # else its first beat has it told
-            self._group.create_task(self._restore(deployment, incarnation=link.incarnation))
+        self._hand_over(deployment, link)
         return True
+
+    def _hand_over(self, deployment: LedDeployment, link: ManagerLink) -> None:
+        """Have a manager told of a deployment as a successor is."""
+        deployment.link = link
+        is_told_now = link.incarnation and deployment.initialized  # else by its first beat
+        if is_told_now and self._group is not None:
+            self._group.create_task(self._restore(deployment, incarnation=link.incarnation))
 
     def pulled(self, deployment_id: str, operation_id: bytes) -> int | None:
         """Return the version that a pull loaded, unless another was loaded since."""
@@ -359,7 +407,7 @@ class Managers(Pools):
         Those of a manager that is not there are left out until its successor has them.
         """
         found: list[service_pb2.InstanceView] = []
-        for link in self._links:
+        for link in list(self._links.values()):
             try:
                 request = rollout_pb2.InspectRequest()
                 found += (await link.manager.Inspect(request, timeout=CALL_S)).instances
@@ -373,9 +421,49 @@ class Managers(Pools):
 
     # ---- managers that come and go
 
+    def _look(self, link: ManagerLink, group: asyncio.TaskGroup) -> None:
+        """Follow a manager, and kill one that hangs; where its node is lost, others take over."""
+        nodes = self.hosts.nodes()
+        if link.node_id in nodes:
+            self._link(link.node_id, link.number)
+            if link.is_silent():
+                group.create_task(self.hosts.kill(link.node_id, link.number))
+        elif nodes:
+            if (following := self._following.pop(link, None)) is not None:
+                following.cancel()
+            self._lost.append(self._links.pop((link.node_id, link.number)))
+            self._move_off(link, group)
+
+    def _move_off(self, lost: ManagerLink, group: asyncio.TaskGroup) -> None:
+        """Have managers of other nodes go on with what a lost one led, all of a job with one."""
+        led = [one for one in self._deployments.values() if one.link is lost]
+        heirs: dict[str, ManagerLink] = {}
+        for deployment in led:
+            if deployment.job_id not in heirs:
+                places = self.hosts.places(deployment.deployment_id)
+                heirs[deployment.job_id] = self._chosen(places)
+            heir = heirs[deployment.job_id]
+            log.warning(
+                "rollout deployment led elsewhere",
+                deployment=deployment.deployment_id,
+                lost=lost.node_id,
+                node=heir.node_id,
+            )
+            self._hand_over(deployment, heir)
+            group.create_task(self._keep(deployment))
+
     async def _follow(self, link: ManagerLink, group: asyncio.TaskGroup) -> None:
-        """Hear a manager, and each successor, until cancelled."""
+        """Hear a manager, and each successor on its node, until cancelled."""
         while True:
+            try:
+                address = await self.hosts.start(
+                    link.node_id, link.number, config_json=self._config_json
+                )
+            except PlexError as error:
+                log.warning("no rollout manager", node=link.node_id, because=error.message)
+                await self._clock.sleep(PAUSE_US)
+                continue
+            link.serves_at(address)
             try:
                 async for news in link.manager.Follow(rollout_pb2.FollowRequest()):
                     link.has_beaten = link.is_up = True

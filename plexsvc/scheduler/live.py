@@ -35,6 +35,7 @@ from plexsvc.scheduler.ledger.results import ResultBook
 from plexsvc.scheduler.ledger.sessions import Sessions
 from plexsvc.scheduler.ledger.takeover import take_over
 from plexsvc.scheduler.orders import adopt, leaving
+from plexsvc.scheduler.orders.managers import ManagerHosts
 from plexsvc.scheduler.orders.nodes import NodeLinks
 from plexsvc.scheduler.orders.plans import PlanThread
 from plexsvc.scheduler.orders.ranks import Ranks
@@ -118,6 +119,7 @@ class LiveScheduler:
         self._journal = Journal(self._made, keeps_actions=config.journal_actions)
         self.cluster: ClusterView = core.view
         self.spot_hosts = SpotHosts(self.reach, is_open=self._is_open)
+        self.manager_hosts = ManagerHosts(self.reach, is_open=self._is_open)
         self.reward_hosts = RewardHosts(self.reach, clock, is_open=self._is_open)
         self._timers = Timers(clock, post=inbox.post, is_awaited=core.view.awaits)
         self.beside = PlanThread(

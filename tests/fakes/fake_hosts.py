@@ -1,9 +1,9 @@
-"""Fake nodes with spot devices: their instances are fake engines behind the real servicer."""
+"""Fake nodes: instances on spot devices are fake engines behind the real servicer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId
@@ -50,3 +50,30 @@ class FakeHosts:
         async with self.lock:
             while self.instances:
                 await self.instances.popitem()[1].kill()
+
+
+class FakeManagerHosts:
+    """Nodes whose managers a test serves itself, at known addresses."""
+
+    def __init__(self, addresses: Mapping[str, Sequence[str]], killed: asyncio.Event) -> None:
+        """Say by `killed` that a manager was to be killed because it hangs."""
+        self.up = dict.fromkeys(addresses, True)
+        self.instances: Mapping[str, Sequence[str]] = {}
+        """The node of each instance, by deployment."""
+        self._addresses, self._killed = addresses, killed
+
+    def nodes(self) -> Mapping[str, bool]:
+        return dict(self.up)
+
+    def places(self, deployment_id: str) -> Sequence[str]:
+        return self.instances.get(deployment_id, ())
+
+    async def start(self, node_id: str, number: int, *, config_json: str) -> str:
+        assert config_json
+        if node_id not in self.up:
+            raise PlexError(ErrorCode.NODE_LOST, f"{node_id} is not there")
+        return self._addresses[node_id][number]
+
+    async def kill(self, node_id: str, number: int) -> None:
+        del node_id, number
+        self._killed.set()

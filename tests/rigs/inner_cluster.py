@@ -80,7 +80,7 @@ class InnerCluster:
     def pids(self) -> dict[str, list[int]]:
         """Return the processes of each WPG on nodes that answer; blocks whoever asks.
 
-        The host of reward workers, which every node with such a device has, is none.
+        Hosts of reward workers and rollout managers are none.
         """
         found: dict[str, list[int]] = {}
         for link in self.driver.nodes.links:
@@ -90,7 +90,7 @@ class InnerCluster:
                     node_pb2.NodeDescribeRequest(), timeout=60
                 )
                 for proc in reply.procs:
-                    if not proc.wpg_id.startswith("reward-"):
+                    if not proc.wpg_id.startswith(("reward-", "manager-")):
                         found.setdefault(proc.wpg_id, []).append(proc.pid)
         return found
 

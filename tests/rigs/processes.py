@@ -31,6 +31,11 @@ def running(module: str, *, below: int) -> list[int]:
     return sorted(pid for pid in descendants(below) if module in command_of(pid))
 
 
+def managers(*, below: int) -> list[int]:
+    """Return the rollout managers below a process, the oldest first."""
+    return sorted(pid for pid in descendants(below) if name_of(pid).startswith("manager-"))
+
+
 def name_of(pid: int) -> str:
     """Return the name of a process; of one that is gone, none."""
     return _read(pid, "comm").strip()

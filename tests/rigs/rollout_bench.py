@@ -27,6 +27,7 @@ from plexsvc.rollout.managers import Managers
 from plexsvc.rollout.recordfiles import RecordFile
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rpc.channels import open_channel
+from tests.fakes.fake_hosts import FakeManagerHosts
 from tests.fakes.fake_instances import FakeInstance, publish, start_instance
 from tests.rigs.keys import KEYS
 from tests.rigs.rollout_requests import Answer, collect
@@ -230,13 +231,14 @@ class Bench:
 def lead(
     configs: Sequence[RolloutConfig], killed: asyncio.Event, group: asyncio.TaskGroup
 ) -> tuple[Managers, asyncio.Task[None]]:
-    """Return who leads these managers, and what runs it."""
+    """Return who leads these managers of one node, and what runs it."""
     leads = Managers(
-        [(one.listen, killed.set) for one in configs],
+        replace(configs[0], managers=len(configs)),
         clock=SystemClock(),
         keys=KEYS,
         directory=Path(configs[0].listen.removeprefix("unix:")).parent,
     )
+    leads.hosts = FakeManagerHosts({"node": [one.listen for one in configs]}, killed)
     return leads, group.create_task(leads.run())
 
 

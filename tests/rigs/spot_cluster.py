@@ -62,7 +62,8 @@ def spot_processes(cluster: LiveCluster, node_id: str = "spot-a") -> list[int]:
     (node,) = [one for one in cluster.status().nodes if one.node_id == node_id]
     with open_blocking_channel(node.address.agent, cluster.keys) as channel:
         reply = node_pb2_grpc.NodeStub(channel).Describe(node_pb2.NodeDescribeRequest(), timeout=60)
-    return [proc.pid for proc in reply.procs if proc.pid]  # one that is being forked has none
+    spot = [proc for proc in reply.procs if "/spot-" in proc.wpg_id]
+    return [proc.pid for proc in spot if proc.pid]  # one that is being forked has none
 
 
 def tokens(samples: Sequence[plex.Sample]) -> list[list[int]]:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 import plexclient as plex
+from tests.rigs import processes
 from tests.rigs.live_cluster import (
     ROLLOUT,
     TRAIN,
     LiveCluster,
     start_cluster,
 )
-from tests.rigs.processes import is_alive, running
+from tests.rigs.processes import is_alive
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
@@ -42,7 +43,7 @@ def tokens(samples: Sequence[plex.Sample]) -> list[list[int]]:
 
 
 def managers(cluster: LiveCluster) -> list[int]:
-    return running("plexsvc.rollout.main", below=cluster.pid)
+    return processes.managers(below=cluster.pid)
 
 
 def kill_all(cluster: LiveCluster) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from plexsvc.node.config import AgentConfig
 from plexsvc.rollout.store import TOKEN_BYTES
 from tests.fakes import fake_rollout
 from tests.rigs.inner_cluster import InnerCluster, node, start_inner
-from tests.rigs.processes import command_of, running
+from tests.rigs.processes import managers
 from tests.rigs.tiny_models import make_qwen3
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -106,9 +105,8 @@ def test_2048_sessions_have_a_turn_each_at_once(cluster: InnerCluster, model: Pa
 
 def manager_peak_bytes(cluster: InnerCluster) -> int:
     """Return the most memory that the cluster's manager took; other tests' clusters may be up."""
-    place = (cluster.state_dir / "rollout" / "run").resolve()
-    managers = running("plexsvc.rollout.main", below=os.getpid())
-    (pid,) = (pid for pid in managers if Path(command_of(pid)[4]).parent.resolve() == place)
+    (agent,) = cluster.agents("node-a")
+    (pid,) = managers(below=agent)
     status = Path(f"/proc/{pid}/status").read_text()
     (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
     return int(kib) << 10

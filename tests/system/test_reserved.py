@@ -18,7 +18,7 @@ from tests.rigs.live_cluster import (
     rank_processes,
     start_cluster,
 )
-from tests.rigs.processes import running
+from tests.rigs.processes import managers
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
@@ -146,7 +146,7 @@ def test_a_kill_in_the_window_changes_no_token(
             name = f"{rollout.deployment_id}-reserved"
             until_serving(cluster, name)
             if whose == "manager":
-                (pid,) = running("plexsvc.rollout.main", below=cluster.pid)
+                (pid,) = managers(below=cluster.pid)
             else:
                 chosen = name if whose == "reserved" else rollout.deployment_id
                 (pid,) = rank_processes(cluster, [chosen])

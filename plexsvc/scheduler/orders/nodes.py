@@ -46,6 +46,9 @@ STREAM_S: Final = 3600
 
 SIGKILL: Final = 9
 
+MANAGER: Final = "manager"
+"""Image of rollout managers, with which the names of their processes begin."""
+
 
 RanksOn = Callable[[NodeId], Iterable[tuple[WpgId, int, int]]]
 """Returns (WPG, rank, incarnation) of the processes that should run on a node."""
@@ -180,7 +183,7 @@ class NodeLink:
         )
         self._open_state_manager()
         goes_on = self.node_id in self.remembered.up
-        await self._stop_strays()
+        await self._stop_strays(spares=f"{MANAGER}-" if goes_on else None)
         if goes_on and self.node_id not in self.remembered.up:
             raise PlexError(ErrorCode.UNAVAILABLE, "it was given up while it joined: it joins anew")
         self.is_up = True
@@ -202,10 +205,15 @@ class NodeLink:
         self.joined.set()
         log.info("node joined", node=self.node_id, devices=len(self.description.devices))
 
-    async def _stop_strays(self) -> None:
-        """End the ranks of WPGs that were given up with the node, or with another scheduler."""
+    async def _stop_strays(self, *, spares: str | None) -> None:
+        """End the ranks of WPGs that were given up with the node, or with another scheduler.
+
+        Processes whose names begin with `spares` go on.
+        """
         for proc in self.description.procs:
             if (proc.proc_id, proc.incarnation) in self.remembered.procs:
+                continue
+            if spares is not None and proc.proc_id.startswith(spares):
                 continue
             log.warning("stray process stopped", node=self.node_id, proc=proc.proc_id)
             fence = common_pb2.Fence(

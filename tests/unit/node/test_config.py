@@ -48,6 +48,7 @@ def test_a_spawn_names_an_image_and_can_name_neither_function_nor_environment() 
         "train": "plexsvc.worker.main:main",
         "rollout": "plexsvc.rollout.instance:main",
         "reward": "plexsvc.reward.host:main",
+        "manager": "plexsvc.rollout.main:main",
     }
 
 

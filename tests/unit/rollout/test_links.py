@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -12,6 +12,7 @@ from plexclient.wire.v1 import rollout_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.links import SILENT_LOOKS, START_LOOKS, LedDeployment, ManagerLink
+from tests.rigs.keys import KEYS
 
 ADDRESS = "unix:i0"
 
@@ -96,28 +97,14 @@ async def test_what_a_manager_refuses_is_not_ordered_for_ever(link: FakeLink) ->
     assert not deployment.has_untold
 
 
-def starting(kills: list[int]) -> Any:
-    return ManagerLink("unix:m", cast("Any", None), lambda: kills.append(1))
-
-
-def test_a_manager_that_starts_is_given_longer_than_one_that_falls_silent() -> None:
-    kills: list[int] = []
-    link = starting(kills)
-    for _ in range(START_LOOKS - 1):
-        link.look()
-    assert kills == []
+async def test_a_manager_that_starts_is_given_longer_than_one_that_falls_silent() -> None:
+    link = ManagerLink("node", 0, KEYS)
+    assert not any(link.is_silent() for _ in range(START_LOOKS - 1))
     link.has_beaten = link.is_up = True
-    link.look()
-    for _ in range(SILENT_LOOKS - 1):
-        link.look()
-    assert kills == []
-    link.look()
-    assert kills == [1]
+    assert not any(link.is_silent() for _ in range(SILENT_LOOKS))
+    assert link.is_silent()
 
 
-def test_a_manager_that_never_beats_is_killed_in_the_end() -> None:
-    kills: list[int] = []
-    link = starting(kills)
-    for _ in range(START_LOOKS):
-        link.look()
-    assert kills == [1]
+async def test_a_manager_that_never_beats_is_killed_in_the_end() -> None:
+    link = ManagerLink("node", 0, KEYS)
+    assert [link.is_silent() for _ in range(START_LOOKS)].index(True) == START_LOOKS - 1
