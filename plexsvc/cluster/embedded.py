@@ -46,7 +46,6 @@ from plexsvc.node.examination import versions
 from plexsvc.node.launchers.launcher import Launcher
 from plexsvc.node.launchers.local import LocalLauncher
 from plexsvc.node.launchers.ray import RayLauncher
-from plexsvc.rollout.links import KEPT
 from plexsvc.rollout.managers import Managers
 from plexsvc.rollout.spot import changes_of
 from plexsvc.router.servicer import RouterServicer, add_to_server
@@ -158,7 +157,7 @@ class EmbeddedCluster:
         launcher = await self._launch(stack, keys=keys, adopts=former is not None)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         rewards, proxy, rewarding = self._start_rewards(stack, tasks, adopts=former is not None)
-        rollout = self._managers(keys, adopts=former is not None)
+        rollout = self._managers(keys)
         if former is None:  # else who waits for training need not wait for these
             await asyncio.gather(*rewarding)
         inner = open_inner(self._config, keys)
@@ -352,12 +351,10 @@ class EmbeddedCluster:
         ]
         return config.listen, proxy, starting
 
-    def _managers(self, keys: ClusterKeys, *, adopts: bool) -> Managers:
+    def _managers(self, keys: ClusterKeys) -> Managers:
         """Return who leads the rollout managers."""
         place = self._config.state_dir / "rollout"
         place.mkdir(mode=0o700, exist_ok=True)
-        if not adopts:  # of jobs that ended with their cluster
-            shutil.rmtree(place / KEPT, ignore_errors=True)
         return Managers(self._config.rollout, clock=self._clock, keys=keys, directory=place)
 
     def _agent_config(self, node: NodeConfig, stack: AsyncExitStack) -> AgentConfig:

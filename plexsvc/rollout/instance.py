@@ -47,6 +47,9 @@ FLUSH_US: Final = 5_000
 
 STOP_GRACE_S: Final = 1.0
 
+CALLED: Final = rollout_pb2.DESCRIPTOR.services_by_name["RolloutInstance"].methods_by_name
+"""What managers call, which may be of any node."""
+
 EXIT_BROKEN: Final = 70
 """Exit code of an instance whose engine broke: its process has nothing that can be trusted."""
 
@@ -327,7 +330,7 @@ async def serving_instance(
 ) -> AsyncIterator[str]:
     """Serve an instance to members of the cluster while the context lasts; yield its address."""
     keys = read_keys(config.keys_file)
-    server = new_server(keys)
+    server = new_server(keys, takes_nodes=[*CALLED, "Describe"])  # managers are on any node
     rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, server)
     worker_pb2_grpc.add_WorkerServicer_to_server(DescribeServicer(engine, config), server)
     address = listen(server, config.listen, keys, key="listen")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Protocol
 
 import grpc
 import grpc.aio
 import msgspec
-import xxhash
 
 from plexclient.wire.v1 import (
     common_pb2,
@@ -51,9 +49,6 @@ SILENT_LOOKS: Final = 15
 START_LOOKS: Final = 120
 """The same before its first beat: a process that starts on a busy machine is not silent."""
 
-KEPT: Final = "led"
-"""Directory of the files about deployments, in that of the managers."""
-
 CALL_S: Final = 30.0
 """Deadline of calls that do no work on tokens or weights."""
 
@@ -63,7 +58,15 @@ NOWHERE: Final = "unix:/dev/null"
 
 
 class ManagerHosts(Protocol):
-    """The nodes, as hosts of managers."""
+    """The nodes, as hosts of managers, and what the next service finds of deployments."""
+
+    epoch: int
+    """Of the service."""
+    notes: Mapping[str, bytes]
+    """What was kept of each deployment, when this service began."""
+
+    async def keep(self, deployment_id: str, note: bytes | None) -> None:
+        """Keep what the next service needs to lead a deployment; None: it has ended."""
 
     def nodes(self) -> Mapping[str, bool]:
         """Return the nodes that are up and reach every instance; whether each takes more work."""
@@ -97,6 +100,10 @@ class ManagerLink:
         """Whether it has beaten since it was killed; a successor has longer for its first beat."""
         self.silent_looks = 0
         """In a row, since its process began or beat."""
+        self.peer: ManagerLink | None = None
+        """The manager of another node that has copies of its token records."""
+        self.told = rollout_pb2.ArrangeRequest()
+        """What its process was told to lead and copy."""
 
     def serves_at(self, address: str) -> None:
         """Call the process that serves there from now on; calls under way end with the former."""
@@ -129,7 +136,8 @@ class KeptDeployment(msgspec.Struct, frozen=True):
     """A deployment as the next service finds it."""
 
     job_id: str
-    node_id: str
+    nodes: list[str]
+    """Of its manager, and of the one that has copies of its records."""
     number: int
     initialized: bytes
     pulled: bytes | None
@@ -355,28 +363,19 @@ def restoring(deployment: LedDeployment) -> worker_pb2.ExecuteRequest:
     return request
 
 
-def keep(deployment: LedDeployment, directory: Path) -> None:
-    """Write down what the next service needs to lead a deployment."""
+def note_of(deployment: LedDeployment) -> bytes:
+    """Return what the next service needs to lead a deployment."""
     assert deployment.initialized is not None, deployment
-    pulled = deployment.pulled
+    pulled, link = deployment.pulled, deployment.link
     kept = KeptDeployment(
         job_id=deployment.job_id,
-        node_id=deployment.link.node_id,
-        number=deployment.link.number,
+        nodes=[one.node_id for one in (link, link.peer) if one is not None],
+        number=link.number,
         initialized=deployment.initialized.SerializeToString(),
         pulled=None if pulled is None else pulled.SerializeToString(),
         addresses=deployment.addresses,
     )
-    path = kept_at(directory, deployment.deployment_id)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_bytes(msgspec.json.encode(kept))
-    unfinished.replace(path)
-
-
-def kept_at(directory: Path, deployment_id: str) -> Path:
-    """Return the file of a deployment that `keep` writes."""
-    return directory / KEPT / xxhash.xxh3_128_hexdigest(deployment_id.encode())
+    return msgspec.json.encode(kept)
 
 
 def no_deployment(deployment_id: str) -> PlexError:

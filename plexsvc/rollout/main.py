@@ -39,7 +39,7 @@ async def serve(
         PlexError: `bad_request` when it cannot listen.
     """
     manager = RolloutManager(config, SystemClock(), keys)
-    server = new_server(keys)
+    server = new_server(keys, takes_nodes=("KeepCopies",))
     add_service(
         server,
         WORKER,
@@ -58,6 +58,8 @@ async def serve(
         MANAGER,
         calls={
             "ChangeInstance": lambda request, _: manager.change_instance(request),
+            "Arrange": lambda request, _: manager.arrange(request),
+            "KeepCopies": lambda request, _: manager.keep_copies(request),
             "Inspect": lambda request, _: manager.inspect(request),
             "MoveInstances": lambda request, _: manager.move_instances(request),
         },

@@ -24,6 +24,7 @@ from plexsvc.fencing import Gate
 from plexsvc.ids import OperationId, show
 from plexsvc.rollout import operations
 from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.copies import Copier
 from plexsvc.rollout.core.instances import RESERVED, Phase
 from plexsvc.rollout.deployment import RolloutDeployment
 from plexsvc.rollout.executions import Executions
@@ -45,10 +46,12 @@ class RolloutManager:
 
     def __init__(self, config: RolloutConfig, clock: Clock, keys: ClusterKeys) -> None:
         self._config, self._clock, self._keys = config, clock, keys
-        self._records = RecordStore(config, clock)
         self._deployments: dict[str, RolloutDeployment] = {}
+        self._copier = Copier(clock, keys, leads=lambda: list(self._deployments))
+        self._records = RecordStore(config, clock, watcher=self._copier)
         self._executions = Executions(config, clock, self._records, self._deployments, self._run)
         self._gates: dict[str, Gate] = {}
+        self._leader = Gate(is_shared=True)
         self._incarnation = 1 + secrets.randbits(62)
         self._news: asyncio.Queue[rollout_pb2.ManagerNews] = asyncio.Queue()
         self._lost: dict[str, rollout_pb2.InstanceGone] = {}
@@ -61,10 +64,12 @@ class RolloutManager:
         """Host all work of this manager until cancelled; cancellation ends it."""
         async with asyncio.TaskGroup() as group:
             self._executions.group = group
+            copying = group.create_task(self._copier.run())
             try:
                 await asyncio.Event().wait()
             finally:
                 self._executions.group = None
+                copying.cancel()
                 for deployment in self._deployments.values():
                     await deployment.close()
 
@@ -94,6 +99,7 @@ class RolloutManager:
         deployment = self._deployments.get(operation.deployment_id)
         if body == "generate" and deployment is not None:
             reply.asleep[:] = operations.asleep(deployment)
+            await self._copier.caught_up(operation.operation_id)
         return reply
 
     async def _run(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
@@ -124,6 +130,7 @@ class RolloutManager:
         deployment = self._deployments.get(deployment_id)
         if deployment is None:
             assert group is not None
+            self._records.take_copies(deployment_id)
             deployment = RolloutDeployment(
                 deployment_id,
                 wpg_id=request.wpg_id,
@@ -137,7 +144,9 @@ class RolloutManager:
         if deployment.wpg_id != request.wpg_id:
             self._gates.pop(deployment.wpg_id, None)
             deployment.wpg_id = request.wpg_id
-        self._deployments[deployment_id] = deployment
+        if deployment_id not in self._deployments:
+            self._deployments[deployment_id] = deployment
+            self._copier.begins(deployment_id)
         if request.HasField("published"):  # wanted from here on, so nothing is sampled from another
             await operations.load(deployment, request.published, wakes=False)
         return reply
@@ -299,6 +308,31 @@ class RolloutManager:
         if request.to == rollout_pb2.INSTANCES_MOVE_AWAIT_PULL:
             return rollout_pb2.MoveInstancesReply()
         return await operations.wake(deployment)
+
+    # ---- copies of token records
+
+    async def arrange(self, request: rollout_pb2.ArrangeRequest) -> rollout_pb2.ArrangeReply:
+        """Copy records to a manager of another node; drop those of deployments that are gone.
+
+        Raises:
+            PlexError: `stale_fence`.
+        """
+        self._leader.admit_leader(request.fence, what="what a manager leads")
+        self._records.keep_only({*request.leads, *self._deployments})
+        self._records.copies.keep_only([*request.leads, *request.others])  # some are not taken yet
+        self._copier.aim(request.copies_to, request.number)
+        return rollout_pb2.ArrangeReply()
+
+    async def keep_copies(
+        self, request: rollout_pb2.KeepCopiesRequest
+    ) -> rollout_pb2.KeepCopiesReply:
+        """Add to the copies of another manager's records.
+
+        Raises:
+            PlexError: `bad_request` for a copy that would have a hole.
+        """
+        refused = self._records.copies.keep(request, leads=self._deployments)
+        return rollout_pb2.KeepCopiesReply(refused=refused)
 
     # ---- what is told
 

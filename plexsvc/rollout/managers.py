@@ -42,9 +42,8 @@ from plexsvc.rollout.links import (
     ManagerHosts,
     ManagerLink,
     cancel,
-    keep,
-    kept_at,
     no_deployment,
+    note_of,
     restoring,
 )
 from plexsvc.rollout.spot import Pools
@@ -219,15 +218,9 @@ class Managers(Pools):
             pool.post(deployment.wants(pool.kind.name))
 
     async def _keep(self, deployment: LedDeployment) -> None:
-        """Write down what a successor needs; where the disk is full, once there is room."""
-        while deployment.initialized is not None:
-            try:
-                keep(deployment, self._directory)
-            except OSError as error:
-                log.warning("a deployment cannot be written down; trying again", error=error)
-                await self._clock.sleep(RETRY_US)
-            else:
-                return
+        """Keep what a successor needs; where the disk is full, once there is room."""
+        if deployment.initialized is not None and not deployment.is_gone:
+            await self.hosts.keep(deployment.deployment_id, note_of(deployment))
 
     def _bound(self, seeding: LedDeployment, *, most: int) -> None:
         """Ask for no more instances than fit into the time of training, by the seeding window.
@@ -255,11 +248,13 @@ class Managers(Pools):
         Its manager is told of it as a successor is. Its instances are those at `addresses`: the
         ones written down may be of a move that is not over.
         """
-        path = kept_at(self._directory, deployment_id)
-        if not path.exists():
+        note = self.hosts.notes.get(deployment_id)
+        if note is None:
             return False
-        kept = msgspec.json.decode(path.read_bytes(), type=KeptDeployment)
-        link = self._link(kept.node_id, kept.number)
+        kept, up = msgspec.json.decode(note, type=KeptDeployment), self.hosts.nodes()
+        there = [self._link(one, kept.number) for one in kept.nodes if one in up]
+        link = there[0] if there else self._chosen(self.hosts.places(deployment_id))
+        link.peer = there[1] if len(there) > 1 else link.peer
         deployment = LedDeployment(deployment_id, kept.job_id, link, self._clock, fence=fence)
         deployment.initialized = worker_pb2.ExecuteRequest.FromString(kept.initialized)
         deployment.initialized.wpg_id, deployment.addresses = wpg_id, list(addresses)
@@ -338,12 +333,12 @@ class Managers(Pools):
 
     async def forget(self, deployment_id: str) -> None:
         """End a deployment: drop its records and connections. Safe to repeat."""
-        kept_at(self._directory, deployment_id).unlink(missing_ok=True)
         self._telling.pop(deployment_id, None)
         deployment = self._deployments.pop(deployment_id, None)
         if deployment is None:
             return
         deployment.is_gone = True
+        await self.hosts.keep(deployment_id, None)
         for pool in self._pools:
             pool.post(Wanted(deployment_id=DeploymentId(deployment_id), most=0))
         if not await self._is_forgotten(deployment) and self._group is not None:
@@ -428,20 +423,62 @@ class Managers(Pools):
             self._link(link.node_id, link.number)
             if link.is_silent():
                 group.create_task(self.hosts.kill(link.node_id, link.number))
+            elif link.is_up:
+                self._arrange(link, group)
         elif nodes:
             if (following := self._following.pop(link, None)) is not None:
                 following.cancel()
             self._lost.append(self._links.pop((link.node_id, link.number)))
             self._move_off(link, group)
 
+    def _arrange(self, link: ManagerLink, group: asyncio.TaskGroup) -> None:
+        """Say what a manager leads and who has its copies, whenever that has changed."""
+        leads = [one for one in self._deployments.values() if one.link is link]
+        peer = self._peer(link) if leads else None
+        if peer is not link.peer:
+            link.peer = peer
+            for deployment in leads:
+                group.create_task(self._keep(deployment))
+        led = {one.deployment_id for one in leads}
+        request = rollout_pb2.ArrangeRequest(
+            leads=sorted(led), others=sorted(self._deployments.keys() - led)
+        )
+        request.fence.scheduler_epoch = self.hosts.epoch
+        if peer is not None and peer.is_up:
+            request.copies_to, request.number = peer.address, peer.incarnation
+        if request != link.told:
+            link.told = request
+            group.create_task(self._tell_arranged(link, request))
+
+    async def _tell_arranged(self, link: ManagerLink, request: rollout_pb2.ArrangeRequest) -> None:
+        try:
+            await link.manager.Arrange(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            log.warning("manager not told what it leads", node=link.node_id, error=error)
+            link.told = rollout_pb2.ArrangeRequest()
+
+    def _peer(self, link: ManagerLink) -> ManagerLink | None:
+        """Return who has copies of a manager's records: as before, else of the next node."""
+        nodes = {one: is_open for one, is_open in self.hosts.nodes().items() if one != link.node_id}
+        if link.peer is not None and link.peer.node_id in nodes:
+            return self._link(link.peer.node_id, link.number)
+        takes = sorted(one for one, is_open in nodes.items() if is_open) or sorted(nodes)
+        node_id = next((one for one in takes if one > link.node_id), next(iter(takes), None))
+        return None if node_id is None else self._link(node_id, link.number)
+
     def _move_off(self, lost: ManagerLink, group: asyncio.TaskGroup) -> None:
-        """Have managers of other nodes go on with what a lost one led, all of a job with one."""
+        """Have managers of other nodes go on with what a lost one led, all of a job with one.
+
+        That is the one with copies of its records, while its node is up.
+        """
+        has_copies = lost.peer is not None and lost.peer.node_id in self.hosts.nodes()
         led = [one for one in self._deployments.values() if one.link is lost]
         heirs: dict[str, ManagerLink] = {}
         for deployment in led:
             if deployment.job_id not in heirs:
                 places = self.hosts.places(deployment.deployment_id)
-                heirs[deployment.job_id] = self._chosen(places)
+                heir = lost.peer if has_copies and lost.peer else self._chosen(places)
+                heirs[deployment.job_id] = heir
             heir = heirs[deployment.job_id]
             log.warning(
                 "rollout deployment led elsewhere",
@@ -478,6 +515,7 @@ class Managers(Pools):
     def _begin(self, link: ManagerLink, group: asyncio.TaskGroup, *, incarnation: int) -> None:
         """Tell a new process of every deployment that it has."""
         link.incarnation = incarnation
+        link.told = rollout_pb2.ArrangeRequest()
         held = [one for one in self._deployments.values() if one.link is link and one.initialized]
         if held:
             log.warning("rollout manager started again", deployments=len(held))

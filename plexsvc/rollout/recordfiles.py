@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.log import Log
@@ -28,11 +28,29 @@ class StoredFrame(NamedTuple):
     spans: bytes = b""
 
 
+class Watcher(Protocol):
+    """Is told of record files."""
+
+    def grown(self, file: RecordFile) -> None:
+        """Take note that a file has more bytes."""
+
+    def removed(self, file: RecordFile) -> None:
+        """Take note that a file is gone."""
+
+
 class RecordFile:
     """The file of one operation, made when its first frame comes."""
 
-    def __init__(self, directory: Path, operation: operations_pb2.Operation) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        operation: operations_pb2.Operation,
+        *,
+        watcher: Watcher | None = None,
+    ) -> None:
         self._path = directory / operation.operation_id.hex()
+        self.operation_id, self.deployment_id = operation.operation_id, operation.deployment_id
+        self._watcher = watcher
         self._ids = operations_pb2.Operation(
             operation_id=operation.operation_id,
             job_id=operation.job_id,
@@ -59,11 +77,30 @@ class RecordFile:
             log.warning("token record not kept for a successor", path=str(self._path), error=error)
             self.remove()
             self._is_broken = True
+            return
+        if self._watcher is not None:
+            self._watcher.grown(self)
+
+    @property
+    def nbytes(self) -> int:
+        """How large it is."""
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def read(self, offset: int, most: int) -> bytes:
+        """Return bytes from `offset` on; none of a file that is gone."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(offset)
+                return file.read(most)
+        except FileNotFoundError:
+            return b""
 
     def remove(self) -> None:
         """Delete the file; safe to repeat."""
         self.close()
         self._path.unlink(missing_ok=True)
+        if self._watcher is not None:
+            self._watcher.removed(self)
 
     def close(self) -> None:
         """Write no more, and keep the file."""

@@ -6,8 +6,9 @@ changes, so any number of readers replay the same stream from any cursor. It is 
 before a reader gets it: when the manager is killed, its successor takes the frames from there, and
 samples go on from the positions that they have. Where the file is lost, too, another record begins.
 Its draws may differ, so each record has a number of its own in its cursors, and a reader that comes
-with a cursor of another record gets every frame. The last frame carries the result. Generation does
-not depend on readers, of which there may be none.
+with a cursor of another record gets every frame. So it is where a successor on another node goes on
+from a copy, whose frames may end before those that readers had (`renumbered`). The last frame
+carries the result. Generation does not depend on readers, of which there may be none.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class OperationRecord:
         self.operation = operation
         self.frames = [entry.frame for entry in kept]
         """Serialised."""
-        self._start = (1 + secrets.randbelow((1 << RECORD_BITS) - 1)) << FRAME_BITS
+        self._start = _new_start()
         self.result: operations_pb2.OperationResult | None = None
         self.nbytes = sum(map(len, self.frames))
         self.generated = 0
@@ -221,6 +222,20 @@ class OperationRecord:
         self.frames.append(data)
         self.nbytes += len(data)
         self._changed.set()
+
+
+def renumbered(entries: Iterable[StoredFrame]) -> list[StoredFrame]:
+    """Return the frames of a copy as those of another record."""
+    start, made = _new_start(), list[StoredFrame]()
+    for number, entry in enumerate(entries, 1):
+        frame = operations_pb2.GenerateFrame.FromString(entry.frame)
+        frame.cursor = start + number
+        made.append(StoredFrame(frame.SerializeToString(), entry.spans))
+    return made
+
+
+def _new_start() -> int:
+    return (1 + secrets.randbelow((1 << RECORD_BITS) - 1)) << FRAME_BITS
 
 
 def _new_spans(samples: Iterable[SampleRecord]) -> bytes:

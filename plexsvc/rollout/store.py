@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError, not_found, payload_too_large
 from plexsvc.ids import show
+from plexsvc.log import Log
 from plexsvc.newest import Newest
 from plexsvc.rollout.config import RolloutConfig
-from plexsvc.rollout.recordfiles import RecordFile, StoredFrame, recover
-from plexsvc.rollout.records import OperationRecord
+from plexsvc.rollout.copies import Copies
+from plexsvc.rollout.recordfiles import RecordFile, StoredFrame, Watcher, recover
+from plexsvc.rollout.records import OperationRecord, renumbered
 from plexsvc.slots import Limit
+
+log = Log(__name__)
 
 TOKEN_BYTES: Final = 32
 """Most a recorded token takes: its id twice, its logprob, and a delta of its own (28 measured)."""
@@ -29,8 +33,12 @@ REMEMBERED_IDS: Final = 16_384
 class RecordStore:
     """Token records of all deployments of one manager. Owned by the event loop."""
 
-    def __init__(self, config: RolloutConfig, clock: Clock) -> None:
-        self._config, self._clock = config, clock
+    def __init__(
+        self, config: RolloutConfig, clock: Clock, *, watcher: Watcher | None = None
+    ) -> None:
+        """Begin with what a manager before has left; tell `watcher` of files."""
+        self._config, self._clock, self._watcher = config, clock, watcher
+        self.copies = Copies(config.records_dir / "copies", max_bytes=config.record_bytes)
         self._limit = Limit(
             total=config.record_bytes,
             what="bytes for token records of running operations",
@@ -45,10 +53,7 @@ class RecordStore:
         self._arrivals: dict[bytes, asyncio.Event] = {}
         self._waiting: dict[bytes, int] = {}
         for operation, kept in recover(config.records_dir):
-            record = self._make(operation, kept=kept)
-            self.add(record)
-            if record.result is not None:
-                self.settle(record)
+            self._recover(operation, kept)
 
     def open(self, operation: operations_pb2.Operation) -> OperationRecord:
         """Return the record of an operation: what a manager before has left of it, else a new one.
@@ -109,6 +114,27 @@ class RecordStore:
             self._release(record)
             self._gone[operation_id] = None
 
+    def take_copies(self, deployment_id: str) -> None:
+        """Go on with the records that another node's manager had of a deployment."""
+        taken = 0
+        for operation, entries in self.copies.take(deployment_id):
+            self.drop(operation.operation_id)  # from when it was led here before
+            kept, file = renumbered(entries), self._file(operation)
+            if file is not None:
+                for entry in kept:
+                    file.append(entry)
+                file.close()
+            self._recover(operation, kept)
+            taken += self._records[operation.operation_id].generated
+        if taken:
+            log.info("tokens taken over from copies", deployment=deployment_id, tokens=taken)
+
+    def keep_only(self, deployment_ids: Collection[str]) -> None:
+        """Drop the records of all other deployments."""
+        for key, record in list(self._records.items()):
+            if record.operation.deployment_id not in deployment_ids:
+                self.drop(key)
+
     def get(self, operation_id: bytes) -> OperationRecord | None:
         """Return the record, None when there is none."""
         return self._records.get(operation_id)
@@ -156,8 +182,21 @@ class RecordStore:
         self, operation: operations_pb2.Operation, *, kept: Sequence[StoredFrame] = ()
     ) -> OperationRecord:
         """Return a record; one beside the order ends with its reader's stream and needs no file."""
-        file = RecordFile(self._config.records_dir, operation) if operation.seq else None
-        return OperationRecord(operation, file=file, kept=kept)
+        return OperationRecord(operation, file=self._file(operation), kept=kept)
+
+    def _file(self, operation: operations_pb2.Operation) -> RecordFile | None:
+        if not operation.seq:
+            return None
+        return RecordFile(self._config.records_dir, operation, watcher=self._watcher)
+
+    def _recover(self, operation: operations_pb2.Operation, kept: Sequence[StoredFrame]) -> None:
+        """Take a record that was begun before."""
+        record = self._make(operation, kept=kept)
+        self.add(record)
+        if record.result is not None:
+            self.settle(record)
+        if self._watcher is not None and (file := self._file(operation)) is not None:
+            self._watcher.grown(file)
 
     def _release(self, record: OperationRecord) -> None:
         """Give a record's bytes back, reserved or kept."""

@@ -99,8 +99,8 @@ class ClusterKeys:
         node_id = certificates.read(certificate).node_id
         return PlexError(
             ErrorCode.FORBIDDEN,
-            f"node {node_id!r} may read versions of other nodes, and nothing else; only the "
-            "service calls this",
+            f"node {node_id!r} may read versions of other nodes and lead rollouts, and nothing "
+            "else; only the service calls this",
             node=node_id,
         )
 

@@ -35,7 +35,7 @@ from plexsvc.scheduler.ledger.results import ResultBook
 from plexsvc.scheduler.ledger.sessions import Sessions
 from plexsvc.scheduler.ledger.takeover import take_over
 from plexsvc.scheduler.orders import adopt, leaving
-from plexsvc.scheduler.orders.managers import ManagerHosts
+from plexsvc.scheduler.orders.managers import NOTES, ManagerHosts
 from plexsvc.scheduler.orders.nodes import NodeLinks
 from plexsvc.scheduler.orders.plans import PlanThread
 from plexsvc.scheduler.orders.ranks import Ranks
@@ -119,7 +119,7 @@ class LiveScheduler:
         self._journal = Journal(self._made, keeps_actions=config.journal_actions)
         self.cluster: ClusterView = core.view
         self.spot_hosts = SpotHosts(self.reach, is_open=self._is_open)
-        self.manager_hosts = ManagerHosts(self.reach, is_open=self._is_open)
+        self.manager_hosts = ManagerHosts(self.reach, is_open=self._is_open, remember=self.remember)
         self.reward_hosts = RewardHosts(self.reach, clock, is_open=self._is_open)
         self._timers = Timers(clock, post=inbox.post, is_awaited=core.view.awaits)
         self.beside = PlanThread(
@@ -183,6 +183,8 @@ class LiveScheduler:
         try:
             if self._former is not None:
                 await storing.run(partial(self._begin, self._former))
+            else:
+                await storing.run(self._forget_notes)
             post = self.post if self._former is None else None
             await take_over(self._store, self.config, clock=self.clock, run=storing.run, post=post)
             async with asyncio.TaskGroup() as tasks:
@@ -243,8 +245,14 @@ class LiveScheduler:
                 self.reach.versions.recall(record.deployment_id, record.durable)
                 ran = self._store.kept_operations([record.deployment_id])
                 record.durable.recall(map(rows.done_of, ran))
+        self.manager_hosts.recall(self._store.records(tenant="", prefix=NOTES))
         self._store.keep_snapshot(former.first_snapshot(self._made))
         self._store.append(self._journal.notes(at_us=former.at_us), kept)
+
+    def _forget_notes(self) -> None:
+        """Drop the notes about rollouts that ended with their cluster."""
+        notes = self._store.records(tenant="", prefix=NOTES)
+        self._store.append((), [RecordGone(tenant="", key=row.key) for row in notes])
 
     async def _adopt(self, tasks: asyncio.TaskGroup) -> None:
         await self.nodes.ready()

@@ -54,6 +54,9 @@ class Bench:
     instances: list[FakeInstance]
     config: RolloutConfig
     """Of the manager."""
+    hosts: FakeManagerHosts
+    peer: RolloutManager | None
+    """The manager of another node, if there is one."""
     killed: asyncio.Event
     """Whether a manager was to be killed because it hangs."""
     worker: worker_pb2_grpc.WorkerAsyncStub
@@ -200,13 +203,22 @@ class Bench:
             task.cancel()
         await asyncio.wait(ending)
         self.beside.clear()
-        self.managers, self.leading = lead([self.config], self.killed, self.group)
+        self.managers = lead(self.config, self.hosts)
         self.fence.scheduler_epoch += 1
+        self.hosts.epoch += 1
         await self.kill_manager()
         addresses = [instance.address for instance in self.instances]
         assert self.managers.adopt(
             "rollout", fence=self.fence, wpg_id=self.wpg_id, addresses=addresses
         )
+        self.leading = self.group.create_task(self.managers.run())
+
+    async def kill_node(self) -> None:
+        """End the manager and its node for good; the one of the other node is read from now on."""
+        assert self.peer is not None
+        await self.serving.aclose()
+        del self.hosts.up["node"]
+        self.manager = self.peer
 
     async def told_of_leaving(self) -> None:
         """Return when the manager knows of every instance that is to go."""
@@ -228,18 +240,12 @@ class Bench:
         return collect(delta for frame in frames for delta in frame.deltas)
 
 
-def lead(
-    configs: Sequence[RolloutConfig], killed: asyncio.Event, group: asyncio.TaskGroup
-) -> tuple[Managers, asyncio.Task[None]]:
-    """Return who leads these managers of one node, and what runs it."""
-    leads = Managers(
-        replace(configs[0], managers=len(configs)),
-        clock=SystemClock(),
-        keys=KEYS,
-        directory=Path(configs[0].listen.removeprefix("unix:")).parent,
-    )
-    leads.hosts = FakeManagerHosts({"node": [one.listen for one in configs]}, killed)
-    return leads, group.create_task(leads.run())
+def lead(config: RolloutConfig, hosts: FakeManagerHosts) -> Managers:
+    """Return who leads the managers of these nodes."""
+    directory = Path(config.listen.removeprefix("unix:")).parent
+    leads = Managers(config, clock=SystemClock(), keys=KEYS, directory=directory)
+    leads.hosts = hosts
+    return leads
 
 
 @asynccontextmanager
@@ -252,35 +258,48 @@ async def bench(
     source: str = "",
     shared: bool = False,
     others: Sequence[FakeInstance] = (),
+    has_peer: bool = False,
 ) -> AsyncIterator[Bench]:
-    """Yield a bench of fake instances, or of `others` that serve already."""
+    """Yield a bench of fake instances, or of `others` that serve already.
+
+    With `has_peer` there is another node, with a manager.
+    """
     async with AsyncExitStack() as stack:
         configs = [
             replace(
                 config,
                 listen=f"unix:{stack.enter_context(tempfile.TemporaryDirectory())}/manager.sock",
                 records_dir=Path(stack.enter_context(tempfile.TemporaryDirectory())),
+                managers=managers,
             )
-            for _ in range(managers)
+            for _ in range(managers + has_peer)
         ]
+        peer = None
         for further in configs[1:]:
-            await stack.enter_async_context(serve(further, KEYS))
+            peer, _ = await stack.enter_async_context(serve(further, KEYS))
         killed = asyncio.Event()
         serving = await stack.enter_async_context(AsyncExitStack())
         manager, address = await serving.enter_async_context(serve(configs[0], KEYS))
         worker = await stack.enter_async_context(open_channel(address, KEYS))
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        leads, leading = lead(configs, killed, group)
+        addresses = {"node": [one.listen for one in configs[:managers]]}
+        if has_peer:
+            addresses["other"] = [configs[-1].listen]
+        hosts = FakeManagerHosts(addresses, killed)
+        hosts.instances = {"rollout": ["node"]}
+        leads = lead(configs[0], hosts)
         made = Bench(
             manager,
             leads,
             list(others) or [await start_instance(held=held) for _ in range(instances)],
             config=configs[0],
+            hosts=hosts,
+            peer=peer,
             killed=killed,
             worker=worker_pb2_grpc.WorkerStub(worker),
             serving=serving,
             group=group,
-            leading=leading,
+            leading=group.create_task(leads.run()),
             source=source,
             shared=shared,
         )

@@ -5,7 +5,8 @@ The core does not know them. A manager lives under its node's lease like every r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import grpc.aio
 
@@ -16,16 +17,36 @@ from plexsvc.log import Log
 from plexsvc.rpc.errors import checked, error_from
 from plexsvc.scheduler.orders.nodes import MANAGER, NodeLink
 from plexsvc.scheduler.orders.reach import Reach
+from plexsvc.store.rows import RecordGone, RecordRow
 
 log = Log(__name__)
+
+Remember: TypeAlias = Callable[[RecordRow | RecordGone], Awaitable[None]]
+
+NOTES: Final = "led/"
+"""With which the keys of notes about deployments begin, among what is remembered for no tenant."""
 
 
 class ManagerHosts:
     """The nodes, as hosts of rollout managers."""
 
-    def __init__(self, reach: Reach, *, is_open: Callable[[NodeId], bool]) -> None:
-        """Say of a node by `is_open` whether it takes further work."""
-        self._reach, self._is_open = reach, is_open
+    def __init__(
+        self, reach: Reach, *, is_open: Callable[[NodeId], bool], remember: Remember
+    ) -> None:
+        """Say of a node by `is_open` whether it takes further work; keep notes by `remember`."""
+        self._reach, self._is_open, self._remember = reach, is_open, remember
+        self.epoch = reach.epoch
+        self.notes: Mapping[str, bytes] = {}
+
+    def recall(self, rows: Iterable[RecordRow]) -> None:
+        """Take the notes of the service before."""
+        self.notes = {row.key.removeprefix(NOTES): row.body for row in rows}
+
+    async def keep(self, deployment_id: str, note: bytes | None) -> None:
+        """Keep what the next service needs to lead a deployment; None: it has ended."""
+        key = f"{NOTES}{deployment_id}"
+        gone = RecordGone(tenant="", key=key)
+        await self._remember(gone if note is None else RecordRow(tenant="", key=key, body=note))
 
     def nodes(self) -> Mapping[str, bool]:
         """Return the nodes that are up and reach every instance; whether each takes further work.

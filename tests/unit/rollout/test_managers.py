@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-from pathlib import Path
 
 import pytest
 
@@ -174,24 +172,6 @@ async def test_an_instance_that_a_successor_cannot_reach_is_reported_and_replace
             assert (await b.execute(b.generate())).weight_version == 2
 
 
-async def test_a_pull_waits_for_room_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = 0
-
-    def full(path: Path, data: bytes) -> int:
-        nonlocal tries
-        tries += 1
-        if tries < 3:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return writes(path, data)
-
-    writes = Path.write_bytes
-    monkeypatch.setattr("plexsvc.rollout.managers.RETRY_US", 1000)
-    async with bench() as b:
-        monkeypatch.setattr(Path, "write_bytes", full)
-        assert (await b.pull(1)).weight_version == 1
-        assert tries == 3
-
-
 async def test_jobs_are_spread_and_a_job_stays_together() -> None:
     async with bench(managers=2) as b:
         addresses = set()
@@ -221,3 +201,84 @@ async def test_a_manager_that_sends_no_beat_is_killed(monkeypatch: pytest.Monkey
     async with bench() as b:
         async with asyncio.timeout(10):
             await b.killed.wait()  # it beats every second, and is looked at a thousand times
+
+
+async def copied(b: Bench, operation: operations_pb2.Operation) -> None:
+    """Return when the peer has all that the manager has of a record."""
+    while b.hosts.nodes() and not vars(vars(b.manager)["_copier"])["_is_taken"]:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    await vars(b.manager)["_copier"].caught_up(operation.operation_id)
+
+
+async def test_a_manager_of_another_node_goes_on_from_copied_tokens() -> None:
+    async with bench() as b:
+        await b.pull(4)
+        operation = b.generate(seed=3)
+        await b.execute(operation)
+        expected = await b.answers(operation)
+    async with bench(held=True, has_peer=True) as b:
+        await b.pull(4)
+        operation = b.generate(seed=3)
+        prompts = [list(prompt.token_ids) for prompt in operation.generate.prompts]
+        reader = TokenRecord(prompts, sampling=operation.generate.sampling)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(3)
+            for frame in await frames_until(b, operation):
+                reader.add(parse(frame))
+            await copied(b, operation)
+            made = b.instances[0].engine.generated
+            await b.kill_node()
+            b.instances[0].engine.release()
+        assert b.instances[0].engine.generated - made < 48, "it does not begin anew"
+        assert running.result().state == APPLIED
+        for rest in await b.frames(operation.operation_id, after=reader.cursor):
+            reader.add(rest)
+        assert [one.tokens for one in reader.samples()] == [
+            expected[key].tokens for key in sorted(expected)
+        ]
+        assert all(set(one.versions) == {4} for one in reader.samples())
+
+
+async def test_what_was_answered_and_not_read_outlives_its_node() -> None:
+    async with bench(has_peer=True) as b:
+        first, operation = b.generate(), b.generate(seed=5)
+        await b.execute(first)
+        await copied(b, first)
+        answered = await b.execute(operation)
+        frames = await b.frames(operation.operation_id)
+        before = b.instances[0].engine.generated
+        await b.kill_node()
+        async with asyncio.timeout(20):
+            assert await b.execute(operation) == answered
+            again = await b.frames(operation.operation_id)
+        assert [f.deltas for f in again] == [f.deltas for f in frames]
+        assert again[-1].result == answered
+        assert b.instances[0].engine.generated == before
+
+
+async def test_a_service_elsewhere_finds_the_copies_too() -> None:
+    async with bench(has_peer=True) as b:
+        operation = b.generate(seed=5)
+        await b.execute(b.generate())
+        await copied(b, operation)
+        answered = await b.execute(operation)
+        await b.kill_node()
+        await b.replace_service()
+        b.manager = b.peer or b.manager
+        async with asyncio.timeout(20):
+            assert await b.execute(operation) == answered
+
+
+async def test_a_deployment_that_ends_leaves_no_copy() -> None:
+    async with bench(has_peer=True) as b:
+        operation = b.generate()
+        await b.execute(operation)
+        await copied(b, operation)
+        assert b.peer is not None
+        place = vars(b.peer)["_config"].records_dir
+        assert len([path for path in place.rglob("*") if path.is_file()]) == 1
+        await b.managers.forget("rollout")
+        async with asyncio.timeout(20):
+            while [path for path in place.rglob("*") if path.is_file()]:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)

@@ -230,6 +230,52 @@ class MoveInstancesReply(_message.Message):
     unreached: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, nbytes: _Optional[int] = ..., unreached: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ArrangeRequest(_message.Message):
+    __slots__ = ("leads", "others", "copies_to", "number", "fence")
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_TO_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    leads: _containers.RepeatedScalarFieldContainer[str]
+    others: _containers.RepeatedScalarFieldContainer[str]
+    copies_to: str
+    number: int
+    fence: _common_pb2.Fence
+    def __init__(self, leads: _Optional[_Iterable[str]] = ..., others: _Optional[_Iterable[str]] = ..., copies_to: _Optional[str] = ..., number: _Optional[int] = ..., fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ...) -> None: ...
+
+class ArrangeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KeepCopiesRequest(_message.Message):
+    __slots__ = ("restarts", "parts")
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    restarts: _containers.RepeatedScalarFieldContainer[str]
+    parts: _containers.RepeatedCompositeFieldContainer[CopiedBytes]
+    def __init__(self, restarts: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[CopiedBytes, _Mapping]]] = ...) -> None: ...
+
+class CopiedBytes(_message.Message):
+    __slots__ = ("deployment_id", "operation_id", "offset", "data", "is_gone")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_GONE_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    operation_id: bytes
+    offset: int
+    data: bytes
+    is_gone: bool
+    def __init__(self, deployment_id: _Optional[str] = ..., operation_id: _Optional[bytes] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_gone: _Optional[bool] = ...) -> None: ...
+
+class KeepCopiesReply(_message.Message):
+    __slots__ = ("refused",)
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    refused: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, refused: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class InspectRequest(_message.Message):
     __slots__ = ("operation_id",)
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]

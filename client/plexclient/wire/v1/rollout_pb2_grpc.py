@@ -391,6 +391,16 @@ class RolloutManagerStub:
                 request_serializer=plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesReply.FromString,
                 _registered_method=True)
+        self.Arrange = channel.unary_unary(
+                '/plexsvc.v1.RolloutManager/Arrange',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.ArrangeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.ArrangeReply.FromString,
+                _registered_method=True)
+        self.KeepCopies = channel.unary_unary(
+                '/plexsvc.v1.RolloutManager/KeepCopies',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.KeepCopiesRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.KeepCopiesReply.FromString,
+                _registered_method=True)
 
 
 class RolloutManagerServicer:
@@ -423,6 +433,20 @@ class RolloutManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Arrange(self, request, context):
+        """What it leads, and where its token records are copied to. Records and copies of other deployments are dropped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KeepCopies(self, request, context):
+        """Adds to the copies of token records of a manager on another node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RolloutManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -445,6 +469,16 @@ def add_RolloutManagerServicer_to_server(servicer, server):
                     servicer.MoveInstances,
                     request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesReply.SerializeToString,
+            ),
+            'Arrange': grpc.unary_unary_rpc_method_handler(
+                    servicer.Arrange,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.ArrangeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.ArrangeReply.SerializeToString,
+            ),
+            'KeepCopies': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepCopies,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.KeepCopiesRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.KeepCopiesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -556,6 +590,60 @@ class RolloutManager:
             '/plexsvc.v1.RolloutManager/MoveInstances',
             plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesRequest.SerializeToString,
             plexsvc_dot_v1_dot_rollout__pb2.MoveInstancesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Arrange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.RolloutManager/Arrange',
+            plexsvc_dot_v1_dot_rollout__pb2.ArrangeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.ArrangeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepCopies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.RolloutManager/KeepCopies',
+            plexsvc_dot_v1_dot_rollout__pb2.KeepCopiesRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.KeepCopiesReply.FromString,
             options,
             channel_credentials,
             insecure,

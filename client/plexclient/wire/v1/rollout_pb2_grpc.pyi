@@ -129,6 +129,10 @@ class RolloutManagerStub:
     Inspect: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.InspectRequest, _rollout_pb2.ManagerFacts]
     MoveInstances: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.MoveInstancesRequest, _rollout_pb2.MoveInstancesReply]
     """Has all dedicated instances of a deployment sleep, or wake. Repeats change nothing."""
+    Arrange: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.ArrangeRequest, _rollout_pb2.ArrangeReply]
+    """What it leads, and where its token records are copied to. Records and copies of other deployments are dropped."""
+    KeepCopies: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.KeepCopiesRequest, _rollout_pb2.KeepCopiesReply]
+    """Adds to the copies of token records of a manager on another node."""
 
 @_typing.type_check_only
 class RolloutManagerAsyncStub(RolloutManagerStub):
@@ -141,6 +145,10 @@ class RolloutManagerAsyncStub(RolloutManagerStub):
     Inspect: _aio.UnaryUnaryMultiCallable[_rollout_pb2.InspectRequest, _rollout_pb2.ManagerFacts]  # type: ignore[assignment]
     MoveInstances: _aio.UnaryUnaryMultiCallable[_rollout_pb2.MoveInstancesRequest, _rollout_pb2.MoveInstancesReply]  # type: ignore[assignment]
     """Has all dedicated instances of a deployment sleep, or wake. Repeats change nothing."""
+    Arrange: _aio.UnaryUnaryMultiCallable[_rollout_pb2.ArrangeRequest, _rollout_pb2.ArrangeReply]  # type: ignore[assignment]
+    """What it leads, and where its token records are copied to. Records and copies of other deployments are dropped."""
+    KeepCopies: _aio.UnaryUnaryMultiCallable[_rollout_pb2.KeepCopiesRequest, _rollout_pb2.KeepCopiesReply]  # type: ignore[assignment]
+    """Adds to the copies of token records of a manager on another node."""
 
 class RolloutManagerServicer:
     """Beside this a manager serves Worker: Execute, Cancel, Describe and StreamFrames of its deployments."""
@@ -170,5 +178,19 @@ class RolloutManagerServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.MoveInstancesReply, _abc.Awaitable[_rollout_pb2.MoveInstancesReply]]:
         """Has all dedicated instances of a deployment sleep, or wake. Repeats change nothing."""
+
+    def Arrange(
+        self,
+        request: _rollout_pb2.ArrangeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.ArrangeReply, _abc.Awaitable[_rollout_pb2.ArrangeReply]]:
+        """What it leads, and where its token records are copied to. Records and copies of other deployments are dropped."""
+
+    def KeepCopies(
+        self,
+        request: _rollout_pb2.KeepCopiesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.KeepCopiesReply, _abc.Awaitable[_rollout_pb2.KeepCopiesReply]]:
+        """Adds to the copies of token records of a manager on another node."""
 
 def add_RolloutManagerServicer_to_server(servicer: RolloutManagerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
