@@ -23,6 +23,7 @@ from plexsvc.rpc import loops
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import ClusterKeys, read_keys
 from plexsvc.rpc.services import add_service
+from plexsvc.tether import set_process_name
 
 WORKER: Final = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
 MANAGER: Final = rollout_pb2.DESCRIPTOR.services_by_name["RolloutManager"]
@@ -95,6 +96,7 @@ async def _serve_until_signalled(config: RolloutConfig, ready: Callable[[str], N
 
 def main(table: dict[str, Any], ready: Callable[[str], None]) -> None:
     """Be a rollout manager; called in a process that the node's agent forked."""
+    set_process_name("plex-manager")
     logging.setup()
     config = configuration.parse(table, RolloutConfig, where="rollout manager")
     config.records_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

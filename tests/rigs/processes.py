@@ -33,7 +33,7 @@ def running(module: str, *, below: int) -> list[int]:
 
 def managers(*, below: int) -> list[int]:
     """Return the rollout managers below a process, the oldest first."""
-    return sorted(pid for pid in descendants(below) if name_of(pid).startswith("manager-"))
+    return sorted(pid for pid in descendants(below) if name_of(pid) == "plex-manager")
 
 
 def name_of(pid: int) -> str:

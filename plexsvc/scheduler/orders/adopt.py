@@ -7,8 +7,8 @@ order whose outcome the core awaits is given once more, under its own number: ag
 and ranks answer what they have done from their records. An operation runs, or is answered, when its
 client has sent it again (`run`).
 
-Rollout managers die with their service. New ones are told of each deployment as the successor of
-one is, with the instances that the core counts on, and go on from its token records. Instances say
+Rollout managers are told of each deployment as the successor of one is, with the instances that the
+core counts on, and go on from its token records. Instances say
 themselves which of them sleep. One that is missing is spawned again, as one that is lost under a
 running service: `life/instances.py`.
 
@@ -59,8 +59,7 @@ NOWHERE: Final = "unix:/dev/null"
 
 NOT_JOINED: Final = "it did not join the service that took over"
 NOT_ADOPTED: Final = (
-    "the service was started again, and what its managers had written down of the job's rollout is "
-    "not on this host"
+    "the service was started again, and nothing is kept of how the job's rollout was initialised"
 )
 
 
