@@ -175,7 +175,7 @@ class RankTable:
         if spec.image == "reward":
             config["gpus"] = gpus.of_rewards(self._config.devices)
         elif spec.image == "manager":
-            config["records_dir"] = str(self._log_dir / "records")
+            config["records_dir"] = str(self._log_dir / f"records-{spec.rank}")
         rank = RankProcess(
             spec=spec,
             incarnation=incarnation,

@@ -159,7 +159,7 @@ class Copier:
 
     def _next(self) -> pb.KeepCopiesRequest | None:
         """Return what is to be sent next; None when the peer has everything."""
-        leads = self._leads()
+        leads = set(self._leads())
         request = pb.KeepCopiesRequest(restarts=[one for one in self._restarts if one in leads])
         self._restarts.clear()
         for file in self._gone:
@@ -186,6 +186,7 @@ class Copier:
             left -= len(data)
             if left <= 0:
                 break
+        self._moved.set()  # some may not be behind any more
         return request if request.restarts or request.parts else None
 
     def _note(self, request: pb.KeepCopiesRequest, reply: pb.KeepCopiesReply) -> None:

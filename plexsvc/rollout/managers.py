@@ -218,9 +218,15 @@ class Managers(Pools):
             pool.post(deployment.wants(pool.kind.name))
 
     async def _keep(self, deployment: LedDeployment) -> None:
-        """Keep what a successor needs; where the disk is full, once there is room."""
+        """Keep what the next service needs; where the disk is full, once there is room."""
         if deployment.initialized is not None and not deployment.is_gone:
-            await self.hosts.keep(deployment.deployment_id, note_of(deployment))
+            await self._note(deployment.deployment_id, note_of(deployment))
+
+    async def _note(self, deployment_id: str, note: bytes | None) -> None:
+        try:
+            await self.hosts.keep(deployment_id, note)
+        except PlexError as error:  # another service leads: this one ends by itself
+            log.warning("what is led is not kept", deployment=deployment_id, error=error)
 
     def _bound(self, seeding: LedDeployment, *, most: int) -> None:
         """Ask for no more instances than fit into the time of training, by the seeding window.
@@ -338,7 +344,7 @@ class Managers(Pools):
         if deployment is None:
             return
         deployment.is_gone = True
-        await self.hosts.keep(deployment_id, None)
+        await self._note(deployment_id, None)
         for pool in self._pools:
             pool.post(Wanted(deployment_id=DeploymentId(deployment_id), most=0))
         if not await self._is_forgotten(deployment) and self._group is not None:

@@ -68,7 +68,7 @@ from tests.rigs.live_cluster import (
     state_beside,
 )
 from tests.rigs.postgres import running_postgres
-from tests.rigs.processes import descendants, is_alive, running
+from tests.rigs.processes import descendants, is_alive, managers, running
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
@@ -207,12 +207,13 @@ class Storm:
     def _victims(self, loop: Loop) -> Victims:
         """Return the processes that may be hit, once all are there."""
         live, agent = self.cluster.service.live, self.cluster.agent
-        below = {"statemanager": agent, "rollout": live.pid, "reward": live.pid}
+        below = {"statemanager": agent, "reward": live.pid}
         victims: Victims = {"agent": agent}
 
         def are_there() -> bool:
             for module, pid in below.items():
                 victims[module] = next(iter(running(f"plexsvc.{module}.main", below=pid)), 0)
+            victims["rollout"] = next(iter(managers(below=agent)), 0)
             with suppress(KeyError):
                 ids = [one.deployment_id for one in (loop.actor, loop.rollout) if one is not None]
                 up = rank_processes(live, ids, are_up=True)  # a start that hangs has minutes

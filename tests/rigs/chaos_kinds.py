@@ -241,14 +241,10 @@ ON_DEVICE: Final = {"mid-pass", "mid-step", "mid-save", "mid-load", "mid-publish
 REBUILT: Final = ("rank", "zygote")
 """What durable deployments outlive where their state can be rebuilt (`docs/recovery.md`)."""
 EXCLUDED: Final = {
-    *(
-        (f"{name} {how}", "mid-takeover")
-        for name in ("manager", "rewards")
-        for how in ("killed", "stopped")
-    ),
+    *((f"rewards {how}", "mid-takeover") for how in ("killed", "stopped")),
     ("service replaced", "mid-takeover"),
 }
-"""Managers and the reward proxy are the service's: none lives while it takes over."""
+"""The reward proxy is the service's: none lives while it takes over."""
 
 
 def pause(longest_s: float) -> None:

@@ -80,6 +80,7 @@ class ManagerHosts:
                 proc_id=proc_id,
                 image=MANAGER,
                 wpg_id=proc_id.rpartition("/")[0],
+                rank=number,
                 config_json=config_json,
             )
             request = node_pb2.SpawnRequest(fence=reach.fence(lease_no=0), spec=spec)

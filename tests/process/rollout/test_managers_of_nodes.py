@@ -212,7 +212,7 @@ async def until_led(
 
 async def until_copied(nodes: Nodes) -> None:
     """Return when the node without the instance has a copy."""
-    copies = nodes.place / "right" / "logs" / "records" / "copies"
+    copies = nodes.place / "right" / "logs" / "records-0" / "copies"
     async with asyncio.timeout(30):
         while not [path for path in copies.rglob("*") if path.is_file()]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
