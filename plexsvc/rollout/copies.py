@@ -137,6 +137,7 @@ class Copier:
                 while self._aim == aim and (request := self._next()) is not None:
                     reply = await stub.KeepCopies(request, timeout=CALL_S)
                     self._note(request, reply)
+                    self._is_taken = True
             except (PlexError, grpc.aio.AioRpcError) as error:
                 failure = error_from(error) if isinstance(error, grpc.aio.AioRpcError) else error
                 if self._is_taken:
@@ -144,7 +145,6 @@ class Copier:
                 self._begin_anew()
                 await self._clock.sleep(PAUSE_US)
                 continue
-            self._is_taken = True
             await self._changed.wait()
 
     def _begin_anew(self) -> None:

@@ -60,14 +60,13 @@ class FakeManagerHosts:
         self.up = dict.fromkeys(addresses, True)
         self.instances: Mapping[str, Sequence[str]] = {}
         """The node of each instance, by deployment."""
-        self.notes: dict[str, bytes] = {}
+        self.notes: Mapping[str, bytes] = {}
         self.epoch = 1
         self._addresses, self._killed = addresses, killed
 
     async def keep(self, deployment_id: str, note: bytes | None) -> None:
-        self.notes.pop(deployment_id, None)
-        if note is not None:
-            self.notes[deployment_id] = note
+        others = {one: kept for one, kept in self.notes.items() if one != deployment_id}
+        self.notes = others if note is None else others | {deployment_id: note}
 
     def nodes(self) -> Mapping[str, bool]:
         return dict(self.up)
