@@ -118,14 +118,6 @@ class LiveCluster:
         """Do what `plexctl instance drain DEVICE` does."""
         self._call("DrainInstance", service_pb2.DrainInstanceRequest(device=device))
 
-    def add_node(self, agent: str) -> None:
-        """Do what `plexctl node add AGENT` does."""
-        self._call("AddNode", service_pb2.AddNodeRequest(agent=agent), timeout_s=60)
-
-    def change_node(self, node_id: str, change: service_pb2.NodeChange) -> None:
-        """Do what `plexctl node cordon NODE` and the like do."""
-        self._call("ChangeNode", service_pb2.ChangeNodeRequest(node_id=node_id, change=change))
-
     def move_job(self, job_id: str) -> None:
         """Do what `plexctl job move JOB` does."""
         self._call("MoveJob", service_pb2.MoveJobRequest(job_id=job_id))
@@ -145,11 +137,11 @@ class LiveCluster:
                 return found
             found += reply.spans
 
-    def _call(self, method: str, request: object, *, timeout_s: float = 10) -> Any:
+    def _call(self, method: str, request: object) -> Any:
         with grpc.insecure_channel(self.address) as channel:
             stub = service_pb2_grpc.RouterStub(channel)
             metadata = [("authorization", f"Bearer {self.token}")]
-            return getattr(stub, method)(request, timeout=timeout_s, metadata=metadata)
+            return getattr(stub, method)(request, timeout=10, metadata=metadata)
 
 
 KEPT_STATES: Final = "PLEX_TEST_KEPT_STATES"

@@ -6,22 +6,19 @@ import os
 import random
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import plexclient as plex
-from plexclient.wire.v1 import service_pb2
 from tests.rigs import processes
-from tests.rigs.another_node import another_node
 from tests.rigs.live_cluster import (
     ROLLOUT,
     TRAIN,
     LiveCluster,
     start_cluster,
 )
-from tests.rigs.processes import descendants, is_alive, running
+from tests.rigs.processes import is_alive
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
@@ -148,49 +145,3 @@ def test_scored_samples_and_a_cancelled_generate_outlive_their_manager(
             list(stream)
         assert caught.value.code == "cancelled"
         assert tokens(rollout.generate(PROMPTS, **OPTIONS)) == tokens(undisturbed)
-
-
-def test_a_generate_and_an_answer_outlive_the_node_of_their_manager(
-    two_managers: LiveCluster, tiny_model: Path, tmp_path: Path
-) -> None:
-    cluster = two_managers
-    with another_node(cluster, tmp_path, node_id="extra", device=ROLLOUT) as address:
-        cluster.add_node(address)
-        cluster.change_node("only", service_pb2.NODE_CHANGE_CORDON)
-        with cluster.connect() as connection, connection.job("moved") as job:
-            rollout = job.deploy("rollout", model=tiny_model, backend="vllm", max_model_len=512)
-            cluster.change_node("only", service_pb2.NODE_CHANGE_UNCORDON)
-            assert str(tmp_path) in executor_of(cluster, rollout), "it is where its instance is"
-            undisturbed = tokens(rollout.generate(PROMPTS, **OPTIONS))
-            unread = rollout.generate.deltas(PROMPTS, **OPTIONS)
-            assert tokens(rollout.generate(PROMPTS, **OPTIONS)) == undisturbed  # so that has ended
-            stream = rollout.generate.deltas(PROMPTS, **OPTIONS)
-            finished: list[plex.Sample] = []
-            count = 0
-            for delta in stream:
-                count += len(delta.tokens)
-                finished += [delta.sample] if delta.sample is not None else []
-                if count >= 600 and str(tmp_path) in executor_of(cluster, rollout):
-                    kill_node(tmp_path)
-                    count = -1 << 30
-            assert count < 0
-            assert tokens(finished) == undisturbed
-            assert str(tmp_path) not in executor_of(cluster, rollout)
-            answered = [delta.sample for delta in unread if delta.sample is not None]
-            assert tokens(answered) == undisturbed
-    logs = cluster.state_dir.glob("nodes/only/logs/manager-*.log")
-    assert any("tokens taken over from copies" in log.read_text() for log in logs)
-
-
-def executor_of(cluster: LiveCluster, rollout: plex.Rollout) -> str:
-    told = {d.deployment_id: d.executor_address for d in cluster.status().deployments}
-    return told[rollout.deployment_id]
-
-
-def kill_node(place: Path) -> None:
-    """Kill -9 an agent beside the cluster, and all below it."""
-    for agent in running("plexsvc.node.agent", below=os.getpid()):
-        if any(str(place) in argument for argument in processes.command_of(agent)):
-            for pid in [agent, *descendants(agent)]:
-                with suppress(ProcessLookupError):  # they die with the agent, too
-                    os.kill(pid, signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,10 @@ import plexclient as plex
 from plexclient.ids import new_operation_id
 from plexclient.wire import channels
 from plexclient.wire.v1 import operations_pb2, service_pb2_grpc
-from plexsvc.cluster import embedded
-from plexsvc.node.config import AgentConfig
 from plexsvc.rollout.store import TOKEN_BYTES
-from tests.fakes import fake_rollout
-from tests.rigs.inner_cluster import InnerCluster, node, start_inner
+from tests.rigs.inner_cluster import InnerCluster, node
+from tests.rigs.long_answers import make_long_model, start_with_fake_engines
 from tests.rigs.processes import managers
-from tests.rigs.tiny_models import make_qwen3
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,26 +29,14 @@ MANAGER_BYTES = 256 << 20
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InnerCluster]:
-    real = AgentConfig.__dataclass_fields__["images"].default
-    images = [fake_rollout.IMAGE if one.name == "rollout" else one for one in real]
-
-    def agent(**given: object) -> AgentConfig:
-        return AgentConfig(**given, images=tuple(images))  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded, "AgentConfig", agent)
-        nodes = (node("node-a", rollout=8),)
-        with start_inner(tmp_path_factory.mktemp("many"), nodes=nodes) as inner:
-            yield inner
+    nodes = (node("node-a", rollout=8),)
+    with start_with_fake_engines(tmp_path_factory.mktemp("many"), nodes=nodes) as inner:
+        yield inner
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = make_qwen3(tmp_path_factory.mktemp("models") / "long", seed=0)
-    config = json.loads((made / "config.json").read_text())
-    config["max_position_embeddings"] = fake_rollout.MAX_LEN
-    (made / "config.json").write_text(json.dumps(config))
-    return made
+    return make_long_model(tmp_path_factory.mktemp("models"))
 
 
 def test_1024_samples_of_14000_tokens_are_one_generate(cluster: InnerCluster, model: Path) -> None:

@@ -1,0 +1,78 @@
+"""The node of a rollout manager is killed: another node goes on from the copies of its records."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import plexclient as plex
+from plexsvc.scheduler.config import SchedulerConfig
+from tests.rigs.inner_cluster import InnerCluster, node
+from tests.rigs.long_answers import make_long_model, start_with_fake_engines
+from tests.rigs.processes import descendants
+from tests.rigs.waiting import wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+
+PROMPTS = [[3, 4]]
+OPTIONS = plex.SamplingOptions(n=16, max_tokens=14_000, temperature=1.0, seed=3, ignore_eos=True)
+NODES = tuple(node(name, train=0, rollout=1) for name in ("left", "right"))
+
+
+def tokens(samples: Iterable[plex.Sample]) -> list[list[int]]:
+    return [one.tokens for one in sorted(samples, key=lambda one: one.sample_index)]
+
+
+def records(cluster: InnerCluster, node_id: str, *, below: str = "") -> list[Path]:
+    """Return the files of token records on a node."""
+    place = cluster.state_dir / "nodes" / node_id / "logs" / "records-0" / below
+    return [path for path in place.rglob("*") if path.is_file()]
+
+
+def kill_node(cluster: InnerCluster, node_id: str) -> None:
+    (agent,) = cluster.agents(node_id)
+    for pid in [agent, *descendants(agent)]:
+        with suppress(ProcessLookupError):  # they die with the agent, too
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_generate_and_an_answer_outlive_the_node_of_their_manager(tmp_path: Path) -> None:
+    """Its agent is missed after 2 s, before it is back."""
+    model = str(make_long_model(tmp_path))
+    config = SchedulerConfig(node_lease_us=2_000_000)
+    with (
+        start_with_fake_engines(tmp_path, nodes=NODES, scheduler=config) as cluster,
+        cluster.connect() as connection,
+    ):
+        with connection.job("moved") as job:
+            rollout = job.deploy("rollout", model=model, backend="vllm", max_model_len=15_000)
+            of = cluster.driver.rollout.address_of
+            home = "left" if "/left/" in of(rollout.deployment_id) else "right"
+            other = "right" if home == "left" else "left"
+            assert f"/{home}/" in of(rollout.deployment_id)
+            assert {place for place, _ in cluster.places(rollout)} == {home}
+            expected = tokens(rollout.generate(PROMPTS, **OPTIONS))
+
+            def is_copied() -> bool:
+                rollout.generate(PROMPTS, n=1, max_tokens=1)
+                return bool(records(cluster, other, below="copies"))
+
+            wait_until(is_copied, what="another node has copies", timeout_s=60)
+            unread = rollout.generate.deltas(PROMPTS, **OPTIONS)
+            rollout.generate(PROMPTS, n=1, max_tokens=1)  # then the one before has been answered
+            finished, is_killed = list[plex.Sample](), False
+            for delta in rollout.generate.deltas(PROMPTS, **OPTIONS):
+                if not is_killed:
+                    is_killed = True
+                    kill_node(cluster, home)
+                finished += [delta.sample] if delta.sample is not None else []
+            assert tokens(finished) == expected
+            assert f"/{other}/" in of(rollout.deployment_id)
+            answered = [delta.sample for delta in unread if delta.sample is not None]
+            assert tokens(answered) == expected
+        wait_until(lambda: not records(cluster, other), what="no record is left", timeout_s=60)
