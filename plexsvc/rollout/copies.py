@@ -2,7 +2,7 @@
 
 Theory of operation. A manager has a peer, which the scheduler names. Whatever a record's file gets
 is read from there and sent to the peer in order, one call at a time (`Copier`), and the peer adds
-it to a file of the same format (`Copies`). When a call fails, every copy begins anew. The peer
+it to a file of the same format (`RecordCopies`). When a call fails, all begin anew. The peer
 reads the copies of a deployment when it is to lead it. What had not been copied is sampled again.
 """
 
@@ -205,7 +205,7 @@ class Copier:
         self._moved.set()
 
 
-class Copies:
+class RecordCopies:
     """Copies of records whose deployments managers of other nodes lead."""
 
     def __init__(self, directory: Path, *, max_bytes: int) -> None:

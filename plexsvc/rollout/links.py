@@ -57,7 +57,7 @@ NOWHERE: Final = "unix:/dev/null"
 """Where a manager answers that has not started: a call there ends as one to a manager that died."""
 
 
-class ManagerHosts(Protocol):
+class ManagerNodes(Protocol):
     """The nodes, as hosts of managers, and what the next service finds of deployments."""
 
     epoch: int

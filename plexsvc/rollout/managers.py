@@ -39,8 +39,8 @@ from plexsvc.rollout.links import (
     RETRY_US,
     KeptDeployment,
     LedDeployment,
-    ManagerHosts,
     ManagerLink,
+    ManagerNodes,
     cancel,
     no_deployment,
     note_of,
@@ -78,7 +78,7 @@ class Managers(Pools):
         hosts: the nodes; given before anything is asked.
     """
 
-    hosts: ManagerHosts
+    hosts: ManagerNodes
 
     def __init__(
         self, config: RolloutConfig, *, clock: Clock, keys: ClusterKeys, directory: Path

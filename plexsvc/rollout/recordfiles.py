@@ -28,7 +28,7 @@ class StoredFrame(NamedTuple):
     spans: bytes = b""
 
 
-class Watcher(Protocol):
+class FileWatcher(Protocol):
     """Is told of record files."""
 
     def grown(self, file: RecordFile) -> None:
@@ -46,7 +46,7 @@ class RecordFile:
         directory: Path,
         operation: operations_pb2.Operation,
         *,
-        watcher: Watcher | None = None,
+        watcher: FileWatcher | None = None,
     ) -> None:
         self._path = directory / operation.operation_id.hex()
         self.operation_id, self.deployment_id = operation.operation_id, operation.deployment_id

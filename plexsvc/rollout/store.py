@@ -14,8 +14,8 @@ from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.newest import Newest
 from plexsvc.rollout.config import RolloutConfig
-from plexsvc.rollout.copies import Copies
-from plexsvc.rollout.recordfiles import RecordFile, StoredFrame, Watcher, recover
+from plexsvc.rollout.copies import RecordCopies
+from plexsvc.rollout.recordfiles import FileWatcher, RecordFile, StoredFrame, recover
 from plexsvc.rollout.records import OperationRecord, renumbered
 from plexsvc.slots import Limit
 
@@ -34,11 +34,11 @@ class RecordStore:
     """Token records of all deployments of one manager. Owned by the event loop."""
 
     def __init__(
-        self, config: RolloutConfig, clock: Clock, *, watcher: Watcher | None = None
+        self, config: RolloutConfig, clock: Clock, *, watcher: FileWatcher | None = None
     ) -> None:
         """Begin with what a manager before has left; tell `watcher` of files."""
         self._config, self._clock, self._watcher = config, clock, watcher
-        self.copies = Copies(config.records_dir / "copies", max_bytes=config.record_bytes)
+        self.copies = RecordCopies(config.records_dir / "copies", max_bytes=config.record_bytes)
         self._limit = Limit(
             total=config.record_bytes,
             what="bytes for token records of running operations",

@@ -10,7 +10,7 @@ from plexclient.wire.v1 import rollout_pb2_grpc, statemanager_pb2, worker_pb2_gr
 from plexsvc.clock import SystemClock
 from plexsvc.ids import VersionId
 from plexsvc.rollout.config import InstanceConfig
-from plexsvc.rollout.instance import DescribeServicer, InstanceServicer
+from plexsvc.rollout.instance import CALLED, DescribeServicer, InstanceServicer
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.reading import OpenedPart, OpenedVersion
@@ -73,7 +73,7 @@ class FakeInstance:
 
     async def start(self) -> None:
         """Serve on the address, a free one the first time."""
-        self.server = new_server(KEYS)
+        self.server = new_server(KEYS, takes_nodes=[*CALLED, "Describe"])
         self.servicer = InstanceServicer(
             self.engine,
             self.config,

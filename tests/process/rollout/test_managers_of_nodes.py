@@ -1,4 +1,7 @@
-"""Managers that real node agents fork: found again, and followed by one of another node."""
+"""Managers that real node agents fork: found again, and followed by one of another node.
+
+The nodes have joined, as on hosts of their own: each shows a certificate of its own.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,12 @@ from plexsvc.node.config import AgentConfig
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.managers import Managers
 from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.keys import write_keys
 from plexsvc.scheduler.orders.managers import ManagerHosts
 from plexsvc.store.rows import RecordRow
 from tests.fakes.fake_instances import FakeInstance, start_instance
 from tests.process.node.conftest import IMAGE, RunningAgent, agent_config, started
-from tests.rigs.keys import KEYS
+from tests.rigs.keys import KEYS, member
 from tests.rigs.processes import managers as manager_processes
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -56,6 +60,10 @@ class Nodes:
 
     def pids(self, node_id: str) -> list[int]:
         return manager_processes(below=self.agents[node_id].process.pid)
+
+    async def serves(self, node_id: str, address: str) -> bool:
+        """Whether a process of a node serves there."""
+        return address in [one.address for one in (await self.agents[node_id].describe()).procs]
 
     def lose(self, node_id: str) -> None:
         """Kill an agent and all below it; nobody starts it again."""
@@ -107,8 +115,16 @@ async def two_nodes(place: Path, *, held: bool = False) -> AsyncIterator[Nodes]:
         agents: dict[str, RunningAgent] = {}
         for node_id in ("left", "right"):
             (place / node_id).mkdir(mode=0o700)
+            keys = place / node_id / "node.json"
+            write_keys(keys, member(node_id))
             images = (IMAGE, next(one for one in IMAGES if one.name == "manager"))
-            config = agent_config(place / node_id, node_id=node_id, images=images)
+            config = agent_config(
+                place / node_id,
+                node_id=node_id,
+                images=images,
+                keys_file=keys,
+                listen="127.0.0.1:0",
+            )
             agents[node_id] = await stack.enter_async_context(started(config))
             await agents[node_id].renew(ttl_us=120_000_000)
         links = {node_id: link_of(node_id, agent) for node_id, agent in agents.items()}
@@ -181,7 +197,7 @@ async def test_a_manager_that_is_killed_has_a_successor_and_a_lost_node_an_heir(
 ) -> None:
     async with two_nodes(tmp_path, held=True) as nodes, leading(nodes) as leads:
         await nodes.initialize(leads)
-        assert "left" in leads.address_of("rollout"), "it is where the instance is"
+        assert await nodes.serves("left", leads.address_of("rollout")), "where the instance is"
         first, second = nodes.generate(), nodes.generate()
         nodes.instance.engine.allow(3)
         into, unread = reader(first), reader(second)
@@ -198,7 +214,7 @@ async def test_a_manager_that_is_killed_has_a_successor_and_a_lost_node_an_heir(
         answered = await nodes.execute(leads, second)
         nodes.lose("left")
         assert await nodes.execute(leads, second) == answered
-        assert "right" in leads.address_of("rollout")
+        assert await nodes.serves("right", leads.address_of("rollout"))
         await read(leads, second, unread, tokens=1 << 30)
         assert tokens_of(unread) == expected
 

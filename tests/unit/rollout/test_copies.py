@@ -17,7 +17,7 @@ from plexclient.wire.v1 import rollout_pb2 as pb
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout import copies
-from plexsvc.rollout.copies import Copier, Copies
+from plexsvc.rollout.copies import Copier, RecordCopies
 from plexsvc.rollout.main import MANAGER
 from plexsvc.rollout.recordfiles import RecordFile, StoredFrame
 from plexsvc.rpc.channels import listen, new_server
@@ -47,7 +47,7 @@ def bytes_of(of: operations_pb2.Operation, data: bytes, *, offset: int = 0) -> p
     )
 
 
-def keep(held: Copies, *parts: pb.CopiedBytes, leads: tuple[str, ...] = ()) -> list[bytes]:
+def keep(held: RecordCopies, *parts: pb.CopiedBytes, leads: tuple[str, ...] = ()) -> list[bytes]:
     return held.keep(pb.KeepCopiesRequest(parts=parts), leads=leads)
 
 
@@ -62,10 +62,10 @@ def test_a_copy_that_is_behind_has_the_frames_that_came_whole(
     place = tmp_path_factory.mktemp("copy")
     data = whole(place, operation())[:kept]
     ends = sorted({*(cut for cut in cuts if cut < len(data)), len(data)})
-    held = Copies(place / "copies", max_bytes=1 << 20)
+    held = RecordCopies(place / "copies", max_bytes=1 << 20)
     for start, end in zip([0, *ends], ends, strict=False):
         assert keep(held, bytes_of(operation(), data[start:end], offset=start)) == []
-    found = list(Copies(place / "copies", max_bytes=1 << 20).take("rollout"))
+    found = list(RecordCopies(place / "copies", max_bytes=1 << 20).take("rollout"))
     assert [of for of, _ in found] in ([], [operation()])
     for _, entries in found:
         assert entries == ENTRIES[: len(entries)]
@@ -74,7 +74,7 @@ def test_a_copy_that_is_behind_has_the_frames_that_came_whole(
 
 
 def test_a_copy_with_a_hole_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
-    held, data = Copies(tmp_path / "copies", max_bytes=1 << 20), whole(tmp_path, operation())
+    held, data = RecordCopies(tmp_path / "copies", max_bytes=1 << 20), whole(tmp_path, operation())
     keep(held, bytes_of(operation(), data[:10]))
     with pytest.raises(PlexError, match="has 10 bytes, and bytes from 20") as caught:
         keep(held, bytes_of(operation(2), data), bytes_of(operation(), data[20:], offset=20))
@@ -84,7 +84,7 @@ def test_a_copy_with_a_hole_is_refused_and_stays_as_it_was(tmp_path: Path) -> No
 
 
 def test_an_operation_id_is_no_path(tmp_path: Path) -> None:
-    held = Copies(tmp_path / "copies", max_bytes=1 << 20)
+    held = RecordCopies(tmp_path / "copies", max_bytes=1 << 20)
     odd = pb.CopiedBytes(deployment_id="../rollout", operation_id=b"../../x", data=b"data")
     with pytest.raises(PlexError, match="names no operation"):
         keep(held, odd)
@@ -93,7 +93,7 @@ def test_an_operation_id_is_no_path(tmp_path: Path) -> None:
 
 
 def test_what_finds_no_room_is_refused_by_name_and_others_go_on(tmp_path: Path) -> None:
-    held = Copies(tmp_path / "copies", max_bytes=20)
+    held = RecordCopies(tmp_path / "copies", max_bytes=20)
     assert keep(held, bytes_of(operation(1), bytes(8)), bytes_of(operation(2), bytes(8))) == []
     more = [bytes_of(operation(1), bytes(8), offset=8), bytes_of(operation(2), b"four", offset=8)]
     assert keep(held, *more) == [operation(1).operation_id]
@@ -103,7 +103,7 @@ def test_what_finds_no_room_is_refused_by_name_and_others_go_on(tmp_path: Path) 
 
 
 def test_a_deployment_that_is_led_here_is_not_overwritten(tmp_path: Path) -> None:
-    held = Copies(tmp_path / "copies", max_bytes=1 << 20)
+    held = RecordCopies(tmp_path / "copies", max_bytes=1 << 20)
     data = whole(tmp_path, operation())
     refused = keep(held, bytes_of(operation(), data), leads=("rollout",))
     assert refused == [operation().operation_id]
@@ -111,14 +111,14 @@ def test_a_deployment_that_is_led_here_is_not_overwritten(tmp_path: Path) -> Non
 
 
 def test_a_record_of_another_deployment_is_not_read_in_its_place(tmp_path: Path) -> None:
-    held = Copies(tmp_path / "copies", max_bytes=1 << 20)
+    held = RecordCopies(tmp_path / "copies", max_bytes=1 << 20)
     theirs = whole(tmp_path, operation(deployment="another tenant's"))
     keep(held, bytes_of(operation(), theirs))
     assert list(held.take("rollout")) == []
 
 
 def test_the_copies_of_deployments_that_ended_are_dropped(tmp_path: Path) -> None:
-    held = Copies(tmp_path / "copies", max_bytes=20)
+    held = RecordCopies(tmp_path / "copies", max_bytes=20)
     keep(held, bytes_of(operation(1), bytes(8)), bytes_of(operation(2, deployment="b"), bytes(8)))
     held.keep_only(["b"])
     (path,) = files(tmp_path)
@@ -133,7 +133,7 @@ class FakePeer:
     """A manager that keeps copies, or refuses to."""
 
     def __init__(self, directory: Path) -> None:
-        self.held = Copies(directory, max_bytes=1 << 20)
+        self.held = RecordCopies(directory, max_bytes=1 << 20)
         self.failures = 0
         self.restarts = 0
 
