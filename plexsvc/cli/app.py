@@ -96,7 +96,9 @@ class At:
 
             print_json(to_dict(reply))
         elif isinstance(view, str):
-            typer.echo(view)
+            from plexsvc.show.status import plain
+
+            typer.echo(plain(view))
         else:
             console().print(view)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -31,7 +31,7 @@ def status_view(status: service_pb2.ClusterStatus) -> RenderableType:
     nodes = ", ".join(f"{node.node_id} {node.state}" for node in status.nodes) or "no nodes"
     head = Text(f"scheduler epoch {status.scheduler_epoch} · {nodes}", style="dim")
     notices = [
-        Text(one, style="yellow") for one in {job.notice: None for job in status.jobs} if one
+        Text(plain(one), style="yellow") for one in {job.notice: None for job in status.jobs} if one
     ]
     return Group(head, _jobs_table(status), *notices, _devices_table(status))
 
@@ -109,9 +109,29 @@ def _state(job: service_pb2.Job) -> Text:
     return Text(name, style=_STATE_STYLES.get(name, ""))
 
 
+class _PlainTable(Table):
+    """A table that shows texts as they are: rich would read `[/INST]` as the end of a style."""
+
+    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
+        """Add a row."""
+        shown = (Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells)
+        super().add_row(*shown, **how)
+
+
+def plain(text: str) -> str:
+    r"""Return a text as it may go to a terminal, which a tenant's could command otherwise.
+
+    >>> plain("\x1b[2J is gone")
+    '\\x1b[2J is gone'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 def table_of(*columns: str) -> Table:
     """Return an empty table without a frame."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = _PlainTable(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number == 0)
     return table

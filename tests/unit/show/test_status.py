@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.show.status import busy_share, status_view
+from plexsvc.show.status import busy_share, jobs_view, status_view
 
 
 def shown(status: service_pb2.ClusterStatus) -> str:
@@ -70,3 +71,18 @@ def test_a_job_that_reported_nothing_shows_dashes() -> None:
 def test_a_busy_share_is_never_above_one() -> None:
     device = service_pb2.DeviceStatus(busy_us=100, since_us=10)
     assert busy_share(device, now_us=10) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("ValueError: expected [/INST]", "ValueError: expected [/INST]"),
+        ("[red]alert[/red] :smile:", "[red]alert[/red] :smile:"),
+        ("\x1b]0;pwned\x07 \x1b[2J", "\\x1b]0;pwned\\x07 \\x1b[2J"),
+    ],
+)
+def test_what_a_tenant_wrote_is_shown_and_not_obeyed(reason: str, told: str) -> None:
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        console.print(jobs_view([service_pb2.Job(job_id="job-1", name="math", reason=reason)]))
+    assert capture.get().rstrip().endswith(told)
