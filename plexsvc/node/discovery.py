@@ -36,7 +36,7 @@ def on_gpus(gpus: Sequence[Gpu], *, kind: str = "") -> tuple[DeviceConfig, ...]:
             _device("train", gpus[0], share=SHARED_TRAIN_SHARE),
             _device("rollout", gpus[0], share=SHARED_ROLLOUT_SHARE),
         )
-    half = (len(gpus) + 1) // 2
+    half = (len(gpus) + 1) // 2  # training has the odd one
     trains = [_device("train", gpu, share=TRAIN_SHARE) for gpu in gpus[:half]]
     return (*trains, *(_device("rollout", gpu, share=ROLLOUT_SHARE) for gpu in gpus[half:]))
 

@@ -172,7 +172,7 @@ def hold(config: JoinConfig) -> None:
         raise unavailable(
             f"another agent has {directory}; give the node another name, or wait for its end"
         ) from error
-    os.set_inheritable(descriptor, True)
+    os.set_inheritable(descriptor, True)  # the agent that this process becomes holds it on
 
 
 def _bad(config: JoinConfig, what: str) -> PlexError:

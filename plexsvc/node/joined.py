@@ -97,6 +97,7 @@ def join(joining: JoinedHost, ask: Ask, *, on_up: Callable[[str], None]) -> int:
         if not is_known:
             request.agent = address
             ask(request)
+            # Last: a host that dies before this joins with the same token again.
             write_private(used, _id(joining.token))
         on_up(address)
 

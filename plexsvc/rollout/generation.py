@@ -135,7 +135,7 @@ class RunningGenerate:
         given = operation.generate.prompts[prompt_index]
         sampling = operations_pb2.SamplingParams()
         sampling.CopyFrom(operation.generate.sampling)
-        sampling.n = 1
+        sampling.n = 1  # a request for each sample, so that one can move alone
         sampling.prompt_logprobs &= not sample.has_prompt_logprobs
         sampling.seed = sample_seed(
             self._root, prompt_index=prompt_index, sample_index=sample_index
@@ -164,6 +164,7 @@ class RunningGenerate:
         line = self._deployment.lines.get(order.instance_id)
         if line is None:
             return
+        # Less one: `_request` has counted the try that runs.
         ids = [self._request_id(key, attempt=self._tries[key] - 1) for key in order.samples]
         request = rollout_pb2.InstanceAbortRequest(request_ids=ids)
         with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):

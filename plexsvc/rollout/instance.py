@@ -98,6 +98,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
                 async for deltas in stream:
                     yield rollout_pb2.InstanceFrame(deltas=deltas)
                     left -= sum(1 for delta in deltas if delta.finish_reason)
+                    # The last deltas wait for no others to share their frame.
                     if left:
                         await self._clock.sleep(FLUSH_US)
         except Exception as error:  # noqa: BLE001 - the caller is told, whatever it is

@@ -191,6 +191,7 @@ def leave() -> None:
     if not dist.is_initialized():
         return
     _hang_up(_meeting.sockets)
+    # gloo hangs up with a group's last reference, which cycles of a failed pass may hold.
     gc.collect()
     if dist.get_backend() == "nccl":
         dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - destroying waits for its work

@@ -184,6 +184,7 @@ class RolloutCore(Membership):
             if sample.is_complete:
                 known.append(None)
                 continue
+            # Two calls may send the same positions: the one that a sample left, and the next.
             known.append(sample.num_tokens - arrival.position)
             self._grow(event, arrival, sample)
             if arrival.is_last:
@@ -242,6 +243,7 @@ class RolloutCore(Membership):
         if grown <= 0:
             return
         sample.num_tokens += grown
+        # Only losses in a row count, and a token shows that it waits in no queue.
         sample.losses, sample.is_moved = 0, False
         sender = self.instances.get(event.instance_id)
         if sender is not None and sample.instance_id == event.instance_id:

@@ -386,6 +386,7 @@ class Pool:
             return []
         slot.because = event.because
         if self._is_open(event.slot_id, slot) and not slot.is_gone:
+            # Doubled each time; ten times are beyond the longest already.
             pause_us = min(MAX_PAUSE_US, FIRST_PAUSE_US << min(slot.failures, 10))
             slot.failures += 1
             slot.not_before_us = self._now_us + pause_us

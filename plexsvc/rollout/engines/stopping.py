@@ -48,6 +48,7 @@ class StopWatcher:
         self._decoder = decoder
         self._min_tokens = min_tokens
         self._seen = 0
+        # What of a stop string may be here already when its last character comes.
         self._keep_chars = max(map(len, self._stops)) - 1
         self._tail = ""
 
