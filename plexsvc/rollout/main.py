@@ -7,7 +7,6 @@ A benchmark runs it apart: `python -m plexsvc.rollout.main --config FILE`, with 
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -83,24 +82,13 @@ async def _address(config: RolloutConfig) -> AsyncIterator[str]:
         yield address
 
 
-async def _serve_until_signalled(config: RolloutConfig, ready: Callable[[str], None]) -> None:
-    sys.setswitchinterval(loops.SWITCH_S)
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with _address(config) as address:
-        loops.keep_what_is_there()
-        ready(address)
-        await stopped.wait()
-
-
 def main(table: dict[str, Any], ready: Callable[[str], None]) -> None:
     """Be a rollout manager; called in a process that the node's agent forked."""
     set_process_name("plex-manager")
     logging.setup()
     config = configuration.parse(table, RolloutConfig, where="rollout manager")
     config.records_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    loops.run(_serve_until_signalled(config, ready))
+    loops.run(loops.until_stopped(_address(config), ready=ready))
 
 
 if __name__ == "__main__":

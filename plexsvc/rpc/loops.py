@@ -85,20 +85,27 @@ def serve(into: type[Config], serving: Callable[[Config], AbstractAsyncContextMa
         die_with_parent(arguments.parent_death)
     logging.setup()
     try:
-        run(_until_stopped(serving(configuration.load(arguments.config, into))))
+        run(until_stopped(serving(configuration.load(arguments.config, into)), ready=_say))
     except PlexError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
 
 
-async def _until_stopped(serving: AbstractAsyncContextManager[str]) -> None:
+async def until_stopped(
+    serving: AbstractAsyncContextManager[str], *, ready: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT; tell by `ready` where."""
     sys.setswitchinterval(SWITCH_S)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with serving as address:
         keep_what_is_there()
-        sys.stdout.write(json.dumps({"address": address}) + "\n")
-        sys.stdout.flush()
+        ready(address)
         await stopped.wait()
+
+
+def _say(address: str) -> None:
+    sys.stdout.write(json.dumps({"address": address}) + "\n")
+    sys.stdout.flush()
