@@ -43,6 +43,7 @@ class Stream(Iterator[R]):
     def close(self) -> None:
         """Read no further; the generate goes on."""
         self._items.close()
+        self._generation.leave()
 
 
 class AsyncStream(AsyncIterator[R]):
@@ -62,6 +63,7 @@ class AsyncStream(AsyncIterator[R]):
     async def aclose(self) -> None:
         """Read no further; the generate goes on."""
         await self._items.aclose()
+        self._generation.leave()
 
 
 class Generation:
@@ -79,6 +81,15 @@ class Generation:
     def cancel(self) -> None:
         """Ask the service to end it; whoever reads it is told `cancelled`."""
         self._lane.cancel(self._ticket)
+
+    def leave(self) -> None:
+        """Note that nobody reads it further: the service may forget what it answered."""
+
+        async def release() -> None:
+            self._lane.release(self._ticket)
+
+        # Also where reading has: a generator that never began does not end what it would have.
+        self._lane.session.background.start(release)
 
     async def collect(self, finished: Callable[[Sample], None] | None = None) -> Samples:
         """Return all samples; `finished` is told of each when it is.

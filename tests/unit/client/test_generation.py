@@ -131,6 +131,18 @@ def cancelled(router: FakeRouter, count: int = 1) -> None:
     router.hold.set()
 
 
+async def test_a_stream_that_is_closed_unread_is_released_all_the_same(
+    loop: Loop, router: FakeRouter
+) -> None:
+    loop.rollout.generate.stream(PROMPTS, max_tokens=2).close()
+    await loop.rollout.generate.deltas_aio(PROMPTS, max_tokens=2).aclose()
+    loop.rollout.noop()
+    name = loop.rollout.deployment_id
+    await asyncio.to_thread(
+        wait_until, lambda: router.keepalives[-1].acks[name] == 3, what="all is acknowledged"
+    )
+
+
 def test_a_future_that_is_cancelled_ends_the_generate_on_the_service(
     loop: Loop, router: FakeRouter
 ) -> None:
