@@ -158,6 +158,7 @@ class Batch:
                 array="advantages",
             )
         sequences = [[*item.prompt_tokens, *item.tokens] for item in items]
+        # The last token of the prompt is the one whose target is generated first.
         starts = [max(0, len(item.prompt_tokens) - 1) for item in items]
         drops = [
             len(sequence) - 1 - start for sequence, start in zip(sequences, starts, strict=True)
@@ -201,6 +202,7 @@ class Batch:
                     f"prompt length {prompt} of sequence {i} is not in [0, {len(sequence)}]",
                     sequence=i,
                 )
+        # As in `from_samples`: position t speaks of the target t + 1.
         starts = [max(0, prompt - 1) for prompt in prompts]
         ones = [
             np.ones(max(0, len(sequence) - 1 - start), np.float32)

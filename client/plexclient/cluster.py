@@ -99,6 +99,7 @@ class Cluster:
             resume_id=new_job_id() if (restarts if adopted else resume) else "",
             is_seen_dead=bool(adopted),
         )
+        # Only the first job of a controller is the submitted one.
         self._adoptable = ""
         session = Session(
             JobId(request.job_id),

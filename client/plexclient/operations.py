@@ -63,6 +63,7 @@ class Operations:
             stream = self._stream = _OpenStream(self._open_call(), method=self._method)
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         stream.due.setdefault(operation.operation_id, []).append(answer)
+        # Several attempts of one id that wait to be written are one message: the last.
         stream.unsent[operation.operation_id] = operation
         stream.has_unsent.set()
         try:

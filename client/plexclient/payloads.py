@@ -108,6 +108,7 @@ async def arrays_of(
         try:
             tensors.verify(payload, data, what="a fetched result")
         except PlexError:
+            # The bytes lie on the node unharmed, perhaps: it was the way that failed.
             if tries_left:
                 continue
             raise

@@ -122,6 +122,7 @@ def gather(shards: Iterable[Shard], *, cu_seqlens: IntArray, name: str) -> Float
         lengths = cu_seqlens[indices + 1] - cu_seqlens[indices]
         if values.shape != (int(lengths.sum()),):
             raise _misfit(f"{name!r} of shape {values.shape} for {int(lengths.sum())} tokens")
+        # Cut at every end but the last: the last part is what is left.
         for index, part in zip(indices, np.split(values, np.cumsum(lengths)[:-1]), strict=False):
             out[cu_seqlens[index] : cu_seqlens[index + 1]] = part
         np.add.at(seen, indices, 1)

@@ -48,6 +48,7 @@ async def follow(
 
     One that fails is called again.
     """
+    # What an autoscaler takes for granted: nothing is missing, nothing may go.
     last: dict[str, Any] = {"kinds": {}, "drained": []}
     while True:
         try:

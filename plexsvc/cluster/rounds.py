@@ -95,6 +95,7 @@ def judge(
 ) -> Iterator[Finding]:
     """Yield what is wrong with a node, or that nothing is."""
     found = answer.found
+    # Its clock was read at some time between: only what lies outside of that is skew.
     early_us, late_us = answer.asked_us - found.wall_us, found.wall_us - answer.answered_us
     skew_us = max(early_us, late_us, 0)
     wrong = [

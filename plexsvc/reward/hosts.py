@@ -173,6 +173,7 @@ class HostedWorkers:
         if not isinstance(said, Said):
             raise ValueError(f"a {type(said).__name__}")  # noqa: TRY004 - of the stream, not of a caller
         worker = WorkerId(said.worker)
+        # Of a line before: those workers have been given up.
         if worker not in line.workers:
             return
         if isinstance(said.what, str):

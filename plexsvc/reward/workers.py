@@ -182,6 +182,7 @@ class LocalWorkers:
                 ours.setblocking(False)
                 with theirs:
                     process = _start_zygote(theirs)
+                    # Known, so that `_bury` does not take it for an orphan of a worker.
                     self._zygote_pid = process.pid
                 feeding = self._tasks.create_task(self._feed(ours))
                 try:

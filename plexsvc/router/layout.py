@@ -38,6 +38,7 @@ def plan(
         )
     shares = _balance(lengths, dp=dp)
     cuts = [_cut(share, lengths=lengths, limit=micro_batch_tokens) for share in shares]
+    # All ranks take part in the collectives of every micro-batch, so all have as many.
     count = max(1, *(len(cut) for cut in cuts))
     return operations_pb2.DispatchPlan(
         version=version,
@@ -58,6 +59,7 @@ def _balance(lengths: Sequence[int], *, dp: int) -> Bins:
     """Give each sequence, longest first, to the rank with the fewest tokens, then the lowest."""
     shares: Bins = [[] for _ in range(dp)]
     loads = [(0, rank) for rank in range(dp)]
+    # Ties go by the index: the plan is made again from the lengths alone.
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         load, rank = loads[0]
         shares[rank].append(index)

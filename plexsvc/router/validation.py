@@ -171,6 +171,7 @@ class OperationRules:
             case "staged":
                 staged = operation.payload.staged
                 self._check_specs(staged.tensors, nbytes=staged.nbytes, required=rules.required)
+                # A client cannot name the payload of another operation.
                 staged.staging_id = operation.operation_id
             case _:
                 raise bad_batch(f"{kind} needs a batch with {', '.join(rules.required)}; none came")

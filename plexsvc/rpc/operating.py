@@ -140,6 +140,7 @@ class _OperateStream:
             operation_id = operation.operation_id
             earlier = self._under_way.pop(operation_id, None)
             if earlier is not None:
+                # Its caller waits no more: the newer request gets the one answer.
                 earlier.cancel()
             elif len(self._under_way) + self._num_unsent >= self._limit.max_operations:
                 await self._send(refused(operation_id, self._limit.full(operation_id)))

@@ -109,6 +109,7 @@ def _served(
     method: MethodDescriptor, handler: Handler | Streaming
 ) -> grpc.RpcMethodHandler[Any, Any]:
     kind = _KINDS[method.client_streaming, method.server_streaming]
+    # A stream of requests passes as bytes: a relay need not parse it.
     request = None if method.client_streaming else GetMessageClass(method.input_type).FromString
     return kind(handler, request_deserializer=request, response_serializer=_serialised)
 

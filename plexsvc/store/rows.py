@@ -152,6 +152,7 @@ class TokenRow:
 
     def ended_us(self, now_us: int) -> int:
         """Return since when it lets nobody in, 0 while it does."""
+        # 0 says never, so it is no end.
         ends = [at_us for at_us in (self.revoked_us, self.expires_us) if 0 < at_us <= now_us]
         return min(ends, default=0)
 

@@ -60,6 +60,7 @@ class Crew:
         for worker_id, worker in self.workers.items():
             if worker.place in self.places and not worker.is_stopped:
                 self.places[worker.place].book(worker.pool.resource, 1)
+            # One that runs ends after its request: see `keep`.
             elif worker_id in worker.pool.idle:
                 self.stop(worker_id)
 

@@ -256,6 +256,7 @@ class RewardCore:
         match fact:
             case StagePassed():
                 assert request.stage + 1 < len(request.program.stages), found
+                # Tries are of one stage: the next has as many.
                 request.stage, request.tries = request.stage + 1, 0
                 self._dealer.put(found, request)
             case SampleScored():

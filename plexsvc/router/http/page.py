@@ -104,6 +104,7 @@ def routes(ask: Ask) -> list[web.RouteDef]:
         return web.Response(text=body, content_type="application/json", headers=headers)
 
     async def events(request: web.Request) -> web.StreamResponse:
+        # A page that lost its line goes on behind the row that it has.
         goes_on = {"timeline": {"after_index": request.query.get("after", "0")}}
         names = dict.fromkeys(request.query.get("views", "").split(","))
         views = [(name, _asked(name, goes_on.get(name, {}))[1]) for name in names]
