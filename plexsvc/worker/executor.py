@@ -28,7 +28,8 @@ from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
 from plexsvc import paths
 from plexsvc.clock import Clock
-from plexsvc.errors import RETRYABLE, ErrorCode, PlexError, internal
+from plexsvc.errors import RETRYABLE, ErrorCode, PlexError, internal, not_found
+from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.residency import Home
 from plexsvc.sizes import COMMUNICATOR_BYTES, CONTEXT_BYTES
@@ -224,11 +225,15 @@ class Executor:
                 recorded = self.ledger.recorded(operation.operation_id, attempt=attempt)
                 if recorded is not None:
                     return ExecutionOutcome(reply=recorded)
+                if request.is_asked:
+                    never = not_found(f"{show(operation.operation_id)} has not come to this rank")
+                    return ExecutionOutcome(reply=_ended(operation, never, is_refusal=True))
                 # Before it runs: one that fails may have written, too.
                 self._writes += operation.WhichOneof("body") in WRITES
                 with ExitStack() as held:
                     outcome = self._run(operation, request.published, held)
                 outcome.reply.run_us = self._clock.monotonic_us() - started_us
+                outcome.reply.position = operation.position
                 self._record(operation, outcome.reply, attempt=attempt)
                 if operation.WhichOneof("body") in WRITES:
                     self._written = self._report()

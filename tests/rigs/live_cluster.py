@@ -322,17 +322,23 @@ def rank_processes(
     """Return the pids of the deployments' ranks, in the order of the ids; those that start, too,
     unless they must be up.
     """
-    status = cluster.status()
-    wpg_of = {d.deployment_id: d.wpg_id for d in status.deployments}
+    wpg_of = {d.deployment_id: d.wpg_id for d in cluster.status().deployments}
     procs: dict[str, list[int]] = {}
-    for node in status.nodes:
-        with open_blocking_channel(node.address.agent, cluster.keys) as channel:
-            reply = node_pb2_grpc.NodeStub(channel).Describe(
-                node_pb2.NodeDescribeRequest(), timeout=60
-            )
-        for proc in [one for one in reply.procs if one.address or not are_up]:
+    for proc in processes(cluster):
+        if proc.address or not are_up:
             procs.setdefault(proc.wpg_id, []).append(proc.pid)
     return [pid for deployment in deployment_ids for pid in procs[wpg_of[deployment]]]
+
+
+def processes(cluster: LiveCluster) -> Iterator[node_pb2.ProcSummary]:
+    """Yield what the agents of all nodes know of their processes."""
+    for node in cluster.status().nodes:
+        with open_blocking_channel(node.address.agent, cluster.keys) as channel:
+            yield from (
+                node_pb2_grpc.NodeStub(channel)
+                .Describe(node_pb2.NodeDescribeRequest(), timeout=60)
+                .procs
+            )
 
 
 def rewards_address(cluster: LiveCluster) -> str:

@@ -1,9 +1,12 @@
-"""A service that is killed while a deployment moves, or with the node of one."""
+"""A service that is killed while a deployment moves, or with the node or the controller of one."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +15,10 @@ from typing import Any
 import pytest
 
 import plexclient as plex
+from plexclient.wire.v1 import worker_pb2, worker_pb2_grpc
 from plexsvc.node import found
-from tests.rigs.live_cluster import TRAIN, Service
+from plexsvc.rpc.channels import open_blocking_channel
+from tests.rigs.live_cluster import TRAIN, Service, processes
 from tests.rigs.processes import descendants
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program
@@ -116,6 +121,82 @@ def test_a_durable_deployment_whose_node_and_service_die_goes_on_with_its_bits(
 
     with service.live.connect() as connection:
         assert train("hit", is_hit=True) == train("alone", is_hit=False)
+
+
+CONTROLLER = """
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+import plexclient as plex
+from tests.rigs.workloads import PPO_ARGS, fixed_batch
+
+model, place, durability, waits = sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]
+with plex.connect() as cluster, cluster.job("both-die", resume=True) as job:
+    actor = job.deploy(
+        "actor", model=model, backend="megatron", optimizer=plex.AdamW(lr=1e-2), seed=3,
+        durability=durability,
+    )
+    for step in range(actor.position or 0, 2):
+        for part in range(2):
+            batch = fixed_batch(3000 + 2 * step + part, sequences=6, longest=24)
+            actor.forward_backward(batch, loss="ppo", **PPO_ARGS)
+        if waits == "yes" and step == 1:
+            (place / "here").touch()
+            while not (place / "go").exists():
+                time.sleep(0.05)
+        actor.step(lr=1e-2, position=step + 1)
+    (place / "digest").write_text(json.dumps(actor.digest()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("durability", "is_applied"), [("none", True), ("none", False), ("step", True)]
+)
+def test_a_step_that_runs_as_service_and_controller_die_is_made_once(
+    pair: tuple[Service, Path],
+    tiny_model: Path,
+    tmp_path: Path,
+    undisturbed: dict[str, str],
+    durability: str,
+    is_applied: bool,
+) -> None:
+    service, _ = pair
+    wait_until(lambda: len(service.live.status().nodes) == 2, what="both nodes are there")
+    script = tmp_path / "controller.py"
+    script.write_text(CONTROLLER.format(root=str(Path(__file__).parents[2])))
+
+    def controller(waits: str) -> subprocess.Popen[bytes]:
+        where = f"PLEX_ADDRESS={service.live.address}", f"PLEX_TOKEN={service.live.token}"
+        arguments = str(tiny_model), str(tmp_path), durability, waits
+        return subprocess.Popen(["env", *where, sys.executable, str(script), *arguments])
+
+    first = controller("yes")
+    wait_until((tmp_path / "here").exists, what="it is about to make its second step")
+    (job,) = [one for one in service.live.jobs().values() if not one.ended_us]
+    (deployment,) = [d for d in service.live.status().deployments if job.job_id in d.deployment_id]
+    (rank,) = [one for one in processes(service.live) if one.wpg_id == deployment.wpg_id]
+    before = applied_seq(service, rank.address)
+    os.kill(rank.pid, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    wait_until(lambda: "runs step" in service.live.explain(job.job_id), what="the step runs")
+    if is_applied:
+        os.kill(service.process.pid, signal.SIGSTOP)  # the rank's answer finds nobody
+        os.kill(rank.pid, signal.SIGCONT)
+        wait_until(lambda: applied_seq(service, rank.address) > before, what="the step is made")
+    first.kill()
+    first.wait(timeout=20)
+    service.kill()
+    os.kill(rank.pid, signal.SIGCONT)
+    service.start()
+    assert controller("no").wait(timeout=120) == 0
+    assert json.loads((tmp_path / "digest").read_text()) == undisturbed
+
+
+def applied_seq(service: Service, address: str) -> int:
+    """Return the number of the last operation that a rank applied."""
+    with open_blocking_channel(address, service.live.keys) as channel:
+        request = worker_pb2.DescribeRequest()
+        return worker_pb2_grpc.WorkerStub(channel).Describe(request, timeout=60).applied_seq
 
 
 def kill_agent(service: Service, node_id: str) -> None:

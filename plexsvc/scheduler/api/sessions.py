@@ -15,7 +15,7 @@ from plexsvc.scheduler.core.events import (
     JobSubmitted,
 )
 from plexsvc.scheduler.core.planning.profile import PPM
-from plexsvc.scheduler.core.vocabulary import JobState, OperationState
+from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import JobRecord
 from plexsvc.scheduler.live import LiveScheduler
@@ -171,31 +171,17 @@ async def _resume(
     """Give a job to another controller; what the one before had sent is cancelled.
 
     Raises:
-        PlexError: `bad_request` when its controller lives, or nobody knows what it did last.
+        PlexError: `bad_request` when its controller lives.
     """
     if record.resume_id == request.resume_id:
         return
     if not request.is_seen_dead:
         await scheduler.sessions.check_silent(record)
-    away = [
-        operation
-        for operation_id in scheduler.registry.missing
-        if (operation := scheduler.cluster.operations.get(operation_id)) is not None
-        and operation.job_id == record.job_id
-    ]
-    for operation in away:
-        is_rollout = scheduler.cluster.deployments[operation.deployment_id].is_rollout
-        if operation.state is OperationState.RUNNING and not is_rollout:
-            raise bad_request(
-                f"job {record.name!r} ({record.job_id}) cannot be resumed: {operation.kind} (seq "
-                f"{operation.seq} of {operation.deployment_id}) was under way when the service was "
-                "started again, and nobody knows what became of it. End the job, and go on from a "
-                "checkpoint"
-            )
     scheduler.recorder.job_resumed(record, resume_id=request.resume_id)
     scheduler.sessions.heard(record)
-    for operation in away:
-        scheduler.registry.missing[operation.operation_id].set()  # it does not come any more
+    for awaited in scheduler.registry.missing.values():
+        if awaited.operation.job_id == record.job_id:
+            awaited.arrival.set()  # it does not come any more
     await scheduler.post(ControllerReplaced(job_id=record.job_id)).decision
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.ids import NodeId, VersionId
@@ -19,6 +20,16 @@ class Published:
     """What each node holds, once all do."""
     parts: tuple[str, ...] = ()
     """The name of what each holds; nodes of one name hold the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """An operation that a former scheduler held, until its client sends it again."""
+
+    operation: operations_pb2.Operation
+    """Its ids, its number and its kind; nothing else is known."""
+    arrival: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all of it is there, or when it does not come any more."""
 
 
 @dataclass(slots=True, kw_only=True)

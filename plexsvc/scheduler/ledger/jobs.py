@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,7 +21,7 @@ from plexsvc.scheduler.core.vocabulary import (
     Place,
 )
 from plexsvc.scheduler.ledger.durable import Durable
-from plexsvc.scheduler.ledger.held import Held, Published
+from plexsvc.scheduler.ledger.held import Awaited, Held, Published
 from plexsvc.scheduler.ledger.training import TrainingMeter
 from plexsvc.store.rows import QuotaRow
 
@@ -173,9 +172,7 @@ class Registry:
         self._pulls: dict[str, dict[OperationId, int]] = {}
         """The versions that pulls under way need, by source and operation."""
         self.copies: dict[MoveId, Copies] = {}
-        self.missing: dict[OperationId, asyncio.Event] = {}
-        """Operations that a former scheduler held, until their clients send them again; the event:
-        that all of it is there."""
+        self.missing: dict[OperationId, Awaited] = {}
         self.answered_before: set[OperationId] = set()
         """Operations that ended under a former scheduler: the ranks may have their answers."""
         self.answers: dict[OperationId, operations_pb2.OperationResult] = {}

@@ -203,9 +203,9 @@ class Recorder:
 
     def arrived(self, operation_id: OperationId) -> None:
         """Note that an operation of a former scheduler is here again, its payload too."""
-        arrival = self._registry.missing.get(operation_id)
-        if arrival is not None:
-            arrival.set()
+        awaited = self._registry.missing.get(operation_id)
+        if awaited is not None:
+            awaited.arrival.set()
 
     def granted(self, held: Held, *, lease_no: int) -> None:
         """Note under which lease an operation runs."""

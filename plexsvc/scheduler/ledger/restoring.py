@@ -7,7 +7,6 @@ their clients again.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from plexclient.wire.v1 import operations_pb2, service_pb2
@@ -25,6 +24,7 @@ from plexsvc.scheduler.core.vocabulary import (
 )
 from plexsvc.scheduler.ledger import messages, rows
 from plexsvc.scheduler.ledger.durable import Durable
+from plexsvc.scheduler.ledger.held import Awaited
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord, Registry, WpgRecord
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.store.rows import DeploymentRow, JobRow, OperationRow, Row
@@ -82,7 +82,14 @@ def _restore_operations(registry: Registry, recorder: Recorder, view: ClusterVie
         if operation.state in TERMINAL:
             registry.answered_before.add(operation.operation_id)
         elif operation.kind is not OperationKind.INITIALIZE:
-            registry.missing[operation.operation_id] = asyncio.Event()
+            bare = operations_pb2.Operation(
+                operation_id=operation.operation_id,
+                job_id=operation.job_id,
+                deployment_id=operation.deployment_id,
+                seq=operation.seq,
+            )
+            getattr(bare, operation.kind).SetInParent()
+            registry.missing[operation.operation_id] = Awaited(bare)
     for deployment in registry.deployments.values():
         found = view.deployments[deployment.deployment_id]
         if found.lost is not None:

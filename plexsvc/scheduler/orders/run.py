@@ -21,7 +21,7 @@ from plexsvc.scheduler.core.vocabulary import MANAGED_KINDS, WRITING_KINDS, Faul
 from plexsvc.scheduler.faults import fault_from_wire, fault_of
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages, results
-from plexsvc.scheduler.ledger.held import Held
+from plexsvc.scheduler.ledger.held import Awaited, Held
 from plexsvc.scheduler.ledger.jobs import WpgRecord
 from plexsvc.scheduler.orders import carry, durable, host_bytes, leaving, managed, spawn
 from plexsvc.scheduler.orders.ranks import Rank
@@ -36,7 +36,7 @@ _attempts: Final = count(1 + secrets.randbits(62))
 _NOT_SENT_AGAIN: Final = Fault(
     code=ErrorCode.UNAVAILABLE,
     message="the service was started again, and the operation's client did not come back to it in "
-    "its session's time to live (session_ttl_us)",
+    "its session's time to live (session_ttl_us); it was not run",
 )
 
 Replies = Sequence[worker_pb2.ExecuteReply]
@@ -58,8 +58,9 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         AioRpcError: an executor did not answer.
     """
     record = reach.registry.by_wpg.get(action.wpg_id)
-    if record is not None and not await _came_again(reach, action, record):
-        return _failed(action, _NOT_SENT_AGAIN)
+    awaited = reach.registry.missing.get(action.operation_id)
+    if record is not None and awaited is not None and not await _came_again(reach, awaited, record):
+        return await _what_became(reach, action, awaited.operation, record)
     held = reach.registry.held.get(action.operation_id)
     if held is None or record is None:
         return None
@@ -110,20 +111,62 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     )
 
 
-async def _came_again(reach: Reach, action: StartOperation, record: WpgRecord) -> bool:
+async def _came_again(reach: Reach, awaited: Awaited, record: WpgRecord) -> bool:
     """Wait for the client of an operation that a former scheduler held; return whether it came."""
-    arrival = reach.registry.missing.get(action.operation_id)
-    if arrival is None:
-        return True
+    operation_id = OperationId(awaited.operation.operation_id)
     ttl_us = reach.registry.jobs[record.deployment.job_id].session_ttl_us
     try:
         async with asyncio.timeout(ttl_us / 1e6):
-            await arrival.wait()
+            await awaited.arrival.wait()
     except TimeoutError:
         return False
     finally:
-        reach.registry.missing.pop(action.operation_id, None)
-    return action.operation_id in reach.registry.held  # else another controller has its job by now
+        reach.registry.missing.pop(operation_id, None)
+    return operation_id in reach.registry.held  # else another controller has its job by now
+
+
+async def _what_became(
+    reach: Reach, action: StartOperation, operation: operations_pb2.Operation, record: WpgRecord
+) -> Event:
+    """End an operation whose client is gone as its ranks say that it ended, if they ran it.
+
+    A durable deployment cannot be rebuilt from before it: what it read is not known.
+
+    Raises:
+        PlexError: what an executor died of.
+    """
+    held = Held(
+        operation=operation,
+        kind=OperationKind(operation.WhichOneof("body") or ""),
+        nbytes=0,
+        submitted_us=reach.clock.wall_us(),
+        lease_no=action.lease_no,
+    )
+    if record.is_rollout or held.kind in MANAGED_KINDS:
+        return _failed(action, _NOT_SENT_AGAIN)  # it changed nothing that its job goes on from
+    reach.registry.hold(held)
+    replies = await _execute(reach, action, held=held, record=record, is_asked=True)
+    result = results.merge(action.operation_id, replies)
+    if result.HasField("error"):
+        is_unknown = result.error.code == ErrorCode.NOT_FOUND
+        return _failed(action, _NOT_SENT_AGAIN if is_unknown else fault_from_wire(result.error))
+    deployment, digest = record.deployment, results.digest_of(replies)
+    operation.position = replies[0].position
+    if held.kind in WRITING_KINDS:
+        reach.versions.changed(deployment.deployment_id)
+    if deployment.durable is not None:
+        deployment.durable.unknown_to = operation.seq
+        reach.versions.copied(deployment.deployment_id, deployment.durable)
+        managed.note(reach, deployment.deployment_id)
+    reach.recorder.applied(held, deployment, result=result, digest=digest)
+    return OperationFinished(
+        operation_id=action.operation_id,
+        fault=None,
+        is_refusal=False,
+        run_us=max(reply.run_us for reply in replies),
+        digest=digest,
+        wpg_id=action.wpg_id,
+    )
 
 
 async def recall(
@@ -240,8 +283,14 @@ async def _again(reach: Reach, action: StartOperation, record: WpgRecord, held: 
 
 
 async def _execute(
-    reach: Reach, action: StartOperation, *, held: Held, record: WpgRecord
+    reach: Reach,
+    action: StartOperation,
+    *,
+    held: Held,
+    record: WpgRecord,
+    is_asked: bool = False,
 ) -> Replies:
+    """Have an operation run; or ask its ranks what became of it, and run nothing."""
     ranks = reach.ranks.of(action.wpg_id)
     what = f"{held.kind} ({show(held.operation.operation_id)})"
     if held.kind in MANAGED_KINDS:
@@ -251,6 +300,7 @@ async def _execute(
         wpg_id=action.wpg_id,
         operation=held.operation,
         attempt=next(_attempts),
+        is_asked=is_asked,
     )
     if held.kind is OperationKind.INITIALIZE:
         request.deployment.CopyFrom(messages.deployment(record.deployment))
@@ -258,7 +308,7 @@ async def _execute(
             host_bytes.tell_read(reach, record, held.copies)
             request.published.CopyFrom(reach.locate(held.copies))
         request.instance_addresses.extend(rank.address for rank in ranks)
-    elif held.kind is OperationKind.PULL:
+    elif held.kind is OperationKind.PULL and not is_asked:
         pull = held.operation.pull
         source = DeploymentId(pull.source_deployment_id)
         published = reach.versions.find(source, pull.version)

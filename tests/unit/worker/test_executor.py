@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from plexclient.wire.v1 import operations_pb2
+from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker.operations import operation_seed
 from tests.fakes.fake_backend import ONE, Rank
@@ -187,3 +187,18 @@ def test_outputs_travel_as_a_shard_when_asked_for() -> None:
     (shard,) = rank.run(made).reply.result.shards
     assert list(shard.sequences) == [0, 1, 2, 3]
     assert torch.get_num_threads() == 1
+
+
+def test_a_rank_that_is_asked_what_became_of_an_operation_runs_nothing() -> None:
+    rank = Rank()
+    assert rank.code(rank.train(1)) == ""
+    step = operation(2, "step")
+    step.position = "9"
+    asked = worker_pb2.ExecuteRequest(operation=step, is_asked=True)
+    never = rank.executor.execute(asked).reply
+    assert never.result.error.code == "not_found"
+    assert rank.executor.ledger.applied_seq == 1
+    done = rank.run(step).reply
+    assert rank.executor.execute(asked).reply == done
+    assert done.position == "9"
+    assert rank.executor.ledger.applied_seq == 2

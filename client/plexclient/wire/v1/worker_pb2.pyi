@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "operation", "deployment", "instance_addresses", "published", "attempt", "trained")
+    __slots__ = ("fence", "wpg_id", "operation", "deployment", "instance_addresses", "published", "attempt", "trained", "is_asked")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class ExecuteRequest(_message.Message):
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
+    IS_ASKED_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     operation: _operations_pb2.Operation
@@ -28,7 +29,8 @@ class ExecuteRequest(_message.Message):
     published: _statemanager_pb2.PublishedVersion
     attempt: int
     trained: Trained
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., operation: _Optional[_Union[_operations_pb2.Operation, _Mapping]] = ..., deployment: _Optional[_Union[_service_pb2.Deployment, _Mapping]] = ..., instance_addresses: _Optional[_Iterable[str]] = ..., published: _Optional[_Union[_statemanager_pb2.PublishedVersion, _Mapping]] = ..., attempt: _Optional[int] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ...) -> None: ...
+    is_asked: bool
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., operation: _Optional[_Union[_operations_pb2.Operation, _Mapping]] = ..., deployment: _Optional[_Union[_service_pb2.Deployment, _Mapping]] = ..., instance_addresses: _Optional[_Iterable[str]] = ..., published: _Optional[_Union[_statemanager_pb2.PublishedVersion, _Mapping]] = ..., attempt: _Optional[int] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., is_asked: _Optional[bool] = ...) -> None: ...
 
 class Trained(_message.Message):
     __slots__ = ("train_us", "ended_ago_us")
@@ -39,20 +41,22 @@ class Trained(_message.Message):
     def __init__(self, train_us: _Optional[int] = ..., ended_ago_us: _Optional[int] = ...) -> None: ...
 
 class ExecuteReply(_message.Message):
-    __slots__ = ("result", "applied_seq", "digest", "run_us", "log_tail", "asleep")
+    __slots__ = ("result", "applied_seq", "digest", "run_us", "log_tail", "asleep", "position")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RUN_US_FIELD_NUMBER: _ClassVar[int]
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
     ASLEEP_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     result: _operations_pb2.OperationResult
     applied_seq: int
     digest: bytes
     run_us: int
     log_tail: str
     asleep: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, result: _Optional[_Union[_operations_pb2.OperationResult, _Mapping]] = ..., applied_seq: _Optional[int] = ..., digest: _Optional[bytes] = ..., run_us: _Optional[int] = ..., log_tail: _Optional[str] = ..., asleep: _Optional[_Iterable[str]] = ...) -> None: ...
+    position: str
+    def __init__(self, result: _Optional[_Union[_operations_pb2.OperationResult, _Mapping]] = ..., applied_seq: _Optional[int] = ..., digest: _Optional[bytes] = ..., run_us: _Optional[int] = ..., log_tail: _Optional[str] = ..., asleep: _Optional[_Iterable[str]] = ..., position: _Optional[str] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("wpg_id",)

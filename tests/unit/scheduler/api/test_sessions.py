@@ -11,7 +11,8 @@ import pytest
 from plexclient.wire.v1 import operations_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId, OperationId
+from plexsvc.ids import OperationId
+from plexsvc.scheduler.ledger.held import Awaited
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
@@ -111,20 +112,13 @@ async def test_a_name_that_several_have_is_refused(rig: Rig) -> None:
         await resume(rig)
 
 
-async def test_what_was_under_way_as_service_and_controller_died_keeps_a_job_from_being_resumed(
-    rig: Rig,
-) -> None:
-    begun, go = held_open(rig, "step")
-    async with asyncio.TaskGroup() as group:
-        step = rig.operation("job-1", "step")
-        group.create_task(rig.scheduler.submit(step))
-        await begun.wait()
-        missing = rig.driver.registry.missing
-        missing[OperationId(step.operation_id)] = asyncio.Event()  # as after a takeover
-        with pytest.raises(PlexError, match=r"step \(seq 1 of job-1/actor\) was under way"):
-            await resume(rig)
-        go.set()
-    assert rig.driver.registry.jobs[JobId("job-1")].controller == 0
+async def test_what_does_not_come_any_more_is_told_when_a_job_is_resumed(rig: Rig) -> None:
+    waits = Awaited(rig.operation("job-1", "step"))
+    others = Awaited(operations_pb2.Operation(job_id="job-2"))
+    rig.driver.registry.missing |= {OperationId(b"1"): waits, OperationId(b"2"): others}
+    await resume(rig)
+    assert waits.arrival.is_set()
+    assert not others.arrival.is_set()
 
 
 async def test_a_load_says_where_in_its_data_a_deployment_is(rig: Rig) -> None:

@@ -13,9 +13,13 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import OperationId
+from plexsvc.ids import DeploymentId, OperationId
 from plexsvc.scheduler.config import SchedulerConfig
-from tests.fakes.fake_cluster import failed, no_room
+from plexsvc.scheduler.core.actions import StartOperation
+from plexsvc.scheduler.core.events import Event, OperationFinished
+from plexsvc.scheduler.ledger.held import Awaited
+from plexsvc.scheduler.orders import run
+from tests.fakes.fake_cluster import applied, failed, no_room
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
@@ -142,3 +146,63 @@ async def test_an_executor_that_breaks_fails_one_operation_and_not_the_scheduler
     assert (result.state, result.error.code) == (FAILED, ErrorCode.INTERNAL)
     rig.behaviour.on_execute = None
     assert (await rig.run("job-1", "generate", name="rollout")).state == ANSWERED
+
+
+async def gone(rig: Rig, kind: str) -> Event | None:
+    """Return what becomes of an operation, known from before, whose controller is gone."""
+    operation = rig.operation("job-1", kind)
+    operation_id = OperationId(operation.operation_id)
+    wpg = rig.driver.registry.deployments[DeploymentId("job-1/actor")].wpg
+    assert wpg is not None
+    awaited = rig.driver.registry.missing[operation_id] = Awaited(operation)
+    awaited.arrival.set()
+    action = StartOperation(operation_id=operation_id, wpg_id=wpg.wpg_id, lease_no=1)
+    return await run.start(rig.driver.reach, action)
+
+
+async def test_an_operation_whose_controller_is_gone_ends_as_its_ranks_say(rig: Rig) -> None:
+    async def on_record(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        assert request.is_asked
+        reply = applied(request.operation)
+        reply.position, reply.digest = "7", b"d"
+        return reply
+
+    await rig.job("job-1")
+    await rig.deploy("job-1", tp=2, durable=True)
+    deployment = rig.driver.registry.deployments[DeploymentId("job-1/actor")]
+    rig.behaviour.on_execute = on_record
+    found = await gone(rig, "step")
+    assert isinstance(found, OperationFinished)
+    assert (found.fault, found.digest) == (None, "64-64")
+    assert (deployment.position, deployment.applied_seq) == ("7", 1)
+    assert deployment.durable is not None
+    with pytest.raises(PlexError, match="what ran up to seq 1 is not kept"):
+        deployment.durable.check()
+
+
+@pytest.mark.parametrize("code", ["not_found", "window_broken"])
+async def test_what_no_rank_has_applied_changes_nothing(rig: Rig, code: str) -> None:
+    async def refused_by_one(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        return failed(request.operation, PlexError(ErrorCode(code), "so the rank says"))
+
+    await rig.job("job-1")
+    await rig.deploy("job-1", tp=2)
+    deployment = rig.driver.registry.deployments[DeploymentId("job-1/actor")]
+    rig.behaviour.on_execute = refused_by_one
+    found = await gone(rig, "step")
+    assert isinstance(found, OperationFinished)
+    assert found.fault is not None
+    says = "it was not run" if code == "not_found" else "so the rank says"
+    assert says in found.fault.message
+    assert (deployment.position, deployment.applied_seq) == ("", 0)
+
+
+async def test_a_publication_whose_controller_is_gone_is_not_made(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    before = len(rig.behaviour.executed)
+    found = await gone(rig, "publish")
+    assert isinstance(found, OperationFinished)
+    assert found.fault is not None
+    assert "it was not run" in found.fault.message
+    assert len(rig.behaviour.executed) == before
