@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 from zlib import crc32
 
@@ -377,7 +377,8 @@ def run_of(job: SimJob, rollout_us: list[int]) -> Run:
         return SyncRun(
             cycles=job.cycles,
             rollout_us=rollout_us,
-            segments_of=partial(job.sampled, rollout_us),
+            # Asked some ten times a cycle, of that cycle.
+            segments_of=lru_cache(maxsize=1)(partial(job.sampled, rollout_us)),
             mean_us=profile.period_us,
             varies=job.rollout_node_devices is not None,
         )

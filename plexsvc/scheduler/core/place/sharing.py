@@ -109,15 +109,17 @@ def crowded(placement: Placement) -> Iterator[Deployment]:
 
     By now, as their cycles are known: those that were placed before they were, or have changed.
     """
-    players = _players(placement)
+    players = {job_id: job for job_id, job in _players(placement).items() if job is not None}
+    names = {id(job): job_id for job_id, job in players.items()}
+    is_over: dict[JobId, bool] = {}
     for job_id, job in players.items():
-        if job is None:
-            continue
-        among = together(job, _known(players, but=job_id))
-        played = zip(among, play(among), strict=True)
-        if len(among) == 1 or all(c.slowdown_ppm <= one.most_ppm for one, c in played):
-            continue
-        for one in _rollouts(placement, job_id):
+        if job_id not in is_over:  # all that meet are played once, for all of them
+            among = together(job, _known(players, but=job_id))
+            played = zip(among, play(among), strict=True)
+            late = [one for one, course in played if course.slowdown_ppm > one.most_ppm]
+            over = len(among) > 1 and bool(late)
+            is_over.update(dict.fromkeys((names[id(one)] for one in among), over))
+        for one in _rollouts(placement, job_id) if is_over[job_id] else ():
             wpg = placement.wpg_of(one)
             if wpg is not None and any(len(device.ranks) > 1 for device in wpg.devices):
                 yield one
@@ -166,7 +168,7 @@ def _players(placement: Placement) -> dict[JobId, Turns | None]:
     return {job_id: _turns(placement, job_id) for job_id in sorted(jobs)}
 
 
-def _known(players: dict[JobId, Turns | None], *, but: JobId) -> list[Turns]:
+def _known(players: Mapping[JobId, Turns | None], *, but: JobId) -> list[Turns]:
     return [job for job_id, job in players.items() if job is not None and job_id != but]
 
 

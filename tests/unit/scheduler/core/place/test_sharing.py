@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import pytest
 
 from plexsvc.ids import DeploymentId, JobId
 from plexsvc.scheduler.core.actions import KeepProfile, RelocationChanged
 from plexsvc.scheduler.core.events import DeploymentsDeclared
 from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.place import sharing
 from plexsvc.scheduler.core.planning.profile import SECOND_US
+from plexsvc.scheduler.core.planning.ring import Course, Turns
 from plexsvc.scheduler.core.relocate.movers import APART_EVERY_US
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld, wanted
@@ -163,3 +168,19 @@ def test_isolated_jobs_share_neither_pool() -> None:
     world.join("n0", train=2, rollout=2)
     record_cycles(world, rollout="rollout", long=75, short=25)
     assert declare(world, "long", "short") == {"long": [0, 2], "short": [1, 3]}
+
+
+def test_rounds_are_played_once_for_all_that_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = pool(train=2, rollout=2)
+    record_cycles(world, rollout="rollout", a=50, b=50)
+    bring_up(world, "a", "b")
+    played: list[int] = []
+    play = sharing.play
+
+    def noted(jobs: Sequence[Turns]) -> list[Course]:
+        played.append(len(jobs))
+        return play(jobs)
+
+    monkeypatch.setattr(sharing, "play", noted)
+    assert not list(sharing.crowded(world.core.cluster.placement))
+    assert played == [2]
