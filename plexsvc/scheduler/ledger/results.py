@@ -96,6 +96,7 @@ class ResultBook(Waiters[OperationId, Result]):
         size = result.ByteSize()
         self._kept[operation_id] = (result, size)
         self._bytes += size
+        # The newest stays, however large: its client has not had it yet.
         while self._bytes > self._max_bytes and len(self._kept) > 1:
             self._bytes -= self._kept.popitem(last=False)[1][1]
 

@@ -33,6 +33,7 @@ def settle(devices: Devices) -> None:
             dirty.pop(wpg_id, None)
         waiting = _waiting(devices, members)
         if not waiting:
+            # Who shares with nobody has its state where it needs it.
             if devices.rules.prefetches and len(members) > 1:
                 _prefetch(devices, members)
             continue

@@ -207,6 +207,7 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
     planner, key = demands.planner_of(devices.placement, deployment)
     if key not in planner.board.group_of:
         return
+    # Later cycles tell what changed since, not how wrong the record was.
     if pattern.cycles.num_cycles == 1:
         _judge_record(devices, deployment)
     planned = planner.group_of(key).residents[key].demand.profile

@@ -210,6 +210,7 @@ def _put_off(devices: Devices, wpg: Wpg, fault: Fault) -> bool:
         _retry_later(devices, wpg)
         return True
     is_first = operation.kind is OperationKind.INITIALIZE
+    # Its client may send it again. Nobody sends an `Initialize`, so its WPG has failed.
     endings.refuse(devices.queues, operation, fault, is_final=is_first)
     if not is_first:
         lanes.watch_gap(devices.queues, devices.deployments[wpg.deployment_id])

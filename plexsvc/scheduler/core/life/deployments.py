@@ -71,6 +71,7 @@ def place_waiting(lives: Lives) -> None:
     placement = lives.devices.placement
     placed = placing.admit(placement)
     _start(lives, placed)
+    # Training of a set queues behind its lead, and may have a place beside it at once.
     followed = [placing.follow(placement, deployment) for deployment, _ in placed]
     if any(followed):
         _start(lives, placing.admit(placement))

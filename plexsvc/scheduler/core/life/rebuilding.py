@@ -140,6 +140,7 @@ def keep_beside(devices: Devices, deployment: Deployment) -> None:
     if wpg is None or not deployment.is_durable or not is_whole:
         return
     home = _second_home(devices.placement, deployment, wpg)
+    # A copy that is there, or on its way, is not made again.
     if home not in {None, deployment.kept_on}:
         deployment.kept_on = home
         devices.emit(KeepState(wpg_id=wpg.wpg_id, seq=0, lease_no=wpg.lease_no, beside=home))

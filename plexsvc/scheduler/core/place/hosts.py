@@ -68,6 +68,7 @@ def copy(placement: Placement, wpg: Wpg, operation: Operation) -> None:
     if operation.kind not in COPYING_KINDS:
         return
     deployment = placement.deployments[wpg.deployment_id]
+    # Of the largest rank, for each: how much each one has is for its state manager to say.
     each = max(parked_bytes(placement, wpg), default=0)
     if operation.kind is OperationKind.EXPORT and deployment.version_bytes:
         each = min(each, deployment.version_bytes)

@@ -116,6 +116,7 @@ class Group:
 
 def connected(residents: Iterable[Resident]) -> list[tuple[set[UnitId], list[ResidentId]]]:
     """Return the sets of jobs whose units overlap, with their units, in the order of their jobs."""
+    # Each job joins what it meets of the sets so far, which become one.
     found: list[tuple[set[UnitId], list[ResidentId]]] = []
     for resident in residents:
         units, jobs = set(resident.units), [resident.demand.resident_id]

@@ -152,6 +152,7 @@ def _empty(
     demands = [resident.demand for resident in group.residents.values()]
     stays_us = (planner.paces.remaining_us(demand, now_us=now_us) for demand in demands)
     lasts_us = max(stays_us, default=0)
+    # Both sides are microseconds of units: idle ones gained, and those that moves take.
     pays = lasts_us * group.size >= GAIN_OVER_COST * cost
     if len(moves) == len(group.residents) and pays:
         return moves

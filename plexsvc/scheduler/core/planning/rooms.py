@@ -165,6 +165,7 @@ class Rooms:
         return found
 
     def _aligned(self, num_units: int, host: str) -> tuple[Gang, ...]:
+        # The next power of two: a gang of three starts where one of four could.
         step, by_index = 1 << (num_units - 1).bit_length(), self._hosts[host]
         gangs: list[Gang] = []
         if len(by_index) < num_units:
@@ -187,5 +188,6 @@ class Rooms:
         for size, hosts in sorted(by_size.items(), reverse=True):
             count = num_units // size
             if count * size == num_units and count <= len(hosts):
+                # A gang is as late as its busiest unit.
                 hosts.sort(key=lambda host: max(burden(unit_id) for unit_id in host))
                 yield self.in_order(unit_id for host in hosts[:count] for unit_id in host)

@@ -298,5 +298,6 @@ class Kept:
     def keep_left(self, left: Gang, *, group_id: int, now_us: int) -> None:
         """Keep the units that a job left, since a node was lost, for the return of its group."""
         units = [unit_id for unit_id in left if unit_id not in self.board.cordoned]
+        # Units that are left twice are kept for those who left them last.
         self.left = {u: kept for u, kept in self.left.items() if u not in left}
         self.left.update(dict.fromkeys(units, (now_us + RETURN_US, group_id)))

@@ -111,6 +111,7 @@ def carry_out(lives: Lives, event: PlanComputed) -> None:
     """Do as a plan says if its base still stands; else have another made, a few times."""
     placement, kind = lives.devices.placement, event.device_kind
     attempt = placement.plans.pop((kind, event.goal), None)
+    # Its outcome was told before.
     if attempt is None:
         return
     planner = placement.planning.planners[kind]
