@@ -460,3 +460,10 @@ def codes(actions: list[Action]) -> list[ErrorCode]:
 def no_room() -> Fault:
     """Return a state manager's refusal."""
     return Fault(code=ErrorCode.NO_ROOM, message="host memory is full")
+
+
+def fault_of(action: Action) -> Fault:
+    """Return the fault that an action tells of."""
+    fault = getattr(action, "fault", None)
+    assert isinstance(fault, Fault), action
+    return fault

@@ -33,7 +33,7 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationKind,
     OperationState,
 )
-from tests.fakes.fake_world import FakeWorld, codes, no_room, op_id
+from tests.fakes.fake_world import FakeWorld, codes, fault_of, no_room, op_id
 
 A, B = WpgId("wpg-1-1"), WpgId("wpg-1-2")
 
@@ -192,7 +192,7 @@ def test_nobody_waits_for_an_operation_of_a_deployment_that_is_gone(
     ]
     actions = [a for submit in (submits if is_first else submits[::-1]) for a in submit()]
     assert set(codes(actions)) == {ErrorCode.DEPLOYMENT_FAILED, ErrorCode.DEPENDENCY_FAILED}
-    assert "out of luck" in actions[-1].fault.message
+    assert "out of luck" in fault_of(actions[-1]).message
 
 
 def test_an_after_that_nobody_submits_is_given_up(world: FakeWorld) -> None:
@@ -221,7 +221,7 @@ def test_an_after_that_was_refused_for_now_is_waited_for_within_bounds(comes_aga
     else:
         actions = world.fire(f"after/{op_id('after').hex()}")
         assert codes(actions) == [ErrorCode.DEPENDENCY_FAILED]
-        assert "nobody submitted" in actions[0].fault.message
+        assert "nobody submitted" in fault_of(actions[0]).message
 
 
 def test_an_operation_after_itself_is_refused(world: FakeWorld) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, WpgId
 from plexsvc.scheduler.core.actions import (
+    DeploymentChanged,
     SpawnWpg,
     StartOperation,
 )
@@ -12,7 +13,7 @@ from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import (
     Place,
 )
-from tests.fakes.fake_world import FakeWorld, op_id
+from tests.fakes.fake_world import FakeWorld, fault_of, op_id
 
 A = WpgId("wpg-1-1")
 
@@ -36,7 +37,7 @@ def test_a_deployment_is_spawned_initialised_and_ready() -> None:
     started = world.report_next(SpawnWpg)
     assert started[-1] == StartOperation(operation_id=op_id("a/actor/init"), wpg_id=A, lease_no=1)
     ready = world.report_next(StartOperation)
-    assert [action.state for action in ready if hasattr(action, "deployment_id")] == ["ready"]
+    assert [action.state for action in ready if isinstance(action, DeploymentChanged)] == ["ready"]
 
 
 def test_a_deployment_no_cluster_could_hold_is_refused_with_what_there_is() -> None:
@@ -44,8 +45,8 @@ def test_a_deployment_no_cluster_could_hold_is_refused_with_what_there_is() -> N
     world.join(train=2)
     world.job("a")
     actions = world.deploy("a", devices=4)
-    assert actions[0].fault.code == ErrorCode.NO_PLACEMENT
-    assert "n0: 2" in actions[0].fault.message
+    assert fault_of(actions[0]).code == ErrorCode.NO_PLACEMENT
+    assert "n0: 2" in fault_of(actions[0]).message
 
 
 def test_a_rollout_deployment_waits_for_a_free_device() -> None:
@@ -66,4 +67,4 @@ def test_a_deployment_that_waits_too_long_for_devices_fails() -> None:
     world.job("b")
     world.deploy("b", "rollout", rollout=True)
     actions = world.fire("place/b/rollout")
-    assert actions[0].fault.code == ErrorCode.NO_PLACEMENT
+    assert fault_of(actions[0]).code == ErrorCode.NO_PLACEMENT

@@ -39,8 +39,10 @@ def test_an_ended_job_lets_its_running_operation_end_then_frees_everything(
     assert [type(action) for action in actions] == [AnswerOperation, StopWpg]
     assert world.report_next(StopWpg) == [ForgetWpg(wpg_id=B, lease_no=2)]
     actions = world.report_next(ForgetWpg)
-    assert actions[-1] == JobChanged(
-        job_id=JobId("b"), state=JobState.COMPLETED, reason="done", device_us=actions[-1].device_us
+    last = actions[-1]
+    assert isinstance(last, JobChanged)
+    assert last == JobChanged(
+        job_id=JobId("b"), state=JobState.COMPLETED, reason="done", device_us=last.device_us
     )
     assert codes(world.submit("b3", job="b", seq=3)) == [ErrorCode.JOB_ENDED]
 

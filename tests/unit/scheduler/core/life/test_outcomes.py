@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.vocabulary import (
     JobState,
     OperationKind,
 )
-from tests.fakes.fake_world import FakeWorld, codes, op_id
+from tests.fakes.fake_world import FakeWorld, codes, fault_of, op_id
 
 A, B = WpgId("wpg-1-1"), WpgId("wpg-1-2")
 
@@ -49,7 +49,7 @@ def test_a_dead_worker_fails_its_own_operations_and_nobody_elses(world: FakeWorl
     world.submit("a1", job="a", seq=1)
     actions = world.die(B)
     assert codes(actions) == [ErrorCode.WORKER_DIED, ErrorCode.WORKER_DIED]
-    facts = dict(actions[0].fault.facts)
+    facts = dict(fault_of(actions[0]).facts)
     assert facts["worker"] == f"{B}/0"
     assert facts["signal"] == "9"
     assert facts["log_tail"] == "out of luck\n"
@@ -78,8 +78,8 @@ def test_a_wpg_larger_than_its_device_fails_for_good() -> None:
     world.job("a")
     world.deploy("a")
     actions = world.report_next(SpawnWpg)
-    assert actions[0].fault.code not in RETRYABLE
-    assert dict(actions[0].fault.facts)["need"] == "101"
+    assert fault_of(actions[0]).code not in RETRYABLE
+    assert dict(fault_of(actions[0]).facts)["need"] == "101"
 
 
 def test_processes_that_end_as_they_were_told_to_have_stopped_and_not_died(

@@ -35,7 +35,7 @@ from plexsvc.scheduler.core.vocabulary import (
     Place,
     RelocationStage,
 )
-from tests.fakes.fake_world import FakeWorld, codes, op_id
+from tests.fakes.fake_world import FakeWorld, codes, fault_of, op_id
 
 A, NEXT = WpgId("wpg-1-1"), WpgId("wpg-1-2")
 ACTOR = DeploymentId("a/actor")
@@ -384,7 +384,7 @@ def test_a_relocation_ends_and_its_deployment_is_rebuilt_where_it_was(world: Fak
     world.relocate("a", places=to)
     world.die(A)
     assert world.stages()[-1] is RelocationStage.FAILED
-    assert world.relocate("a", places=to)[-1].fault.code is ErrorCode.UNAVAILABLE
+    assert fault_of(world.relocate("a", places=to)[-1]).code is ErrorCode.UNAVAILABLE
     world.drain()
     world.submit("a1", job="a", seq=1)
     world.drain()

@@ -13,7 +13,7 @@ from plexsvc.scheduler.core.events import DeploymentsDeclared
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import sharing
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.scheduler.core.planning.ring import Course, Turns
+from plexsvc.scheduler.core.planning.ring import Course, Turns, play
 from plexsvc.scheduler.core.relocate.movers import APART_EVERY_US
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld, wanted
@@ -175,7 +175,6 @@ def test_rounds_are_played_once_for_all_that_meet(monkeypatch: pytest.MonkeyPatc
     record_cycles(world, rollout="rollout", a=50, b=50)
     bring_up(world, "a", "b")
     played: list[int] = []
-    play = sharing.play
 
     def noted(jobs: Sequence[Turns]) -> list[Course]:
         played.append(len(jobs))
