@@ -126,6 +126,7 @@ class RolloutManager:
 
     async def _initialize(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         """Connect to the instances; a deployment that is known goes on with its new ones."""
+        self._leader.admit_leader(request.fence, what="a deployment's instances")
         deployment_id, group = request.operation.deployment_id, self._executions.group
         deployment = self._deployments.get(deployment_id)
         if deployment is None:
