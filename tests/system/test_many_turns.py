@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 LENGTH = 14_000
 SAMPLES = 1024
 SESSIONS = 2048
+TURN = LENGTH * SAMPLES // SESSIONS
+"""Tokens of a turn: as many in all as of the generate."""
 MANAGER_BYTES = 256 << 20
 """What a manager takes beside token records."""
 
@@ -68,7 +70,7 @@ def test_2048_sessions_have_a_turn_each_at_once(cluster: InnerCluster, model: Pa
                 deployment_id=rollout.deployment_id,
                 generate=operations_pb2.Generate(
                     prompts=[operations_pb2.Prompt(token_ids=[3])],
-                    sampling=operations_pb2.SamplingParams(n=1, max_tokens=LENGTH),
+                    sampling=operations_pb2.SamplingParams(n=1, max_tokens=TURN),
                     session=f"session {number}",
                 ),
             )
@@ -80,11 +82,11 @@ def test_2048_sessions_have_a_turn_each_at_once(cluster: InnerCluster, model: Pa
             for one in turns:
                 assert next(one).prompts, "it was taken"
             rollout.generate([[3, 4]] * 8, max_tokens=1)  # now the engines go on
-            assert [tokens_of(one) for one in turns] == [LENGTH] * SESSIONS
-        options = plex.SamplingOptions(max_tokens=300, temperature=1.0, ignore_eos=True)
+            assert [tokens_of(one) for one in turns] == [TURN] * SESSIONS
+        options = plex.SamplingOptions(max_tokens=30, temperature=1.0, ignore_eos=True)
         again = [rollout.session().generate.submit([3], **options) for _ in range(SESSIONS)]
-        assert [len(one.result(120).tokens) for one in again] == [300] * SESSIONS
-        assert manager_peak_bytes(cluster) < MANAGER_BYTES + SESSIONS * LENGTH * TOKEN_BYTES
+        assert [len(one.result(120).tokens) for one in again] == [30] * SESSIONS
+        assert manager_peak_bytes(cluster) < MANAGER_BYTES + SESSIONS * TURN * TOKEN_BYTES
 
 
 def manager_peak_bytes(cluster: InnerCluster) -> int:
