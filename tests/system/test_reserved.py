@@ -146,11 +146,12 @@ def test_a_kill_in_the_window_changes_no_token(
             name = f"{rollout.deployment_id}-reserved"
             until_serving(cluster, name)
             if whose == "manager":
-                (pid,) = managers(below=cluster.pid)
+                pids = managers(below=cluster.pid)  # one of each node
             else:
                 chosen = name if whose == "reserved" else rollout.deployment_id
-                (pid,) = rank_processes(cluster, [chosen])
-            os.kill(pid, signal.SIGKILL)
+                pids = rank_processes(cluster, [chosen])
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
 
         killed = beside.submit(kill)
         assert learn(actor, rollout, steps=range(2), options=MANY) == undisturbed
