@@ -147,10 +147,14 @@ class RayLauncher:
         while True:
             argv = (*tied, self._config.python or sys.executable, *program)
             self._process = AgentProcess(argv, log_path=self._log)
+            answers = False
             async for line in self._process.lines():
                 if line.endswith(b"\n"):  # else it was killed in the middle
                     self._hear(json.loads(line))
                     first.set()
+                    if not answers:
+                        log.info("Ray answers", nodes=len(self.hosts))
+                    answers = True
             code = await self._process.wait()
             log.error("Ray does not answer; asking again", exit_code=code, log=tail(self._log))
             await self._clock.sleep(PAUSE_US)
