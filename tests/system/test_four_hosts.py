@@ -8,19 +8,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import plexclient as plex
+from tests.rigs.durable_jobs import start, stepping
 from tests.rigs.network_hosts import HostCluster, network_hosts
 from tests.rigs.waiting import wait_until
-from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -41,49 +37,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostCluster]:
         yield found
 
 
-@dataclass(slots=True)
-class Training:
-    """A job that trains, a step at a time."""
-
-    actor: plex.Actor
-    seed: int
-    metrics: list[dict[str, float]] = field(default_factory=list)
-    """Of each operation."""
-
-    def begin(self) -> list[Future[Any]]:
-        """Submit the passes of a step."""
-        number = len(self.metrics)
-        passes = [fixed_batch(100 * self.seed + number + part) for part in range(2)]
-        calls = [partial(self.actor.forward_backward.submit, one, loss="ppo") for one in passes]
-        return [call() for call in calls]
-
-    def end(self, operations: list[Future[Any]]) -> None:
-        """Submit the step, and wait for all."""
-        operations.append(self.actor.step.submit())
-        self.metrics += [operation.result(120).metrics for operation in operations]
-
-
-def start(job: plex.Job, model: Path, *, seed: int, durability: str, pp: int) -> Training:
-    actor = job.deploy(
-        "actor",
-        model=str(model),
-        backend="megatron",
-        parallel=plex.Parallel(pp=pp),
-        optimizer=plex.AdamW(lr=1e-2),
-        durability=durability,
-    )
-    return Training(actor, seed)
-
-
-@contextmanager
-def stepping(*trainings: Training) -> Iterator[None]:
-    """Have each make a step, all at once; the block runs with their passes."""
-    under_way = [training.begin() for training in trainings]
-    yield
-    for training, operations in zip(trainings, under_way, strict=True):
-        training.end(operations)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(cluster: HostCluster, tiny_model: Path) -> list[Any]:
     """What the steps come to where nothing happens."""
@@ -95,7 +48,7 @@ def undisturbed(cluster: HostCluster, tiny_model: Path) -> list[Any]:
                 for _ in range(STEPS):
                     with stepping(training):
                         pass
-                found.append((training.metrics, training.actor.digest()))
+                found.append(training.outcome())
     return found
 
 
@@ -151,5 +104,5 @@ def test_two_jobs_outlive_every_fault_of_a_host(
         cluster.start()
         with stepping(wide, narrow):
             pass
-        found = [(one.metrics, one.actor.digest()) for one in (wide, narrow)]
+        found = [one.outcome() for one in (wide, narrow)]
     assert found == undisturbed
