@@ -22,7 +22,7 @@ from tests.rigs.processes import is_alive, name_of, running
 from tests.rigs.waiting import wait_until
 
 _PORT: Final = 50061
-_NEEDS: Final = "hosts are network namespaces, which take root and iproute2 (`ip netns`, veth)"
+_NEEDS: Final = "hosts are network namespaces, which take root and iproute2 (`ip`, `tc`, veth)"
 
 
 def run(*command: str) -> str:
@@ -67,11 +67,16 @@ class NetworkHost:
 
     def cut(self) -> None:
         """Isolate it: what others send it is lost in silence, and what it sends, too."""
-        run("ip", "link", "set", self.link, "down")
+        self._queue("add", "tbf", "rate", "8bit", "burst", "1", "limit", "1")  # no packet fits
 
     def mend(self) -> None:
         """End its isolation."""
-        run("ip", "link", "set", self.link, "up")
+        self._queue("del")
+
+    def _queue(self, verb: str, *shape: str) -> None:
+        """Have both ends of its line shaped, or no more."""
+        run("tc", "-n", self.namespace, "qdisc", verb, "dev", "eth0", "root", *shape)
+        run("tc", "qdisc", verb, "dev", self.link, "root", *shape)
 
 
 @contextmanager
@@ -119,6 +124,8 @@ class HostCluster:
     """Of their nodes."""
     devices: Sequence[str] = (TRAIN,)
     """Of the first host."""
+    launcher: str = ""
+    """Keys of what makes hosts nodes; then none has joined, and the first is none."""
     scheduler: str = SHARES_ALL
     """The table of that name."""
     joined: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -128,13 +135,16 @@ class HostCluster:
     def __enter__(self) -> Self:
         size = f"host_bytes = {2048 * MIB}\nstaging_bytes = {256 * MIB}\n"
         address = self.hosts[0].address
+        first = (
+            f'[[nodes]]\nnode_id = "{self.names[0]}"\naddress = "{address}"\n{size}'
+            f"devices = [{', '.join(self.devices)}]\n"
+        )
         (self.place / "cluster.toml").write_text(
             f'state_dir = "{self.state}"\nlisten = "{address}:{_PORT - 1}"\n'
-            f'[[nodes]]\nnode_id = "{self.names[0]}"\naddress = "{address}"\n{size}'
-            f"devices = [{', '.join(self.devices)}]\n{self.scheduler}"
-            f'\n[router.roots]\ndefault = ["{ROOT}"]\n'
+            f'{self.launcher or first}{self.scheduler}\n[router.roots]\ndefault = ["{ROOT}"]\n'
         )
-        (self.place / "pool.toml").write_text(f"{size}devices = [{TRAIN}]\n")
+        patient = "orphan_us = 600_000_000\n"  # a busy machine may leave a host cut off for long
+        (self.place / "pool.toml").write_text(f"{size}{patient}devices = [{TRAIN}]\n")
         self.start()
         return self
 
@@ -170,6 +180,12 @@ class HostCluster:
             timeout_s=120,
         )
         assert up.poll() is None, (self.place / "up.log").read_text()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The service."""
+        assert self._up is not None
+        return self._up
 
     def kill(self) -> None:
         """Kill the service with SIGKILL, and it alone."""
