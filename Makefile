@@ -57,7 +57,7 @@ test: setup $(VENV)/ray/.installed $(VENV)/kubernetes/.installed $(VENV)/tinker/
 search: setup
 	$(BIN)/python -m pytest --search -m hypothesis $(PYTEST)
 
-chaos: setup
+chaos: setup $(VENV)/ray/.installed
 	PLEX_CHAOS_FAULTS=$(FAULTS) PLEX_CHAOS_SEED=$(SEED) PLEX_CHAOS_HISTORIES=1500 PLEX_CHAOS_KILLS=20 \
 		$(BIN)/python -m pytest -s --run-slow --search --hypothesis-seed=$(SEED) tests/chaos tests/unit/scheduler/core/test_properties.py \
 		tests/process/statemanager/test_adoption.py tests/process/worker/test_backend_contract.py \

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,11 +37,12 @@ class Training:
         """Submit the passes of a step, and what is sampled meanwhile."""
         number = len(self.metrics)
         passes = [fixed_batch(100 * self.seed + number + part) for part in range(2)]
-        calls = [partial(self.actor.forward_backward.submit, one, loss="ppo") for one in passes]
-        operations = [call() for call in calls]
+        calls: list[Callable[[], Future[Any]]] = [
+            partial(self.actor.forward_backward.submit, one, loss="ppo") for one in passes
+        ]
         if self.rollout is not None:
-            operations.append(self.rollout.generate.submit(PROMPTS, seed=number, **SAMPLING))
-        return operations
+            calls.append(partial(self.rollout.generate.submit, PROMPTS, seed=number, **SAMPLING))
+        return [call() for call in calls]
 
     def end(self, operations: list[Future[Any]]) -> None:
         """Submit the step, wait for all, and have the next samples come from what it made."""

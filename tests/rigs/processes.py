@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 
@@ -44,6 +45,12 @@ def name_of(pid: int) -> str:
 def command_of(pid: int) -> list[str]:
     """Return the arguments that a process was started with; of one that is gone, none."""
     return _read(pid, "cmdline").split("\0")
+
+
+def began_s(pid: int) -> float:
+    """Return when the process began, in seconds since this machine started; 0: it is gone."""
+    stat = _stat(pid)
+    return int(stat[19]) / os.sysconf("SC_CLK_TCK") if stat else 0.0
 
 
 def _stat(pid: int) -> list[str]:

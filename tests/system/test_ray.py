@@ -16,7 +16,6 @@ from plexsvc.rpc.keys import read_keys
 from tests.rigs.live_cluster import rank_processes
 from tests.rigs.on_ray import OnRay, start_on_ray
 from tests.rigs.processes import descendants, is_alive, running
-from tests.rigs.ray_cluster import PYTHON
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
@@ -75,8 +74,7 @@ def test_a_job_outlives_who_speaks_with_ray_then_rays_head_then_the_service(
         actor = deploy(job, tiny_model)
         cycle(actor, 0)
         ranks = rank_processes(service.live, [actor.deployment_id])
-        (speaks,) = running(str(PYTHON), below=service.process.pid)
-        os.kill(speaks, signal.SIGKILL)
+        os.kill(cluster.keeper, signal.SIGKILL)
         cycle(actor, 1)
         ray.restart_head()
         cycle(actor, 2)
@@ -126,11 +124,7 @@ def test_with_what_ray_runs_on_a_node_everything_there_dies(cluster: OnRay, vict
     os.kill(cluster.host(name) if victim == "host" else cluster.ray.raylet(name), signal.SIGKILL)
     wait_until(lambda: not any(is_alive(pid) for pid in below), what="nothing there is alive")
     if victim == "host":
-        wait_until(
-            lambda: cluster.nodes().get(name) == "up" and cluster.agent(name) not in {0, agent},
-            what="it has another agent",
-            timeout_s=90,
-        )
+        cluster.wait_for_other_agent(name, agent)
     cluster.ray.kill(name)
     cluster.wait_for(name, None)
 
