@@ -15,7 +15,6 @@ import plexclient as plex
 from tests.rigs.workloads import fixed_batch
 
 PROMPTS: Final = [[3, 4, 12, 5, 16], [7, 8, 9]]
-SAMPLING: Final = plex.SamplingOptions(n=2, max_tokens=24, temperature=1.0, ignore_eos=True)
 
 
 @dataclass(slots=True)
@@ -41,7 +40,8 @@ class Training:
             partial(self.actor.forward_backward.submit, one, loss="ppo") for one in passes
         ]
         if self.rollout is not None:
-            calls.append(partial(self.rollout.generate.submit, PROMPTS, seed=number, **SAMPLING))
+            generate = partial(self.rollout.generate.submit, PROMPTS, n=2, temperature=1.0)
+            calls.append(partial(generate, seed=number, max_tokens=24, ignore_eos=True))
         return [call() for call in calls]
 
     def end(self, operations: list[Future[Any]]) -> None:
