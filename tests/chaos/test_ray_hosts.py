@@ -147,7 +147,7 @@ def lose_hosts(jobs: Jobs) -> None:
     name = jobs.victim()
     with jobs.fault("told to leave"):
         cluster.ray.notify(name)
-        cluster.wait_for(name, "drained")
+    cluster.wait_for(name, "drained")  # its deployments move at a step boundary
     cluster.ray.kill(name)
     cluster.wait_for(name, None)
     with jobs.fault("host added"):
