@@ -253,14 +253,17 @@ class RolloutManager:
     async def frames(self, request: worker_pb2.StreamFramesRequest) -> AsyncGenerator[bytes]:
         """Yield the frames after `after_cursor`, then live, up to the one with the result.
 
-        They are serialised. Waits for an operation that has not started.
+        They are serialised. Waits for an operation that has not started; for the record of one
+        that was answered, only as long as a successor takes to have its copies.
 
         Raises:
             PlexError: `result_gone`, `not_found`, `queue_full`.
         """
         with self._slots.hold(request.tenant):
             record = await self._records.wait_for(
-                request.operation_id, deployment_id=request.deployment_id
+                request.operation_id,
+                deployment_id=request.deployment_id,
+                is_answered=request.is_answered,
             )
             async for frame in record.read(request.after_cursor):
                 yield frame

@@ -26,6 +26,9 @@ TOKEN_BYTES: Final = 32
 PROMPT_TOKEN_BYTES: Final = 4
 """What a token of a prompt takes each time that it is held."""
 
+COPY_WAIT_US: Final = 60_000_000
+"""How long who reads an answer waits for its record: a successor needs a while to have it."""
+
 REMEMBERED_IDS: Final = 16_384
 """Ids of dropped records that are still told apart from unknown ones."""
 
@@ -143,20 +146,23 @@ class RecordStore:
         """Return the records of one deployment, oldest first."""
         return [r for r in self._records.values() if r.operation.deployment_id == deployment_id]
 
-    async def wait_for(self, operation_id: bytes, *, deployment_id: str = "") -> OperationRecord:
-        """Return the record, waiting for its operation to start.
+    async def wait_for(
+        self, operation_id: bytes, *, deployment_id: str = "", is_answered: bool = False
+    ) -> OperationRecord:
+        """Return the record, waiting for its operation to start; if `is_answered`, for its copy.
 
         Raises:
-            PlexError: `result_gone` once it was dropped; `not_found` when it does not start in
-                `frames_wait_us` or belongs to another deployment than `deployment_id`.
+            PlexError: `result_gone` once it was dropped, or where no copy of it comes; `not_found`
+                when it does not start in `frames_wait_us` or belongs to another deployment than
+                `deployment_id`.
         """
         while (record := self._records.get(operation_id)) is None:
-            await self._arrival(operation_id)
+            await self._arrival(operation_id, is_answered=is_answered)
         if deployment_id not in {"", record.operation.deployment_id}:
             raise not_found(f"{show(operation_id)} is no operation of {deployment_id}")
         return record
 
-    async def _arrival(self, operation_id: bytes) -> None:
+    async def _arrival(self, operation_id: bytes, *, is_answered: bool) -> None:
         if operation_id in self._gone:
             raise PlexError(
                 ErrorCode.RESULT_GONE,
@@ -166,9 +172,16 @@ class RecordStore:
         event = self._arrivals.setdefault(operation_id, asyncio.Event())
         self._waiting[operation_id] = self._waiting.get(operation_id, 0) + 1
         try:
-            async with asyncio.timeout(self._config.frames_wait_us / 1e6):
+            wait_us = COPY_WAIT_US if is_answered else self._config.frames_wait_us
+            async with asyncio.timeout(wait_us / 1e6):
                 await event.wait()
         except TimeoutError as error:
+            if is_answered:
+                raise PlexError(
+                    ErrorCode.RESULT_GONE,
+                    f"{show(operation_id)} was answered, and its token record went with the node "
+                    "of its manager before it was copied; generate again",
+                ) from error
             raise not_found(
                 f"{show(operation_id)} did not start within {self._config.frames_wait_us} us; "
                 f"is it a generate that was submitted?"

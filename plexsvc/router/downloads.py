@@ -108,12 +108,13 @@ class Downloads:
         """
         check_operation_id(request.operation_id)
         deployment = await self._deployment(request, tenant=tenant)
-        await self._result(request, tenant=tenant, no_wait=True)
+        known = await self._result(request, tenant=tenant, no_wait=True)
         ask = worker_pb2.StreamFramesRequest(
             operation_id=request.operation_id,
             after_cursor=request.after_cursor,
             deployment_id=request.deployment_id,
             tenant=tenant,
+            is_answered=known.state == operations_pb2.OPERATION_STATE_ANSWERED,
         )
         async with aclosing(self._frames_of(deployment, ask)) as messages:
             async for message in messages:

@@ -119,7 +119,9 @@ class Submissions:
     async def get_result(
         self, request: service_pb2.GetResultRequest
     ) -> operations_pb2.OperationResult:
-        """Return a kept answer; wait for that of an operation under way, unless told not to.
+        """Return a kept answer; wait for that of an operation under way.
+
+        When told not to wait, return whether it was answered.
 
         Raises:
             PlexError: `not_found` job, or `result_gone`; `not_found` for an operation that has not
@@ -129,7 +131,11 @@ class Submissions:
         operation_id = OperationId(request.operation_id)
         if request.no_wait:
             await self._arrival(operation_id, request.job_id)
-            return operations_pb2.OperationResult(operation_id=operation_id)
+            found = operations_pb2.OperationResult(operation_id=operation_id)
+            is_former = operation_id in self._scheduler.registry.answered_before
+            if is_former or self._scheduler.results.get(operation_id) is not None:
+                found.state = operations_pb2.OPERATION_STATE_ANSWERED
+            return found
         is_ours = self._is_of(operation_id, request.job_id)
         known = self._scheduler.results.get(operation_id) if is_ours else None
         if known is not None:

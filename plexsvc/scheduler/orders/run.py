@@ -21,7 +21,7 @@ from plexsvc.scheduler.core.vocabulary import MANAGED_KINDS, WRITING_KINDS, Faul
 from plexsvc.scheduler.faults import fault_from_wire, fault_of
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages, results
-from plexsvc.scheduler.ledger.held import Awaited, Held
+from plexsvc.scheduler.ledger.held import Held
 from plexsvc.scheduler.ledger.jobs import WpgRecord
 from plexsvc.scheduler.orders import carry, durable, host_bytes, leaving, managed, spawn
 from plexsvc.scheduler.orders.ranks import Rank
@@ -58,9 +58,8 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         AioRpcError: an executor did not answer.
     """
     record = reach.registry.by_wpg.get(action.wpg_id)
-    awaited = reach.registry.missing.get(action.operation_id)
-    if record is not None and awaited is not None and not await _came_again(reach, awaited, record):
-        return await _what_became(reach, action, awaited.operation, record)
+    if record is not None and (end := await _without_client(reach, action, record)) is not None:
+        return end
     held = reach.registry.held.get(action.operation_id)
     if held is None or record is None:
         return None
@@ -111,18 +110,25 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     )
 
 
-async def _came_again(reach: Reach, awaited: Awaited, record: WpgRecord) -> bool:
-    """Wait for the client of an operation that a former scheduler held; return whether it came."""
-    operation_id = OperationId(awaited.operation.operation_id)
+async def _without_client(reach: Reach, action: StartOperation, record: WpgRecord) -> Event | None:
+    """Wait for the client of an operation that a former scheduler held.
+
+    Returns None once it is here, or how the operation ends without it.
+    """
+    awaited = reach.registry.missing.get(action.operation_id)
+    if awaited is None:
+        return None
     ttl_us = reach.registry.jobs[record.deployment.job_id].session_ttl_us
     try:
         async with asyncio.timeout(ttl_us / 1e6):
             await awaited.arrival.wait()
     except TimeoutError:
-        return False
+        return _failed(action, _NOT_SENT_AGAIN)
     finally:
-        reach.registry.missing.pop(operation_id, None)
-    return operation_id in reach.registry.held  # else another controller has its job by now
+        reach.registry.missing.pop(action.operation_id, None)
+    if action.operation_id in reach.registry.held:
+        return None
+    return await _what_became(reach, action, awaited.operation, record)  # its job was resumed
 
 
 async def _what_became(

@@ -75,3 +75,16 @@ def test_records_never_exceed_their_bytes(steps: list[tuple[str, int, bool]]) ->
             running.total() * TOKEN_BYTES + sum(one.nbytes for one in alive) <= CONFIG.record_bytes
         )
         assert max(running.values(), default=0) <= 50
+
+
+async def test_who_reads_an_answer_waits_for_a_copy_of_its_record_and_not_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("plexsvc.rollout.store.COPY_WAIT_US", 1)
+    there, store = record(0, "reader"), RecordStore(CONFIG, SystemClock())
+    store.add(there)
+    key = there.operation.operation_id
+    assert await store.wait_for(key, is_answered=True) is there
+    with pytest.raises(PlexError, match="its token record went with the node") as gone:
+        await store.wait_for((7).to_bytes(16), is_answered=True)
+    assert gone.value.code is ErrorCode.RESULT_GONE

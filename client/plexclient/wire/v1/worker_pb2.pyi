@@ -109,13 +109,15 @@ class CancelReply(_message.Message):
     def __init__(self) -> None: ...
 
 class StreamFramesRequest(_message.Message):
-    __slots__ = ("operation_id", "after_cursor", "deployment_id", "tenant")
+    __slots__ = ("operation_id", "after_cursor", "deployment_id", "tenant", "is_answered")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     AFTER_CURSOR_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_ANSWERED_FIELD_NUMBER: _ClassVar[int]
     operation_id: bytes
     after_cursor: int
     deployment_id: str
     tenant: str
-    def __init__(self, operation_id: _Optional[bytes] = ..., after_cursor: _Optional[int] = ..., deployment_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    is_answered: bool
+    def __init__(self, operation_id: _Optional[bytes] = ..., after_cursor: _Optional[int] = ..., deployment_id: _Optional[str] = ..., tenant: _Optional[str] = ..., is_answered: _Optional[bool] = ...) -> None: ...

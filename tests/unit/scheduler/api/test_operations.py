@@ -21,7 +21,7 @@ from plexsvc.scheduler.api.operations import EarlyPayloads
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.fakes.fake_cluster import staged_payload
 from tests.rigs.router_rig import until
-from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
+from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig
 
 ANSWERED = ops.OPERATION_STATE_ANSWERED
 REFUSED = ops.OPERATION_STATE_REFUSED
@@ -61,14 +61,20 @@ async def result_of(rig: Rig, operation_id: bytes, *, tenant: str = TENANT) -> o
 
 async def is_known(rig: Rig, operation_id: bytes, *, job_id: str = "job-1") -> bool:
     """Return whether an operation is known to one who does not wait for its answer."""
+    return await known_state(rig, operation_id, job_id=job_id) is not None
+
+
+async def known_state(rig: Rig, operation_id: bytes, *, job_id: str = "job-1") -> int | None:
     asked = pb.GetResultRequest(
         operation_id=operation_id, job_id=job_id, tenant=TENANT, no_wait=True
     )
     try:
-        await rig.scheduler.call("GetResult", asked, ops.OperationResult)
+        found = await rig.scheduler.call("GetResult", asked, ops.OperationResult)
     except PlexError as error:
-        return error.code is not ErrorCode.NOT_FOUND
-    return True
+        if error.code is not ErrorCode.NOT_FOUND:
+            raise
+        return None
+    return found.state
 
 
 async def test_whoever_asks_a_little_early_is_told_of_the_operation_that_comes(rig: Rig) -> None:
@@ -80,6 +86,17 @@ async def test_whoever_asks_a_little_early_is_told_of_the_operation_that_comes(r
         await rig.scheduler.submit(operation)
     assert asked.result()
     assert await is_known(rig, operation.operation_id), "answered"
+
+
+async def test_who_does_not_wait_is_told_whether_an_operation_was_answered(rig: Rig) -> None:
+    begun, go = held_open(rig, "noop")
+    operation = rig.operation("job-1")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(rig.scheduler.submit(operation))
+        await begun.wait()
+        assert await known_state(rig, operation.operation_id) != ANSWERED
+        go.set()
+    assert await known_state(rig, operation.operation_id) == ANSWERED
 
 
 async def test_an_operation_that_nobody_knows_or_another_job_s_is_told_apart(rig: Rig) -> None:
