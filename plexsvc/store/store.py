@@ -204,7 +204,7 @@ class Store:
         return self._read(query, QuotaRow)
 
     def records(
-        self, *, tenant: str, prefix: str, after: str = "", limit: int = 1024
+        self, *, tenant: str, prefix: str, after: str = "", limit: int | None = None
     ) -> list[RecordRow]:
         """Return what routers remember for a tenant under keys that begin so, by key.
 
@@ -212,7 +212,7 @@ class Store:
             tenant: whose.
             prefix: how their keys begin.
             after: the key before the first one; all are behind an empty one.
-            limit: how many at most.
+            limit: how many at most; all of them without.
         """
         # The first key that no longer begins so: a range, which the table's own index answers.
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)

@@ -268,6 +268,9 @@ def test_records_are_found_by_how_their_keys_begin_until_they_are_gone(url: str)
     assert after.records(tenant="mine", prefix="a", after="a/1") == [record("ab/1")]
     if after.write_now([record("a/3"), RecordGone(tenant="mine", key="a/1")]):  # on SQLite
         assert after.records(tenant="mine", prefix="a/") == [record("a/3")]
+    many = [record(f"many/{number:05}") for number in range(2_000)]
+    after.append((), many)
+    assert after.records(tenant="mine", prefix="many/") == many, "all, unless some are asked for"
     after.close()
 
 
