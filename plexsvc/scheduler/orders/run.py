@@ -36,7 +36,17 @@ _attempts: Final = count(1 + secrets.randbits(62))
 _NOT_SENT_AGAIN: Final = Fault(
     code=ErrorCode.UNAVAILABLE,
     message="the service was started again, and the operation's client did not come back to it in "
-    "its session's time to live (session_ttl_us); it was not run",
+    "its session's time to live (session_ttl_us)",
+)
+_NOT_RUN: Final = Fault(
+    code=ErrorCode.UNAVAILABLE,
+    message="the service was started again, and another controller has the job; no rank had got "
+    "the operation, which was not run",
+)
+_LEFT: Final = Fault(
+    code=ErrorCode.UNAVAILABLE,
+    message="the service was started again, and another controller has the job; nobody waits for "
+    "what the operation may have published, saved or sampled",
 )
 
 Replies = Sequence[worker_pb2.ExecuteReply]
@@ -149,13 +159,13 @@ async def _what_became(
         lease_no=action.lease_no,
     )
     if record.is_rollout or held.kind in MANAGED_KINDS:
-        return _failed(action, _NOT_SENT_AGAIN)  # it changed nothing that its job goes on from
+        return _failed(action, _LEFT)  # it changed nothing that its job goes on from
     reach.registry.hold(held)
     replies = await _execute(reach, action, held=held, record=record, is_asked=True)
     result = results.merge(action.operation_id, replies)
     if result.HasField("error"):
         is_unknown = result.error.code == ErrorCode.NOT_FOUND
-        return _failed(action, _NOT_SENT_AGAIN if is_unknown else fault_from_wire(result.error))
+        return _failed(action, _NOT_RUN if is_unknown else fault_from_wire(result.error))
     deployment, digest = record.deployment, results.digest_of(replies)
     operation.position = replies[0].position
     if held.kind in WRITING_KINDS:

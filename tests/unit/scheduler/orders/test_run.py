@@ -192,7 +192,7 @@ async def test_what_no_rank_has_applied_changes_nothing(rig: Rig, code: str) -> 
     found = await gone(rig, "step")
     assert isinstance(found, OperationFinished)
     assert found.fault is not None
-    says = "it was not run" if code == "not_found" else "so the rank says"
+    says = "which was not run" if code == "not_found" else "so the rank says"
     assert says in found.fault.message
     assert (deployment.position, deployment.applied_seq) == ("", 0)
 
@@ -204,5 +204,5 @@ async def test_a_publication_whose_controller_is_gone_is_not_made(rig: Rig) -> N
     found = await gone(rig, "publish")
     assert isinstance(found, OperationFinished)
     assert found.fault is not None
-    assert "it was not run" in found.fault.message
+    assert "nobody waits for what the operation may have published" in found.fault.message
     assert len(rig.behaviour.executed) == before
