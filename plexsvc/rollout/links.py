@@ -111,6 +111,11 @@ class ManagerLink:
             self.address = address
             self.channels.append(open_channel(address, self._keys))
 
+    async def close(self, *, but: int = 0) -> None:
+        """Close its channels but the last ones; calls on them must have ended, as they are cut."""
+        while len(self.channels) > but:
+            await self.channels.pop(0).close()
+
     def is_silent(self) -> bool:
         """Look at its beats; return whether it is to be killed."""
         self.silent_looks = 0 if self.has_beaten else self.silent_looks + 1

@@ -64,6 +64,7 @@ Turned = Callable[[str, int], None]
 LOOK_US: Final = 1_000_000
 """How often beats are looked for."""
 SILENT_US: Final = 15_000_000
+MAX_LOST: Final = 16
 PAUSE_US: Final = 1_000_000
 """After a manager that did not come up, before the next is started."""
 
@@ -95,7 +96,7 @@ class Managers(Pools):
         self._config_json = json.dumps({key: getattr(config, key) for key in _TOLD})
         self._links: dict[tuple[str, int], ManagerLink] = {}
         self._lost: list[ManagerLink] = []
-        """Of nodes that were lost; calls may not have ended yet."""
+        """Of nodes that were lost, the last `MAX_LOST`: calls may not have ended yet."""
         self._following: dict[ManagerLink, asyncio.Task[None]] = {}
         self._report: GivenUp | None = None
         self._report_left: Left | None = None
@@ -113,6 +114,8 @@ class Managers(Pools):
                     for link in list(self._links.values()):
                         self._look(link, self._group)
                     await self._clock.sleep(LOOK_US)
+                    while len(self._lost) > MAX_LOST:
+                        await self._lost.pop(0).close()
                     for one, deployment in self._deployments.items():
                         telling = self._telling.get(one)
                         is_telling = telling is not None and not telling.done()
@@ -121,8 +124,7 @@ class Managers(Pools):
                             self._telling[one] = telling
         finally:
             for link in (*self._links.values(), *self._lost):
-                for channel in link.channels:
-                    await channel.close()
+                await link.close()
 
     # ---- what the scheduler orders
 
@@ -507,6 +509,7 @@ class Managers(Pools):
                 await self._clock.sleep(PAUSE_US)
                 continue
             link.serves_at(address)
+            await link.close(but=2)  # the one before may have calls whose end is not noticed yet
             try:
                 async for news in link.manager.Follow(rollout_pb2.FollowRequest()):
                     link.has_beaten = link.is_up = True

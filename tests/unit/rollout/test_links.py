@@ -108,3 +108,15 @@ async def test_a_manager_that_starts_is_given_longer_than_one_that_falls_silent(
 async def test_a_manager_that_never_beats_is_killed_in_the_end() -> None:
     link = ManagerLink("node", 0, KEYS)
     assert [link.is_silent() for _ in range(START_LOOKS)].index(True) == START_LOOKS - 1
+
+
+async def test_channels_to_processes_that_are_long_gone_are_closed() -> None:
+    link = ManagerLink("node", 0, KEYS)
+    for number in range(4):
+        link.serves_at(f"unix:m{number}")
+        link.serves_at(f"unix:m{number}")
+        await link.close(but=2)
+    assert len(link.channels) == 2
+    assert link.address == "unix:m3"
+    await link.close()
+    assert not link.channels
