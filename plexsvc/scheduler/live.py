@@ -132,6 +132,7 @@ class LiveScheduler:
         self._inbox, self._store = inbox, store
         self._storing: Storing | None = None
         self._is_running = False
+        self._has_begun = former is None
 
     def _links(
         self, agents: Sequence[str], added: Sequence[NodeRow], *, ranks: Ranks, keys: ClusterKeys
@@ -212,8 +213,9 @@ class LiveScheduler:
             self._inbox.close()
             self.beside.close()
             storing.close()
-            notes = self._journal.notes(at_us=self._inbox.last_us)
-            self._store.append(notes, [*self.recorder.take_rows(), *self.bill.rows()])
+            if self._has_begun:  # else the former's journal stays the newest
+                notes = self._journal.notes(at_us=self._inbox.last_us)
+                self._store.append(notes, [*self.recorder.take_rows(), *self.bill.rows()])
             await self.nodes.close()
             await self.reach.ranks.close()
 
@@ -248,6 +250,7 @@ class LiveScheduler:
         self.manager_hosts.recall(self._store.records(tenant="", prefix=NOTES))
         self._store.keep_snapshot(former.first_snapshot(self._made))
         self._store.append(self._journal.notes(at_us=former.at_us), kept)
+        self._has_begun = True
 
     def _forget_notes(self) -> None:
         """Drop the notes about rollouts that ended with their cluster."""

@@ -36,7 +36,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Lodger
@@ -88,7 +88,8 @@ Window = tuple[int, int]
 """From when to when a burst has its devices."""
 
 
-class Course(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
     """What one job does on the ring."""
 
     slowdown_ppm: int

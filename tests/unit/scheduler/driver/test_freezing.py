@@ -12,9 +12,11 @@ from hypothesis.stateful import rule
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.driver.freezing import freeze, thaw
 from tests.fakes.fake_world import FakeWorld
+from tests.rigs.known_cycles import record_cycles
 from tests.unit.scheduler.core.test_properties import AnyHistory
 
 
@@ -60,6 +62,19 @@ def body() -> bytes:
     world.bring_up("a")
     world.submit("one", job="a", seq=1)
     return freeze(world.core)
+
+
+def test_what_jobs_that_share_were_promised_is_frozen_too() -> None:
+    world = FakeWorld(limits=Limits(max_slowdown_ppm=1_200_000), device_bytes=100)
+    world.join("n0", train=2, rollout=2)
+    record_cycles(world, rollout="rollout", a=50, b=50)
+    for job in ("a", "b"):
+        world.bring_up(job)
+        world.bring_up(job, "rollout", rollout=True, shared=True)
+    taken = world.core.cluster.placement.planning.planner("rollout").taken
+    assert all(one.course is not None for one in taken.values())
+    thawed = thaw(freeze(world.core))
+    assert thawed.cluster.placement.planning.planner("rollout").taken == taken
 
 
 def test_a_field_that_a_snapshot_does_not_know_has_its_default(body: bytes) -> None:

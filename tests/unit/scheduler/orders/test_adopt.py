@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,6 +29,7 @@ from plexsvc.scheduler.orders import adopt
 from plexsvc.scheduler.orders.reach import Reach
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.store.opening import open_store
+from plexsvc.store.store import Store
 from tests.fakes.fake_cluster import FakeAgent, no_room
 from tests.rigs.keys import KEYS
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig, until
@@ -94,6 +96,23 @@ async def test_what_ran_is_sent_again_and_what_was_answered_is_recalled(tmp_path
                 assert (await after.end("job")).state == service_pb2.JOB_STATE_COMPLETED
             running.cancel()
             waiting.cancel()
+
+
+async def test_a_takeover_that_finds_no_room_on_disk_leaves_what_the_next_one_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job")
+        with monkeypatch.context() as no_room:
+            full = PlexError(ErrorCode.DISK_FULL, "no snapshot was kept")
+            no_room.setattr(Store, "keep_snapshot", Mock(side_effect=full))
+            with pytest.raises(ExceptionGroup) as failed:
+                async with second(rig, tmp_path):
+                    pass
+            assert failed.group_contains(PlexError, match="no snapshot was kept")
+        async with second(rig, tmp_path) as after:
+            assert (await after.run("job")).state == ANSWERED
 
 
 def durable_of(rig: Rig) -> Durable:
