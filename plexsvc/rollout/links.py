@@ -47,7 +47,7 @@ SILENT_LOOKS: Final = 15
 """Looks in a row that find no beat before a manager is killed."""
 
 START_LOOKS: Final = 120
-"""The same before its first beat: a process that starts on a busy machine is not silent."""
+"""The same before it says where it serves: one that starts on a busy machine is not silent."""
 
 CALL_S: Final = 30.0
 """Deadline of calls that do no work on tokens or weights."""
@@ -97,7 +97,9 @@ class ManagerLink:
         self.has_beaten = False
         """Since it was looked at last."""
         self.is_up = False
-        """Whether it has beaten since it was killed; a successor has longer for its first beat."""
+        """Whether it has beaten since it was killed."""
+        self.starts = True
+        """Whether its process is looked for or starts, which may take longer than a beat."""
         self.silent_looks = 0
         """In a row, since its process began or beat."""
         self.peer: ManagerLink | None = None
@@ -107,8 +109,9 @@ class ManagerLink:
 
     def serves_at(self, address: str) -> None:
         """Call the process that serves there from now on; calls under way end with the former."""
+        self.starts = False
         if address != self.address:
-            self.address = address
+            self.address, self.silent_looks = address, 0
             self.channels.append(open_channel(address, self._keys))
 
     async def close(self, *, but: int = 0) -> None:
@@ -120,7 +123,7 @@ class ManagerLink:
         """Look at its beats; return whether it is to be killed."""
         self.silent_looks = 0 if self.has_beaten else self.silent_looks + 1
         self.has_beaten = False
-        if self.silent_looks < (SILENT_LOOKS if self.is_up else START_LOOKS):
+        if self.silent_looks < (START_LOOKS if self.starts else SILENT_LOOKS):
             return False
         log.error("rollout manager hangs and is killed", node=self.node_id, address=self.address)
         self.is_up, self.silent_looks = False, 0

@@ -500,6 +500,7 @@ class Managers(Pools):
     async def _follow(self, link: ManagerLink, group: asyncio.TaskGroup) -> None:
         """Hear a manager, and each successor on its node, until cancelled."""
         while True:
+            link.starts = True
             try:
                 address = await self.hosts.start(
                     link.node_id, link.number, config_json=self._config_json

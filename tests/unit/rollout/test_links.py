@@ -100,9 +100,16 @@ async def test_what_a_manager_refuses_is_not_ordered_for_ever(link: FakeLink) ->
 async def test_a_manager_that_starts_is_given_longer_than_one_that_falls_silent() -> None:
     link = ManagerLink("node", 0, KEYS)
     assert not any(link.is_silent() for _ in range(START_LOOKS - 1))
-    link.has_beaten = link.is_up = True
+    link.serves_at("unix:/manager")
+    link.has_beaten = True
     assert not any(link.is_silent() for _ in range(SILENT_LOOKS))
     assert link.is_silent()
+
+
+async def test_a_manager_that_was_silent_before_it_was_found_is_killed_as_soon() -> None:
+    link = ManagerLink("node", 0, KEYS)
+    link.serves_at("unix:/manager")
+    assert [link.is_silent() for _ in range(START_LOOKS)].index(True) == SILENT_LOOKS - 1
 
 
 async def test_a_manager_that_never_beats_is_killed_in_the_end() -> None:
