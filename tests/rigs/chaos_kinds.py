@@ -132,6 +132,19 @@ def service_replaced(cluster: Cluster, _: Victims) -> Iterator[None]:
     assert leader.wait(timeout=20) == -signal.SIGKILL
 
 
+def standby(number: signal.Signals) -> Hit:
+    """Return the fault of a standby: nobody misses it."""
+
+    def hits(cluster: Cluster, _: Victims) -> Iterator[None]:
+        waits = cluster.service.stand_by()
+        waits.send_signal(number)
+        yield
+        waits.send_signal(signal.SIGCONT)
+        cluster.service.dismiss()
+
+    return hits
+
+
 def router_killed(cluster: Cluster, _: Victims) -> Iterator[None]:
     cluster.router.send(signal.SIGKILL)
     yield
@@ -202,6 +215,8 @@ KINDS: Final[dict[str, Hit]] = {
     "service killed": service_killed,
     "service stopped": service_stopped,
     "service replaced": service_replaced,
+    "standby killed": standby(signal.SIGKILL),
+    "standby stopped": standby(signal.SIGSTOP),
     "router killed": router_killed,
     "router stopped": router_stopped,
     "agent stopped": agent_stopped,
@@ -242,9 +257,9 @@ REBUILT: Final = ("rank", "zygote")
 """What durable deployments outlive where their state can be rebuilt (`docs/recovery.md`)."""
 EXCLUDED: Final = {
     *((f"rewards {how}", "mid-takeover") for how in ("killed", "stopped")),
-    ("service replaced", "mid-takeover"),
+    *((kind, "mid-takeover") for kind in ("service replaced", "standby killed", "standby stopped")),
 }
-"""The reward proxy is the service's: none lives while it takes over."""
+"""The reward proxy is the service's: none lives while it takes over. A standby would lead then."""
 
 
 def pause(longest_s: float) -> None:

@@ -209,9 +209,8 @@ class Service:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for standby in self._standbys:
-            standby.kill()
-            standby.wait(timeout=20)
+        while self._standbys:
+            self.dismiss()
         self.stop()
         for agent in found.find_all(self._state_dir):  # of a service that was killed
             found.end(agent)
@@ -238,8 +237,8 @@ class Service:
                 [*command, *options], stdout=log, stderr=log, start_new_session=True
             )
 
-    def stand_by(self) -> None:
-        """Start one more service; return when it waits."""
+    def stand_by(self) -> subprocess.Popen[bytes]:
+        """Start one more service; return it when it waits."""
         self._log.touch()
         before = self._log.read_text().count("standby")
         self._standbys.append(self._up("--standby"))
@@ -248,6 +247,13 @@ class Service:
             if self._standbys[-1].poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"no standby:\n{self._log.read_text()[-4000:]}")
             time.sleep(0.1)  # noqa: TID251 - waits for another process, not for time to pass
+        return self._standbys[-1]
+
+    def dismiss(self) -> None:
+        """Kill the standby that was started last."""
+        standby = self._standbys.pop()
+        standby.kill()
+        standby.wait(timeout=20)
 
     def succeed(self) -> None:
         """Go on with the standby that waits longest; return when it serves."""
