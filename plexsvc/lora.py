@@ -26,6 +26,11 @@ WEIGHTS_FILE: Final = "adapter_model.safetensors"
 CONFIG_FILE: Final = "adapter_config.json"
 MAX_CONFIG_BYTES: Final = 1 << 20
 
+ENGINE_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that an engine for adapters may have: those of vLLM."""
+
+_APPLIED: Final = frozenset({"qwen2", "qwen3", "llama", "mistral"})
+"""Families whose adapters an engine applies; into others they are merged."""
 _NEEDED: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _OTHERWISE: Final = ("use_rslora", "use_dora", "lora_bias", "rank_pattern", "alpha_pattern")
 """What makes PEFT compute something else."""
@@ -115,6 +120,23 @@ def linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         return {"qkv_proj": (query + 2 * key, hidden), "gate_up_proj": (2 * inner, hidden)} | ends
     single = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": inner, "up_proj": inner}
     return {name: (out, hidden) for name, out in single.items()} | ends
+
+
+def engine_rank(rank: int) -> int:
+    """Return the rank of an engine for adapters of `rank`; 0 where there is none.
+
+    >>> engine_rank(4), engine_rank(16), engine_rank(0), engine_rank(513)
+    (8, 16, 0, 0)
+    """
+    return next((one for one in ENGINE_RANKS if 0 < rank <= one), 0)
+
+
+def is_applied(lora: Lora, config: Mapping[str, Any]) -> bool:
+    """Whether an engine can apply adapters beside others'; else they are merged into one alone.
+
+    vLLM applies an adapted unembedding to some vocabularies alone.
+    """
+    return config.get("model_type") in _APPLIED and not lora.head(config)
 
 
 def is_adapter(index: Iterable[statemanager_pb2.CanonicalPiece]) -> bool:

@@ -171,8 +171,8 @@ class Job:
         `"selective"` computes only each layer's MLP again.
 
         `lora=plex.LoRA(rank=16, alpha=32)` of an actor on fsdp trains adapters in place of the
-        model. `save` keeps them and their moments, `export` writes a directory for `peft`, and a
-        rollout of the same model that syncs merges them into its weights.
+        model. `save` keeps them and their moments, and `export` writes a directory for `peft`. A
+        rollout whose `model` is that actor samples with them.
 
         Raises:
             PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,

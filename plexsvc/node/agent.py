@@ -54,7 +54,9 @@ class Agent:
         self._log_dir = config.log_dir or config.runtime_dir / "logs"
         self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._events = EventLog(limit=config.max_events, first_index=clock.wall_us())
-        self._table = RankTable(config, tasks=tasks, events=self._events, log_dir=self._log_dir)
+        self._table = RankTable(
+            config, tasks=tasks, events=self._events, log_dir=self._log_dir, keys=keys
+        )
         # Engines may live where their job trains: such a node imports them when the first comes.
         kinds = {"rollout" if d.kind == "spot" else d.kind for d in config.devices}
         on_demand = {"rollout", "manager"} if "train" in kinds else {"manager"}

@@ -115,7 +115,7 @@ class AgentConfig:
         ImageConfig(
             name="rollout",
             preload="plexsvc.rollout.preload",
-            entrypoint="plexsvc.rollout.instance:main",
+            entrypoint="plexsvc.rollout.forked:main",
         ),
         ImageConfig(
             name="reward",

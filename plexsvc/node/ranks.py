@@ -42,6 +42,12 @@ class RankProcess:
     """It must not run: killed as soon as it exists."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Its zygote died before it forked it."""
+    shares: str = ""
+    """Of an engine that others have seats in: who may have one."""
+    is_full: bool = False
+    seats: list[RankProcess] = field(default_factory=list)
+    engine: RankProcess | None = None
+    """In which it has a seat; None: it is a process of its own."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -179,6 +179,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
                     address=rank.address,
                 )
                 for rank in self._table.living()
+                if not rank.shares
             ],
             next_event_index=self._events.next_index,
             runtime_dir=str(self._config.runtime_dir),

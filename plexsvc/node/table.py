@@ -4,6 +4,9 @@ Theory of operation. A rank is ordered from its image's zygote, forked, ready, e
 be the last. The key is (proc_id, incarnation): a repeated spawn waits for the first's outcome or is
 answered from the record; a newer incarnation first kills the older; an older one is refused. A
 process that existed leaves exactly one `ProcExited` event, after the kernel has let it go.
+
+Ranks whose specifications share an engine have seats in one process, which is forked for the first
+and ended after the last. It is no rank itself. What kills one of its seats kills it, and so all.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, queue_full
 from plexsvc.fencing import refuse_older
 from plexsvc.log import Log
-from plexsvc.node import gpus, logs
+from plexsvc.node import gpus, logs, seats
 from plexsvc.node.config import AgentConfig
 from plexsvc.node.event_log import EventLog
 from plexsvc.node.messages import Forked, ForkOrder, Preloaded, Refused, Report
-from plexsvc.node.ranks import RankProcess, bury_group
+from plexsvc.node.ranks import RankProcess, bury_group, died
 from plexsvc.node.warm import WarmImage
+from plexsvc.rpc.keys import ClusterKeys
 
 log = Log(__name__)
 
@@ -55,8 +59,9 @@ class RankTable:
         tasks: asyncio.TaskGroup,
         events: EventLog,
         log_dir: Path,
+        keys: ClusterKeys,
     ) -> None:
-        self._config = config
+        self._config, self._keys = config, keys
         self._tasks = tasks
         self._events = events
         self._log_dir = log_dir
@@ -70,7 +75,7 @@ class RankTable:
         self._images = images
 
     def living(self) -> list[RankProcess]:
-        """Return the ranks that have not ended, oldest first."""
+        """Return the ranks that have not ended, oldest first, and the engines of some."""
         return list(self._by_token.values())
 
     async def spawn(self, spec: node_pb2.ProcSpec, *, incarnation: int) -> RankProcess:
@@ -101,13 +106,17 @@ class RankTable:
         rank = self._by_id.get(proc_id)
         if rank is None or rank.ended.is_set() or 0 < incarnation < rank.incarnation:
             return
+        if rank.engine is None or await self._leave(rank, rank.engine):
+            await self._end(rank.engine or rank, grace_us=grace_us)
+
+    async def _end(self, rank: RankProcess, *, grace_us: int) -> None:
         self._doom(rank, signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_us / 1e6):
                 await rank.ended.wait()
         except TimeoutError:
-            log.warning("process hangs; its stacks are in its log", proc_id=proc_id)
-            await self.write_stacks(proc_id)
+            log.warning("process hangs; its stacks are in its log", proc_id=rank.spec.proc_id)
+            await self._write_stacks(rank)
             await self.kill([rank])
 
     async def write_stacks(self, proc_id: str) -> tuple[str, str]:
@@ -118,6 +127,9 @@ class RankTable:
         rank = self._by_id.get(proc_id)
         if rank is None or rank.ended.is_set():
             return "", ""
+        return await self._write_stacks(rank.engine or rank)
+
+    async def _write_stacks(self, rank: RankProcess) -> tuple[str, str]:
         begins = rank.log_path.stat().st_size if rank.log_path.exists() else 0
         rank.write_stacks()
         with suppress(TimeoutError):
@@ -184,8 +196,111 @@ class RankTable:
         )
         self._by_id[spec.proc_id] = rank
         self._by_token[rank.token] = rank
-        self._tasks.create_task(self._start(rank, config=config, older=older))
+        start = self._take_seat if spec.shares else self._start
+        self._tasks.create_task(start(rank, config=config, older=older))
         return rank
+
+    async def _take_seat(
+        self, rank: RankProcess, *, config: Mapping[str, Any], older: RankProcess | None
+    ) -> None:
+        """Bring a rank to its settled state that has a seat in an engine, within the same time."""
+        try:
+            async with asyncio.timeout(self._config.ready_timeout_us / 1e6):
+                if older is not None and not older.ended.is_set():
+                    await self.kill([older])
+                while not rank.settled.is_set():
+                    engine = self._seated(rank, config)
+                    await engine.settled.wait()
+                    if not rank.settled.is_set():
+                        await self._sit_down(rank, engine, config)
+        except TimeoutError:
+            await self._give_up(rank)
+        except PlexError as error:
+            if rank.engine is not None and rank in rank.engine.seats:
+                rank.engine.seats.remove(rank)
+                if not rank.engine.seats:
+                    self._doom(rank.engine, signal.SIGTERM)
+            self._abandon(rank, error)
+
+    async def _sit_down(
+        self, rank: RankProcess, engine: RankProcess, config: Mapping[str, Any]
+    ) -> None:
+        """Open a rank's instance in an engine; leave an engine that is full.
+
+        Raises:
+            PlexError: why the engine does not run, or has no seat for it.
+        """
+        if engine.error is not None:
+            raise engine.error
+        rank.pid = engine.pid
+        try:
+            address = await seats.take(engine, rank.spec.proc_id, config, keys=self._keys)
+        except PlexError as error:
+            if error.code is not ErrorCode.QUEUE_FULL:
+                raise
+            engine.is_full = True
+            engine.seats.remove(rank)
+            return
+        if rank.settled.is_set():  # stopped meanwhile
+            await seats.leave(engine, rank.spec.proc_id, keys=self._keys)
+        else:
+            self._ready(rank, address=address)
+
+    def _seated(self, rank: RankProcess, config: Mapping[str, Any]) -> RankProcess:
+        """Return the engine in which a rank is to have a seat, started if there is none.
+
+        Ranks of one WPG have engines of their own: it asked for several.
+        """
+        environment = gpus.environment(self._config.devices, int(config["device_index"]))
+        key = f"{rank.spec.shares} {sorted(environment.items())}"
+        found = (one for one in self.living() if one.shares == key)
+        engine = next((one for one in found if _has_room(one, rank)), None)
+        if engine is None:
+            engine = self._begin_engine(rank.spec.image, config, key=key)
+        engine.seats.append(rank)
+        rank.engine, rank.log_path = engine, engine.log_path
+        return engine
+
+    def _begin_engine(self, image: str, config: Mapping[str, Any], *, key: str) -> RankProcess:
+        token = next(self._tokens)
+        name = f"engine-{token}"
+        nobodys = {"wpg_id": name, "deployment_id": "", "job_id": "", "tenant": ""}
+        listens = {"listen": self._config.address(f"p{token}")}
+        engine = RankProcess(
+            spec=node_pb2.ProcSpec(proc_id=f"{name}/0", image=image, wpg_id=name),
+            incarnation=1,
+            token=token,
+            log_path=logs.log_path(self._log_dir, proc_id=f"{name}/0", incarnation=1),
+            shares=key,
+        )
+        self._by_token[token] = engine
+        self._tasks.create_task(
+            self._start(engine, config={**config, **nobodys, **listens}, older=None)
+        )
+        return engine
+
+    async def _leave(self, rank: RankProcess, engine: RankProcess) -> bool:
+        """Have a rank leave its seat; return whether its engine is of no use any more."""
+        if engine.settled.is_set() and not engine.ended.is_set():
+            try:
+                await seats.leave(engine, rank.spec.proc_id, keys=self._keys)
+            except PlexError as error:
+                log.warning("engine ends: it does not let a seat go", error=error)
+                return True
+        if rank.ended.is_set():  # with its engine
+            return False
+        engine.seats.remove(rank)
+        engine.is_full = False
+        self._end_seat(rank, seats.end_of(rank))
+        return not engine.seats
+
+    def _end_seat(self, rank: RankProcess, event: node_pb2.ProcExited) -> None:
+        """Record the end of a seat, by itself or with its engine."""
+        self._by_token.pop(rank.token, None)
+        was_ready = bool(rank.address)
+        rank.fail(died(event, was_ready=was_ready))
+        (self._config.runtime_dir / f"p{rank.token}.sock").unlink(missing_ok=True)
+        self._events.append(node_pb2.NodeEvent(exited=event))
 
     async def _start(
         self, rank: RankProcess, *, config: Mapping[str, Any], older: RankProcess | None
@@ -225,7 +340,9 @@ class RankTable:
 
     def _doom(self, rank: RankProcess, number: signal.Signals) -> None:
         rank.is_doomed = True
-        if rank.is_ordered:
+        if rank.engine is not None:
+            self._doom(rank.engine, number)
+        elif rank.is_ordered:
             rank.send_signal(number)
         else:
             self._abandon(rank, _stopped_early(rank))
@@ -235,6 +352,8 @@ class RankTable:
         self._stop_listening(rank)
         self._by_token.pop(rank.token, None)
         rank.fail(error)
+        for seat in rank.seats:
+            self._abandon(seat, error)
 
     async def _give_up(self, rank: RankProcess) -> None:
         """End a rank that was not ready in time."""
@@ -280,6 +399,8 @@ class RankTable:
     def _ready(self, rank: RankProcess, *, address: str) -> None:
         rank.address = address
         rank.settled.set()
+        if rank.shares:
+            return
         ready = node_pb2.ProcReady(
             proc_id=rank.spec.proc_id, address=address, incarnation=rank.incarnation
         )
@@ -303,7 +424,10 @@ class RankTable:
         log.info(
             "rank exited", proc_id=event.proc_id, exit_code=event.exit_code, signal=event.signal
         )
-        self._events.append(node_pb2.NodeEvent(exited=event))
+        if not rank.shares:
+            self._events.append(node_pb2.NodeEvent(exited=event))
+        for seat in rank.seats:
+            self._end_seat(seat, seats.end_of(seat, event))
 
     def _checked_config(self, spec: node_pb2.ProcSpec) -> dict[str, Any]:
         if spec.image not in self._images:
@@ -336,3 +460,9 @@ class RankTable:
 
 def _stopped_early(rank: RankProcess) -> PlexError:
     return PlexError(ErrorCode.CANCELLED, f"{rank.spec.proc_id} was stopped before it was forked")
+
+
+def _has_room(engine: RankProcess, rank: RankProcess) -> bool:
+    """Whether a rank may have a seat in an engine."""
+    is_going = engine.is_doomed or engine.ended.is_set() or engine.is_full
+    return not is_going and all(one.spec.wpg_id != rank.spec.wpg_id for one in engine.seats)

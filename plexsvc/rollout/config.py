@@ -25,6 +25,10 @@ class InstanceConfig(Member):
     """Samples in one step; 0: 64 on a CPU, 256 on a GPU."""
     device_bytes: int = 0
     """Budget of its device, which may be a part of a GPU; 0: all of it."""
+    lora_rank: int = 0
+    """Highest rank of the adapters of an engine that deployments share; 0: one of its own."""
+    adapter_bytes: int = 0
+    """Memory for such adapters: those that it has room for may have seats at once."""
 
 
 NOTICES_US: Final = (0, 30_000_000, 120_000_000)

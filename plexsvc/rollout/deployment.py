@@ -387,8 +387,9 @@ class RolloutDeployment:
                 pending=len(one.pending),
                 tokens_per_s=one.tokens_per_s if self.generates else 0,
                 because=one.lost_because,
+                engine=self.lines[i].engine if i in self.lines else "",
             )
-            for one in self.core.instances.values()
+            for i, one in self.core.instances.items()
         }
 
     async def close(self) -> None:
@@ -413,10 +414,12 @@ class RolloutDeployment:
         """Return a line to an instance that answers, and what it serves; else no line is left."""
         line = self.open(address)
         try:
-            return line, await line.probe()
+            found = await line.probe()
+            await line.describe()
         except BaseException:
             await line.channel.close()
             raise
+        return line, found
 
 
 def joined(

@@ -8,8 +8,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import grpc.aio
@@ -23,21 +21,17 @@ from plexclient.wire.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from plexsvc import config as config_files
 from plexsvc import log as logs
 from plexsvc import progress
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import PlexError, bad_request, internal, unavailable
 from plexsvc.fencing import Gate
 from plexsvc.ids import VersionId
-from plexsvc.paths import model_view
 from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.engines.base import MODEL, Engine, LoadReport
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import read_keys
 from plexsvc.rpc.status import abort_with
-from plexsvc.statelink.opening import VersionOpener
-from plexsvc.weights.checkpoints import check_model
 from plexsvc.weights.reading import OpenedVersion
 
 log = logs.Log(__name__)
@@ -233,8 +227,8 @@ def _typed(error: Exception) -> PlexError:
 class DescribeServicer(worker_pb2_grpc.WorkerServicer):
     """Tells the scheduler what the instance takes on its device, as ranks do."""
 
-    def __init__(self, engine: Engine, config: InstanceConfig) -> None:
-        self._engine, self._config = engine, config
+    def __init__(self, engine: Engine, config: InstanceConfig, *, shared: str = "") -> None:
+        self._engine, self._config, self._shared = engine, config, shared
 
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Context
@@ -250,21 +244,8 @@ class DescribeServicer(worker_pb2_grpc.WorkerServicer):
             vocab_size=facts.vocab_size,
             max_sequence_length=facts.max_model_len,
             initialized=True,
+            engine=self._shared,
         )
-
-
-def main(config: dict[str, Any], ready: Callable[[str], None]) -> None:
-    """Run an instance until SIGTERM; called in a process forked from the rollout zygote."""
-    logs.setup()
-    parsed = config_files.parse(config, InstanceConfig, where="rollout instance")
-    opener = VersionOpener(parsed)
-    with (
-        contextlib.closing(opener),
-        model_view(parsed.model, root=parsed.model_root, socket=parsed.data_socket) as model,
-    ):
-        check_model(Path(model))
-        config_of_run = replace(parsed, model=model)
-        asyncio.run(run_vllm(config_of_run, ready, open_version=opener.open))
 
 
 async def run_vllm(
@@ -284,18 +265,7 @@ async def run_vllm(
 
     clock = SystemClock()
     executor = StepExecutor(clock=clock)
-    engine = await vllm.VllmEngine.start(
-        vllm.VllmConfig(
-            model=Path(config.model),
-            dtype=config.dtype,
-            max_model_len=config.max_model_len,
-            kv_cache_bytes=config.kv_cache_bytes,
-            max_num_seqs=config.max_num_seqs,
-            device_bytes=config.device_bytes,
-        ),
-        clock=clock,
-        executor=executor,
-    )
+    engine = await vllm.VllmEngine.start(vllm.config_of(config), clock=clock, executor=executor)
     await serve_engine(engine, config, clock=clock, open_version=open_version, ready=ready)
     await engine.dispose()
     executor.close()
@@ -319,7 +289,7 @@ async def serve_engine(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with serving_instance(servicer, engine, config) as address:
         ready(address)
-        await _first(stop.wait(), engine.until_broken())
+        await first(stop.wait(), engine.until_broken())
     if engine.broken is not None:
         log.error("instance ends: its engine broke", error=engine.broken.message)
         sys.exit(EXIT_BROKEN)
@@ -327,13 +297,17 @@ async def serve_engine(
 
 @contextlib.asynccontextmanager
 async def serving_instance(
-    servicer: InstanceServicer, engine: Engine, config: InstanceConfig
+    servicer: InstanceServicer, engine: Engine, config: InstanceConfig, *, shared: str = ""
 ) -> AsyncIterator[str]:
-    """Serve an instance to members of the cluster while the context lasts; yield its address."""
+    """Serve an instance to members of the cluster while the context lasts; yield its address.
+
+    `shared` is where the engine is that it has a seat in, if it does not have it to itself.
+    """
     keys = read_keys(config.keys_file)
     server = new_server(keys, takes_nodes=[*CALLED, "Describe"])  # managers are on any node
     rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, server)
-    worker_pb2_grpc.add_WorkerServicer_to_server(DescribeServicer(engine, config), server)
+    described = DescribeServicer(engine, config, shared=shared)
+    worker_pb2_grpc.add_WorkerServicer_to_server(described, server)
     address = listen(server, config.listen, keys, key="listen")
     await server.start()
     log.info("instance ready", wpg_id=config.wpg_id, rank=config.rank, address=address)
@@ -343,7 +317,7 @@ async def serving_instance(
         await server.stop(STOP_GRACE_S)
 
 
-async def _first(*ends: Coroutine[Any, Any, object]) -> None:
+async def first(*ends: Coroutine[Any, Any, object]) -> None:
     """Return when one of `ends` has come."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(end) for end in ends]

@@ -49,6 +49,8 @@ class InstanceLine:
     """Whose instance it is."""
     fence: common_pb2.Fence | None = None
     """Of an engine on training devices: under which lease it is awake. None: the deployment's."""
+    engine: str = ""
+    """Where the engine is that it has a seat in, beside others; empty: it has one to itself."""
     limits: set[asyncio.Timeout] = field(default_factory=set)
     """When each call that waits for tokens gives the instance up."""
 
@@ -100,7 +102,9 @@ class InstanceLine:
         """
         stub = worker_pb2_grpc.WorkerStub(self.channel)
         request = worker_pb2.DescribeRequest()
-        return await self._ask(stub.Describe(request, timeout=PROBE_CALL_S))
+        described = await self._ask(stub.Describe(request, timeout=PROBE_CALL_S))
+        self.engine = described.engine
+        return described
 
     async def load(
         self,

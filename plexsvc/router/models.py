@@ -13,7 +13,7 @@ from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc import families, paths, sizes
 from plexsvc.errors import bad_request
 from plexsvc.families import unknown_model
-from plexsvc.lora import Lora
+from plexsvc.lora import Lora, is_applied
 from plexsvc.paths import CheckedPath
 from plexsvc.router.validation import check_hyper
 from plexsvc.weights import headers
@@ -122,7 +122,10 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.C
     if spec.backend == "megatron":
         _check_layout(spec.parallel, table)
     if spec.HasField("lora"):
-        Lora.from_wire(spec.lora).check(table)
+        wanted = Lora.from_wire(spec.lora)
+        wanted.check(table)
+        if spec.role == "rollout" and not is_applied(wanted, table):
+            spec.ClearField("lora")  # an engine of its own merges them
     return table
 
 
@@ -166,6 +169,8 @@ def _check_checkpoints(spec: service_pb2.DeploymentSpec) -> None:
 
 def _check_lora(spec: service_pb2.DeploymentSpec) -> None:
     if not spec.HasField("lora"):
+        return
+    if spec.role == "rollout" and spec.lora.rank:  # an engine for what such an actor publishes
         return
     what = f"{spec.backend!r} {'with' if spec.HasField('optimizer') else 'without'} an optimizer"
     if spec.backend != "fsdp" or spec.role != "actor" or not spec.HasField("optimizer"):

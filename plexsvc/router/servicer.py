@@ -344,6 +344,8 @@ def _take_model(request: pb.CreateDeploymentRequest, source: pb.DeploymentSpec) 
             f"of {name!r}, which is {source.model!r}; give one of the two"
         )
     request.spec.model = source.model
+    if request.spec.role == "rollout" and source.HasField("lora"):
+        request.spec.lora.CopyFrom(source.lora)
 
 
 class _Served:

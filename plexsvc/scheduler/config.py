@@ -69,6 +69,10 @@ class SchedulerConfig(Limits):
     kv_cache_bytes: int = 0
     """KV cache of a rollout instance when a deployment does not say; 0: 64 MiB on a CPU, on a GPU
     what the device's budget leaves beside the weights."""
+    adapter_bytes: int = 0
+    """Memory that an engine has for the adapters of rollouts that share it: as many as have room,
+    64 at most, each counted as of the engine's rank. Others get a further engine. 0: every rollout
+    has an engine of its own, into which its adapters are merged."""
     max_num_seqs: int = 0
     """Sequences a rollout instance runs at once; 0: 64 on a CPU, 256 on a GPU."""
     max_model_len: int = 2048

@@ -11,14 +11,15 @@ from plexsvc.show.status import table_of
 def instances_view(reply: service_pb2.ListInstancesReply) -> RenderableType:
     """Return the table of `plexctl instance list`."""
     table = table_of(
-        "device", "kind", "phase", "deployment", "version", "running", "pending", "tokens/s",
-        "price", "because",
+        "device", "kind", "phase", "engine", "deployment", "version", "running", "pending",
+        "tokens/s", "price", "because",
     )  # fmt: skip
     for one in reply.instances:
         table.add_row(
             one.device,
             one.kind,
             one.phase,
+            one.engine or "-",
             one.deployment_id or "-",
             str(one.version),
             str(one.running),

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,7 @@ def _sabotage(file: Path) -> None:
 
 
 def _child(config: dict[str, Any], *, sabotage: str, said: int) -> None:
+    from plexsvc.rollout import seats
     from plexsvc.rollout.config import InstanceConfig
     from plexsvc.rollout.instance import run_vllm
 
@@ -195,6 +196,9 @@ def _child(config: dict[str, Any], *, sabotage: str, said: int) -> None:
     if sabotage:
         _sabotage(Path(sabotage))
     parsed = config_files.parse(config, InstanceConfig, where="test")
+    if parsed.lora_rank:
+        asyncio.run(seats.run_vllm(parsed, ready, opener=lambda _: nullcontext(open_files)))
+        return
     asyncio.run(run_vllm(parsed, ready, open_version=open_files))
 
 

@@ -11,7 +11,7 @@ from plexclient.wire.v1 import node_pb2, service_pb2
 from plexsvc import families
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.families import MODEL_FILES
-from plexsvc.lora import Lora
+from plexsvc.lora import Lora, engine_rank
 from plexsvc.paths import CheckedPath, view
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
@@ -75,9 +75,16 @@ def proc_spec(
         "node_id": host.node_id,
         "device_index": wpg.places[rank].device,
     }
-    rollout = wpg.is_rollout
+    rollout, shares = wpg.is_rollout, ""
     if rollout:
-        more = _instance_config(deployment, config) | {"device_bytes": device_bytes}
+        more = _instance_config(deployment, config)
+        kinds = {device.index: device.kind for device in host.devices}
+        if kinds.get(wpg.places[rank].device) == "rollout":  # else the pool's, of which it has all
+            more |= _adapters_config(deployment, config)
+        if "lora_rank" in more:
+            keys = ("model", "model_root", "dtype")
+            shares = json.dumps([*(common[key] for key in keys), *more.items()])
+        more |= {"device_bytes": device_bytes}
     else:
         more = _worker_config(deployment)
         more |= {"world_size": len(wpg.places), "rendezvous": rendezvous}
@@ -89,6 +96,7 @@ def proc_spec(
         tenant=deployment.tenant,
         wpg_id=wpg.wpg_id,
         rank=rank,
+        shares=shares,
     )
 
 
@@ -135,3 +143,12 @@ def _instance_config(deployment: DeploymentRecord, config: SchedulerConfig) -> d
         "kv_cache_bytes": spec.kv_cache_bytes or config.kv_cache_bytes,
         "max_num_seqs": config.max_num_seqs,
     }
+
+
+def _adapters_config(deployment: DeploymentRecord, config: SchedulerConfig) -> dict[str, object]:
+    """Return what an engine is to have for adapters, if the deployment may share one."""
+    spec = deployment.spec
+    rank = engine_rank(spec.lora.rank)
+    if not rank or spec.shares_devices or not config.adapter_bytes:
+        return {}
+    return {"lora_rank": rank, "adapter_bytes": config.adapter_bytes}

@@ -42,11 +42,12 @@ def test_an_address_that_tells_nobody_where_the_node_is_is_refused(listen: str) 
 
 def test_a_spawn_names_an_image_and_can_name_neither_function_nor_environment() -> None:
     fields = set(node_pb2.ProcSpec.DESCRIPTOR.fields_by_name)
-    assert fields == {"proc_id", "image", "config_json", "job_id", "tenant", "wpg_id", "rank"}
+    named = {"proc_id", "image", "config_json", "job_id", "tenant", "wpg_id", "rank", "shares"}
+    assert fields == named
     entrypoints = {image.name: image.entrypoint for image in config().images}
     assert entrypoints == {
         "train": "plexsvc.worker.main:main",
-        "rollout": "plexsvc.rollout.instance:main",
+        "rollout": "plexsvc.rollout.forked:main",
         "reward": "plexsvc.reward.host:main",
         "manager": "plexsvc.rollout.main:main",
     }

@@ -16,6 +16,7 @@ from plexsvc.node.event_log import EventLog
 from plexsvc.node.messages import ForkOrder
 from plexsvc.node.table import RankTable
 from plexsvc.node.warm import WarmImage
+from tests.rigs.keys import KEYS
 
 
 class FakeImage:
@@ -46,7 +47,9 @@ async def test_a_zygote_that_answers_no_order_costs_that_process_and_no_other(
         ready_timeout_us=50_000,
     )
     async with asyncio.TaskGroup() as tasks:
-        table = RankTable(config, tasks=tasks, events=EventLog(limit=9), log_dir=tmp_path)
+        table = RankTable(
+            config, tasks=tasks, events=EventLog(limit=9), log_dir=tmp_path, keys=KEYS
+        )
         zygote = FakeImage()
         table.use({"train": cast("WarmImage", zygote)})
         spec = node_pb2.ProcSpec(proc_id="w/0", image="train")

@@ -13,12 +13,10 @@ import xxhash
 
 from plexclient.wire.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc, statemanager_pb2
 from plexsvc.clock import SystemClock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode
 from plexsvc.ids import VersionId
-from plexsvc.rollout import instance as instances
 from plexsvc.rollout.instance import EXIT_BROKEN, Context, serve_engine
 from plexsvc.rpc.channels import open_channel
-from plexsvc.weights import checkpoints
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_instances import FakeInstance, open_version, publish, start_instance
 from tests.rigs.keys import KEYS, keys_file
@@ -162,22 +160,3 @@ async def test_an_instance_whose_engine_breaks_answers_and_ends(tmp_path: Path) 
             )
     assert caught.value.code == EXIT_BROKEN
     assert "illegal memory access" in called.result()
-
-
-def test_a_model_that_is_not_what_was_saved_is_not_run(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    checkpoints.seal(tmp_path, {})
-    (tmp_path / "model.safetensors").write_bytes(b"Weights")
-    config = {
-        "wpg_id": "w",
-        "rank": 0,
-        "incarnation": 1,
-        "scheduler_epoch": 1,
-        "tenant": "t",
-        "job_id": "j",
-        "deployment_id": "d",
-        "model": str(tmp_path),
-    }
-    with pytest.raises(PlexError, match="another checksum") as refused:
-        instances.main(config, ready=print)
-    assert refused.value.code is ErrorCode.CHECKPOINT_DAMAGED

@@ -311,7 +311,6 @@ def test_shapes_are_compared_where_they_are_known_to_be_right(model: Path) -> No
     [
         ({"backend": "megatron"}, "DeploymentSpec.lora"),
         ({"backend": "noop"}, "DeploymentSpec.lora"),
-        ({"backend": "vllm", "role": "rollout", "optimizer": None}, "DeploymentSpec.lora"),
         ({"role": "critic"}, "DeploymentSpec.lora"),
         ({"optimizer": None}, "DeploymentSpec.lora"),
         ({"lora": pb.LoRA(rank=0, alpha=1)}, "LoRA.rank"),
@@ -342,3 +341,21 @@ def test_adapters_that_a_model_cannot_have_are_refused(model: Path) -> None:
         with pytest.raises(PlexError, match=said) as caught:
             check_model(spec(backend="fsdp", lora=adapters), model)
         assert caught.value.code == ErrorCode.BAD_REQUEST
+
+
+def test_an_engine_applies_adapters_that_vllm_can_and_others_are_merged(model: Path) -> None:
+    table = json.loads((model / "config.json").read_text())
+    sides = {"hidden_size": 24, "head_dim": 2, "vocab_size": 50}
+    unembedding = pb.LoRA(rank=2, alpha=1, unembedding=True)
+    for adapters, changes, is_applied in (
+        (pb.LoRA(rank=2, alpha=1), {}, True),
+        (unembedding, {"tie_word_embeddings": True}, True),
+        (unembedding, {"tie_word_embeddings": False}, False),
+        (pb.LoRA(rank=2, alpha=1), {"model_type": "gemma2"}, False),
+    ):
+        changed = {**table, "model_type": "qwen3", **sides, **changes}
+        (model / "config.json").write_text(json.dumps(changed))
+        rollout = spec(backend="vllm", role="rollout", lora=adapters)
+        check_spec(rollout)
+        check_model(rollout, model)
+        assert rollout.HasField("lora") == is_applied

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProcSpec(_message.Message):
-    __slots__ = ("proc_id", "image", "config_json", "job_id", "tenant", "wpg_id", "rank")
+    __slots__ = ("proc_id", "image", "config_json", "job_id", "tenant", "wpg_id", "rank", "shares")
     PROC_ID_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class ProcSpec(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     proc_id: str
     image: str
     config_json: str
@@ -23,7 +24,8 @@ class ProcSpec(_message.Message):
     tenant: str
     wpg_id: str
     rank: int
-    def __init__(self, proc_id: _Optional[str] = ..., image: _Optional[str] = ..., config_json: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., wpg_id: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+    shares: str
+    def __init__(self, proc_id: _Optional[str] = ..., image: _Optional[str] = ..., config_json: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., wpg_id: _Optional[str] = ..., rank: _Optional[int] = ..., shares: _Optional[str] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
     __slots__ = ("fence", "spec")

@@ -22,6 +22,32 @@ INSTANCES_MOVE_SLEEP: InstancesMove
 INSTANCES_MOVE_WAKE: InstancesMove
 INSTANCES_MOVE_AWAIT_PULL: InstancesMove
 
+class TakeSeatRequest(_message.Message):
+    __slots__ = ("proc_id", "config_json")
+    PROC_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    proc_id: str
+    config_json: str
+    def __init__(self, proc_id: _Optional[str] = ..., config_json: _Optional[str] = ...) -> None: ...
+
+class TakeSeatReply(_message.Message):
+    __slots__ = ("error", "address")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    address: str
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+
+class LeaveSeatRequest(_message.Message):
+    __slots__ = ("proc_id",)
+    PROC_ID_FIELD_NUMBER: _ClassVar[int]
+    proc_id: str
+    def __init__(self, proc_id: _Optional[str] = ...) -> None: ...
+
+class LeaveSeatReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class InstanceRequest(_message.Message):
     __slots__ = ("request_id", "prompt", "sampling", "prompt_index", "sample_index", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

@@ -361,6 +361,126 @@ class RolloutInstance:
             _registered_method=True)
 
 
+class SharedEngineStub:
+    """An engine of one model that adapters of many deployments share: a process of a node agent, which alone calls it.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.TakeSeat = channel.unary_unary(
+                '/plexsvc.v1.SharedEngine/TakeSeat',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.TakeSeatRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.TakeSeatReply.FromString,
+                _registered_method=True)
+        self.LeaveSeat = channel.unary_unary(
+                '/plexsvc.v1.SharedEngine/LeaveSeat',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.LeaveSeatRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.LeaveSeatReply.FromString,
+                _registered_method=True)
+
+
+class SharedEngineServicer:
+    """An engine of one model that adapters of many deployments share: a process of a node agent, which alone calls it.
+    """
+
+    def TakeSeat(self, request, context):
+        """Opens an instance at an address of its own, which is ready when this returns. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaveSeat(self, request, context):
+        """Ends it: its adapter is gone from memory when this returns. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SharedEngineServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'TakeSeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeSeat,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.TakeSeatRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.TakeSeatReply.SerializeToString,
+            ),
+            'LeaveSeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaveSeat,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.LeaveSeatRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.LeaveSeatReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'plexsvc.v1.SharedEngine', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('plexsvc.v1.SharedEngine', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class SharedEngine:
+    """An engine of one model that adapters of many deployments share: a process of a node agent, which alone calls it.
+    """
+
+    @staticmethod
+    def TakeSeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.SharedEngine/TakeSeat',
+            plexsvc_dot_v1_dot_rollout__pb2.TakeSeatRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.TakeSeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaveSeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.SharedEngine/LeaveSeat',
+            plexsvc_dot_v1_dot_rollout__pb2.LeaveSeatRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.LeaveSeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class RolloutManagerStub:
     """Beside this a manager serves Worker: Execute, Cancel, Describe and StreamFrames of its deployments.
     """

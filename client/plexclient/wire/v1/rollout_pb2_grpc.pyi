@@ -116,6 +116,47 @@ class RolloutInstanceServicer:
 
 def add_RolloutInstanceServicer_to_server(servicer: RolloutInstanceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class SharedEngineStub:
+    """An engine of one model that adapters of many deployments share: a process of a node agent, which alone calls it."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> SharedEngineAsyncStub: ...
+    TakeSeat: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.TakeSeatRequest, _rollout_pb2.TakeSeatReply]
+    """Opens an instance at an address of its own, which is ready when this returns. Safe to repeat."""
+    LeaveSeat: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.LeaveSeatRequest, _rollout_pb2.LeaveSeatReply]
+    """Ends it: its adapter is gone from memory when this returns. Safe to repeat."""
+
+@_typing.type_check_only
+class SharedEngineAsyncStub(SharedEngineStub):
+    """An engine of one model that adapters of many deployments share: a process of a node agent, which alone calls it."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    TakeSeat: _aio.UnaryUnaryMultiCallable[_rollout_pb2.TakeSeatRequest, _rollout_pb2.TakeSeatReply]  # type: ignore[assignment]
+    """Opens an instance at an address of its own, which is ready when this returns. Safe to repeat."""
+    LeaveSeat: _aio.UnaryUnaryMultiCallable[_rollout_pb2.LeaveSeatRequest, _rollout_pb2.LeaveSeatReply]  # type: ignore[assignment]
+    """Ends it: its adapter is gone from memory when this returns. Safe to repeat."""
+
+class SharedEngineServicer:
+    """An engine of one model that adapters of many deployments share: a process of a node agent, which alone calls it."""
+
+    def TakeSeat(
+        self,
+        request: _rollout_pb2.TakeSeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.TakeSeatReply, _abc.Awaitable[_rollout_pb2.TakeSeatReply]]:
+        """Opens an instance at an address of its own, which is ready when this returns. Safe to repeat."""
+
+    def LeaveSeat(
+        self,
+        request: _rollout_pb2.LeaveSeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.LeaveSeatReply, _abc.Awaitable[_rollout_pb2.LeaveSeatReply]]:
+        """Ends it: its adapter is gone from memory when this returns. Safe to repeat."""
+
+def add_SharedEngineServicer_to_server(servicer: SharedEngineServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class RolloutManagerStub:
     """Beside this a manager serves Worker: Execute, Cancel, Describe and StreamFrames of its deployments."""
 

@@ -1385,7 +1385,7 @@ class ListInstancesReply(_message.Message):
     def __init__(self, instances: _Optional[_Iterable[_Union[InstanceView, _Mapping]]] = ...) -> None: ...
 
 class InstanceView(_message.Message):
-    __slots__ = ("device", "kind", "phase", "deployment_id", "job_id", "tenant", "version", "running", "pending", "tokens_per_s", "price", "because")
+    __slots__ = ("device", "kind", "phase", "deployment_id", "job_id", "tenant", "version", "running", "pending", "tokens_per_s", "price", "because", "engine")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -1398,6 +1398,7 @@ class InstanceView(_message.Message):
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     PRICE_FIELD_NUMBER: _ClassVar[int]
     BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     device: str
     kind: str
     phase: str
@@ -1410,7 +1411,8 @@ class InstanceView(_message.Message):
     tokens_per_s: float
     price: float
     because: str
-    def __init__(self, device: _Optional[str] = ..., kind: _Optional[str] = ..., phase: _Optional[str] = ..., deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., version: _Optional[int] = ..., running: _Optional[int] = ..., pending: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., price: _Optional[float] = ..., because: _Optional[str] = ...) -> None: ...
+    engine: str
+    def __init__(self, device: _Optional[str] = ..., kind: _Optional[str] = ..., phase: _Optional[str] = ..., deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., version: _Optional[int] = ..., running: _Optional[int] = ..., pending: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., price: _Optional[float] = ..., because: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class DrainInstanceRequest(_message.Message):
     __slots__ = ("tenant", "is_operator", "device")

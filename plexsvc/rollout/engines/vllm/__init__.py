@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plexsvc.rollout.engines.vllm.core import VllmConfig
+from plexsvc.rollout.engines.vllm.core import VllmConfig, config_of
 from plexsvc.rollout.engines.vllm.engine import VllmEngine
 
-__all__ = ["VllmConfig", "VllmEngine"]
+__all__ = ["VllmConfig", "VllmEngine", "config_of"]

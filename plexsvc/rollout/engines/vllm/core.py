@@ -20,6 +20,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor import Executor
 
 from plexsvc.errors import bad_request
+from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.engines import sizes
 from plexsvc.rollout.engines.drawing import draw_by_position
 from plexsvc.rollout.engines.model_dir import ModelDir
@@ -46,6 +47,25 @@ class VllmConfig:
     """0: likewise."""
     device_bytes: int = 0
     """Budget of the device, which may be a part of its GPU; 0: all of it."""
+    lora_rank: int = 0
+    """Adapters of this rank and below are applied to it; 0: none, it has one set of weights."""
+    lora_targets: tuple[str, ...] = ()
+    """Linear layers that may have one."""
+    max_seats: int = 1
+    """Adapters that it has at once."""
+
+
+def config_of(config: InstanceConfig) -> VllmConfig:
+    """Return how the engine of an instance is built."""
+    return VllmConfig(
+        model=Path(config.model),
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        kv_cache_bytes=config.kv_cache_bytes,
+        max_num_seqs=config.max_num_seqs,
+        device_bytes=config.device_bytes,
+        lora_rank=config.lora_rank,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +135,13 @@ def arguments_of(config: VllmConfig) -> dict[str, Any]:
         # (`tests/process/rollout/test_batches_in_flight.py`).
         "async_scheduling": False,
     }
+    if config.lora_rank:
+        common |= {
+            "enable_lora": True,
+            "max_lora_rank": config.lora_rank,
+            "max_loras": config.max_seats,
+            "lora_target_modules": list(config.lora_targets),
+        }
     if is_cpu:
         dtype = config.dtype or "float32"
         return common | {"dtype": dtype, "enforce_eager": True, "block_size": BLOCK_TOKENS}
@@ -152,6 +179,8 @@ def prepare_worker(worker: Any, model: ModelDir) -> PreparedWeights:
     kv_caches = worker.model_runner.kv_caches
     held = [*module.parameters(), *kv_caches]
     device_bytes = sum(tensor.numel() * tensor.element_size() for tensor in held)
+    if worker.model_runner.lora_config is not None:
+        return PreparedWeights([], "it is shared by adapters", kv_caches, device_bytes)
     try:
         found, refusal = _bake(module, model), ""
     except NotImplementedError as error:

@@ -15,11 +15,11 @@ over a weight update, and tears down process-wide state with the first engine th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import vllm.v1.engine.core as vllm_core
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
@@ -46,6 +46,7 @@ from plexsvc.rollout.engines.sleeping import Span, give_back, spans
 from plexsvc.rollout.engines.stopping import StopWatcher
 from plexsvc.rollout.engines.texts import Pieces, Texts
 from plexsvc.rollout.engines.vllm import admission, stepping
+from plexsvc.rollout.engines.vllm.adapters import Seat
 from plexsvc.rollout.engines.vllm.core import (
     PreparedWeights,
     VllmConfig,
@@ -59,6 +60,7 @@ from plexsvc.weights.checksums import verify
 from plexsvc.weights.reading import OpenedPart
 
 log = Log(__name__)
+T = TypeVar("T")
 
 STUCK_US: Final = 60_000_000
 """A step that takes longer does not return: it makes at most one token of each sample."""
@@ -78,6 +80,7 @@ class _Flight:
     sampling: operations_pb2.SamplingParams
     watcher: StopWatcher | None
     pieces: Pieces | None
+    seat: int
 
 
 class VllmEngine:
@@ -103,6 +106,8 @@ class VllmEngine:
         self._is_loading = False
         self._is_asleep = False
         self._version = MODEL
+        self.seats: Mapping[int, Seat] = {}
+        """Whose adapters it has, by number; replaced on the executor's thread, between steps."""
         self._texts = Texts(model)
         self._guide = Guide(core, self._texts)
 
@@ -195,9 +200,9 @@ class VllmEngine:
         )
 
     async def generate(
-        self, requests: Sequence[rollout_pb2.InstanceRequest]
+        self, requests: Sequence[rollout_pb2.InstanceRequest], *, seat: int = 0
     ) -> AsyncIterator[list[operations_pb2.SampleDelta]]:
-        """Yield deltas of all `requests` until each has finished.
+        """Yield deltas of all `requests` until each has finished, with the adapter of a `seat`.
 
         Raises:
             PlexError: `bad_request` for a request that does not fit; `unavailable` while it
@@ -207,8 +212,8 @@ class VllmEngine:
         self._be_awake()
         box = DeltaBox()
         try:
-            built = [self._admit(request, box) for request in requests]
-            self._submit([request for request in built if request is not None], box)
+            built = [self._admit(request, box, seat=seat) for request in requests]
+            self._submit([request for request in built if request is not None], box, seat=seat)
             while deltas := await box.take():
                 yield deltas
         finally:
@@ -345,6 +350,27 @@ class VllmEngine:
         self._executor.call(advance)
         return done
 
+    async def between_steps(self, act: Callable[[vllm_core.EngineCore], T]) -> T:
+        """Return what `act` does to the core between two steps; none is in flight.
+
+        Raises:
+            PlexError: what it refused with; `internal` when the engine broke.
+        """
+        self._be_awake()
+
+        def alone() -> T:
+            self._read_in_flight()
+            return act(self._core)
+
+        try:
+            return await asyncio.wrap_future(self._executor.call(alone))
+        except PlexError:
+            raise
+        except Exception as error:
+            broken = internal(f"vLLM failed with adapters: {error!r}")
+            self._fail(broken)
+            raise broken from error
+
     # -- on the executor's thread
 
     def share(self) -> SharedCore:
@@ -375,7 +401,7 @@ class VllmEngine:
     def _read_in_flight(self) -> None:
         """Take the tokens of batches in flight: they were made of what is changed next."""
         for outputs in stepping.drain(self._core):
-            self._post(partial(self._deliver, outputs))
+            self._post(partial(self._deliver, outputs, self.seats))
 
     def step(self) -> None:
         """Run one step and hand its outputs to the event loop."""
@@ -388,7 +414,7 @@ class VllmEngine:
             self._post(lambda: self._fail(failure))
             return
         if outputs:
-            self._post(lambda: self._deliver(outputs))
+            self._post(partial(self._deliver, outputs, self.seats))
 
     def _post(self, function: Callable[[], object]) -> None:
         if not self._loop.is_closed():
@@ -397,7 +423,7 @@ class VllmEngine:
     # -- on the event loop
 
     def _admit(
-        self, request: rollout_pb2.InstanceRequest, box: DeltaBox
+        self, request: rollout_pb2.InstanceRequest, box: DeltaBox, *, seat: int
     ) -> EngineCoreRequest | None:
         """Check and register a request; None when nothing is left to generate."""
         prompt, sampling, one = request.prompt, request.sampling, request.request_id
@@ -412,12 +438,13 @@ class VllmEngine:
         watcher = admission.watcher(request, texts=self._texts) if sampling.stop else None
         pieces = self._texts.pieces(request) if sampling.texts else None
         box.add_request(request)
-        self._flights[one] = _Flight(box, sampling, watcher, pieces)
+        self._flights[one] = _Flight(box, sampling, watcher, pieces, seat)
         return built
 
-    def _submit(self, requests: Sequence[EngineCoreRequest], box: DeltaBox) -> None:
+    def _submit(self, requests: Sequence[EngineCoreRequest], box: DeltaBox, *, seat: int) -> None:
         def add() -> None:
             for given in requests:
+                given.lora_request = self.seats[seat].adapter if seat else None
                 request, wave = self._core.preprocess_add_request(given)
                 request.append_output_token_ids(given.sampling_params.extra_args[GENERATED])
                 request.num_prompt_tokens = request.num_tokens  # it asserts what may be cached
@@ -430,31 +457,21 @@ class VllmEngine:
 
         self._executor.call(add).add_done_callback(added)
 
-    def _deliver(self, outputs: stepping.Outputs) -> None:
+    def _deliver(self, outputs: stepping.Outputs, seats: Mapping[int, Seat]) -> None:
         for step in outputs.values():
             version = stepping.version_of(step.weight_version)
             for output in step.outputs:
                 flight = self._flights.get(output.request_id)
                 if flight is not None:
-                    self._collect(output, flight, version=version)
+                    used = seats[flight.seat] if flight.seat else None
+                    self._collect(output, flight, version=used.version if used else version)
 
     def _collect(self, output: EngineCoreOutput, flight: _Flight, *, version: VersionId) -> None:
         tokens, request_id = output.new_token_ids, output.request_id
         stop = flight.watcher.feed(tokens) if flight.watcher is not None else None
         kept = len(tokens) if stop is None else stop.kept
-        logprobs, prompt = output.new_logprobs, output.new_prompt_logprobs_tensors
-        prefill, pieces = output.prefill_stats, flight.pieces
-        asked = flight.sampling
         self._generated += kept
-        news = operations_pb2.SampleDelta(
-            token_ids=tokens[:kept],
-            logprobs=() if logprobs is None else logprobs.logprobs[:kept, 0].tolist(),
-            prompt_logprobs=() if prompt is None else prompt.logprobs[:, 0].tolist(),
-            texts=() if pieces is None else pieces.of(tokens[:kept]),
-            likely=stepping.likely_of(logprobs, pieces, top=asked.top_logprobs)[:kept],
-            prompt_likely=stepping.likely_of(prompt, pieces, top=asked.top_prompt_logprobs),
-            cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
-        )
+        news = stepping.news_of(output, kept, asked=flight.sampling, pieces=flight.pieces)
         flight.box.put(request_id, news, version=version)
         if stop is not None:
             self._end(request_id, flight, reason=FINISH_STOP, stop_reason=stop.text)

@@ -13,7 +13,7 @@ from typing import Any
 
 import vllm.v1.engine.core as vllm_core
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.ids import VersionId
@@ -45,7 +45,28 @@ def drain(core: vllm_core.EngineCore) -> Iterator[Outputs]:
         scheduler.set_pause_state(before)
 
 
-def likely_of(found: Any, pieces: Pieces | None, *, top: int) -> list[operations_pb2.LikelyTokens]:
+def news_of(
+    output: EngineCoreOutput,
+    kept: int,
+    *,
+    asked: operations_pb2.SamplingParams,
+    pieces: Pieces | None,
+) -> operations_pb2.SampleDelta:
+    """Return what a step made of one sample, of which so many tokens are `kept`."""
+    tokens, logprobs = output.new_token_ids, output.new_logprobs
+    prompt, prefill = output.new_prompt_logprobs_tensors, output.prefill_stats
+    return operations_pb2.SampleDelta(
+        token_ids=tokens[:kept],
+        logprobs=() if logprobs is None else logprobs.logprobs[:kept, 0].tolist(),
+        prompt_logprobs=() if prompt is None else prompt.logprobs[:, 0].tolist(),
+        texts=() if pieces is None else pieces.of(tokens[:kept]),
+        likely=_likely_of(logprobs, pieces, top=asked.top_logprobs)[:kept],
+        prompt_likely=_likely_of(prompt, pieces, top=asked.top_prompt_logprobs),
+        cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
+    )
+
+
+def _likely_of(found: Any, pieces: Pieces | None, *, top: int) -> list[operations_pb2.LikelyTokens]:
     """Return the likeliest tokens of each position: those that can be drawn at all."""
     if found is None or not top:
         return []

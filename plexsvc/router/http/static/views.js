@@ -213,7 +213,7 @@ function nodes(seen) {
 function instances(seen) {
   return [h("h2", {}, "Rollout instances"), told(seen.instances, (reply) => table(reply.instances, (one) => one.device, [
     ["device", (one) => one.device], ["kind", (one) => one.kind], ["phase", (one) => pill(one.phase)],
-    ["deployment", (one) => (one.deployment_id ? link(one.job_id, one.deployment_id) : "")], ["version", (one) => num(one.version), true],
+    ["engine", (one) => one.engine], ["deployment", (one) => (one.deployment_id ? link(one.job_id, one.deployment_id) : "")], ["version", (one) => num(one.version), true],
     ["running", (one) => one.running, true], ["pending", (one) => one.pending, true], ["tokens/s", (one) => num(one.tokens_per_s).toFixed(0), true],
     ["price", (one) => (one.price ? one.price : ""), true], ["because", (one) => one.because],
     ["to act", (one) => (one.kind === "spot" ? command(`plexctl instance ${one.phase === "closed" ? "open" : "drain"} ${one.device}`) : "")],

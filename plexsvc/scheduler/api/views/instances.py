@@ -14,7 +14,10 @@ from plexsvc.scheduler.live import LiveScheduler
 async def list_instances(
     scheduler: LiveScheduler, request: Asked
 ) -> service_pb2.ListInstancesReply:
-    """Return the instances of a tenant's jobs, with spot devices; operators see everybody's."""
+    """Return the instances of a tenant's jobs, with spot devices; operators see everybody's.
+
+    An engine that deployments share is called by the device of one of them.
+    """
     lens, registry = Lens(scheduler.registry, request), scheduler.registry
     devices = {
         rank.address: f"{rank.node_id}:{rank.device}"
@@ -23,7 +26,10 @@ async def list_instances(
         for rank in scheduler.reach.ranks.of(wpg.wpg_id)
     }
     shown: list[service_pb2.InstanceView] = []
+    engines: dict[str, str] = {}
     for view in await scheduler.reach.rollout.instances():
+        if view.engine:
+            view.engine = engines.setdefault(view.engine, devices.get(view.device, view.device))
         record = registry.deployments.get(DeploymentId(view.deployment_id))
         if record is None or not lens.sees(record.job_id):
             if view.deployment_id and not lens.sees_all:

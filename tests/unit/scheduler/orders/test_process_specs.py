@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +21,12 @@ from plexsvc.worker import config as worker_config
 HOST = node_pb2.NodeDescription(node_id="n0", data_socket="", runtime_dir="/run", hostname="n0")
 
 
-def config_of_rank(spec: service_pb2.DeploymentSpec) -> worker_config.WorkerConfig:
+def process_of(
+    spec: service_pb2.DeploymentSpec,
+    *,
+    host: node_pb2.NodeDescription = HOST,
+    config: SchedulerConfig | None = None,
+) -> node_pb2.ProcSpec:
     deployment = DeploymentRecord(
         deployment_id=DeploymentId("j/actor"),
         job_id=JobId("j"),
@@ -39,16 +44,19 @@ def config_of_rank(spec: service_pb2.DeploymentSpec) -> worker_config.WorkerConf
         incarnation=1,
         places=(Place(node_id=NodeId("n0"), device=0),),
     )
-    found = proc_spec(
+    return proc_spec(
         wpg,
         rank=0,
-        host=HOST,
+        host=host,
         rendezvous="",
         epoch=1,
         device_bytes=1 << 30,
-        config=SchedulerConfig(),
+        config=config or SchedulerConfig(),
     )
-    return worker_config.parse(json.loads(found.config_json))
+
+
+def config_of_rank(spec: service_pb2.DeploymentSpec) -> worker_config.WorkerConfig:
+    return worker_config.parse(json.loads(process_of(spec).config_json))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +74,32 @@ def test_a_deployment_without_an_optimizer_has_ranks_without() -> None:
     found = config_of_rank(spec)
     assert found.optimizer is None
     assert found.parallel == Parallel(dp=2)
+
+
+def test_rollouts_share_an_engine_whose_adapters_and_model_are_alike() -> None:
+    def rollout(**changes: Any) -> service_pb2.DeploymentSpec:
+        given = {"model": "/m", "lora": service_pb2.LoRA(rank=4, alpha=1), **changes}
+        return service_pb2.DeploymentSpec(role="rollout", backend="vllm", dtype="float32", **given)
+
+    def shares(spec: service_pb2.DeploymentSpec, *, kind: str = "rollout", **config: Any) -> str:
+        host = node_pb2.NodeDescription(devices=[node_pb2.DeviceDescription(index=0, kind=kind)])
+        return process_of(
+            spec, host=host, config=SchedulerConfig(**{"adapter_bytes": 1, **config})
+        ).shares
+
+    common = shares(rollout())
+    assert common == shares(rollout(lora=service_pb2.LoRA(rank=8, alpha=32))) != ""
+    for other in (
+        rollout(model="/other"),
+        rollout(model_root="/tenant"),
+        rollout(lora=service_pb2.LoRA(rank=9, alpha=1)),
+        rollout(kv_cache_bytes=1 << 20),
+    ):
+        assert shares(other) not in {common, ""}
+    for alone in (rollout(lora=None), rollout(shares_devices=True)):
+        assert shares(alone) == ""
+    assert shares(rollout(), kind="spot") == "", "a spot device is one deployment's"
+    assert shares(rollout(), adapter_bytes=0) == "", "an operator had it so"
 
 
 def hosts(*names: str) -> list[node_pb2.NodeDescription]:
