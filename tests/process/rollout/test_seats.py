@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from plexclient.errors import ErrorCode
@@ -16,17 +13,17 @@ from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import rollout_pb2, rollout_pb2_grpc
 from plexsvc import families, lora
 from plexsvc.rpc.channels import open_channel
+from tests.rigs.adapter_seats import adapters, load, seat
 from tests.rigs.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
 from tests.rigs.keys import KEYS
 from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
 from tests.rigs.tiny_models import make_qwen3
-from tests.rigs.vllm_process import lying_in, publish_arrays, vllm_instance
+from tests.rigs.vllm_process import vllm_instance
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
-RANK, HIGHEST, SEATS = 4, 8, 3
+HIGHEST, SEATS = 8, 3
 PROMPTS = [[3 + i, 4, 12 + i, 5, 16, 7][: 3 + i % 4] for i in range(4)]
-Arrays = dict[str, npt.NDArray[np.float32]]
 
 
 @pytest.fixture(scope="module")
@@ -59,57 +56,6 @@ class TestSeat(EngineContract):
     async def test_an_engine_asleep_makes_no_token_and_goes_on_exactly(self, stub: Stub) -> None:
         slept = await stub.Sleep(rollout_pb2.SleepRequest(fence=FENCE), timeout=TIMEOUT_S)
         assert from_wire(slept.error).code == ErrorCode.BAD_REQUEST, "others have seats there, too"
-
-
-@asynccontextmanager
-async def seat(engine: str, name: str, place: Path) -> AsyncIterator[Stub]:
-    """Take a seat for a deployment and leave it again."""
-    keys = Path(engine.removeprefix("unix:")).with_name("keys.json")
-    config = {
-        "wpg_id": name,
-        "rank": 0,
-        "incarnation": 1,
-        "scheduler_epoch": 1,
-        "tenant": name,
-        "job_id": name,
-        "deployment_id": name,
-        "model": "",
-        "listen": f"unix:{place}/{name}.sock",
-        "keys_file": str(next(keys.parent.glob("*key*"))),
-    }
-    async with open_channel(engine, KEYS) as channel:
-        shared = rollout_pb2_grpc.SharedEngineStub(channel)
-        asked = rollout_pb2.TakeSeatRequest(proc_id=f"{name}/0", config_json=json.dumps(config))
-        taken = await shared.TakeSeat(asked, timeout=TIMEOUT_S)
-        if taken.HasField("error"):
-            raise from_wire(taken.error)
-        try:
-            async with open_channel(taken.address, KEYS) as own:
-                yield rollout_pb2_grpc.RolloutInstanceStub(own)
-        finally:
-            left = rollout_pb2.LeaveSeatRequest(proc_id=f"{name}/0")
-            await shared.LeaveSeat(left, timeout=TIMEOUT_S)
-
-
-def adapters(model: Path, *, seed: int, rank: int = RANK) -> Arrays:
-    """Return adapters of all linear layers whose answers differ from the model's."""
-    rng, table = np.random.default_rng(seed), families.read(model)
-    made: Arrays = {lora.SCALE: np.array([2.0], np.float32)}
-    for layer in range(int(table["num_hidden_layers"])):
-        for name, (out, inner) in lora.linears(table).items():
-            part = "mlp" if name in {"gate_proj", "up_proj", "down_proj"} else "self_attn"
-            a, b = lora.names_of(f"model.layers.{layer}.{part}.{name}.weight")
-            made[a] = rng.normal(scale=0.1, size=(rank, inner)).astype(np.float32)
-            made[b] = rng.normal(scale=0.1, size=(out, rank)).astype(np.float32)
-    return made
-
-
-async def load(
-    stub: Stub, file: Path, arrays: Arrays, *, version: int
-) -> rollout_pb2.LoadVersionReply:
-    publish_arrays(file, arrays, version=version)
-    asked = rollout_pb2.LoadVersionRequest(fence=FENCE, published=lying_in(file, version=version))
-    return await stub.LoadVersion(asked, timeout=TIMEOUT_S)
 
 
 def batch(name: str) -> list[rollout_pb2.InstanceRequest]:
