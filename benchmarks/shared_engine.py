@@ -1,6 +1,6 @@
 """One engine for the adapters of N deployments against N engines into which each is merged.
 
-    python -m benchmarks.shared_engine [--adapters 4] [--samples 8] [--tokens 64]
+    python -m benchmarks.shared_engine [--adapters 2 4] [--samples 8] [--tokens 64]
 
 The same samples are asked of both at once. Told are processor time and memory of the engines'
 processes, the time from the first request to the last answer, and how long a version takes to load.
@@ -72,8 +72,8 @@ async def measured(stubs: list[Stub], model: Path, place: Path, options: Any) ->
     }
 
 
-async def run(options: Any) -> dict[str, Any]:
-    place, count = Path(tempfile.mkdtemp()), options.adapters
+async def run(options: Any, *, count: int) -> dict[str, Any]:
+    place = Path(tempfile.mkdtemp())
     sizes = {"hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "head_dim": 64, "ffn": 1536}
     model = make_qwen3(place / "model", seed=1, vocab=4096, **sizes)
     each = lora.Lora(rank=RANK, alpha=1.0).elements(families.read(model)) * 4
@@ -96,10 +96,12 @@ async def run(options: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--adapters", type=int, default=4)
+    parser.add_argument("--adapters", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
-    print(json.dumps(asyncio.run(run(parser.parse_args())), indent=2))
+    options = parser.parse_args()
+    for count in options.adapters:
+        print(json.dumps(asyncio.run(run(options, count=count)), indent=2))
 
 
 if __name__ == "__main__":
