@@ -154,30 +154,34 @@ def detach(config: ClusterConfig, *, config_path: Path | None, roots: Sequence[P
 def stop(state_dir: Path, *, keep: bool = False) -> int | None:
     """Stop the cluster that runs in `state_dir`; return its process, or None when none runs.
 
-    Node agents that a killed cluster left end, too. With `keep` the service alone ends.
+    Node agents end, too: those that a killed cluster left, or one that had not taken them over yet.
+    With `keep` the service alone ends.
 
     Raises:
         PlexError: `unavailable` when it does not end in time.
     """
     pid = holder(state_dir)
-    if pid is None:
-        if not keep:
-            for agent in found.find_all(state_dir):
-                found.end(agent)
-            remove_card(state_dir)
-        return None
+    if pid is not None:
+        _end(pid, state_dir, number=KEEP if keep else signal.SIGTERM)
+    if not keep and holder(state_dir) is None:  # else a standby serves by now
+        for agent in found.find_all(state_dir):
+            found.end(agent)
+        remove_card(state_dir)
+    return pid
+
+
+def _end(pid: int, state_dir: Path, *, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):  # it ended by itself meanwhile
         # By a descriptor: by the time of the signal the number may be another process's.
         process = os.pidfd_open(pid)
         try:
-            signal.pidfd_send_signal(process, KEEP if keep else signal.SIGTERM)
+            signal.pidfd_send_signal(process, number)
             ended, _, _ = select.select([process], [], [], DOWN_TIMEOUT_S)
         finally:
             os.close(process)
         if not ended:
             raise unavailable(
                 f"the cluster in {state_dir} (pid {pid}) did not end within {DOWN_TIMEOUT_S:g} s "
-                f"of {'USR1' if keep else 'TERM'}; see {state_dir / 'up.log'}, or end it with "
+                f"of {number.name[3:]}; see {state_dir / 'up.log'}, or end it with "
                 f"`kill -9 {pid}`"
             )
-    return pid

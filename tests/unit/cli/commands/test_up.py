@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from plexsvc.cli.commands.up import read_config
+from plexsvc.cli.commands.up import read_config, stop
 from plexsvc.errors import PlexError
+from plexsvc.node import found
+
+HOLD = """
+import pathlib, sys, time
+from plexsvc.cluster.places import held
+with held(pathlib.Path(sys.argv[1])):
+    print("holds", flush=True)
+    time.sleep(600)
+"""
+"""A service that takes over and has not got to its agents yet: it ends and leaves them."""
 
 
 def test_a_root_is_added_to_those_of_the_tenant_on_the_card(tmp_path: Path) -> None:
@@ -29,3 +41,20 @@ def test_who_gives_no_file_gets_a_page(tmp_path: Path) -> None:
     assert read_config(None, state_dir=tmp_path).router.http_listen == "127.0.0.1:0"
     (tmp_path / "c.toml").write_text("")
     assert not read_config(tmp_path / "c.toml", state_dir=tmp_path).router.http_listen
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_down_ends_agents_that_a_service_had_not_taken_over_yet(tmp_path: Path, keep: bool) -> None:
+    logs = tmp_path / "nodes" / "node" / "logs"
+    logs.mkdir(parents=True)
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with (
+        subprocess.Popen(["sleep", "600"]) as agent,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as service,
+    ):
+        found.record(logs, node_id="node", pid=agent.pid, address="unix:/agent")
+        assert service.stdout is not None
+        assert service.stdout.readline() == b"holds\n"
+        assert stop(tmp_path, keep=keep) == service.pid
+        assert [one.pid for one in found.find_all(tmp_path)] == ([agent.pid] if keep else [])
+        agent.kill()
