@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -295,6 +297,17 @@ def test_an_older_database_gets_the_tables_that_came_since(url: str) -> None:
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
     engine.dispose()
+
+
+def test_a_database_of_this_version_is_opened_without_the_migrations(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/plex.db"
+    open_store(url, now_us=1).close()
+    code = (
+        "import sys; from plexsvc.store.opening import open_store; "
+        f"open_store({url!r}, now_us=2).close(); print('alembic' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert told.stdout == "False\n"
 
 
 def test_a_database_of_an_unknown_schema_is_refused_and_not_touched(url: str) -> None:
