@@ -95,9 +95,8 @@ def _no_reservations(policy: Policy) -> Policy:
 
 def _no_parts(policy: Policy) -> Policy:
     """Have a job live on groups of its size and on idle gangs alone."""
-    for module in (places, planner):
-        module.larger_groups = lambda *_: []  # type: ignore[attr-defined]
-        module.merging = lambda *_, **__: []  # type: ignore[attr-defined]
+    places.Search.larger_groups = lambda *_: []  # type: ignore[method-assign]
+    places.Search.merging = lambda *_, **__: []  # type: ignore[method-assign]
     return policy
 
 
@@ -112,7 +111,7 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "making room": _still("making room"),
     "fair turns": _policy(is_fair=False),
     "relief": _still("relief"),
-    "last bursts": _off(places, "_ends_late", lambda *_, **__: False),
+    "last bursts": _off(places.Search, "_ends_late", lambda *_, **__: False),
     "parts and merges": _no_parts,
     "keeping apart": _still("keeping apart"),
     "return": _no_return,

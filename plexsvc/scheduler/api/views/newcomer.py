@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning import answers
-from plexsvc.scheduler.core.planning.places import whole_groups
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import Demand, Load, Lodger
 from plexsvc.scheduler.core.planning.ring import Taken, simulate_insert, turned
@@ -53,9 +52,9 @@ class WhatIf:
 
 def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     """Say where a job would go now and what that costs whom; changes nothing."""
-    groups = whole_groups(planner.board, demand)
-    barred = planner.kept.barred(demand, now_us=now_us) | planner.search.being_left(demand)
-    spot = planner.search.spot_for(demand, groups, barred=barred, now_us=now_us)
+    search = planner.search
+    barred = planner.kept.barred(demand, now_us=now_us) | search.being_left(demand)
+    spot = search.spot_for(demand, search.whole_groups(demand), barred=barred, now_us=now_us)
     if spot is None:
         return WhatIf(refusals=tuple(answers.reasons_for(planner, demand, now_us=now_us)))
     residents = [r for group in spot.groups for r in group.residents.values()]

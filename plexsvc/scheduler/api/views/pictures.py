@@ -20,7 +20,6 @@ from plexsvc.scheduler.api.views.nodes import moving_to
 from plexsvc.scheduler.api.views.story import place_of, window_told
 from plexsvc.scheduler.api.views.waiting import Waits
 from plexsvc.scheduler.core.planning.groups import Group, Resident
-from plexsvc.scheduler.core.planning.places import why_closed
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import (
@@ -133,7 +132,7 @@ def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service
             service_pb2.HostUse(use=use, nbytes=nbytes)
             for use, nbytes in memory.uses_at(tightest).items()
         ],
-        closed=look.lens.text(why_closed(group)) if group.is_closed or group.late else "",
+        closed=look.lens.text(group.why_closed) if group.is_closed or group.late else "",
     )
     for key, resident in group.residents.items():
         shown = _resident(look, resident)

@@ -12,8 +12,8 @@ looked for `GRACE_US` later: then the latest request of one is refused, until th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from plexsvc.errors import ErrorCode
@@ -22,7 +22,7 @@ from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place import demands, sharing
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.paces import Paces
-from plexsvc.scheduler.core.planning.places import Spot, refusal
+from plexsvc.scheduler.core.planning.places import Search, Spot
 from plexsvc.scheduler.core.planning.profile import Load
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import Timer
@@ -148,12 +148,10 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
     met = barred.union(*(group.units for group in kept.values()))
     if board.rooms.has_gang(demand.num_units, without=met):
         return True
-    memory = board.memory.emptied()
+    load, search = Load.of(demand), Search(copy(board), policy=planner.policy, paces=Paces())
+    search.board.memory = memory = board.memory.emptied()
     for one in (r for group in kept.values() for r in group.residents.values()):
         memory.book(one.demand, one.units)
-    load, policy = Load.of(demand), planner.policy
-    ask = partial(refusal, demand=demand, load=load, policy=policy, memory=memory)
-    ask = partial(ask, paces=Paces(), now_us=None)  # whenever that is
     burden = {u: len(group.on((u,))) for group in kept.values() for u in group.units}
     usable = {u: None for u in board.rooms if u not in barred}
     for gang in board.rooms.gangs(
@@ -161,12 +159,13 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
     ):
         there = sorted({board.group_at[u] for u in gang if u in board.group_at} & kept.keys())
         spot = Spot(units=gang, groups=[kept[g] for g in there])
-        if not spot.groups or ask(spot) is None:
+        # Whenever that is: without a time.
+        if not spot.groups or search.refusal(demand, load, spot, now_us=None) is None:
             return True
         is_guess = demand.is_cold or spot.is_probing
         if is_guess and not any(group.is_closed for group in spot.groups):  # refused for a while
             has_room = memory.holds(gang, demand)
-            if has_room and spot.crowd().num_jobs < policy.max_jobs:
+            if has_room and spot.crowd().num_jobs < planner.policy.max_jobs:
                 return True
     return False
 

@@ -10,16 +10,9 @@ from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.memory import size
-from plexsvc.scheduler.core.planning.places import (
-    NO_ROOM,
-    NOBODY,
-    Barred,
-    has_whole,
-    joining,
-    refusal,
-)
+from plexsvc.scheduler.core.planning.places import NO_ROOM, NOBODY, Barred
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Load
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 
 TOLD_HOSTS: Final = 3
 """Hosts without room of which an answer says what is booked."""
@@ -55,12 +48,12 @@ def reasons_for(
     now_us: int,
 ) -> list[str]:
     """Say place by place why a job is not there; `without` is itself, if it is placed."""
-    policy, load = planner.policy, Load.of(demand)
+    search, load = planner.search, planner.search.load_of(demand)
     kept = planner.kept.barred(demand, now_us=now_us)
-    left = planner.search.being_left(demand)
+    left = search.being_left(demand)
     barred = {*barred, *kept, *left}
     board, num_units = planner.board, demand.num_units
-    is_whole = has_whole(board, demand, barred=barred)
+    is_whole = search.has_whole(demand, barred=barred)
     groups = [
         group
         for group in board.groups.values()
@@ -74,17 +67,8 @@ def reasons_for(
         facts.append(f"{len(left)} are being left by jobs that move")
     counts: dict[str, int] = {}
     full = dict.fromkeys(board.memory.without_room(list(board.idle), demand))
-    for spot in joining(board, demand, groups, barred=barred):
-        why_not = refusal(
-            spot,
-            demand,
-            load,
-            policy=policy,
-            memory=board.memory,
-            paces=planner.paces,
-            now_us=now_us,
-            without=without,
-        )
+    for spot in search.joining(demand, groups, barred=barred):
+        why_not = search.refusal(demand, load, spot, without=without, now_us=now_us)
         reason = why_not or "may be joined"
         counts[reason] = counts.get(reason, 0) + 1
         if reason == NO_ROOM:

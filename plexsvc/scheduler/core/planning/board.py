@@ -165,14 +165,10 @@ class Board:
         group_id = self.group_at.get(unit_id)
         return 0 if group_id is None else self.groups[group_id].duty_on(unit_id)
 
-    def being_left(self, demand: Demand, *, cap_ppm: int) -> set[UnitId]:
-        """Return the units where a job would pass a cap with those that are on their way out."""
-        there: dict[UnitId, int] = {}
-        for resident_id, (units, duty_ppm) in self.leaving.items():
-            for unit_id in units if resident_id != demand.resident_id else ():
-                there[unit_id] = there.get(unit_id, 0) + duty_ppm
-        free_ppm = cap_ppm - demand.profile.duty_ppm
-        return {u for u, more_ppm in there.items() if more_ppm + self.duty_on(u) > free_ppm}
+    def groups_at(self, units: Iterable[UnitId]) -> list[Group]:
+        """Return the groups that some units are in, the oldest first."""
+        met = sorted({self.group_at[n] for n in units if n in self.group_at})
+        return [self.groups[group_id] for group_id in met]
 
     def open_group(self, units: Sequence[UnitId]) -> Group:
         """Make a group of units that are in none."""
@@ -182,15 +178,15 @@ class Board:
 
     def gather(self, units: Sequence[UnitId]) -> Group:
         """Return one group that holds all of `units`: opened, found, or made of those they meet."""
-        met = sorted({self.group_at[n] for n in units if n in self.group_at})
+        met = self.groups_at(units)
         loose = [unit_id for unit_id in units if unit_id not in self.group_at]
         if not met:
             return self.open_group(units)
         self._claim(loose)
         if len(met) > 1 or loose:
-            self._merge([self.groups[group_id] for group_id in met], loose)
+            self._merge(met, loose)
         # The oldest keeps its number.
-        return self.groups[met[0]]
+        return met[0]
 
     def commit(self, group: Group, demand: Demand, *, units: Gang | None = None) -> None:
         """Let a job live on units of a group (all of them by default)."""

@@ -78,6 +78,13 @@ class Group:
         return [name for name, resident in self.residents.items() if resident.is_late]
 
     @property
+    def why_closed(self) -> str:
+        """Return why a closed group takes no further job."""
+        if self.is_closed:
+            return "a node is cordoned"
+        return f"{self.late[0]} there waits past its bound (max_slowdown)"
+
+    @property
     def is_probing(self) -> bool:
         """Whether the cycle of some job is not known yet."""
         return any(resident.demand.is_cold for resident in self.residents.values())

@@ -6,16 +6,17 @@ live on some, each unit has its own sums, and jobs that share no unit do not slo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
+from types import MappingProxyType
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
-from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Lodger
@@ -80,264 +81,16 @@ NO_ROOM: Final = "no room for it in host memory"
 """Why a place does not take a job whose state and versions do not fit beside what is booked."""
 
 
-def refusal(
-    spot: Spot,
-    demand: Demand,
-    load: Load,
-    *,
-    policy: Policy,
-    memory: HostMemory,
-    paces: Paces,
-    now_us: int | None,
-    without: ResidentId = NOBODY,
-) -> str | None:
-    """Return why a place does not take a job, None if it would; notes the cost on `spot`.
-
-    Without a time, runs of one cycle are not told to meet: any other time may be theirs.
-    `without` is a resident that is about to leave; what it has in host memory stays there until it
-    has moved.
-    """
-    shut = _why_shut(spot, demand, policy=policy, without=without)
-    if shut is not None:
-        return shut
-    is_return = demand.lost_place > 0 and all(
-        lived_with(demand, r, group) for group in spot.groups for r in group.on(spot.units)
-    )
-    full = _why_full(spot.crowd(), load, policy=policy, is_return=is_return)
-    if full is not None:
-        return full
-    if not memory.holds(spot.units, demand):
-        return NO_ROOM
-    # Other policies predict nothing, nor does a guess. Who comes back was within bounds.
-    if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
-        return None
-    company = [r for g in spot.groups for r in g.residents.values() if not r.demand.is_cold]
-    there = [paces.lodger(r) for r in company if r.demand.resident_id != without]
-    new = Lodger(resident_id=demand.resident_id, load=load, units=spot.units)
-    slowdowns = simulate_insert(there, new, now_us=now_us or 0).slowdowns
-    spot.cost_ppm = sum(slowdowns.values())
-    is_late = policy.is_bounded and _is_beyond([*there, new], slowdowns, policy=policy)
-    is_late = is_late or _ends_late(
-        spot, demand, load, policy=policy, paces=paces, now_us=now_us, without=without
-    )
-    return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
-
-
-def is_full(group: Group, demand: Demand, load: Load, *, policy: Policy) -> bool:
-    """Return whether all of a group refuses a job by its sums, which is told without a place."""
-    if not group.is_uniform or demand.lost_place:
-        return False
-    crowd = Crowd(len(group.residents), group.duty_ppm)
-    return _why_full(crowd, load, policy=policy, is_return=False) is not None
-
-
-def _why_full(crowd: Crowd, load: Load, *, policy: Policy, is_return: bool) -> str | None:
-    if crowd.num_jobs >= policy.max_jobs:
-        return f"holds {policy.max_jobs} jobs (max_jobs)"
-    cap_ppm = PPM if is_return else policy.duty_cap_ppm
-    if crowd.duty_ppm + load.duty_ppm > cap_ppm:
-        return f"duty would pass {cap_ppm / PPM:.0%} (duty_cap)"
-    return None
-
-
-def _why_shut(spot: Spot, demand: Demand, *, policy: Policy, without: ResidentId) -> str | None:
-    """Return why a place takes no job, or not this one beside a cycle that is not known yet.
-
-    A guess cannot keep a bound that is tighter than the default.
-    """
-    for group in spot.groups:
-        if group.is_closed or group.late:
-            return why_closed(group)
-    if not (demand.is_cold or spot.is_probing):
-        return None
-    for one in [demand, *(r.demand for r in spot.met(without=without))]:
-        if one.max_slowdown_ppm < policy.default_bound_ppm:
-            name = one.resident_id
-            return f"{name} asked for a tighter bound than a cycle not known yet can keep"
-    return None
-
-
-def lived_with(demand: Demand, other: Resident, group: Group) -> bool:
-    """Return whether a resident of a group shared the place that a job lost.
-
-    They were within their bounds together, and what is measured of them varies: nobody would be
-    sent away for it.
-    """
-    there = {group.group_id, other.demand.lost_place}
-    return demand.lost_place > 0 and demand.lost_place in there
-
-
-def is_over(group: Group, policy: Policy, paces: Paces) -> bool:
-    """Return whether jobs of a group, as they are known by now, would not be placed together."""
-    if not policy.is_bounded or len(group.residents) == 1:
-        return False
-    if group.duty_ppm > policy.duty_cap_ppm and group.is_uniform:
-        return True
-    lodgers = [paces.lodger(r) for r in group.residents.values() if not r.demand.is_cold]
-    return _is_beyond(lodgers, turned(lodgers).slowdowns, policy=policy)
-
-
-def _target_ppm(load: Load, policy: Policy, *, is_settled: bool) -> int:
-    """Return how slow a job may be predicted to become, `is_settled`: all there are sharp."""
-    target_ppm = policy.critical_target_ppm if load.entries else policy.target_slowdown_ppm
-    if is_settled:
-        target_ppm = PPM + (target_ppm - PPM) * SETTLED_PPM // PPM
-    return min(load.bound_ppm, target_ppm)
-
-
-def _is_beyond(
-    lodgers: Sequence[Lodger], slowdowns: dict[ResidentId, int], *, policy: Policy
-) -> bool:
-    """Return whether somebody is predicted to pass its target."""
-    is_settled = all(one.load.bursts for one in lodgers)
-    return any(
-        slowdowns[one.resident_id] > _target_ppm(one.load, policy, is_settled=is_settled)
-        for one in lodgers
-    )
-
-
-def _ends_late(
-    spot: Spot,
-    demand: Demand,
-    load: Load,
-    *,
-    policy: Policy,
-    paces: Paces,
-    now_us: int | None,
-    without: ResidentId,
-) -> bool:
-    """Return whether someone's run may end too late; note what that costs, too.
-
-    Runs of one cycle that are not expected to meet cost each other nothing, but rollouts vary: the
-    bound counts them as if they did.
-    """
-    own, do_meet, costs = None, False, []
-    if now_us is not None:
-        own = paces.last_burst(demand, now_us=now_us)
-    for resident in spot.met(without=without):
-        one, other = resident.load, None
-        if own is not None and now_us is not None:
-            other = paces.last_burst(resident.demand, now_us=now_us)
-        costs.append((one, one.last_ppm(load)))
-        if own is not None and other is not None:
-            if own[0] >= other[1] or other[0] >= own[1]:
-                continue
-            do_meet = True
-        spot.cost_ppm += one.last_ppm(load) + load.last_ppm(one)
-    if not policy.is_bounded:
-        return False
-    costs.append((load, sum(load.last_ppm(one) for one, _ in costs)))
-    is_over = any(ppm > (one.bound_ppm - PPM) * LAST_PPM // PPM for one, ppm in costs)
-    return is_over or do_meet
-
-
-def why_closed(group: Group) -> str:
-    """Return why a closed group takes no further job."""
-    if group.is_closed:
-        return "a node is cordoned"
-    return f"{group.late[0]} there waits past its bound (max_slowdown)"
-
-
-def has_whole(board: Board, demand: Demand, *, barred: Barred = ()) -> bool:
-    """Return whether there is a group as large as a job's gang, outside of `barred`."""
-    same = board.by_size.get(demand.num_units, {}).values()
-    if not barred:
-        return bool(same)
-    return any(not any(unit_id in barred for unit_id in group.units) for group in same)
-
-
-def whole_groups(board: Board, demand: Demand) -> list[Group]:
-    """Return the groups as large as a job's gang: the least busy, a bounded number."""
-    return _least_busy_groups(list(board.by_size.get(demand.num_units, {}).values()))
-
-
-def larger_groups(board: Board, demand: Demand) -> list[Group]:
-    """Return the groups of which a job would use a part: the least busy, a bounded number."""
-    every = sorted(board.groups.values(), key=lambda g: (g.size, g.group_id))
-    return _least_busy_groups([g for g in every if g.size > demand.num_units])
-
-
-def _least_busy_groups(groups: list[Group]) -> list[Group]:
-    if len(groups) <= MAX_CANDIDATES:
-        return groups
-    return nsmallest(MAX_CANDIDATES, groups, key=lambda g: (g.duty_ppm, g.group_id))
-
-
-def joining(
-    board: Board, demand: Demand, groups: Iterable[Group], *, barred: Barred = ()
-) -> list[Spot]:
-    """Return the place each group has for a job: all of it, or its least busy block."""
-    spots = []
-    for group in groups:
-        if group.is_uniform and group.size == demand.num_units:
-            if not barred or not any(unit_id in barred for unit_id in group.units):
-                spots.append(Spot(units=group.units, groups=(group,)))
-            continue
-        units = _least_busy(board, demand, [n for n in group.units if n not in barred])
-        if units is not None:
-            spots.append(Spot(units=units, groups=(group,)))
-    return spots
-
-
-def merging(board: Board, demand: Demand, *, barred: Barred = ()) -> list[Spot]:
-    """Return the places that groups, or groups and idle units, would make as one."""
-    usable = dict.fromkeys(n for n in [*board.idle, *board.group_at] if n not in barred)
-    spots = []
-    for units in board.rooms.gangs(demand.num_units, among=usable, burden=board.duty_on):
-        met = sorted({board.group_at[n] for n in units if n in board.group_at})
-        is_inside = len(met) == 1 and set(units) <= set(board.groups[met[0]].units)
-        if met and not is_inside:
-            spots.append(Spot(units=units, groups=[board.groups[group_id] for group_id in met]))
-    if len(spots) <= MAX_CANDIDATES:
-        return spots
-    return nsmallest(MAX_CANDIDATES, spots, key=lambda spot: spot.crowd().duty_ppm)
-
-
-def best(demand: Demand, spots: Sequence[Spot], *, policy: Policy) -> Spot | None:
-    """Return the place the policy prefers among those that take the job; None without any.
-
-    A cold job goes where the fewest live, away from others that are being profiled. `plex` takes
-    the smallest group, of those the least predicted interference, then the busiest.
-    """
-    if not spots:
-        return None
-    if demand.is_cold:
-        found, why = min(spots, key=_by_crowd), "the emptiest, since its cycle is not known"
-    elif policy.preference is Preference.PLEX:
-        found, why = min(spots, key=_by_cost), "the least predicted loss"
-    else:
-        sign = -1 if policy.preference is Preference.PACK else 1
-        found, why = min(spots, key=lambda spot: _by_number(spot, sign)), policy.name
-    found.why = f"{why}, of {len(spots)} place(s) that take it"
-    return found
-
-
-def _by_cost(spot: Spot) -> tuple[int, ...]:
-    grain, duty_ppm = spot.cost_ppm // COST_GRAIN_PPM, spot.crowd().duty_ppm
-    return spot.size, grain, -duty_ppm, spot.groups[0].group_id
-
-
-def _by_crowd(spot: Spot) -> tuple[int, ...]:
-    crowd = spot.crowd()
-    met = (crowd.num_jobs, crowd.duty_ppm, spot.size, spot.groups[0].group_id)
-    return (spot.is_probing, *met)
-
-
-def _by_number(spot: Spot, sign: int) -> tuple[int, int, int]:
-    crowd = spot.crowd()
-    return sign * crowd.num_jobs, sign * crowd.duty_ppm, spot.groups[0].group_id
-
-
-def _least_busy(board: Board, demand: Demand, among: list[UnitId]) -> Gang | None:
-    gangs = board.rooms.gangs(demand.num_units, among=among, burden=board.duty_on)
-    return min(gangs, key=lambda units: max(map(board.duty_on, units)), default=None)
-
-
 class Search:
-    """The search for a place: who takes a job within everyone's bounds."""
+    """The search for a place on one board by one policy: who takes a job, and which is best."""
 
     def __init__(
-        self, board: Board, *, policy: Policy, paces: Paces, waiting: dict[ResidentId, Demand]
+        self,
+        board: Board,
+        *,
+        policy: Policy,
+        paces: Paces,
+        waiting: Mapping[ResidentId, Demand] = MappingProxyType({}),
     ) -> None:
         """Search `board` by `policy`."""
         self.board = board
@@ -363,23 +116,22 @@ class Search:
         its size and no idle gang, or where it `must_leave`. When two jobs overlap only in part, one
         that waits outside the overlap makes the other wait for it inside. Changes nothing.
         """
-        policy, board = self.policy, self.board
         gang = self.idle_gang(demand, barred)
         # Alone, a cold job's cycle is measured as it is.
-        if gang and (demand.is_cold or policy.preference is Preference.SPREAD):
+        if gang and (demand.is_cold or self.policy.preference is Preference.SPREAD):
             return Spot(units=gang)
         find = partial(self.that_take, demand, barred=barred, without=without, now_us=now_us)
         spots = find(groups)
         # Who fits in somewhere leaves idle units to who does not.
         if not spots and gang:
             return Spot(units=gang)
-        may_part = must_leave or not has_whole(board, demand, barred=barred)
+        may_part = must_leave or not self.has_whole(demand, barred=barred)
         if not spots and may_part:
-            spots = find(larger_groups(board, demand))
-            if not spots and policy.merges:
-                there = merging(board, demand, barred=barred)
+            spots = find(self.larger_groups(demand))
+            if not spots and self.policy.merges:
+                there = self.merging(demand, barred=barred)
                 spots = self.within_bounds(demand, there, without=without, now_us=now_us)
-        return best(demand, spots, policy=policy)
+        return self.best(demand, spots)
 
     def that_take(
         self,
@@ -391,11 +143,9 @@ class Search:
         now_us: int,
     ) -> list[Spot]:
         """Return the places in some groups that take a job."""
-        load = self._load_of(demand)
-        open_ones = [g for g in groups if not is_full(g, demand, load, policy=self.policy)]
-        if not open_ones:
-            return []
-        there = joining(self.board, demand, open_ones, barred=barred)
+        load = self.load_of(demand)
+        open_ones = [group for group in groups if not self.is_full(group, demand, load)]
+        there = self.joining(demand, open_ones, barred=barred)
         return self.within_bounds(demand, there, without=without, now_us=now_us)
 
     def within_bounds(
@@ -404,27 +154,180 @@ class Search:
         spots: Iterable[Spot],
         *,
         without: ResidentId = NOBODY,
-        policy: Policy | None = None,
         now_us: int,
     ) -> list[Spot]:
         """Return those of some places that take a job within everyone's bounds."""
-        ask = partial(
-            refusal,
-            demand=demand,
-            load=self._load_of(demand),
-            policy=policy or self.policy,
-            memory=self.board.memory,
-            paces=self.paces,
-            now_us=now_us,
+        ask = partial(self.refusal, demand, self.load_of(demand), without=without, now_us=now_us)
+        return [spot for spot in spots if ask(spot) is None]
+
+    def refusal(
+        self,
+        demand: Demand,
+        load: Load,
+        spot: Spot,
+        *,
+        without: ResidentId = NOBODY,
+        now_us: int | None,
+    ) -> str | None:
+        """Return why a place does not take a job, None if it would; notes the cost on `spot`.
+
+        Without a time, runs of one cycle are not told to meet: any other time may be theirs.
+        `without` is a resident that is about to leave; what it has in host memory stays there until
+        it has moved.
+        """
+        policy = self.policy
+        shut = _why_shut(spot, demand, policy=policy, without=without)
+        if shut is not None:
+            return shut
+        is_return = demand.lost_place > 0 and all(
+            lived_with(demand, r, group) for group in spot.groups for r in group.on(spot.units)
         )
-        return [spot for spot in spots if ask(spot, without=without) is None]
+        full = self._why_full(spot.crowd(), load, is_return=is_return)
+        if full is not None:
+            return full
+        if not self.board.memory.holds(spot.units, demand):
+            return NO_ROOM
+        # Other policies predict nothing, nor does a guess. Who comes back was within bounds.
+        if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
+            return None
+        company = [r for g in spot.groups for r in g.residents.values() if not r.demand.is_cold]
+        there = [self.paces.lodger(r) for r in company if r.demand.resident_id != without]
+        new = Lodger(resident_id=demand.resident_id, load=load, units=spot.units)
+        slowdowns = simulate_insert(there, new, now_us=now_us or 0).slowdowns
+        spot.cost_ppm = sum(slowdowns.values())
+        is_late = policy.is_bounded and _is_beyond([*there, new], slowdowns, policy=policy)
+        is_late = is_late or self._ends_late(demand, load, spot, without=without, now_us=now_us)
+        return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
+
+    def is_full(self, group: Group, demand: Demand, load: Load) -> bool:
+        """Return whether all of a group refuses a job by its sums, told without a place."""
+        if not group.is_uniform or demand.lost_place:
+            return False
+        crowd = Crowd(len(group.residents), group.duty_ppm)
+        return self._why_full(crowd, load, is_return=False) is not None
+
+    def _why_full(self, crowd: Crowd, load: Load, *, is_return: bool) -> str | None:
+        if crowd.num_jobs >= self.policy.max_jobs:
+            return f"holds {self.policy.max_jobs} jobs (max_jobs)"
+        cap_ppm = PPM if is_return else self.policy.duty_cap_ppm
+        if crowd.duty_ppm + load.duty_ppm > cap_ppm:
+            return f"duty would pass {cap_ppm / PPM:.0%} (duty_cap)"
+        return None
+
+    def _ends_late(
+        self, demand: Demand, load: Load, spot: Spot, *, without: ResidentId, now_us: int | None
+    ) -> bool:
+        """Return whether someone's run may end too late; note what that costs, too.
+
+        Runs of one cycle that are not expected to meet cost each other nothing, but rollouts vary:
+        the bound counts them as if they did.
+        """
+        own, do_meet, costs = None, False, []
+        if now_us is not None:
+            own = self.paces.last_burst(demand, now_us=now_us)
+        for resident in spot.met(without=without):
+            one, other = resident.load, None
+            if own is not None and now_us is not None:
+                other = self.paces.last_burst(resident.demand, now_us=now_us)
+            costs.append((one, one.last_ppm(load)))
+            if own is not None and other is not None:
+                if own[0] >= other[1] or other[0] >= own[1]:
+                    continue
+                do_meet = True
+            spot.cost_ppm += one.last_ppm(load) + load.last_ppm(one)
+        if not self.policy.is_bounded:
+            return False
+        costs.append((load, sum(load.last_ppm(one) for one, _ in costs)))
+        is_over = any(ppm > (one.bound_ppm - PPM) * LAST_PPM // PPM for one, ppm in costs)
+        return is_over or do_meet
+
+    def is_over(self, group: Group) -> bool:
+        """Return whether jobs of a group, as known by now, would not be placed together."""
+        policy = self.policy
+        if not policy.is_bounded or len(group.residents) == 1:
+            return False
+        if group.duty_ppm > policy.duty_cap_ppm and group.is_uniform:
+            return True
+        known = (r for r in group.residents.values() if not r.demand.is_cold)
+        lodgers = list(map(self.paces.lodger, known))
+        return _is_beyond(lodgers, turned(lodgers).slowdowns, policy=policy)
+
+    def has_whole(self, demand: Demand, *, barred: Barred = ()) -> bool:
+        """Return whether there is a group as large as a job's gang, outside of `barred`."""
+        same = self.board.by_size.get(demand.num_units, {}).values()
+        if not barred:
+            return bool(same)
+        return any(not any(unit_id in barred for unit_id in group.units) for group in same)
+
+    def whole_groups(self, demand: Demand) -> list[Group]:
+        """Return the groups as large as a job's gang: the least busy, a bounded number."""
+        return _least_busy_groups(list(self.board.by_size.get(demand.num_units, {}).values()))
+
+    def larger_groups(self, demand: Demand) -> list[Group]:
+        """Return the groups of which a job would use a part: the least busy, a bounded number."""
+        every = sorted(self.board.groups.values(), key=lambda g: (g.size, g.group_id))
+        return _least_busy_groups([g for g in every if g.size > demand.num_units])
+
+    def joining(
+        self, demand: Demand, groups: Iterable[Group], *, barred: Barred = ()
+    ) -> list[Spot]:
+        """Return the place each group has for a job: all of it, or its least busy block."""
+        board, spots = self.board, []
+        for group in groups:
+            if group.is_uniform and group.size == demand.num_units:
+                if not barred or not any(unit_id in barred for unit_id in group.units):
+                    spots.append(Spot(units=group.units, groups=(group,)))
+                continue
+            usable = [n for n in group.units if n not in barred]
+            gangs = board.rooms.gangs(demand.num_units, among=usable, burden=board.duty_on)
+            units = min(gangs, key=lambda gang: max(map(board.duty_on, gang)), default=None)
+            if units is not None:
+                spots.append(Spot(units=units, groups=(group,)))
+        return spots
+
+    def merging(self, demand: Demand, *, barred: Barred = ()) -> list[Spot]:
+        """Return the places that groups, or groups and idle units, would make as one."""
+        board, spots = self.board, []
+        usable = dict.fromkeys(n for n in [*board.idle, *board.group_at] if n not in barred)
+        for units in board.rooms.gangs(demand.num_units, among=usable, burden=board.duty_on):
+            met = board.groups_at(units)
+            is_inside = len(met) == 1 and set(units) <= set(met[0].units)
+            if met and not is_inside:
+                spots.append(Spot(units=units, groups=met))
+        if len(spots) <= MAX_CANDIDATES:
+            return spots
+        return nsmallest(MAX_CANDIDATES, spots, key=lambda spot: spot.crowd().duty_ppm)
+
+    def best(self, demand: Demand, spots: Sequence[Spot]) -> Spot | None:
+        """Return the place the policy prefers among those that take the job; None without any.
+
+        A cold job goes where the fewest live, away from others that are being profiled. `plex`
+        takes the smallest group, of those the least predicted interference, then the busiest.
+        """
+        if not spots:
+            return None
+        policy = self.policy
+        if demand.is_cold:
+            found, why = min(spots, key=_by_crowd), "the emptiest, since its cycle is not known"
+        elif policy.preference is Preference.PLEX:
+            found, why = min(spots, key=_by_cost), "the least predicted loss"
+        else:
+            sign = -1 if policy.preference is Preference.PACK else 1
+            found, why = min(spots, key=lambda spot: _by_number(spot, sign)), policy.name
+        found.why = f"{why}, of {len(spots)} place(s) that take it"
+        return found
 
     def being_left(self, demand: Demand) -> set[UnitId]:
         """Return the units where a job would pass the duty cap while others move out of them."""
+        there: Counter[UnitId] = Counter()
+        for resident_id, (units, duty_ppm) in self.board.leaving.items():
+            for unit_id in units if resident_id != demand.resident_id else ():
+                there[unit_id] += duty_ppm
         cap_ppm = PPM if demand.lost_place else self.policy.duty_cap_ppm
-        return self.board.being_left(demand, cap_ppm=cap_ppm)
+        free_ppm = cap_ppm - demand.profile.duty_ppm
+        return {u for u, more_ppm in there.items() if more_ppm + self.board.duty_on(u) > free_ppm}
 
-    def _load_of(self, demand: Demand) -> Load:
+    def load_of(self, demand: Demand) -> Load:
         """Return the load of a job's cycle, worked out once while it waits."""
         if self.waiting.get(demand.resident_id) is not demand:
             return Load.of(demand)
@@ -442,7 +345,64 @@ class Search:
             gang = board.idle_gang(demand.num_units, barred=barred)
         return gang
 
-    def groups_at(self, units: Iterable[UnitId]) -> list[Group]:
-        """Return the groups that some units are in."""
-        met = sorted({self.board.group_at[n] for n in units if n in self.board.group_at})
-        return [self.board.groups[group_id] for group_id in met]
+
+def lived_with(demand: Demand, other: Resident, group: Group) -> bool:
+    """Return whether a resident of a group shared the place that a job lost.
+
+    They were within their bounds together, and what is measured of them varies: nobody would be
+    sent away for it.
+    """
+    there = {group.group_id, other.demand.lost_place}
+    return demand.lost_place > 0 and demand.lost_place in there
+
+
+def _why_shut(spot: Spot, demand: Demand, *, policy: Policy, without: ResidentId) -> str | None:
+    """Return why a place takes no job, or not this one beside a cycle that is not known yet.
+
+    A guess cannot keep a bound that is tighter than the default.
+    """
+    for group in spot.groups:
+        if group.is_closed or group.late:
+            return group.why_closed
+    if not (demand.is_cold or spot.is_probing):
+        return None
+    for one in [demand, *(r.demand for r in spot.met(without=without))]:
+        if one.max_slowdown_ppm < policy.default_bound_ppm:
+            name = one.resident_id
+            return f"{name} asked for a tighter bound than a cycle not known yet can keep"
+    return None
+
+
+def _is_beyond(
+    lodgers: Sequence[Lodger], slowdowns: dict[ResidentId, int], *, policy: Policy
+) -> bool:
+    """Return whether somebody is predicted to become slower than its target."""
+    share_ppm = SETTLED_PPM if all(one.load.bursts for one in lodgers) else PPM
+    for one in lodgers:
+        target_ppm = policy.critical_target_ppm if one.load.entries else policy.target_slowdown_ppm
+        target_ppm = PPM + (target_ppm - PPM) * share_ppm // PPM
+        if slowdowns[one.resident_id] > min(one.load.bound_ppm, target_ppm):
+            return True
+    return False
+
+
+def _least_busy_groups(groups: list[Group]) -> list[Group]:
+    if len(groups) <= MAX_CANDIDATES:
+        return groups
+    return nsmallest(MAX_CANDIDATES, groups, key=lambda g: (g.duty_ppm, g.group_id))
+
+
+def _by_cost(spot: Spot) -> tuple[int, ...]:
+    grain, duty_ppm = spot.cost_ppm // COST_GRAIN_PPM, spot.crowd().duty_ppm
+    return spot.size, grain, -duty_ppm, spot.groups[0].group_id
+
+
+def _by_crowd(spot: Spot) -> tuple[int, ...]:
+    crowd = spot.crowd()
+    met = (crowd.num_jobs, crowd.duty_ppm, spot.size, spot.groups[0].group_id)
+    return (spot.is_probing, *met)
+
+
+def _by_number(spot: Spot, sign: int) -> tuple[int, int, int]:
+    crowd = spot.crowd()
+    return sign * crowd.num_jobs, sign * crowd.duty_ppm, spot.groups[0].group_id

@@ -7,6 +7,7 @@ units that became idle, or the job being new. Besides the queue there is the ope
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,18 +16,7 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.paces import Paces
-from plexsvc.scheduler.core.planning.places import (
-    Barred,
-    Search,
-    Spot,
-    best,
-    is_over,
-    joining,
-    larger_groups,
-    lived_with,
-    merging,
-    whole_groups,
-)
+from plexsvc.scheduler.core.planning.places import Barred, Search, Spot, lived_with
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Demand, Profile
 from plexsvc.scheduler.core.planning.ring import Ring, Taken, simulate_insert, turned
@@ -215,7 +205,7 @@ class Planner:
         for group_id in list(self._relearned):
             group = groups.get(group_id)
             has_grown = group is not None and any(r.grew_ppm for r in group.residents.values())
-            if group is None or not has_grown or not is_over(group, self.policy, self.paces):
+            if group is None or not has_grown or not self.search.is_over(group):
                 del self._relearned[group_id]
         late = [g.group_id for g in groups.values() if g.late and len(g.residents) > 1]
         return [groups[group_id] for group_id in dict.fromkeys([*late, *self._relearned])]
@@ -309,7 +299,7 @@ class Planner:
 
         Groups that share the units become one. The job waits or is new.
         """
-        spot = Spot(units=tuple(units), groups=self.search.groups_at(units))
+        spot = Spot(units=tuple(units), groups=self.board.groups_at(units))
         self.touch(self._commit(demand, spot, now_us=now_us).group_id)
 
     def rehome(
@@ -333,7 +323,7 @@ class Planner:
             barred.update(unit_id for unit_id in self.board.rooms if unit_id not in onto)
         spot = self.search.spot_for(
             demand,
-            whole_groups(self.board, demand),
+            self.search.whole_groups(demand),
             barred=barred,
             without=resident_id,
             must_leave=True,
@@ -363,7 +353,7 @@ class Planner:
         """
         groups = [
             group
-            for group in whole_groups(self.board, demand)
+            for group in self.search.whole_groups(demand)
             if group.group_id != other_than and group.group_id not in taken
         ]
         kept = self.kept.units() | self.search.being_left(demand)
@@ -373,7 +363,7 @@ class Planner:
             barred=kept,
             now_us=self.paces.began_us(demand.resident_id, default_us=0),
         )
-        spot = best(demand, spots, policy=self.policy)
+        spot = self.search.best(demand, spots)
         if spot is None and onto_idle is not None:
             gang = self.search.idle_gang(demand, kept.union(onto_idle))
             spot = None if gang is None else Spot(units=gang)
@@ -396,7 +386,7 @@ class Planner:
             return None
         self._unseen.discard(demand.resident_id)
         if is_new:
-            pool = whole_groups(self.board, demand)
+            pool = self.search.whole_groups(demand)
         else:
             pool = [group for group in changed if group.size == demand.num_units]
         left = self.search.being_left(demand)
@@ -418,7 +408,7 @@ class Planner:
             for resident_id, kept in self.kept.reservations.items()
             if kept.due_us <= now_us
             and self._kept_spot(self.waiting[resident_id], now_us=now_us) is None
-            for group in self.search.groups_at(kept.units)
+            for group in self.board.groups_at(kept.units)
             for resident in group.on(kept.units)
             if not lived_with(self.waiting[resident_id], resident, group)
         ]
@@ -428,7 +418,7 @@ class Planner:
         kept = self.kept.reservations.get(demand.resident_id)
         if kept is None:
             return None
-        groups = self.search.groups_at(kept.units)
+        groups = self.board.groups_at(kept.units)
         is_whole = [set(group.units) for group in groups] == [set(kept.units)]
         spot = Spot(units=kept.units, groups=groups)
         if groups and not (is_whole or self.policy.merges):
@@ -444,13 +434,13 @@ class Planner:
         """
         if demand.resident_id not in self.kept.pressed:
             return None
-        board, policy = self.board, self.policy.within_bounds()
-        pool = whole_groups(board, demand) + larger_groups(board, demand)
-        spots = joining(board, demand, pool, barred=barred)
-        spots += merging(board, demand, barred=barred)
+        search = copy.copy(self.search)
+        search.policy = self.policy.within_bounds()
+        pool = search.whole_groups(demand) + search.larger_groups(demand)
+        spots = search.joining(demand, pool, barred=barred)
+        spots += search.merging(demand, barred=barred)
         spots = [s for s in spots if all(r.demand.priority <= demand.priority for r in s.met())]
-        found = self.search.within_bounds(demand, spots, policy=policy, now_us=now_us)
-        return best(demand, found, policy=policy)
+        return search.best(demand, search.within_bounds(demand, spots, now_us=now_us))
 
     def _commit(self, demand: Demand, spot: Spot, *, now_us: int) -> Placed:
         group = self.board.gather(spot.units)

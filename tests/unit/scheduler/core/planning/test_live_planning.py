@@ -15,7 +15,7 @@ from plexsvc.scheduler.api.views.newcomer import what_if
 from plexsvc.scheduler.core.planning.answers import why
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.places import is_full
+from plexsvc.scheduler.core.planning.places import Search
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.plans import copy_of, relieve
@@ -239,12 +239,13 @@ def test_a_full_group_is_asked_once_for_a_waiting_cold_job(
     admit(planner, *(demand(f"in-{at}", is_cold=True) for at in range(8)))
     admit(planner, *(demand(f"out-{at}", is_cold=True) for at in range(9)))
     asked: list[str] = []
+    is_full = Search.is_full
 
-    def asking(group: Group, demand: Demand, load: Load, *, policy: Policy) -> bool:
+    def asking(self: Search, group: Group, demand: Demand, load: Load) -> bool:
         asked.append(demand.resident_id)
-        return is_full(group, demand, load, policy=policy)
+        return is_full(self, group, demand, load)
 
-    monkeypatch.setattr("plexsvc.scheduler.core.planning.places.is_full", asking)
+    monkeypatch.setattr(Search, "is_full", asking)
     planner.touch(planner.board.group_of[ResidentId("in-3")])
     assert admit(planner) == {}
     assert asked == [f"out-{at}" for at in range(9)]
