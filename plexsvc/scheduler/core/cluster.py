@@ -3,9 +3,9 @@
 `Queues`, `Placement` and `Devices` are the slices of `core/queues`, `core/place` and `core/device`.
 Each can order actions (`emit`, `set_timer`), ask for another look (`touch`), and read who there is.
 A mapping is read, a dictionary is changed. `Devices` holds the other two, since granting a device
-ends waits in queues and follows the plan. In `Lives` who there is changes, too: the slice of what
-makes or drops jobs, deployments, WPGs and relocations in `core/life` and `core/relocate`; the rest
-of those rooms has `Devices`. `Cluster` is the whole, seen by `machine` and by who only reads.
+ends waits in queues and follows the plan. `Lives` is `Devices` whose roll may be changed: for
+what makes or drops jobs, deployments, WPGs and relocations in `core/life` and `core/relocate`; the
+rest of those rooms has `Devices`. `Cluster` is the whole, seen by `machine` and by who only reads.
 """
 
 from __future__ import annotations
@@ -180,13 +180,10 @@ class Devices(Slice):
         return MoveId(f"{self.turn.epoch}.{self._last_move_no}")
 
 
-class Lives(Slice):
-    """Who there is, to be changed: jobs, deployments, WPGs and relocations come and go here."""
+class Lives(Devices):
+    """Who there is, to be changed, too: jobs, deployments, WPGs and relocations come and go."""
 
-    def __init__(self, turn: Turn, roll: Roll, *, devices: Devices) -> None:
-        super().__init__(turn, roll)
-        self.roll = roll
-        self.devices = devices
+    roll: Roll
 
 
 class Cluster(Slice):
@@ -199,5 +196,6 @@ class Cluster(Slice):
         at: dict[Place, Device] = {}
         self.queues = Queues(turn, roll)
         self.placement = Placement(turn, roll, devices=at)
-        self.devices = Devices(turn, roll, at=at, queues=self.queues, placement=self.placement)
-        self.lives = Lives(turn, roll, devices=self.devices)
+        self.lives = Lives(turn, roll, at=at, queues=self.queues, placement=self.placement)
+        self.lives.roll = roll
+        self.devices: Devices = self.lives

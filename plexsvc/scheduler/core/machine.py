@@ -53,7 +53,6 @@ class Scheduler:
             self.cluster.placement,
             self.cluster.placement.planning.shares,
             self.cluster.devices,
-            self.cluster.lives,
         )
 
     def lead(self, epoch: int) -> None:

@@ -32,7 +32,7 @@ def request(lives: Lives, event: DeploymentRequested | DeploymentsDeclared) -> N
     for one in made:
         lives.roll.deployments[one.deployment_id] = one
         job.deployments.append(one.deployment_id)
-    placement = lives.devices.placement
+    placement = lives.placement
     fault = reasons.never(placement, made)
     if fault is None:
         for one in made:
@@ -40,7 +40,7 @@ def request(lives: Lives, event: DeploymentRequested | DeploymentsDeclared) -> N
         place_waiting(lives)
         fault = circles.closed_by(placement, made[0])
     if fault is not None:
-        refuse(lives.devices, made, fault)
+        refuse(lives, made, fault)
     for one in demands.waiting_with(placement, made[0]):
         placing.bound_wait(placement, one)
 
@@ -68,7 +68,7 @@ def refuse(devices: Devices, wanted: Sequence[Deployment], fault: Fault) -> None
 
 def place_waiting(lives: Lives) -> None:
     """Place what can be placed now and start its processes."""
-    placement = lives.devices.placement
+    placement = lives.placement
     placed = placing.admit(placement)
     _start(lives, placed)
     # Training of a set queues behind its lead, and may have a place beside it at once.
@@ -85,12 +85,12 @@ def _start(lives: Lives, placed: Sequence[placing.Placed]) -> None:
         if job.state is JobState.QUEUED:
             job.state = JobState.RUNNING
             announce_job(lives, job)
-        announce(lives.devices, deployment)
+        announce(lives, deployment)
         if wpg.is_shared:  # an engine takes its memory as it starts
-            wpgs.queue_initialize(lives.devices, wpg, deployment.initialize_id)
+            wpgs.queue_initialize(lives, wpg, deployment.initialize_id)
         else:
-            switch.spawn(lives.devices, wpg)
-        learning.start_probe(lives.devices, deployment)
+            switch.spawn(lives, wpg)
+        learning.start_probe(lives, deployment)
 
 
 def give_up_placing(devices: Devices, deployment_id: DeploymentId) -> None:

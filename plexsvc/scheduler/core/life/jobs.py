@@ -75,21 +75,21 @@ def end(lives: Lives, event: JobEndRequested) -> None:
     )
     for deployment_id in job.deployments:
         deployment = lives.deployments[deployment_id]
-        if deployment_id in lives.devices.placement.unplaced:
-            placing.withdraw(lives.devices.placement, deployment)
-            deployments.fail(lives.devices, deployment, fault)
-        deployments.refuse_waiting(lives.devices, deployment, fault)
+        if deployment_id in lives.placement.unplaced:
+            placing.withdraw(lives.placement, deployment)
+            deployments.fail(lives, deployment, fault)
+        deployments.refuse_waiting(lives, deployment, fault)
         wpg = lives.wpg_of(deployment)
         if wpg is not None:
             for operation in wpg.running.values():
                 if operation.kind in ENDABLE:
-                    wpgs.cancel(lives.devices, operation.operation_id, wpg.wpg_id)
+                    wpgs.cancel(lives, operation.operation_id, wpg.wpg_id)
             if is_cancelled:
-                wpgs.cancel_writing(lives.devices, wpg)
-            wpgs.stop_when_idle(lives.devices, wpg)
+                wpgs.cancel_writing(lives, wpg)
+            wpgs.stop_when_idle(lives, wpg)
     for wpg in lives.coming(job.job_id):
-        wpgs.refuse_waiting(lives.devices, wpg, fault)
-        wpgs.stop_when_idle(lives.devices, wpg)
+        wpgs.refuse_waiting(lives, wpg, fault)
+        wpgs.stop_when_idle(lives, wpg)
     drop_ended(lives, job)
 
 
@@ -98,10 +98,10 @@ def drop_ended(lives: Lives, job: Job) -> None:
     if job.ending is None or any(w.job_id == job.job_id for w in lives.wpgs.values()):
         return
     job.state = job.ending
-    operations, ended = lives.devices.queues.operations, lives.roll.ended
+    operations, ended = lives.queues.operations, lives.roll.ended
     for deployment_id in job.deployments:
         deployment = lives.roll.deployments.pop(deployment_id)
-        hosts.charge_versions(lives.devices.placement, deployment)
+        hosts.charge_versions(lives.placement, deployment)
         for operation_id in deployment.answered.values():
             del operations[operation_id]
         operations.pop(deployment.initialize_id, None)
@@ -112,7 +112,7 @@ def drop_ended(lives: Lives, job: Job) -> None:
     ended[job.job_id] = job.state
     if len(ended) > MAX_ENDED_JOBS:
         forgotten, _ = ended.popitem(last=False)
-        waits = lives.devices.waits
+        waits = lives.waits
         for pair in [pair for pair in waits if forgotten in pair]:
             del waits[pair]
     deployments.announce_job(lives, job)

@@ -139,18 +139,18 @@ def forgotten(lives: Lives, event: events.WpgForgotten) -> None:
     if wpg is None or wpg.state is not WpgState.FORGETTING:
         return
     del lives.roll.wpgs[wpg.wpg_id]
-    neighbours = space.leave(lives.devices, wpg)
-    if rebuilding.may_go_on(lives.devices, wpg):
+    neighbours = space.leave(lives, wpg)
+    if rebuilding.may_go_on(lives, wpg):
         rebuilding.go_on(lives, wpg)
     elif lives.is_current(wpg):
-        deployments.end(lives.devices, lives.deployments[wpg.deployment_id], wpg)
+        deployments.end(lives, lives.deployments[wpg.deployment_id], wpg)
     else:
-        placing.free(lives.devices.placement, wpg)
+        placing.free(lives.placement, wpg)
     for other_id in neighbours:
         other = lives.wpgs.get(other_id)
         if other is not None:
             lives.touch(other_id)
-            switch.advance(lives.devices, other)
+            switch.advance(lives, other)
     jobs.drop_ended(lives, lives.jobs[wpg.job_id])
 
 

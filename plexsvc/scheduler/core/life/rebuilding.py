@@ -178,8 +178,8 @@ def go_on(lives: Lives, gone: Wpg) -> None:
 
     Where a node is lost it waits for devices as one that is new, and alone.
     """
-    deployment, placement = lives.deployments[gone.deployment_id], lives.devices.placement
-    if not _is_there(lives.devices, gone):
+    deployment, placement = lives.deployments[gone.deployment_id], lives.placement
+    if not _is_there(lives, gone):
         placing.free(placement, gone)
         deployment.wpg_id, deployment.declared_with = None, ()
         placing.request(placement, deployment)
@@ -191,4 +191,4 @@ def go_on(lives: Lives, gone: Wpg) -> None:
     hosts.leave(placement, gone)
     wpg = wpgs.add(lives, deployment, gone.places)
     deployment.wpg_id = wpg.wpg_id
-    switch.spawn(lives.devices, wpg)
+    switch.spawn(lives, wpg)

@@ -36,7 +36,7 @@ def add(lives: Lives, deployment: Deployment, places: tuple[Place, ...]) -> Wpg:
         is_shared=deployment.is_shared,
     )
     lives.roll.wpgs[wpg.wpg_id] = wpg
-    space.enter(lives.devices, wpg)
+    space.enter(lives, wpg)
     if wpg.is_shared:  # known before its processes are up, which others must make room for
         each = deployment.instance_bytes
         wpg.device_bytes = tuple(each or device.bytes_total for device in wpg.devices)

@@ -66,10 +66,10 @@ _REASONS: Final = MappingProxyType(
 
 def settle(lives: Lives) -> None:
     """Do what follows from the event in hand."""
-    placement, now_us = lives.devices.placement, lives.now_us
+    placement, now_us = lives.placement, lives.now_us
     planning = placement.planning
     if planning.moved:
-        _book_as_it_is(lives.devices)
+        _book_as_it_is(lives)
     if placement.unplaced and planning.has_news:
         deployments.place_waiting(lives)
     if now_us >= planning.look_us or placement.cordoned or lives.roll.following:
@@ -87,12 +87,12 @@ def _look(lives: Lives, looked_us: dict[str, int]) -> None:
         # One that is due and not wanted is asked again when another is due.
         if mover.every_us and due_us > now_us:
             next_us.append(due_us)
-    lives.devices.placement.planning.look_us = min(next_us)
+    lives.placement.planning.look_us = min(next_us)
 
 
 def repack_all(lives: Lives, _: RepackRequested) -> None:
     """Empty as many groups as the bounds allow: an operator asked."""
-    for kind in lives.devices.placement.planning.planners:
+    for kind in lives.placement.planning.planners:
         _order(lives, kind, Goal.EMPTY)
 
 
@@ -109,13 +109,13 @@ def question(devices: Devices, goal: Goal, *, planner: Planner) -> Question:
 
 def carry_out(lives: Lives, event: PlanComputed) -> None:
     """Do as a plan says if its base still stands; else have another made, a few times."""
-    placement, kind = lives.devices.placement, event.device_kind
+    placement, kind = lives.placement, event.device_kind
     attempt = placement.plans.pop((kind, event.goal), None)
     # Its outcome was told before.
     if attempt is None:
         return
     planner = placement.planning.planners[kind]
-    if not _stands(lives.devices, planner, event):
+    if not _stands(lives, planner, event):
         if attempt < MAX_ATTEMPTS:
             _order(lives, kind, event.goal, attempt=attempt + 1)
         return
@@ -126,7 +126,7 @@ def carry_out(lives: Lives, event: PlanComputed) -> None:
 
 def _drain(lives: Lives) -> None:
     """Move what lives on draining nodes to wherever there is a place within bounds."""
-    placement, at = lives.devices.placement, lives.devices.at
+    placement, at = lives.placement, lives.at
     nodes = [n for n, leaves in placement.cordoned.items() if leaves and n in placement.nodes]
     there = {w: n for n in nodes for p in placement.nodes[n].devices for w in at[p].ranks}
     for wpg_id, node_id in there.items():
@@ -134,20 +134,20 @@ def _drain(lives: Lives) -> None:
         deployment = lives.deployments[wpg.deployment_id]
         if deployment.where_it_trains:
             continue  # it follows its job's training
-        if lives.is_current(wpg) and _may_leave(lives.devices, deployment):
+        if lives.is_current(wpg) and _may_leave(lives, deployment):
             reason = f"node {node_id} is drained"
             if deployment.is_rollout:
                 _send_instances(lives, deployment, reason=reason)
             elif not _send(lives, deployment, reason=reason):
-                _try_later(lives.devices, deployment)
+                _try_later(lives, deployment)
 
 
 def _keep_apart(lives: Lives) -> None:
     """Send instances from devices where rounds break a bound to idle ones, one look at a time."""
-    placement = lives.devices.placement
+    placement = lives.placement
     for one in sharing.crowded(placement):
         is_pinned = lives.jobs[one.job_id].is_pinned
-        may_leave = not is_pinned and _may_leave(lives.devices, one)
+        may_leave = not is_pinned and _may_leave(lives, one)
         if may_leave and placing.idle_for(placement, one) is not None:
             _send_instances(lives, one, reason=_REASONS[Goal.RELIEF])
             return
@@ -155,17 +155,17 @@ def _keep_apart(lives: Lives) -> None:
 
 def _relieve(lives: Lives) -> None:
     """Have moves planned out of groups that are over their bounds."""
-    for kind, planner in lives.devices.placement.planning.planners.items():
+    for kind, planner in lives.placement.planning.planners.items():
         if planner.needs_relief:
             _order(lives, kind, Goal.RELIEF)
 
 
 def _make_room(lives: Lives) -> None:
     """Send away who lives where a reservation is due, one after another until its job fits in."""
-    for planner in lives.devices.placement.planning.planners.values():
+    for planner in lives.placement.planning.planners.values():
         busy = None
         for resident_id in planner.in_the_way(now_us=lives.now_us):
-            busy = _busy(lives.devices, planner) if busy is None else busy
+            busy = _busy(lives, planner) if busy is None else busy
             # Asked anew: whoever was sent away just now may have been enough.
             if resident_id in busy or resident_id not in planner.in_the_way(now_us=lives.now_us):
                 continue
@@ -176,14 +176,14 @@ def _make_room(lives: Lives) -> None:
 
 def _repack(lives: Lives) -> None:
     """Have moves planned that empty groups for those who wait."""
-    for kind, planner in lives.devices.placement.planning.planners.items():
+    for kind, planner in lives.placement.planning.planners.items():
         if planner.waiting:
             _order(lives, kind, Goal.REPACK)
 
 
 def _order(lives: Lives, kind: str, goal: Goal, *, attempt: int = 1) -> None:
     """Have a plan computed, unless one of its kind is."""
-    placement = lives.devices.placement
+    placement = lives.placement
     if (kind, goal) not in placement.plans:
         base = placement.planning.planners[kind].board.version
         placement.plans[kind, goal] = attempt
@@ -232,13 +232,11 @@ def move_job(lives: Lives, event: JobMoveRequested) -> None:
             continue
         wpg = lives.wpg_of(deployment)
         if wpg is not None and {place.node_id for place in wpg.places} == {event.node_id}:
-            _say_stays(lives.devices, deployment, "it lives there already", reason=reason)
+            _say_stays(lives, deployment, "it lives there already", reason=reason)
         elif not _send(lives, deployment, reason=reason, to=event.node_id):
             there = "elsewhere" if event.node_id is None else f"on node {event.node_id}"
-            found = reasons.why_stays(lives.devices.placement, deployment)
-            _say_stays(
-                lives.devices, deployment, f"no place {there} takes it: {found}", reason=reason
-            )
+            found = reasons.why_stays(lives.placement, deployment)
+            _say_stays(lives, deployment, f"no place {there} takes it: {found}", reason=reason)
 
 
 def relocate(lives: Lives, event: RelocationRequested) -> None:
@@ -248,14 +246,14 @@ def relocate(lives: Lives, event: RelocationRequested) -> None:
         return
     units = tuple(place.unit for place in event.places)
     if deployment.where_it_trains:
-        _say_stays(lives.devices, deployment, FOLLOWS, reason=event.reason)
+        _say_stays(lives, deployment, FOLLOWS, reason=event.reason)
         return
     if deployment.is_rollout:
         _send_instances(lives, deployment, reason=event.reason, units=units)
         return
-    fault = relocation.why_not(lives.devices, deployment, event.places)
+    fault = relocation.why_not(lives, deployment, event.places)
     if fault is not None:
-        relocation.tell_failed(lives.devices, deployment, reason=event.reason, fault=fault)
+        relocation.tell_failed(lives, deployment, reason=event.reason, fault=fault)
     else:
         _send_to(lives, deployment, units, reason=event.reason)
 
@@ -266,18 +264,16 @@ def _send(lives: Lives, deployment: Deployment, *, reason: str, to: NodeId | Non
     With a node named, the place is there: within bounds if they allow it, else where it burdens
     least.
     """
-    if deployment.relocation is not None or not demands.is_placed(
-        lives.devices.placement, deployment
-    ):
+    if deployment.relocation is not None or not demands.is_placed(lives.placement, deployment):
         return False
-    planner, key = demands.planner_of(lives.devices.placement, deployment)
+    planner, key = demands.planner_of(lives.placement, deployment)
     onto = None if to is None else planner.board.rooms.of_host(to)
     units = planner.rehome(key, now_us=lives.now_us, onto=onto)
     if units is not None:
         _begin(lives, deployment, units, reason=reason)
         return True
     if onto is not None:
-        units = placing.least_used(lives.devices.placement, deployment, among=onto)
+        units = placing.least_used(lives.placement, deployment, among=onto)
     if units is not None:
         _send_to(lives, deployment, units, reason=reason)
     return units is not None
@@ -287,7 +283,7 @@ def _send_to(
     lives: Lives, deployment: Deployment, units: tuple[UnitId, ...], *, reason: str
 ) -> None:
     """Send a training deployment to exactly these devices."""
-    planner, key = demands.planner_of(lives.devices.placement, deployment)
+    planner, key = demands.planner_of(lives.placement, deployment)
     planner.move(key, units, why=reason, now_us=lives.now_us)
     _begin(lives, deployment, units, reason=reason)
 
@@ -296,9 +292,9 @@ def _send_instances(
     lives: Lives, deployment: Deployment, *, reason: str, units: Gang | None = None
 ) -> None:
     """Send all instances of a rollout deployment to idle devices, or say why not."""
-    idle = placing.idle_for(lives.devices.placement, deployment, among=units)
+    idle = placing.idle_for(lives.placement, deployment, among=units)
     places = tuple(map(Place.of, idle or units or ()))
-    fault = relocation.why_not(lives.devices, deployment, places)
+    fault = relocation.why_not(lives, deployment, places)
     if fault is None and idle is not None:
         relocation.begin(lives, deployment, places, reason=reason)
         return
@@ -312,9 +308,9 @@ def _send_instances(
         )
     # Told once, though it is tried again every two seconds.
     if deployment.relocation_fault != fault:
-        relocation.tell_failed(lives.devices, deployment, reason=reason, fault=fault)
+        relocation.tell_failed(lives, deployment, reason=reason, fault=fault)
     deployment.relocation_fault = fault
-    _try_later(lives.devices, deployment)
+    _try_later(lives, deployment)
 
 
 def _follow(lives: Lives) -> None:
@@ -325,13 +321,13 @@ def _follow(lives: Lives) -> None:
         if deployment is None or wpg is None or deployment.state is DeploymentState.FAILED:
             del lives.roll.following[deployment_id]
             continue
-        there = placing.trained_on(lives.devices.placement, deployment)
+        there = placing.trained_on(lives.placement, deployment)
         if set(there).issuperset(wpg.places):
             del lives.roll.following[deployment_id]
-        elif len(there) >= deployment.num_devices and _may_leave(lives.devices, deployment):
+        elif len(there) >= deployment.num_devices and _may_leave(lives, deployment):
             places = tuple(there[: deployment.num_devices])
             relocation.begin(lives, deployment, places, reason="its job trains there now")
-            _try_later(lives.devices, deployment)
+            _try_later(lives, deployment)
 
 
 def _book_as_it_is(devices: Devices) -> None:
@@ -376,11 +372,11 @@ def _begin(lives: Lives, deployment: Deployment, units: Iterable[UnitId], *, rea
     fault = relocation.begin(lives, deployment, places, reason=reason)
     if fault is not None:
         deployment.relocation_fault = fault
-        relocation.tell_failed(lives.devices, deployment, reason=reason, fault=fault)
-        _try_later(lives.devices, deployment)
+        relocation.tell_failed(lives, deployment, reason=reason, fault=fault)
+        _try_later(lives, deployment)
     else:
-        hosts.spread(lives.devices.placement, deployment)
-    lives.devices.placement.planning.moved[deployment.deployment_id] = None
+        hosts.spread(lives.placement, deployment)
+    lives.placement.planning.moved[deployment.deployment_id] = None
 
 
 def _say_stays(devices: Devices, deployment: Deployment, why: str, *, reason: str) -> None:
@@ -406,16 +402,16 @@ class Mover:
 
 
 def _policy(lives: Lives) -> Policy:
-    return lives.devices.placement.planning.policy
+    return lives.placement.planning.policy
 
 
 def _somebody_waits(lives: Lives) -> bool:
-    planners = lives.devices.placement.planning.planners.values()
+    planners = lives.placement.planning.planners.values()
     return _policy(lives).repacks and any(planner.waiting for planner in planners)
 
 
 MOVERS: Final = (
-    Mover(cause="drain", look=_drain, is_wanted=lambda lives: lives.devices.placement.cordoned),
+    Mover(cause="drain", look=_drain, is_wanted=lambda lives: lives.placement.cordoned),
     Mover(cause="following", look=_follow, is_wanted=lambda lives: lives.roll.following),
     Mover(
         cause="keeping apart",

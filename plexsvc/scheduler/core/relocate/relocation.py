@@ -51,12 +51,12 @@ def begin(
     lives: Lives, deployment: Deployment, places: tuple[Place, ...], *, reason: str
 ) -> Fault | None:
     """Start to move a deployment to `places`, rank i to `places[i]`; return why not, if so."""
-    fault = why_not(lives.devices, deployment, places)
+    fault = why_not(lives, deployment, places)
     if fault is not None:
         return fault
     deployment.incarnations += 1
     if deployment.is_rollout and not deployment.where_it_trains:
-        placing.hold(lives.devices.placement, deployment, tuple(place.unit for place in places))
+        placing.hold(lives.placement, deployment, tuple(place.unit for place in places))
     wpg = wpgs.add(lives, deployment, places)
     deployment.relocation = Relocation(
         wpg_id=wpg.wpg_id,
@@ -69,9 +69,9 @@ def begin(
         deployment.relocation.stage = RelocationStage.WAITING
     deployment.relocation_fault = None
     lives.roll.relocating[deployment.deployment_id] = None
-    _tell(lives.devices, deployment, deployment.relocation)
+    _tell(lives, deployment, deployment.relocation)
     if not deployment.where_it_trains:
-        switch.spawn(lives.devices, wpg, replaces=deployment.wpg_id)
+        switch.spawn(lives, wpg, replaces=deployment.wpg_id)
     at_us = lives.now_us + lives.limits.relocation_timeout_us
     lives.set_timer(Timer.RELOCATE, wpg.wpg_id, at_us=at_us)
     return None
@@ -124,17 +124,17 @@ def carried(lives: Lives, event: StateCarried | CarryFailed) -> None:
     deployment = lives.deployments.get(event.deployment_id)
     relocation = None if deployment is None else deployment.relocation
     if deployment is None or relocation is None or relocation.move_id != event.move_id:
-        hosts.carried(lives.devices.placement, event.move_id)
+        hosts.carried(lives.placement, event.move_id)
         if isinstance(event, StateCarried):
             lives.emit(DropCarried(move_id=event.move_id))
     elif isinstance(event, CarryFailed):
         abandon(lives, deployment, event.fault)
-        hosts.carried(lives.devices.placement, event.move_id)
+        hosts.carried(lives.placement, event.move_id)
     else:
         relocation.stage = RelocationStage.RESTORING
-        _tell(lives.devices, deployment, relocation)
+        _tell(lives, deployment, relocation)
         coming = lives.wpgs[relocation.wpg_id]
-        wpgs.queue_initialize(lives.devices, coming, relocation.initialize_id)
+        wpgs.queue_initialize(lives, coming, relocation.initialize_id)
 
 
 def abandon(lives: Lives, deployment: Deployment, fault: Fault) -> None:
@@ -143,11 +143,11 @@ def abandon(lives: Lives, deployment: Deployment, fault: Fault) -> None:
     assert relocation is not None, deployment
     old = lives.wpg_of(deployment)
     if relocation.stage is RelocationStage.CARRYING and relocation.move_id and old is not None:
-        hosts.carry(lives.devices.placement, old, relocation.move_id)
+        hosts.carry(lives.placement, old, relocation.move_id)
     _close(lives, deployment, relocation)
     deployment.relocation_fault = fault
-    _tell(lives.devices, deployment, relocation, stage=RelocationStage.FAILED, fault=fault)
-    deployments.fail_wpg(lives.devices, lives.wpgs[relocation.wpg_id], fault)
+    _tell(lives, deployment, relocation, stage=RelocationStage.FAILED, fault=fault)
+    deployments.fail_wpg(lives, lives.wpgs[relocation.wpg_id], fault)
     lives.touch(deployment.wpg_id)
 
 
@@ -189,7 +189,7 @@ def tell_failed(devices: Devices, deployment: Deployment, *, reason: str, fault:
 
 
 def _settle(lives: Lives, deployment: Deployment, relocation: Relocation) -> None:
-    ended = _why_over(lives.devices, deployment, relocation)
+    ended = _why_over(lives, deployment, relocation)
     if ended is not None:
         abandon(lives, deployment, ended)
         return
@@ -197,13 +197,13 @@ def _settle(lives: Lives, deployment: Deployment, relocation: Relocation) -> Non
     assert old is not None, deployment
     if relocation.stage is RelocationStage.SPAWNING and new.state is WpgState.READY:
         relocation.stage = RelocationStage.WAITING
-        _tell(lives.devices, deployment, relocation)
+        _tell(lives, deployment, relocation)
     is_still = not old.running and old.move_id is None and old.switch is None
     is_quiet = is_still and not old.writing and not deployment.is_window_open
     if relocation.stage is RelocationStage.WAITING and is_quiet:
-        relocation.move_id = lives.devices.new_move_id()
+        relocation.move_id = lives.new_move_id()
         relocation.stage = RelocationStage.CARRYING
-        _tell(lives.devices, deployment, relocation)
+        _tell(lives, deployment, relocation)
         lives.emit(carry_order(deployment, relocation, old=old, move_id=relocation.move_id))
     elif relocation.stage is RelocationStage.RESTORING and new.residency is Residency.DEVICE:
         _cut_over(lives, deployment, relocation, old=old, new=new)
@@ -252,12 +252,12 @@ def _cut_over(
         )
     )
     _close(lives, deployment, relocation)
-    _tell(lives.devices, deployment, relocation, stage=RelocationStage.DONE)
-    deployments.announce(lives.devices, deployment)
+    _tell(lives, deployment, relocation, stage=RelocationStage.DONE)
+    deployments.announce(lives, deployment)
     for other in lives.jobs[deployment.job_id].deployments:
         if lives.deployments[other].where_it_trains:
             lives.roll.following[other] = None
-    wpgs.stop_when_idle(lives.devices, old)
+    wpgs.stop_when_idle(lives, old)
     lives.touch(new.wpg_id)
 
 
