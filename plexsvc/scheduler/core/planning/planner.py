@@ -173,10 +173,6 @@ class Planner:
         """Have waiting jobs look at a group again."""
         self._changed[group_id] = None
 
-    def look_again(self) -> None:
-        """Have waiting jobs look at every place again."""
-        self.kept.has_reopened = True
-
     def look_at(self, hosts: Iterable[str]) -> None:
         """Have waiting jobs look again at all places on some hosts."""
         for host in dict.fromkeys(hosts):
@@ -215,8 +211,10 @@ class Planner:
         """Whether something changed for those who wait since the last `admit`."""
         if self.kept.left:  # kept from instances, too, which are not in this queue
             return True
-        if not self.waiting:
-            return False
+        return bool(self.waiting) and self._has_changed
+
+    @property
+    def _has_changed(self) -> bool:
         if self._queue_news or self._changed or self.kept.has_reopened:
             return True
         return self.board.num_freed > self._freed_seen
@@ -228,9 +226,7 @@ class Planner:
         """
         self.kept.keep_on(now_us)
         changed = [self.board.groups[g] for g in self._changed if g in self.board.groups]
-        has_changed = self._queue_news or bool(self._changed) or self.kept.has_reopened
-        if self.board.num_freed > self._freed_seen:
-            has_changed = True
+        has_changed = self._has_changed
         if self.kept.has_reopened:
             self._unseen.update(self.waiting)
         self._changed.clear()
@@ -337,7 +333,7 @@ class Planner:
     def arrived(self, resident_id: ResidentId) -> None:
         """Note that a resident runs where it is booked, and no longer on the units that it left."""
         if self.board.leaving.pop(resident_id, None) is not None:
-            self.look_again()
+            self.kept.has_reopened = True  # those who wait look at every place again
 
     def best_spot(
         self,

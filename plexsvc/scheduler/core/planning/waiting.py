@@ -14,13 +14,12 @@ are chosen anew when a node comes (back).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.groups import Resident
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import lived_with
 from plexsvc.scheduler.core.planning.policies import Policy
@@ -150,49 +149,6 @@ class Reservation:
         return now_us + demand.expected_us > self.due_us
 
 
-def reserve(
-    board: Board,
-    demand: Demand,
-    *,
-    taken: Collection[UnitId],
-    remaining_us: Callable[[Resident], int],
-    now_us: int,
-) -> Reservation | None:
-    """Return the reservation of a job, outside of `taken`; None if no gang is there for it.
-
-    Units that instances hold for themselves are not asked for: nobody knows for how long.
-    `O(units + residents * gang)`.
-    """
-    free_us = dict.fromkeys(board.idle, 0)
-    for group in board.groups.values():
-        if group.is_closed:
-            continue
-        free_us.update(dict.fromkeys(group.units, 0))
-        for resident in group.residents.values():
-            left_us = 0 if lived_with(demand, resident, group) else remaining_us(resident)
-            for unit_id in resident.units:
-                free_us[unit_id] = max(free_us[unit_id], left_us)
-    among = {unit_id: None for unit_id in free_us if unit_id not in taken}
-    gangs = board.rooms.gangs(demand.num_units, among=among, burden=free_us.__getitem__)
-    left = [(max(free_us[unit_id] for unit_id in gang), gang) for gang in gangs]
-    if not left:
-        return None
-    after_us, units = min(left)
-    due_us = now_us if demand.lost_place else now_us + after_us
-    return Reservation(
-        resident_id=demand.resident_id, units=units, due_us=due_us, lost_place=demand.lost_place
-    )
-
-
-def stands(board: Board, reservation: Reservation) -> bool:
-    """Return whether all units of a reservation still take work."""
-    known = (board.idle, board.group_at)
-    return all(
-        unit_id not in board.cordoned and any(unit_id in there for there in known)
-        for unit_id in reservation.units
-    )
-
-
 class Kept:
     """What is kept for whom on one board."""
 
@@ -238,8 +194,10 @@ class Kept:
 
     def keep_on(self, now_us: int) -> None:
         """Let go of units that cannot be kept any more, or need not be."""
+        board = self.board
         for resident_id, reservation in list(self.reservations.items()):
-            if not stands(self.board, reservation):
+            there = [u for u in reservation.units if u in board.idle or u in board.group_at]
+            if len(there) < len(reservation.units) or not board.cordoned.isdisjoint(there):
                 self.end(resident_id)
         if any(until_us <= now_us for until_us, _ in self.left.values()):
             self.left = {u: kept for u, kept in self.left.items() if kept[0] > now_us}
@@ -261,18 +219,35 @@ class Kept:
             if aged.priority(self.waiting[other]) >= aged.priority(demand):
                 return
             self.end(other)
-        made = reserve(
-            self.board,
-            demand,
-            taken={
-                *(u for each in kept.values() if not each.is_for(demand) for u in each.units),
-                *self._left_by_others(demand),
-            },
-            remaining_us=lambda r: self.paces.remaining_us(r.demand, now_us=now_us),
-            now_us=now_us,
-        )
-        if made is not None:
-            kept[resident_id] = made
+        free_us = self._free_us(demand, now_us=now_us)
+        gangs = self.board.rooms.gangs(demand.num_units, among=free_us, burden=free_us.__getitem__)
+        left = [(max(free_us[unit_id] for unit_id in gang), gang) for gang in gangs]
+        if left:
+            after_us, units = min(left)
+            due_us = now_us if demand.lost_place else now_us + after_us
+            kept[resident_id] = Reservation(
+                resident_id=resident_id, units=units, due_us=due_us, lost_place=demand.lost_place
+            )
+
+    def _free_us(self, demand: Demand, *, now_us: int) -> dict[UnitId, int]:
+        """Return after how long each unit is expected to be free that may be kept for a job.
+
+        Units that instances hold for themselves are none: nobody knows for how long.
+        `O(units + residents * gang)`.
+        """
+        board, free_us = self.board, dict.fromkeys(self.board.idle, 0)
+        for group in board.groups.values():
+            if group.is_closed:
+                continue
+            free_us.update(dict.fromkeys(group.units, 0))
+            for resident in group.residents.values():
+                left_us = self.paces.remaining_us(resident.demand, now_us=now_us)
+                left_us = 0 if lived_with(demand, resident, group) else left_us
+                for unit_id in resident.units:
+                    free_us[unit_id] = max(free_us[unit_id], left_us)
+        others = [each.units for each in self.reservations.values() if not each.is_for(demand)]
+        taken = self._left_by_others(demand).union(*others)
+        return {unit_id: us for unit_id, us in free_us.items() if unit_id not in taken}
 
     def end(self, resident_id: ResidentId) -> None:
         """Keep nothing for a job any more; all that wait look at the units again."""
