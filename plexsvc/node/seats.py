@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import grpc.aio
 
-from plexclient.wire.v1 import node_pb2, rollout_pb2, rollout_pb2_grpc
+from plexclient.wire.v1 import rollout_pb2, rollout_pb2_grpc
 from plexsvc.node.ranks import RankProcess
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import checked, error_from
@@ -47,14 +47,3 @@ async def leave(engine: RankProcess, proc_id: str, *, keys: ClusterKeys) -> None
             await rollout_pb2_grpc.SharedEngineStub(channel).LeaveSeat(request, timeout=LEAVE_S)
         except grpc.aio.AioRpcError as error:
             raise error_from(error) from error
-
-
-def end_of(seat: RankProcess, engine: node_pb2.ProcExited | None = None) -> node_pb2.ProcExited:
-    """Return what is told of the end of a seat: by itself, or with its engine."""
-    told = (
-        node_pb2.ProcExited()
-        if engine is None
-        else node_pb2.ProcExited.FromString(engine.SerializeToString())
-    )
-    told.proc_id, told.incarnation = seat.spec.proc_id, seat.incarnation
-    return told

@@ -291,14 +291,17 @@ class RankTable:
             return False
         engine.seats.remove(rank)
         engine.is_full = False
-        self._end_seat(rank, seats.end_of(rank))
+        self._end_seat(rank)
         return not engine.seats
 
-    def _end_seat(self, rank: RankProcess, event: node_pb2.ProcExited) -> None:
-        """Record the end of a seat, by itself or with its engine."""
+    def _end_seat(self, rank: RankProcess, engine: node_pb2.ProcExited | None = None) -> None:
+        """Record the end of a seat: by itself, or with its engine."""
+        event = node_pb2.ProcExited()
+        if engine is not None:
+            event.CopyFrom(engine)
+        event.proc_id, event.incarnation = rank.spec.proc_id, rank.incarnation
         self._by_token.pop(rank.token, None)
-        was_ready = bool(rank.address)
-        rank.fail(died(event, was_ready=was_ready))
+        rank.fail(died(event, was_ready=bool(rank.address)))
         (self._config.runtime_dir / f"p{rank.token}.sock").unlink(missing_ok=True)
         self._events.append(node_pb2.NodeEvent(exited=event))
 
@@ -427,7 +430,7 @@ class RankTable:
         if not rank.shares:
             self._events.append(node_pb2.NodeEvent(exited=event))
         for seat in rank.seats:
-            self._end_seat(seat, seats.end_of(seat, event))
+            self._end_seat(seat, event)
 
     def _checked_config(self, spec: node_pb2.ProcSpec) -> dict[str, Any]:
         if spec.image not in self._images:
