@@ -62,6 +62,7 @@ class Behaviour:
 
     device_bytes: int = 60
     on_execute: Hook | None = None
+    on_describe: Callable[[], Awaitable[None]] | None = None
     spawn_error: PlexError | None = None
     spawn_failures: int = 0
     """Calls to spawn a rank that fail from now on: the agent is away."""
@@ -133,6 +134,8 @@ class FakeRank(worker_pb2_grpc.WorkerServicer):
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Any
     ) -> worker_pb2.DescribeReply:
+        if self._behaviour.on_describe is not None:
+            await self._behaviour.on_describe()
         if self._behaviour.describe_failures:
             self._behaviour.describe_failures -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset by peer")

@@ -97,12 +97,10 @@ async def adopt(
         await told
     facts: list[Event] = []
     left: dict[JobId, None] = {}
-    for wpg_id in tuple(view.wpgs):  # the core goes on while ranks are asked: some may end
-        wpg = view.wpgs.get(wpg_id)
-        if wpg is None or wpg.state is not WpgState.READY:
-            continue
-        gone = await _attach(reach, wpg)
-        if wpg_id not in view.wpgs:
+    # All at once: each rank that hangs would hold up all jobs, one after another.
+    attached = await asyncio.gather(*(_attach(reach, view, wpg_id) for wpg_id in tuple(view.wpgs)))
+    for wpg, gone in filter(None, attached):
+        if wpg.wpg_id not in view.wpgs:
             continue
         facts += gone
         if wpg.is_rollout and view.is_current(wpg) and not _leads(reach, view, wpg):
@@ -208,8 +206,14 @@ async def _carried(reach: Reach, view: ClusterView) -> list[Event]:
     return ended
 
 
-async def _attach(reach: Reach, wpg: Wpg) -> list[Event]:
-    """Connect the ranks of a WPG; return what is to be told of those that cannot be."""
+async def _attach(reach: Reach, view: ClusterView, wpg_id: WpgId) -> tuple[Wpg, list[Event]] | None:
+    """Connect the ranks of a WPG; return it with what is to be told of those that cannot be.
+
+    None for one that does not run: the core goes on meanwhile, and some may end.
+    """
+    wpg = view.wpgs.get(wpg_id)
+    if wpg is None or wpg.state is not WpgState.READY:
+        return None
     found = [_found(reach, wpg, index) for index in range(len(wpg.places))]
     gone: list[Event] = [
         _gone(wpg, index, why="it ended while no service ran")
@@ -217,7 +221,7 @@ async def _attach(reach: Reach, wpg: Wpg) -> list[Event]:
         if not address and index not in wpg.absent
     ]
     if gone and not wpg.is_rollout:
-        return gone[:1]
+        return wpg, gone[:1]
     ranks = [
         Rank(
             node_id=place.node_id,
@@ -233,8 +237,8 @@ async def _attach(reach: Reach, wpg: Wpg) -> list[Event]:
     try:
         await spawn.describe(reach, reach.registry.by_wpg[wpg.wpg_id])
     except (grpc.aio.AioRpcError, PlexError) as error:
-        return [_gone(wpg, 0, why=f"it does not answer: {error}")]
-    return gone
+        return wpg, [_gone(wpg, 0, why=f"it does not answer: {error}")]
+    return wpg, gone
 
 
 def _found(reach: Reach, wpg: Wpg, rank: int) -> str:

@@ -15,7 +15,7 @@ import pytest
 from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import Event, JobEndRequested, RelocationRequested
@@ -96,6 +96,25 @@ async def test_what_ran_is_sent_again_and_what_was_answered_is_recalled(tmp_path
                 assert (await after.end("job")).state == service_pb2.JOB_STATE_COMPLETED
             running.cancel()
             waiting.cancel()
+
+
+async def test_ranks_are_asked_all_at_once(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 2}]) as rig:
+        for job in ("a", "b"):
+            await rig.job(job)
+            await rig.deploy(job)
+        both, asked = asyncio.Event(), list[None]()
+
+        async def answer_once_both_are_asked() -> None:
+            asked.append(None)
+            if len(asked) == 2:
+                both.set()
+            await both.wait()
+
+        rig.behaviour.on_describe = answer_once_both_are_asked
+        async with second(rig, tmp_path) as after:
+            for job in ("a", "b"):
+                assert (await after.run(job)).state == ANSWERED
 
 
 async def test_a_takeover_that_finds_no_room_on_disk_leaves_what_the_next_one_needs(
@@ -387,12 +406,14 @@ async def test_a_job_that_ends_while_ranks_are_asked_does_not_end_the_adoption(
         views.append(view)
         await adopted(reach, view, *args, **kwargs)
 
-    async def attach_then_end(reach: Reach, wpg: Wpg) -> list[Event]:
-        found = await attach(reach, wpg)
-        if wpg.job_id == "first":
+    async def attach_then_end(
+        reach: Reach, view: ClusterView, wpg_id: WpgId
+    ) -> tuple[Wpg, list[Event]] | None:
+        found = await attach(reach, view, wpg_id)
+        if found is not None and found[0].job_id == "first":
             ended = JobEndRequested(job_id=JobId("first"), outcome=JobState.CANCELLED, reason="")
             reach.post(ended)
-            await until(lambda: wpg.wpg_id not in views[0].wpgs)
+            await until(lambda: wpg_id not in views[0].wpgs)
         return found
 
     async with start_rig(tmp_path, nodes=[{"train": 2}]) as rig:
