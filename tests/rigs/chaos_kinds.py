@@ -240,9 +240,9 @@ KINDS: Final[dict[str, Hit]] = {
 }
 ONLY_ON: Final = {
     "sqlite": {"disk full"},
-    "postgres": {"service replaced", "database restarted"},
+    "postgres": {"service replaced", "standby killed", "standby stopped", "database restarted"},
 }
-"""Kinds that need a database of their own."""
+"""Kinds that need a database of their own: what waits for a file alone does not say so."""
 ENDS: Final = {"agent killed"}
 """Kinds after which the jobs of the only node end, by name: no copy lies elsewhere. Controllers are
 not among the kinds, for none comes back by itself."""
