@@ -20,8 +20,8 @@ from tests.rigs.live_cluster import (
     SHARES_ALL,
     TRAIN,
     LiveCluster,
+    Service,
     processes,
-    start_cluster,
 )
 from tests.rigs.workloads import fixed_batch
 
@@ -33,11 +33,11 @@ LORA = plex.LoRA(rank=4, alpha=8.0)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LiveCluster]:
+def service(tmp_path: Path) -> Iterator[Service]:
     nodes = {"only": [TRAIN, TRAIN, ROLLOUT, ROLLOUT, ROLLOUT]}
     scheduler = f"{SHARES_ALL}adapter_bytes = {64 * MIB}\n"
-    with start_cluster(tmp_path, nodes=nodes, extra=TOKENS, scheduler=scheduler) as live:
-        yield live
+    with Service(tmp_path, nodes=nodes, extra=TOKENS, scheduler=scheduler) as running:
+        yield running
 
 
 def deploy(job: plex.Job, model: Path, *, seed: int) -> tuple[plex.Actor, plex.Rollout]:
@@ -94,8 +94,9 @@ def gap(actor: plex.Actor, samples: plex.Samples) -> float:
 
 
 def test_tenants_share_an_engine_and_each_gets_what_it_gets_alone(
-    cluster: LiveCluster, tiny_model: Path
+    service: Service, tiny_model: Path
 ) -> None:
+    cluster = service.live
     with ExitStack() as stack:
         mine = stack.enter_context(cluster.connect())
         theirs = stack.enter_context(plex.connect(cluster.address, token="theirs"))
@@ -132,6 +133,9 @@ def test_tenants_share_an_engine_and_each_gets_what_it_gets_alone(
             push(actor, rollout, 3)
             assert not same(ask(rollout).result(), alone)
             assert same(ask(other).result(), others)
+            service.kill()
+            service.start()
             assert same(ask(beside).result(), base)
+            assert the_process(service.live, *rollouts) == survivor, "adopted"
         assert same(ask(other).result(), others)
-        assert the_process(cluster, other, beside) == survivor
+        assert the_process(service.live, other, beside) == survivor
