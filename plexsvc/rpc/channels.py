@@ -53,6 +53,13 @@ PATIENT: Final[Options] = (
 """For a process on this host: it cannot lose power alone, so one that answers no ping is busy, and
 thousands of streams would break for it. One that is stopped is also found by its beats."""
 
+SOON: Final[Options] = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+"""A process may serve where another one died, and channels to an address share their pauses: up to
+two minutes unless told otherwise."""
+
 _KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
@@ -78,7 +85,7 @@ def open_blocking_channel(target: str, keys: ClusterKeys) -> grpc.Channel:
 
 def _options(target: str) -> list[tuple[str, int | str]]:
     is_here = socket_path(target) is not None
-    return list({**dict(CHANNEL_OPTIONS), **dict(PATIENT if is_here else ())}.items())
+    return list({**dict(CHANNEL_OPTIONS), **dict(SOON), **dict(PATIENT if is_here else ())}.items())
 
 
 def new_server(
