@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,20 +76,37 @@ class Jobs:
 
     cluster: OnHosts
     trainings: tuple[Training, ...]
+    seen: list[str] = field(default_factory=list)
+    """What was found of the fault that happens, beside its jobs."""
 
     @contextmanager
     def fault(self, what: str) -> Iterator[None]:
-        """Have a step of both under way while something happens; say what became of each."""
+        """Have a step of both under way while something happens; print what became of each.
+
+        That is a row of the fault matrix.
+        """
         before = [self.homes(one) for one in self.trainings]
+        self.seen.clear()
         with stepping(*self.trainings):
             since_s = time.monotonic()
             yield
+        became = []
         for training, was in zip(self.trainings, before, strict=True):
-            homes = [was] if was == (now := self.homes(training)) else [was, now]
-            where = " -> ".join("+".join(one) for one in homes)
-            took_s = training.answered_s - since_s
-            said = f"{what}: job {training.seed} on {where}, answered after {took_s:.1f} s"
-            print(said, flush=True)  # noqa: T201 - what `make chaos` is for
+            now, took_s = self.homes(training), training.answered_s - since_s
+            where = "+".join(was) if was == now else f"{'+'.join(was)} → {'+'.join(now)}"
+            became.append(f"{where}, {took_s:.0f} s")
+        row = " | ".join([what, *became, "; ".join(self.seen)])
+        print(f"| {row} |", flush=True)  # noqa: T201 - what `make chaos` is for
+
+    def within(self, what: str, is_so: Callable[[], bool]) -> None:
+        """Wait for something, and note in how many seconds it came."""
+        since_s = time.monotonic()
+        wait_until(is_so, what=what, timeout_s=90)
+        self.seen.append(f"{what} in {time.monotonic() - since_s:.1f} s")
+
+    def all_gone(self, processes: Sequence[int]) -> None:
+        """Wait until none of these processes is alive, and note how long that took."""
+        self.within("no process of the node", lambda: not any(map(is_alive, processes)))
 
     def homes(self, training: Training) -> list[str]:
         """Return the nodes where a job trains."""
@@ -137,22 +154,23 @@ def test_two_jobs_outlive_each_fault_of_ray_and_of_its_hosts(
 
 
 def lose_hosts(jobs: Jobs) -> None:
-    """Have a host fall silent, another one leave, and one more come."""
+    """Have a host fall silent, one more come, and another one leave."""
     cluster = jobs.cluster
     name = jobs.victim()
     isolate(jobs, name)
     cluster.service.host(name).mend()
     cluster.wait_for(name, "up")
 
+    with jobs.fault("host added"):  # who leaves moves to devices none of which it has
+        cluster.ray.add("five", pool="train")
+        jobs.within("up", lambda: cluster.nodes().get("five") == "up")
     name = jobs.victim()
     with jobs.fault("told to leave"):
         cluster.ray.notify(name)
+        jobs.within("cordoned", lambda: cluster.nodes()[name] != "up")
     cluster.wait_for(name, "drained")  # its deployments move at a step boundary
     cluster.ray.kill(name)
     cluster.wait_for(name, None)
-    with jobs.fault("host added"):
-        cluster.ray.add("five", pool="train")
-        cluster.wait_for("five", "up")
 
 
 def kill_processes(jobs: Jobs) -> None:
@@ -164,13 +182,16 @@ def kill_processes(jobs: Jobs) -> None:
         os.kill(cluster.keeper, signal.SIGKILL)
     with jobs.fault("Ray's head killed and started"):
         cluster.ray.restart_head()
+        jobs.within("its nodes are all there", lambda: set(cluster.nodes().values()) == {"up"})
     assert {name: cluster.agent(name) for name in agents} == agents
     assert jobs.ranks() >= ranks
     for what in ("agent", "NodeHost"):
         name = jobs.victim()
         agent = cluster.agent(name)
+        below = [agent, *descendants(agent)]
         with jobs.fault(f"{what} killed"):
             os.kill(agent if what == "agent" else cluster.host(name), signal.SIGKILL)
+            jobs.all_gone(below)
         cluster.wait_for_other_agent(name, agent)
     name = jobs.victim()
     with jobs.fault("raylet killed"):
@@ -183,7 +204,7 @@ def kill_raylet(jobs: Jobs, name: str) -> None:
     agent = jobs.cluster.agent(name)
     below = [agent, *descendants(agent)]
     os.kill(jobs.cluster.ray.raylet(name), signal.SIGKILL)
-    wait_until(lambda: not any(map(is_alive, below)), what="nothing there is alive")
+    jobs.all_gone(below)
     jobs.cluster.ray.kill(name)
 
 
@@ -199,7 +220,7 @@ def isolate(jobs: Jobs, name: str) -> None:
 
     with jobs.fault("isolated"):
         jobs.cluster.service.host(name).cut()
-        wait_until(is_lost, what=f"{name} is lost")
+        jobs.within("lost", is_lost)
         assert jobs.cluster.service.ranks(name) == []
     assert name not in jobs.homes(jobs.trainings[0])
     assert all(began_s(pid) >= alive_s for pid in jobs.ranks() - before)
@@ -215,7 +236,7 @@ def test_a_job_over_two_hosts_outlives_the_raylet_of_one_where_a_host_was_added(
             jobs = Jobs(cluster, (training,))
             with jobs.fault("host added"):
                 cluster.ray.add("three", pool="train")
-                cluster.wait_for("three", "up")
+                jobs.within("up", lambda: cluster.nodes().get("three") == "up")
             with stepping(training):
                 pass
             name = jobs.victim()
