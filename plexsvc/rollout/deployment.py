@@ -22,7 +22,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.clock import Clock
-from plexsvc.errors import PlexError
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
@@ -40,6 +40,10 @@ log = Log(__name__)
 
 SLEEP_CALL_S: Final = 30.0
 """How long an instance may take to end its step and go to sleep."""
+
+
+UNREAD: Final = frozenset({ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE, ErrorCode.NODE_LOST})
+"""Refusals to load a version that its holders did not give."""
 
 
 class RolloutDeployment:
@@ -243,11 +247,13 @@ class RolloutDeployment:
             )
             return None
         refusal = from_wire(reply.error) if reply.HasField("error") else None
+        is_unread = refusal is not None and refusal.code in UNREAD
         answered = events.InstanceAnswered(
             instance_id=one,
             version=VersionId.of(reply.version),
             checksum=reply.checksum,
             refusal=f"{what}: {refusal.message}" if refusal else "",
+            is_unread=is_unread,
         )
         self.post(answered)
         return refusal or reply
@@ -269,6 +275,19 @@ class RolloutDeployment:
             group=self.group,
             got_on=self._get_on,
         )
+
+    def locate(self, source: statemanager_pb2.PublishedVersion) -> None:
+        """Have instances that lack the version in use read it from these holders; none: it is lost.
+
+        One that is lost stays with the instances that have it, until another is wanted.
+        """
+        version = VersionId.of(source)
+        if version != self.core.version:
+            return
+        self.sources[version] = source
+        log.info("version located", version=version, holders=len(source.holders))
+        if not source.holders:
+            self.post(events.VersionLost(version=version))
 
     def _get_on(self) -> None:
         self.progress += 1

@@ -15,6 +15,7 @@ from plexclient.wire.v1 import (
     operations_pb2,
     rollout_pb2,
     rollout_pb2_grpc,
+    statemanager_pb2,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -273,7 +274,9 @@ class LedDeployment:
         )
         await cancel(self.link, request)
 
-    async def insist(self, address: str, **change: str | int | bool) -> None:
+    async def insist(
+        self, address: str, **change: str | int | bool | statemanager_pb2.PublishedVersion
+    ) -> None:
         """Tell the manager of an instance until it has it, or a successor is told of all of them.
 
         Raises:
@@ -284,7 +287,7 @@ class LedDeployment:
             try:
                 await self.change(address, **change)
             except PlexError as error:
-                if error.code not in AWAY or last + 1 == TRIES:
+                if error.code not in AWAY or last + 1 == TRIES or self.is_gone:
                     raise
             else:
                 return
@@ -292,7 +295,9 @@ class LedDeployment:
             if self.link.incarnation != incarnation:
                 return
 
-    async def change(self, address: str, **change: str | int | bool) -> None:
+    async def change(
+        self, address: str, **change: str | int | bool | statemanager_pb2.PublishedVersion
+    ) -> None:
         """Take an instance, or let one go.
 
         Raises:

@@ -149,7 +149,7 @@ class RolloutManager:
             self._deployments[deployment_id] = deployment
             self._copier.begins(deployment_id)
         if request.HasField("published"):  # wanted from here on, so nothing is sampled from another
-            await operations.load(deployment, request.published, wakes=False)
+            await operations.resume(deployment, request.published)
         return reply
 
     async def _seed(
@@ -273,7 +273,7 @@ class RolloutManager:
     async def change_instance(
         self, request: rollout_pb2.ChangeInstanceRequest
     ) -> rollout_pb2.ChangeInstanceReply:
-        """Take an instance, or let one go.
+        """Take an instance, let one go, or learn where the version lies that they serve.
 
         Raises:
             PlexError: `stale_fence`; `unavailable` when a new instance does not answer, or the
@@ -291,6 +291,8 @@ class RolloutManager:
             case "ended":
                 self._lost.pop(address, None)
                 deployment.drop(address, because=request.ended)
+            case "located":
+                deployment.locate(request.located)
             case _:
                 raise bad_request(f"no change of instance {address} was named")
         return rollout_pb2.ChangeInstanceReply()

@@ -24,7 +24,13 @@ import grpc.aio
 import msgspec
 
 from plexclient.wire.errors import from_wire
-from plexclient.wire.v1 import common_pb2, rollout_pb2, service_pb2, worker_pb2
+from plexclient.wire.v1 import (
+    common_pb2,
+    rollout_pb2,
+    service_pb2,
+    statemanager_pb2,
+    worker_pb2,
+)
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, VersionId
@@ -326,6 +332,27 @@ class Managers(Pools):
         deployment.addresses[index] = address
         await self._keep(deployment)
         await deployment.insist(address, replaces=index)
+
+    async def locate(self, source: statemanager_pb2.PublishedVersion) -> None:
+        """Have those that serve a version read it from these holders; none: it is lost for good."""
+        version = VersionId.of(source)
+        for deployment in list(self._deployments.values()):
+            pulled = deployment.pulled
+            is_served = pulled is not None and VersionId.of(pulled.published) == version
+            if pulled is None or not is_served or pulled.published == source:
+                continue
+            pulled.published.CopyFrom(source)
+            await self._keep(deployment)
+            if self._group is not None:
+                self._group.create_task(self._tell_located(deployment, source))
+
+    async def _tell_located(
+        self, deployment: LedDeployment, source: statemanager_pb2.PublishedVersion
+    ) -> None:
+        try:
+            await deployment.insist("", located=source)
+        except PlexError as error:  # a successor is told, as it is of all the rest
+            log.warning("manager not told of a version", wpg=deployment.wpg_id, error=error)
 
     async def move(
         self, deployment_id: str, *, fence: common_pb2.Fence, to: rollout_pb2.InstancesMove

@@ -195,6 +195,21 @@ async def load(
     return loaded
 
 
+async def resume(deployment: RolloutDeployment, source: statemanager_pb2.PublishedVersion) -> None:
+    """Serve what the manager before served, from instances alone if no node has it any more.
+
+    Raises:
+        PlexError: what an instance refused with, which may be over soon.
+    """
+    try:
+        await load(deployment, source, wakes=False)
+    except PlexError:
+        if source.holders:
+            raise
+    if not source.holders:
+        deployment.locate(source)
+
+
 async def prepare(deployment: RolloutDeployment, operation: operations_pb2.Operation) -> None:
     """Turn the texts and chats of a sample into token ids, and say how long it may get.
 

@@ -415,6 +415,7 @@ class FakeRolloutManager:
         self.released: list[bytes] = []
         self.addresses: list[str] = []
         self.replaced: list[tuple[str, int]] = []
+        self.located: list[statemanager_pb2.PublishedVersion] = []
         self.replace_errors: list[PlexError] = []
         self.bills: dict[str, service_pb2.JobUse] = {}
         self.given_up: GivenUp
@@ -457,6 +458,9 @@ class FakeRolloutManager:
         if self.replace_errors:
             raise self.replace_errors.pop(0)
         self.replaced.append((deployment_id, index))
+
+    async def locate(self, source: statemanager_pb2.PublishedVersion) -> None:
+        self.located.append(source)
 
     async def move(
         self, deployment_id: str, *, fence: common_pb2.Fence, to: rollout_pb2.InstancesMove

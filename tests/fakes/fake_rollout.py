@@ -13,8 +13,8 @@ from plexsvc.node.config import ImageConfig
 from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.engines.base import DeltaBox, EngineFacts
 from plexsvc.rollout.instance import serve_engine
+from plexsvc.statelink.opening import VersionOpener
 from tests.fakes.fake_engine import VOCAB, FakeEngine
-from tests.fakes.fake_instances import open_version
 
 ZYGOTE_ENV: Final[dict[str, str]] = {}
 IMAGE: Final = ImageConfig(
@@ -64,10 +64,12 @@ def main(config: dict[str, Any], ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM."""
     parsed = config_files.parse(config, InstanceConfig, where="fake rollout instance")
 
+    opener = VersionOpener(parsed)
+
     async def serve() -> None:
         clock = SystemClock()
         await serve_engine(
-            FakeLongEngine(), parsed, clock=clock, open_version=open_version, ready=ready
+            FakeLongEngine(), parsed, clock=clock, open_version=opener.open, ready=ready
         )
 
     asyncio.run(serve())

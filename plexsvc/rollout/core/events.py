@@ -67,6 +67,8 @@ class InstanceAnswered:
     checksum: str = ""
     refusal: str = ""
     """Why it refused the update."""
+    is_unread: bool = False
+    """Whether it refused because nobody gave it the version: nothing is wrong with it."""
     is_probe: bool = False
     is_asleep: bool = False
 
@@ -78,6 +80,13 @@ class VersionWanted:
     version: VersionId
     wakes: bool = True
     """Whether those that sleep get it, too; else they get it when they wake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionLost:
+    """No node has this version any more: only an instance that serves it has it."""
+
+    version: VersionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +211,7 @@ Event: TypeAlias = (
     | InstanceEnded
     | InstanceAnswered
     | VersionWanted
+    | VersionLost
     | TurnsHeld
     | InstanceCallFailed
     | SamplesSubmitted

@@ -5,6 +5,8 @@ answers and has the wanted version, with the checksum that the others report of 
 makes a dedicated one *lost*: it gets no samples and is sought. When it answers, it is updated if it
 has another version, and serves again. After `MAX_PROBES` probes in vain, or garbage, it is given
 up, and the scheduler starts a successor or ends the deployment. A spot one that is lost is gone.
+One that cannot read the version, whose node may be lost, tries on. When no node has it any more
+(`VersionLost`), nor an instance, generates end until another is wanted.
 
 Samples go to the least loaded serving instance with fewer than `max_pending` samples that it has
 sent no token of, and wait while there is none (join the shortest queue, with delayed dispatch).
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from plexsvc.errors import ErrorCode, PlexError, internal
+from plexsvc.errors import ErrorCode, PlexError, internal, not_found
 from plexsvc.ids import OperationId, show
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.assignment import AssignedSample, Generate
@@ -69,6 +71,8 @@ class RolloutCore(Membership):
     def handle(self, event: Event) -> list[Order]:
         """Apply an event and return the orders that follow from it."""
         ordered = self._apply(event)
+        if self.generates and self.is_lost:
+            ordered += [self._answer(one, self._lost_weights()) for one in list(self.generates)]
         if self.spared:
             self.spared &= self.instances.keys()
             if self._needs_all():
@@ -105,6 +109,9 @@ class RolloutCore(Membership):
                 return self._hear(event)
             case events.VersionWanted():
                 return self._want(event)
+            case events.VersionLost():
+                self._lost_version = event.version
+                return []
             case events.TurnsHeld():
                 return self._hold_turns(is_over=event.is_over)
             case events.SamplesSubmitted():
@@ -148,6 +155,12 @@ class RolloutCore(Membership):
             f"{what} of {self.deployment_id}; lost: {names or 'none'}; they are started again",
             deployment_id=self.deployment_id,
             instances=", ".join(one.address for one in lost),
+        )
+
+    def _lost_weights(self) -> PlexError:
+        return not_found(
+            f"{self.version} is lost with its node, and no instance of {self.deployment_id} has "
+            "it; `sync` it and sample again"
         )
 
     # ---- samples

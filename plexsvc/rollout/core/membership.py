@@ -22,6 +22,8 @@ class Membership(Assignment):
         """Begin without instances; the arguments are those of `Assignment`."""
         super().__init__(max_pending=max_pending, cut=cut)
         self._version_before = VersionId()
+        self._lost_version: VersionId | None = None
+        """One that no node has any more: nobody is told to load it."""
         self._holds_turns = False
         """Whether turns that come begin on the next version."""
         self._checksums: dict[VersionId, str] = {}
@@ -42,6 +44,12 @@ class Membership(Assignment):
     def checksum(self) -> str:
         """Return the checksum of the wanted version, once an instance has reported it."""
         return self._checksums.get(self.version, "")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no instance has the wanted version, and none can get it."""
+        has_it = any(one.version == self.version for one in self.instances.values())
+        return self.version == self._lost_version and not has_it
 
     def _replace(self, event: events.InstancesReplaced) -> list[Order]:
         """Take new dedicated instances; the calls of those before end by themselves."""
@@ -93,13 +101,16 @@ class Membership(Assignment):
         refusal = self._serve(one, event.version, event.checksum) or event.refusal
         if refusal:
             if one not in self._updating:
+                if event.is_unread:  # it tries until somebody has the version, or it is lost
+                    instance.probes = min(instance.probes, 1)
                 return self._lose(one, refusal)
             self.instances[one].lost_because = refusal
             self._is_refused = True
             return self._settle(one)
         if instance.is_serving:
             return self._settle(one)
-        if one in self._updating or instance.phase is Phase.DRAINING:
+        is_lost = self.version == self._lost_version
+        if one in self._updating or instance.phase is Phase.DRAINING or is_lost:
             return []
         return [orders.UpdateInstance(instance_id=one, version=self.version)]
 
@@ -222,7 +233,9 @@ class Membership(Assignment):
 
     def _want(self, event: events.VersionWanted) -> list[Order]:
         version = event.version
-        self._version_before, self.version = self.version, version
+        # Of a manager that follows another, instances may have the model's weights alone.
+        self._version_before = self.version if event.wakes else version
+        self.version = version
         kept = {self._version_before, version}
         self._checksums = {known: sum_ for known, sum_ in self._checksums.items() if known in kept}
         left_alone = {Phase.DRAINING} if event.wakes else {Phase.DRAINING, Phase.ASLEEP}

@@ -22,7 +22,7 @@ import grpc.aio
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import NodeId, OperationId, VersionId, WpgId
+from plexsvc.ids import NodeId, OperationId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.errors import checked
 from plexsvc.scheduler.core.actions import KeepState
@@ -39,7 +39,14 @@ from plexsvc.scheduler.ledger.durable import (
 )
 from plexsvc.scheduler.ledger.held import Held, Published
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
-from plexsvc.scheduler.orders import carry, checkpoints, host_bytes, managed, release
+from plexsvc.scheduler.orders import (
+    carry,
+    checkpoints,
+    host_bytes,
+    lost_versions,
+    managed,
+    release,
+)
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -221,19 +228,7 @@ async def find(reach: Reach, record: WpgRecord) -> None:
 
 
 async def _is_there(reach: Reach, copy: Published | None) -> bool:
-    if copy is None:  # a model's weights
-        return True
-    request = statemanager_pb2.GetManifestRequest(**copy.version._asdict())
-    try:
-        for holder in reach.locate(copy).holders:
-            await reach.ask_state(
-                NodeId(holder.node_id),
-                lambda state: state.GetManifest(request, timeout=reach.rpc_s),
-            )
-    except (PlexError, grpc.aio.AioRpcError) as error:
-        log.warning("copy not found", version=str(VersionId.of(request)), error=error)
-        return False
-    return True
+    return copy is None or await managed.is_there(reach, copy)  # None: a model's weights
 
 
 @asynccontextmanager
@@ -322,8 +317,9 @@ async def after(
         PlexError: what did not come to the same again, or died.
     """
     await note(reach, record, held, digest=digest, code="")
-    if held.kind is OperationKind.INITIALIZE:
+    if held.kind is OperationKind.INITIALIZE and _of(record).is_lost:
         await _replay(reach, record, execute=execute)
+        await lost_versions.publish_again(reach, held, record)
 
 
 async def _let_go(
@@ -384,8 +380,7 @@ async def _replay(reach: Reach, record: WpgRecord, *, execute: Execute) -> None:
     """
     durable = _of(record)
     pause = durable.pause
-    if pause is None or not durable.is_lost:
-        return
+    assert pause is not None, record.deployment.deployment_id
     pause.seq, pause.restored_us = durable.seq, reach.clock.monotonic_us()
     staged_again = list[results.Result]()
     for done in durable.to_replay:

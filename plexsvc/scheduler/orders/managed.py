@@ -18,7 +18,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError, unavailable
-from plexsvc.ids import DeploymentId, OperationId, VersionId
+from plexsvc.ids import DeploymentId, NodeId, OperationId, VersionId
 from plexsvc.log import Log
 from plexsvc.rpc.errors import checked
 from plexsvc.scheduler.core.events import StateCopied
@@ -63,7 +63,7 @@ async def execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2.
 
 async def release_unused(reach: Reach) -> None:
     """Release the versions that nobody needs any more, of whatever deployment."""
-    gone = reach.versions.surplus(used=_used(reach))
+    gone = reach.versions.surplus(used=used(reach))
     for published in gone:
         await release(reach, published)
     for deployment_id in dict.fromkeys(one.version.deployment_id for one in gone):
@@ -91,6 +91,21 @@ async def release(reach: Reach, published: Published) -> None:
             )
         except (grpc.aio.AioRpcError, PlexError) as error:
             log.warning("version not released", node=node_id, error=error)
+
+
+async def is_there(reach: Reach, published: Published) -> bool:
+    """Return whether every part of a version is on a node that answers."""
+    request = statemanager_pb2.GetManifestRequest(**published.version._asdict())
+    try:
+        for holder in reach.locate(published).holders:
+            await reach.ask_state(
+                NodeId(holder.node_id),
+                lambda state: state.GetManifest(request, timeout=reach.rpc_s),
+            )
+    except (PlexError, grpc.aio.AioRpcError) as error:
+        log.warning("version not found", version=str(VersionId.of(request)), error=error)
+        return False
+    return True
 
 
 async def publish(
@@ -149,7 +164,7 @@ async def _publish(work: _Managed) -> None:
     host_bytes.tell_held(reach, deployment_id)
 
 
-def _used(reach: Reach) -> set[VersionId]:
+def used(reach: Reach) -> set[VersionId]:
     """Return the versions that instances serve, and that waiting and running pulls will read."""
     used = reach.rollout.versions_in_use()
     for source, number in reach.registry.pulled():

@@ -79,6 +79,9 @@ class RolloutPort(Protocol):
     async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
         """Let a new instance take the place of one that was lost."""
 
+    async def locate(self, source: statemanager_pb2.PublishedVersion) -> None:
+        """Say where the version that instances serve lies; without holders it is lost."""
+
     async def move(
         self, deployment_id: str, *, fence: common_pb2.Fence, to: rollout_pb2.InstancesMove
     ) -> rollout_pb2.MoveInstancesReply:

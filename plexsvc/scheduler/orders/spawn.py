@@ -22,7 +22,7 @@ from plexsvc.scheduler.core.vocabulary import Fault, Place
 from plexsvc.scheduler.faults import fault_of
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger.jobs import WpgRecord
-from plexsvc.scheduler.orders import durable, host_bytes, managed
+from plexsvc.scheduler.orders import durable, host_bytes, lost_versions, managed
 from plexsvc.scheduler.orders import process_specs as specs
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach
@@ -115,6 +115,8 @@ async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
         if deployment.durable is not None:
             await durable.forget(reach, record)
         await managed.release_unused(reach)
+    if record.is_current:
+        await lost_versions.settle(reach, deployment.deployment_id)
     reach.recorder.forgotten(action.wpg_id)
     return events.WpgForgotten(wpg_id=action.wpg_id)
 
@@ -177,6 +179,7 @@ async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> event
     await reach.ranks.replace(wpg.wpg_id, action.rank, rank)
     deployment_id = wpg.deployment.deployment_id
     await reach.rollout.replace(deployment_id, index=action.rank, address=rank.address)
+    await lost_versions.settle_all(reach, wpg.deployment.job_id)
     return events.InstanceReady(wpg_id=wpg.wpg_id, rank=action.rank, incarnation=action.incarnation)
 
 

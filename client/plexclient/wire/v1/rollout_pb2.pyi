@@ -213,7 +213,7 @@ class InstanceLeft(_message.Message):
     def __init__(self, wpg_id: _Optional[str] = ..., address: _Optional[str] = ..., operation_id: _Optional[bytes] = ...) -> None: ...
 
 class ChangeInstanceRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "deployment_id", "address", "replaces", "joins_as", "drains", "ended")
+    __slots__ = ("fence", "wpg_id", "deployment_id", "address", "replaces", "joins_as", "drains", "ended", "located")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,7 @@ class ChangeInstanceRequest(_message.Message):
     JOINS_AS_FIELD_NUMBER: _ClassVar[int]
     DRAINS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOCATED_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     deployment_id: str
@@ -230,7 +231,8 @@ class ChangeInstanceRequest(_message.Message):
     joins_as: str
     drains: bool
     ended: str
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., address: _Optional[str] = ..., replaces: _Optional[int] = ..., joins_as: _Optional[str] = ..., drains: _Optional[bool] = ..., ended: _Optional[str] = ...) -> None: ...
+    located: _statemanager_pb2.PublishedVersion
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., address: _Optional[str] = ..., replaces: _Optional[int] = ..., joins_as: _Optional[str] = ..., drains: _Optional[bool] = ..., ended: _Optional[str] = ..., located: _Optional[_Union[_statemanager_pb2.PublishedVersion, _Mapping]] = ...) -> None: ...
 
 class ChangeInstanceReply(_message.Message):
     __slots__ = ()

@@ -230,6 +230,68 @@ def test_a_version_that_all_refuse_leaves_the_one_before_in_service(core: Rollou
     assert all(instance.is_serving for instance in core.instances.values())
 
 
+def unread(one: InstanceId) -> events.InstanceAnswered:
+    return events.InstanceAnswered(
+        instance_id=one, version=v(0), refusal="its node is lost", is_unread=True
+    )
+
+
+def serving_4_on_one() -> RolloutCore:
+    """Return a core with an instance that has version 4, and one that cannot read it."""
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=2)
+    core.handle(joined(v(4)))
+    (_, looking) = joined(v(4), v(0)).instances
+    assert core.handle(looking) == [orders.UpdateInstance(instance_id=TWO, version=v(4))]
+    return core
+
+
+def test_an_instance_that_cannot_read_the_version_is_never_given_up() -> None:
+    core = serving_4_on_one()
+    for _ in range(2 * MAX_PROBES):
+        assert [type(order) for order in core.handle(unread(TWO))] == [orders.SeekInstance]
+        probed = events.InstanceAnswered(instance_id=TWO, version=v(0), is_probe=True)
+        assert core.handle(probed) == [orders.UpdateInstance(instance_id=TWO, version=v(4))]
+
+
+def test_a_lost_version_is_sampled_from_where_it_is_and_nobody_looks_for_it() -> None:
+    core = serving_4_on_one()
+    core.handle(unread(TWO))
+    assert core.handle(events.VersionLost(version=v(4))) == []
+    probed = events.InstanceAnswered(instance_id=TWO, version=v(0), is_probe=True)
+    assert core.handle(probed) == []
+    assert core.handle(submitted((0, 0))) == [started(ONE, (0, 0), call=1, version=v(4))]
+    check(core)
+
+
+def test_generates_of_a_version_that_nobody_has_any_more_end_until_the_next_one() -> None:
+    core = serving_4_on_one()
+    core.handle(submitted((0, 0)))
+    core.handle(events.VersionLost(version=v(4)))
+    (successor,) = joined(v(0), first=3).instances
+    (answer,) = core.handle(events.SuccessorJoined(of=ONE, joined=successor))
+    assert isinstance(answer, orders.AnswerSamples)
+    assert answer.error is not None
+    assert (answer.error.code, "lost with its node" in answer.error.message) == ("not_found", True)
+    (answer,) = core.handle(submitted((0, 0)))
+    assert isinstance(answer, orders.AnswerSamples)
+    ordered = core.handle(events.VersionWanted(version=v(5)))
+    assert len([one for one in ordered if isinstance(one, orders.UpdateInstance)]) == 2
+    core.handle(submitted((0, 0)))
+    assert core.handle(events.InstanceAnswered(instance_id=TWO, version=v(5))) == [
+        started(TWO, (0, 0), call=2, version=v(5))
+    ]
+    check(core)
+
+
+def test_a_new_manager_samples_from_no_other_version_while_that_of_before_cannot_be_read() -> None:
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=2)
+    core.handle(joined(v(0)))
+    core.handle(events.VersionWanted(version=v(4), wakes=False))
+    core.handle(unread(ONE))
+    assert core.version == v(4)
+    assert core.handle(submitted((0, 0))) == []
+
+
 def test_a_version_that_one_has_stays_wanted_whoever_is_lost_later(core: RolloutCore) -> None:
     core.handle(events.VersionWanted(version=v(4)))
     core.handle(events.InstanceAnswered(instance_id=ONE, version=v(4)))
@@ -732,7 +794,8 @@ class Course(RuleBasedStateMachine):
                         self.complete.add((order.operation_id, arrival.key))
             case orders.AnswerSamples():
                 known = self.recorded.pop(order.operation_id)  # fails for a second answer
-                assert order.error is None or order.error.code == ErrorCode.WORKER_DIED
+                expected = ErrorCode.NOT_FOUND if self.core.is_lost else ErrorCode.WORKER_DIED
+                assert order.error is None or order.error.code == expected
                 if order.error is None:
                     assert all((order.operation_id, key) in self.complete for key in known)
                     assert set(known.values()) == {LENGTH}
@@ -908,21 +971,32 @@ class Course(RuleBasedStateMachine):
             self.tell(events.InstanceCallFailed(instance_id=one, because="silent", is_probe=True))
 
     @precondition(lambda self: self.updates)
-    @rule(data=st.data(), outcome=st.sampled_from(["served", "refused", "lost"]))
-    def update(self, data: st.DataObject, outcome: str) -> None:
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(["served", "refused", "lost"]),
+        is_unread=st.booleans(),
+    )
+    def update(self, data: st.DataObject, outcome: str, is_unread: bool) -> None:
         order = data.draw(st.sampled_from(self.updates))
         self.updates.remove(order)
         one = order.instance_id
         if outcome == "served":
             self.tell(events.InstanceAnswered(instance_id=one, version=order.version))
         elif outcome == "refused":
-            self.tell(events.InstanceAnswered(instance_id=one, version=v(0), refusal="checksum"))
+            refusal = events.InstanceAnswered(
+                instance_id=one, version=v(0), refusal="checksum", is_unread=is_unread
+            )
+            self.tell(refusal)
         else:
             self.tell(events.InstanceCallFailed(instance_id=one, because="reset"))
 
     @rule(version=st.integers(0, 3), wakes=st.booleans())
     def want(self, version: int, wakes: bool) -> None:
         self.tell(events.VersionWanted(version=v(version), wakes=wakes))
+
+    @rule(version=st.integers(0, 3))
+    def lose_a_version(self, version: int) -> None:
+        self.tell(events.VersionLost(version=v(version)))
 
     @rule(is_over=st.booleans())
     def hold_turns(self, is_over: bool) -> None:
