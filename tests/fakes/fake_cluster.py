@@ -83,6 +83,8 @@ class Behaviour:
     stopped: list[str] = field(default_factory=list)
     dropped: list[bytes] = field(default_factory=list)
     released: list[tuple[str, int]] = field(default_factory=list)
+    release_deadline_s: float = 0
+    """How long the caller of the last release would have waited."""
     copied: list[tuple[str, list[str], int]] = field(default_factory=list)
     """Versions that a node copied from others: which node, which others, which version."""
     versions: list[int] = field(default_factory=list)
@@ -191,6 +193,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     async def ReleaseVersion(
         self, request: statemanager_pb2.ReleaseVersionRequest, context: Any
     ) -> statemanager_pb2.ReleaseVersionReply:
+        self._behaviour.release_deadline_s = context.time_remaining()
         self._behaviour.released.append((request.deployment_id, request.version))
         self._versions.discard(VersionId.of(request))
         return statemanager_pb2.ReleaseVersionReply()

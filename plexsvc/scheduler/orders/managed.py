@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import grpc
 
@@ -31,6 +32,12 @@ from plexsvc.scheduler.orders.reach import Reach
 log = Log(__name__)
 
 Result = operations_pb2.OperationResult
+
+RELEASE_S: Final = 60.0
+"""Deadline of a release: by then a state manager that hangs is replaced, and its successor asked.
+
+A release that is given up before that is made by nobody until a service takes over.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,7 @@ async def release(reach: Reach, published: Published) -> None:
     for node_id in filter(reach.nodes.is_up, published.nodes):
         try:
             await reach.ask_state(
-                node_id, lambda state: state.ReleaseVersion(request, timeout=reach.rpc_s)
+                node_id, lambda state: state.ReleaseVersion(request, timeout=RELEASE_S)
             )
         except (grpc.aio.AioRpcError, PlexError) as error:
             log.warning("version not released", node=node_id, error=error)

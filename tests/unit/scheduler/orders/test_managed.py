@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode
+from plexsvc.node.config import AgentConfig
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.rigs.scheduler_rig import Rig, start_rig
 
@@ -87,3 +89,13 @@ async def test_a_save_of_a_cancelled_job_stops(rig: Rig, disk: SlowDisk) -> None
         await disk.left.wait()
     assert save.result().error.code == ErrorCode.CANCELLED
     assert copies(rig) == ["job-1/actor~copied"]
+
+
+async def test_a_release_outlives_the_time_until_a_state_manager_that_hangs_is_replaced(
+    rig: Rig, disk: SlowDisk
+) -> None:
+    disk.goes_on.set()
+    await rig.run("job-1", "save")
+    assert copies(rig) == ["job-1/actor~copied"]
+    found_us = {one.name: one.default for one in fields(AgentConfig)}["state_manager_silence_us"]
+    assert rig.behaviour.release_deadline_s > 2 * found_us / 1e6
