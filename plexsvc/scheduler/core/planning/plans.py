@@ -62,20 +62,49 @@ class Plan:
     moves: tuple[Move, ...] = ()
 
 
-def propose(
-    planner: Planner,
-    *,
-    busy: AbstractSet[ResidentId],
-    link_bytes_s: int,
-    now_us: int,
-    wanted: int | None = None,
-) -> list[Move]:
-    """Return moves that empty groups for those who wait; jobs in `busy` stay where they are.
+class Goal(StrEnum):
+    """What a plan is for."""
 
-    `wanted` says how many units to free; by default as many as some waiting job lacks.
-    `O(groups^2)` within one size at worst; the least busy groups are tried first.
+    RELIEF = "relief"
+    """Help the groups that are over their bounds, or in which a job waits past its own."""
+
+    REPACK = "repack"
+    """Empty groups for those who wait."""
+
+    EMPTY = "empty"
+    """Empty as many groups as the bounds allow: an operator asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a plan is made from; nothing of it changes while it is computed."""
+
+    planner: Planner
+    goal: Goal
+    busy: frozenset[ResidentId]
+    """Jobs that stay where they are."""
+
+    link_bytes_s: int
+    """Of a link between units: what a repacking's moves are charged by."""
+
+    now_us: int
+
+
+def compute(question: Question) -> Plan:
+    """Return the plan that a question asks for."""
+    is_relief = question.goal is Goal.RELIEF
+    moves = relieve(question.planner, busy=question.busy) if is_relief else propose(question)
+    return Plan(moves=tuple(moves))
+
+
+def propose(question: Question) -> list[Move]:
+    """Return moves that empty groups for those who wait; who is busy stays.
+
+    As many units are freed as some waiting job lacks, or as can be. `O(groups^2)` within one size
+    at worst; the least busy groups are tried first.
     """
-    if wanted is None:
+    planner, wanted = question.planner, len(question.planner.board.rooms)
+    if question.goal is not Goal.EMPTY:
         idle = len(planner.board.idle)
         wanted = max((d.num_units - idle for d in planner.waiting.values()), default=0)
     moves: list[Move] = []
@@ -86,10 +115,10 @@ def propose(
     for group in groups:
         if wanted <= 0 or len(moves) + len(group.residents) > MAX_REPACKED:
             break
-        is_busy = group.is_probing or any(j in busy for j in group.residents)
+        is_busy = group.is_probing or any(j in question.busy for j in group.residents)
         if group.group_id in taken or is_busy:
             continue
-        found = _empty(planner, group, taken, link_bytes_s=link_bytes_s, now_us=now_us)
+        found = _empty(question, group, taken)
         if found:
             moves.extend(found)
             taken[group.group_id] = []
@@ -131,15 +160,8 @@ def _worst_first(planner: Planner, group: Group) -> list[ResidentId]:
     return sorted(group.residents, key=cost)
 
 
-def _empty(
-    planner: Planner,
-    group: Group,
-    taken: dict[int, list[Demand]],
-    *,
-    link_bytes_s: int,
-    now_us: int,
-) -> list[Move]:
-    moves, added, cost = [], [], 0
+def _empty(question: Question, group: Group, taken: dict[int, list[Demand]]) -> list[Move]:
+    planner, moves, added, cost = question.planner, [], [], 0
     for resident in group.residents.values():
         move = _move(planner, resident.demand, group, taken)
         if move is None:
@@ -147,10 +169,10 @@ def _empty(
         moves.append(move)
         taken.setdefault(move.to_group, []).append(resident.demand)
         added.append(move.to_group)
-        charge_us = resident.demand.state_bytes * SECOND_US // max(1, link_bytes_s)
+        charge_us = resident.demand.state_bytes * SECOND_US // max(1, question.link_bytes_s)
         cost += charge_us * len(move.units)
     demands = [resident.demand for resident in group.residents.values()]
-    stays_us = (planner.paces.remaining_us(demand, now_us=now_us) for demand in demands)
+    stays_us = (planner.paces.remaining_us(one, now_us=question.now_us) for one in demands)
     lasts_us = max(stays_us, default=0)
     # Both sides are microseconds of units: idle ones gained, and those that moves take.
     pays = lasts_us * group.size >= GAIN_OVER_COST * cost
@@ -181,49 +203,6 @@ def _move(
         to_group=spot.groups[0].group_id if spot.groups else NEW_GROUP,
         units=spot.units,
     )
-
-
-class Goal(StrEnum):
-    """What a plan is for."""
-
-    RELIEF = "relief"
-    """Help the groups that are over their bounds, or in which a job waits past its own."""
-
-    REPACK = "repack"
-    """Empty groups for those who wait."""
-
-    EMPTY = "empty"
-    """Empty as many groups as the bounds allow: an operator asked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a plan is made from; nothing of it changes while it is computed."""
-
-    planner: Planner
-    goal: Goal
-    busy: frozenset[ResidentId]
-    """Jobs that stay where they are."""
-
-    link_bytes_s: int
-    """Of a link between units: what a repacking's moves are charged by."""
-
-    now_us: int
-
-
-def compute(question: Question) -> Plan:
-    """Return the plan that a question asks for."""
-    planner, busy = question.planner, question.busy
-    if question.goal is Goal.RELIEF:
-        return Plan(moves=tuple(relieve(planner, busy=busy)))
-    moves = propose(
-        planner,
-        busy=busy,
-        link_bytes_s=question.link_bytes_s,
-        now_us=question.now_us,
-        wanted=len(planner.board.rooms) if question.goal is Goal.EMPTY else None,
-    )
-    return Plan(moves=tuple(moves))
 
 
 def copy_of(planner: Planner, *, before: Planner | None = None) -> Planner:

@@ -10,9 +10,11 @@ from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import (
     NEW_GROUP,
+    Goal,
     Move,
+    Question,
+    compute,
     copy_of,
-    propose,
     relieve,
 )
 from plexsvc.scheduler.core.planning.policies import PLEX
@@ -38,6 +40,14 @@ def demand(name: str, *, units: int = 1, state_bytes: int = 100, busy: int = 10)
     )
 
 
+def emptying(planner: Planner, *, busy: frozenset[ResidentId] = frozenset()) -> list[Move]:
+    """Return the moves of a plan for those who wait."""
+    question = Question(
+        planner=planner, goal=Goal.REPACK, busy=busy, link_bytes_s=LINK_BYTES_S, now_us=0
+    )
+    return list(compute(question).moves)
+
+
 def two_lonely_groups(*, state_bytes: int = 100, busy: int = 10) -> Planner:
     rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), host=f"n{i}") for i in range(2)]
     planner = Planner(Board(rooms), policy=PLEX)
@@ -49,7 +59,7 @@ def two_lonely_groups(*, state_bytes: int = 100, busy: int = 10) -> Planner:
 
 
 def test_nothing_moves_while_nobody_waits() -> None:
-    assert propose(two_lonely_groups(), busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0) == []
+    assert emptying(two_lonely_groups()) == []
 
 
 def test_one_of_two_lonely_groups_moves_in_with_the_other() -> None:
@@ -57,7 +67,7 @@ def test_one_of_two_lonely_groups_moves_in_with_the_other() -> None:
     planner.submit(demand("big", units=2, busy=85))
     planner.submit(demand("one", busy=99))
     assert planner.admit(0) == []
-    moves = propose(planner, busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0)
+    moves = emptying(planner)
     there = (UnitId("n1"),)
     assert moves == [Move(resident_id=ResidentId("a"), to_group=2, units=there)]
     planner.move(ResidentId("a"), there, now_us=0)
@@ -70,22 +80,19 @@ def test_one_of_two_lonely_groups_moves_in_with_the_other() -> None:
 def test_a_job_that_runs_stays() -> None:
     planner = two_lonely_groups()
     planner.submit(demand("big", units=2))
-    assert (
-        propose(planner, busy=set(planner.board.group_of), link_bytes_s=LINK_BYTES_S, now_us=0)
-        == []
-    )
+    assert emptying(planner, busy=frozenset(planner.board.group_of)) == []
 
 
 def test_moves_that_cost_more_than_they_gain_are_not_made() -> None:
     planner = two_lonely_groups(state_bytes=10**6)
     planner.submit(demand("big", units=2))
-    assert propose(planner, busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0) == []
+    assert emptying(planner) == []
 
 
 def test_no_move_breaks_a_duty_cap() -> None:
     planner = two_lonely_groups(busy=60)
     planner.submit(demand("big", units=2))
-    assert propose(planner, busy=set(), link_bytes_s=LINK_BYTES_S, now_us=0) == []
+    assert emptying(planner) == []
 
 
 def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> None:
