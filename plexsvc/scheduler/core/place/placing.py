@@ -155,7 +155,10 @@ def admit(placement: Placement) -> list[Placed]:
                 at_us = max(placement.now_us + 1, made.due_us)
                 placement.set_timer(Timer.DRAIN, made.resident_id, at_us=at_us)
     queued = {deployment.deployment_id for deployment, _ in done}
-    done.extend(_beside(placement, placed=queued, claims=claims))
+    for one in [placement.deployments[d] for d in placement.unplaced if d not in queued]:
+        if not one.is_rollout and len(placement.jobs[one.job_id].deployments) > 1:
+            places = _beside_own(placement, one, claims)
+            done.extend([] if places is None else [(one, places)])
     for deployment, _ in done:
         _no_longer_waits(placement, deployment)
     done.extend(claims.placed)
@@ -265,20 +268,6 @@ def _hold_all(placement: Placement, together: Collection[Deployment], units: Gan
     return done
 
 
-def _beside(
-    placement: Placement, *, placed: Collection[DeploymentId], claims: _Claims
-) -> list[Placed]:
-    """Place training that the queue did not, beside its own job's."""
-    waiting = (placement.deployments[d] for d in placement.unplaced if d not in placed)
-    others = [
-        one
-        for one in waiting
-        if not one.is_rollout and len(placement.jobs[one.job_id].deployments) > 1
-    ]
-    found = ((one, _beside_own(placement, one, claims)) for one in others)
-    return [(one, places) for one, places in found if places is not None]
-
-
 def _instances(placement: Placement, *, kept: Mapping[str, _IdleKept]) -> list[Placed]:
     """Place rollout deployments: of each job and kind all that wait, or none.
 
@@ -346,13 +335,12 @@ def _for_instances(
     turns.
     """
     kind, count = together[0].device_kind, sum(one.num_devices for one in together)
-    but = tuple(unit_id for units in beside.values() for unit_id in units)
-    held = _idle(placement, kind, count, but=but)
+    board = placement.planning.planner(kind).board
+    barred = _barred(placement, kind).union(*beside.values())
+    held = board.first_idle(count, barred=barred)
     if not all(one.is_shared for one in together):
         return held
-    planner = placement.planning.planner(kind)
-    barred = _left_behind(placement) | planner.kept.units() | set(but)
-    idle = [u for u in planner.board.rooms.in_order(planner.board.idle) if u not in barred]
+    idle = [u for u in board.rooms.in_order(board.idle) if u not in barred]
     return sharing.place(placement, together, held=held, idle=idle, beside=beside)
 
 
@@ -360,23 +348,16 @@ def idle_for(
     placement: Placement, deployment: Deployment, *, among: Gang | None = None
 ) -> Gang | None:
     """Return idle devices for all instances of a rollout deployment; None if there are too few."""
-    return _idle(placement, deployment.device_kind, deployment.num_devices, among=among)
+    kind, board = deployment.device_kind, placement.planning.planner(deployment.device_kind).board
+    barred = _barred(placement, kind)
+    if among is None:
+        return board.first_idle(deployment.num_devices, barred=barred)
+    return among if all(u in board.idle and u not in barred for u in among) else None
 
 
-def _idle(
-    placement: Placement,
-    kind: str,
-    num_devices: int,
-    *,
-    among: Gang | None = None,
-    but: Gang = (),
-) -> Gang | None:
-    planner = placement.planning.planner(kind)
-    board = planner.board
-    barred = _left_behind(placement) | planner.kept.units() | set(but)
-    found = board.first_idle(num_devices, barred=barred) if among is None else among
-    is_free = found is not None and all(u in board.idle and u not in barred for u in found)
-    return found if is_free else None
+def _barred(placement: Placement, kind: str) -> set[UnitId]:
+    """Return the devices of a kind that no instances get, though they are idle."""
+    return _left_behind(placement) | placement.planning.planner(kind).kept.units()
 
 
 def _left_behind(placement: Placement) -> set[UnitId]:
