@@ -150,16 +150,20 @@ class CycleProfiler:
         known = self.profile
         if known is None or not self._open:
             return None
-        last, at = self._open[-1], len(self._open) - 1
-        if at >= len(known.segments):
-            return max(0, known.period_us - last.end_us)
-        planned = known.segments[at]
-        # Shorter by a quarter than it was before: more operations of it are to come.
-        if planned.phase == last.phase and last.duration_us < planned.duration_us * 3 // 4:
+        if self._goes_on(known):
             return 0
-        if at + 1 < len(known.segments):
-            return max(0, known.segments[at + 1].offset_us - planned.end_us)
-        return max(0, known.period_us - last.end_us)
+        at = len(self._open)
+        if at < len(known.segments):
+            return max(0, known.segments[at].offset_us - known.segments[at - 1].end_us)
+        return max(0, known.period_us - self._open[-1].end_us)
+
+    def _goes_on(self, known: Profile) -> bool:
+        """Return whether more operations of the segment in hand are to come."""
+        if not 0 < len(self._open) <= len(known.segments):
+            return False
+        last, planned = self._open[-1], known.segments[len(self._open) - 1]
+        # It is shorter by a quarter than it was before.
+        return planned.phase == last.phase and last.duration_us < planned.duration_us * 3 // 4
 
     @property
     def last_phase(self) -> str | None:
@@ -181,8 +185,7 @@ class CycleProfiler:
             return False
         if len(self._open) != len(known.segments):
             return len(self._open) > len(known.segments)
-        last, planned = self._open[-1], known.segments[-1]
-        return planned.phase != last.phase or last.duration_us >= planned.duration_us * 3 // 4
+        return not self._goes_on(known)
 
     def burst_us(self, *, max_gap_us: int) -> int:
         """Return the device time from the next operation on until a longer gap; 0 if unknown.
@@ -193,10 +196,8 @@ class CycleProfiler:
         if known is None:
             return 0
         segments, at, done_us = known.segments, len(open_), 0
-        if open_ and at <= len(segments):
-            last, planned = open_[-1], segments[at - 1]
-            if planned.phase == last.phase and last.duration_us < planned.duration_us * 3 // 4:
-                at, done_us = at - 1, last.duration_us
+        if self._goes_on(known):
+            at, done_us = at - 1, open_[-1].duration_us
         at = 0 if at >= len(segments) else at
         found_us, end_us = segments[at].duration_us - done_us, segments[at].end_us
         following = [(s, 0) for s in segments[at + 1 :]]
