@@ -34,7 +34,11 @@ def orders(cluster: Cluster) -> Iterator[Action]:
     """Yield every order whose outcome has not come."""
     for wpg in cluster.wpgs.values():
         yield from _of_life(cluster, wpg)
-        yield from _of_state(wpg)
+        if wpg.move_id is not None:
+            to = Residency.DEVICE if wpg.residency is Residency.LOADING else Residency.HOST
+            yield MoveState(wpg_id=wpg.wpg_id, move_id=wpg.move_id, to=to, lease_no=wpg.lease_no)
+        for started in (*wpg.running, *wpg.writing):
+            yield StartOperation(operation_id=started, wpg_id=wpg.wpg_id, lease_no=wpg.lease_no)
     yield from carries(cluster, RelocationStage.CARRYING)
     planners = cluster.placement.planning.planners
     for (kind, goal), attempt in cluster.placement.plans.items():
@@ -74,14 +78,6 @@ def _of_life(cluster: Cluster, wpg: Wpg) -> Iterator[Action]:
                         rank=rank,
                         incarnation=wpg.incarnation_of(rank),
                     )
-
-
-def _of_state(wpg: Wpg) -> Iterator[Action]:
-    if wpg.move_id is not None:
-        to = Residency.DEVICE if wpg.residency is Residency.LOADING else Residency.HOST
-        yield MoveState(wpg_id=wpg.wpg_id, move_id=wpg.move_id, to=to, lease_no=wpg.lease_no)
-    for operation_id in (*wpg.running, *wpg.writing):
-        yield StartOperation(operation_id=operation_id, wpg_id=wpg.wpg_id, lease_no=wpg.lease_no)
 
 
 def is_awaited(cluster: Cluster, key: str) -> bool:
