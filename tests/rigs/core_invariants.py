@@ -138,7 +138,7 @@ def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
     is_queued = is_waiting and demands.is_queued(cluster.placement, deployment)
     assert is_queued == (key in planner.waiting), deployment
     assert (wpg is not None) == demands.is_placed(cluster.placement, deployment), deployment
-    if wpg is not None and deployment.deployment_id not in cluster.placement.planning.moved:
+    if wpg is not None and deployment.deployment_id not in cluster.placement.moved:
         booked = planner.group_of(key).residents[key].units
         assert booked == tuple(place.unit for place in wpg.places), (deployment, booked)
 

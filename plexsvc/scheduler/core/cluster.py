@@ -13,13 +13,20 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
+from plexsvc.newest import Newest
 from plexsvc.scheduler.core.actions import Action, SetTimer
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.planning.planners import Planning
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.memory import HostMemory
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.planners import KEPT_PROFILES, live_policy
 from plexsvc.scheduler.core.planning.plans import Goal
+from plexsvc.scheduler.core.planning.profiler import ProfileBook, ProfileKey
+from plexsvc.scheduler.core.planning.shares import Shares
 from plexsvc.scheduler.core.state import (
     Charge,
     Deployment,
@@ -36,6 +43,8 @@ from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
 
 MAX_CHARGES: Final = 4096
+
+_HAS_NEWS: Final = attrgetter("has_news")  # of each planner after each event
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,7 +142,13 @@ class Placement(Slice):
     def __init__(self, turn: Turn, roll: Roll, *, devices: Mapping[Place, Device]) -> None:
         super().__init__(turn, roll)
         self.devices = devices
-        self.planning = Planning.of(turn.limits)
+        self.policy = live_policy(turn.limits)
+        self.book = ProfileBook(limit=max(KEPT_PROFILES, turn.limits.max_jobs))
+        self.shares = Shares(turn.limits.tenant_weights)
+        self.memory = HostMemory()
+        self.planners: dict[str, Planner] = {}
+        """One a device kind."""
+
         self.nodes: dict[NodeId, Node] = {}
         self.cordoned: dict[NodeId, bool] = {}
         """Nodes that take no further work; the value: whether what is there shall leave."""
@@ -144,6 +159,38 @@ class Placement(Slice):
 
         self.homeless: dict[tuple[WpgId, int], Fault] = {}
         """Ranks of instances that were on a lost node and wait for a device, and why."""
+
+        self.has_changed = False
+        """Whether devices came free or were asked for since those that wait were last looked at."""
+
+        self.looked_us: dict[str, int] = {}
+        """When each cause for which deployments move was last looked at (`relocate/movers.py`)."""
+
+        self.look_us = 0
+        """When the next of them is due."""
+
+        self.lost = Newest[ProfileKey, int](KEPT_PROFILES)
+        """Deployments that lost a node and have not come back, and the groups they lived in."""
+
+        self.short: dict[DeploymentId, None] = {}
+        """Leads of sets that found a place when there were too few devices for their instances."""
+
+        self.moved: dict[DeploymentId, None] = {}
+        """Deployments booked at places they are still on the way to."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something changed for deployments that wait."""
+        return self.has_changed or any(map(_HAS_NEWS, self.planners.values()))
+
+    def planner(self, kind: str) -> Planner:
+        """Return the planner of a device kind."""
+        known = self.planners.get(kind)
+        if known is None:
+            board = Board([], shares=self.shares, memory=self.memory, kind=kind)
+            known = Planner(board, policy=self.policy, noun=f"{kind} device")
+            self.planners[kind] = known
+        return known
 
 
 class Devices(Slice):
@@ -162,7 +209,7 @@ class Devices(Slice):
         self.at = at
         self.queues = queues
         self.placement = placement
-        self.rules = placement.planning.policy.rules
+        self.rules = placement.policy.rules
         self.timeline = Timeline()
         self.groups: dict[WpgId, tuple[WpgId, ...]] = {}
         """Of each WPG those that share devices with it, directly or through others."""

@@ -51,7 +51,7 @@ class Scheduler:
             self.cluster,
             self.cluster.queues,
             self.cluster.placement,
-            self.cluster.placement.planning.shares,
+            self.cluster.placement.shares,
             self.cluster.devices,
         )
 

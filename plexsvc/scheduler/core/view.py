@@ -54,9 +54,9 @@ class ClusterView:
         self.cordoned: Mapping[NodeId, bool] = placement.cordoned
         self.unplaced: Sequence[DeploymentId] = placement.unplaced
         self.homeless: Mapping[tuple[WpgId, int], Fault] = placement.homeless
-        self.planners: Mapping[str, Planner] = placement.planning.planners
-        self.policy = placement.planning.policy
-        self.shares = placement.planning.shares
+        self.planners: Mapping[str, Planner] = placement.planners
+        self.policy = placement.policy
+        self.shares = placement.shares
         self.devices: Mapping[Place, Device] = devices.at
         self.timeline = devices.timeline
         self.waits: Mapping[tuple[JobId, JobId], int] = devices.waits

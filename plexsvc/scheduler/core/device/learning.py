@@ -117,7 +117,7 @@ def start_probe(devices: Devices, deployment: Deployment) -> None:
     if pattern.began_us is None:
         pattern.began_us = job.own_now_us(devices.now_us)
     key = demands.profile_key(devices.placement, deployment)
-    warm = devices.placement.planning.book.warm(key, now_us=devices.now_us)
+    warm = devices.placement.book.warm(key, now_us=devices.now_us)
     if warm is not None:
         pattern.cycles = CycleProfiler(known=warm.profile)
         return
@@ -146,7 +146,7 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
         period_us=PROBE_PERIOD_US,
         segments=(Segment(phase="training", offset_us=0, duration_us=busy_us),),
     )
-    planner = devices.placement.planning.planner(deployment.device_kind)
+    planner = devices.placement.planner(deployment.device_kind)
     planner.learned(deployment.resident_id, profile)
 
 
@@ -159,7 +159,7 @@ def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
     if profile is None:
         return
     key = demands.profile_key(devices.placement, deployment)
-    before = devices.placement.planning.book.warm(key, now_us=devices.now_us)
+    before = devices.placement.book.warm(key, now_us=devices.now_us)
     job, run_us = devices.jobs[deployment.job_id], 0 if before is None else before.run_us
     began_us = deployment.pattern.began_us
     if job.ending is JobState.COMPLETED and began_us is not None:
@@ -173,7 +173,7 @@ def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
         device_bytes=max(wpg.device_bytes, default=0),
         error_ppm=deployment.pattern.error_ppm,
     )
-    devices.placement.planning.book.keep(kept)
+    devices.placement.book.keep(kept)
     devices.emit(KeepProfile(kept=kept))
 
 
@@ -249,12 +249,12 @@ def _keep_stage(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
         switch_us=wpg.switch_cost_us or 0,
     )
     key = demands.profile_key(devices.placement, deployment)
-    before = devices.placement.planning.book.warm(key, now_us=devices.now_us)
+    before = devices.placement.book.warm(key, now_us=devices.now_us)
     if before is not None and not _has_drifted(before.profile, profile):
         return
     kept = KeptProfile(key=key, profile=profile, at_us=devices.now_us)
-    devices.placement.planning.book.keep(kept)
-    devices.placement.planning.has_changed = True
+    devices.placement.book.keep(kept)
+    devices.placement.has_changed = True
     devices.emit(KeepProfile(kept=kept))
 
 
@@ -283,7 +283,7 @@ def _starts_cycle(pattern: Pattern, job: Job) -> bool | None:
 
 def _judge_record(devices: Devices, deployment: Deployment) -> None:
     """Note how far the first cycle is from what an earlier run left on record."""
-    book = devices.placement.planning.book
+    book = devices.placement.book
     key = demands.profile_key(devices.placement, deployment)
     kept = book.warm(key, now_us=devices.now_us)
     if kept is not None:

@@ -34,9 +34,9 @@ def join(devices: Devices, event: NodeJoined) -> None:
         node_id=event.node_id, host_bytes=event.host_bytes, devices=places
     )
     placement, node_id = devices.placement, event.node_id
-    placement.planning.has_changed = True
+    placement.has_changed = True
     for facts in event.devices:
-        planner = placement.planning.planner(facts.kind)
+        planner = placement.planner(facts.kind)
         name = Place(node_id=node_id, device=facts.index).unit
         if name in planner.board.rooms:
             # Its loss closed its units. An operator's cordon outlives it.
@@ -93,7 +93,7 @@ def forget(devices: Devices, event: NodeForgotten) -> None:
     devices.placement.cordoned.pop(node_id, None)
     for device in list(devices.at.values()):
         if device.place.node_id == node_id and not device.ranks:
-            devices.placement.planning.planner(device.kind).board.leave(device.place.unit)
+            devices.placement.planner(device.kind).board.leave(device.place.unit)
             del devices.at[device.place]
 
 
@@ -107,8 +107,8 @@ def uncordon(devices: Devices, event: NodeUncordoned) -> None:
     """Let a node take work again; one that is lost only does once it has joined."""
     was_closed = devices.placement.cordoned.pop(event.node_id, None) is not None
     if was_closed and event.node_id in devices.placement.nodes:
-        devices.placement.planning.has_changed = True
-        for planner in devices.placement.planning.planners.values():
+        devices.placement.has_changed = True
+        for planner in devices.placement.planners.values():
             for unit_id in planner.board.rooms.of_host(event.node_id):
                 planner.open(unit_id)
         _keep_copies(devices)
@@ -120,7 +120,7 @@ def _close(devices: Devices, node_id: NodeId) -> None:
     A node that is gone gets time to come back.
     """
     placement = devices.placement
-    for planner in placement.planning.planners.values():
+    for planner in placement.planners.values():
         for unit_id in planner.board.rooms.of_host(node_id):
             planner.board.cordon(unit_id)
     if placement.unplaced:

@@ -130,7 +130,7 @@ def _has_devices(placement: Placement, wanted: list[Deployment], stuck: Collecti
     back = [stays[wpg_id] for wpg_id, _ in placement.homeless if wpg_id in stays]
     alike = [w for w in back if placement.deployments[w.deployment_id].device_kind == kind]
     first = [w for w in alike if not (may_meet and w.is_shared)]
-    rooms = placement.planning.planner(kind).board.rooms
+    rooms = placement.planner(kind).board.rooms
     left = max(0, len(rooms) - len(_barred(placement, kind, stuck)) - len(first))
     if may_meet:
         left += len(sharing.sharable(placement, kind, stays=stays))
@@ -139,7 +139,7 @@ def _has_devices(placement: Placement, wanted: list[Deployment], stuck: Collecti
 
 def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collection[JobId]) -> bool:
     """Return whether some gang would take a deployment beside the `stuck` jobs' deployments."""
-    planner = placement.planning.planner(wanted.device_kind)
+    planner = placement.planner(wanted.device_kind)
     board, demand = planner.board, planner.waiting[wanted.resident_id]
     barred = _barred(placement, wanted.device_kind, stuck, shared=True)
     theirs = (d for job_id in stuck for d in placement.jobs[job_id].deployments)
@@ -189,7 +189,7 @@ def _barred(
     placement: Placement, kind: str, stuck: Collection[JobId], *, shared: bool = False
 ) -> set[UnitId]:
     """Return the devices that `stuck` jobs keep from instances; what from training, if `shared`."""
-    board = placement.planning.planner(kind).board
+    board = placement.planner(kind).board
     held = {
         place.unit
         for job_id in stuck

@@ -19,7 +19,7 @@ from plexsvc.scheduler.core.state import Deployment
 
 def demand(placement: Placement, deployment: Deployment) -> Demand:
     """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
-    job, book = placement.jobs[deployment.job_id], placement.planning.book
+    job, book = placement.jobs[deployment.job_id], placement.book
     key = profile_key(placement, deployment)
     warm = book.warm(key, now_us=placement.now_us)
     # One that is placed anew has fewer left, and one may train on for longer than it said.
@@ -45,7 +45,7 @@ def demand(placement: Placement, deployment: Deployment) -> Demand:
         priority=job.priority,
         tenant=job.tenant,
         has_devices=any(placement.deployments[d].wpg_id for d in job.deployments),
-        lost_place=placement.planning.lost.get(key, 0),
+        lost_place=placement.lost.get(key, 0),
     )
 
 
@@ -69,7 +69,7 @@ def profile_key(placement: Placement, deployment: Deployment) -> ProfileKey:
 
 def planner_of(placement: Placement, deployment: Deployment) -> tuple[Planner, ResidentId]:
     """Return the planner a deployment is, or will be, booked with, and its name there."""
-    return placement.planning.planner(deployment.device_kind), deployment.resident_id
+    return placement.planner(deployment.device_kind), deployment.resident_id
 
 
 def is_placed(placement: Placement, deployment: Deployment) -> bool:

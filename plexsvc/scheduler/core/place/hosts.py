@@ -33,7 +33,7 @@ def parked_bytes(placement: Placement, wpg: Wpg) -> tuple[int, ...]:
 
 def free_bytes(placement: Placement, node_id: NodeId) -> int:
     """Return the host memory of a node that is booked for nothing; 0 for one without devices."""
-    memory = placement.planning.memory
+    memory = placement.memory
     units = [place.unit for place in placement.nodes[node_id].devices]
     return memory.total_at(units[0]) - memory.booked_at(units[0]) if units else 0
 
@@ -43,7 +43,7 @@ def hold(placement: Placement, event: VersionsHeld) -> None:
     deployment = placement.deployments.get(event.deployment_id)
     if deployment is not None:
         charge_versions(placement, deployment, nbytes=sum(one.nbytes for one in event.held))
-    freed = placement.planning.memory.note(Use.VERSIONS, event.deployment_id, _table(event.held))
+    freed = placement.memory.note(Use.VERSIONS, event.deployment_id, _table(event.held))
     _look_again(placement, freed)
 
 
@@ -94,7 +94,7 @@ def spread(placement: Placement, deployment: Deployment) -> None:
     The WPG that it moves away from keeps its state, and gets a complete copy of it. One that is
     being stopped has its own until it is forgotten.
     """
-    board = placement.planning.planner(deployment.device_kind).board
+    board = placement.planner(deployment.device_kind).board
     group_id = board.group_of.get(deployment.resident_id)
     home = (
         () if group_id is None else board.groups[group_id].residents[deployment.resident_id].units
@@ -137,12 +137,12 @@ def leave(placement: Placement, wpg: Wpg) -> None:
 
 def _reserve(placement: Placement, use: Use, owner: str, by_host: Mapping[str, int]) -> None:
     found = {host: nbytes for host, nbytes in by_host.items() if nbytes}
-    _look_again(placement, placement.planning.memory.reserve_at(use, owner, found))
+    _look_again(placement, placement.memory.reserve_at(use, owner, found))
 
 
 def _look_again(placement: Placement, freed: Collection[str]) -> None:
     """Offer the places on some hosts again to those that wait: they may have room now."""
-    for planner in placement.planning.planners.values() if freed else ():
+    for planner in placement.planners.values() if freed else ():
         planner.look_at(freed)
 
 

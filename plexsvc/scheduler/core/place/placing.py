@@ -41,7 +41,7 @@ Placed = tuple[Deployment, tuple[Place, ...]]
 def recall(placement: Placement, event: ProfilesLoaded) -> None:
     """Know the cycles that earlier runs were measured to have."""
     for kept in event.profiles:
-        placement.planning.book.keep(kept)
+        placement.book.keep(kept)
 
 
 def lose(placement: Placement, wpg: Wpg) -> None:
@@ -50,7 +50,7 @@ def lose(placement: Placement, wpg: Wpg) -> None:
     if is_placed(placement, deployment) and placement.is_current(wpg):
         planner, key = planner_of(placement, deployment)
         group_id = planner.lose(key, now_us=placement.now_us)
-        placement.planning.lost[profile_key(placement, deployment)] = group_id
+        placement.lost[profile_key(placement, deployment)] = group_id
         # Somebody who waits wakes the core when those units are anybody's again.
         for waiting in itertools.islice(planner.waiting or placement.unplaced, 1):
             placement.set_timer(Timer.DRAIN, waiting, at_us=placement.now_us + RETURN_US)
@@ -64,7 +64,7 @@ def least_used(
     def used(name: UnitId) -> int:
         return len(placement.devices[Place.of(name)].ranks)
 
-    board = placement.planning.planner(deployment.device_kind).board
+    board = placement.planner(deployment.device_kind).board
     there = board.not_held(name for name in among if name in board.rooms)
     blocks = board.rooms.gangs(deployment.num_devices, among=there, burden=used)
     return min(blocks, key=lambda block: max(map(used, block)), default=None)
@@ -79,10 +79,10 @@ def resize(placement: Placement, deployment: Deployment, device_bytes: tuple[int
 
 def request(placement: Placement, deployment: Deployment) -> None:
     """Have a deployment wait for devices."""
-    placement.planning.has_changed = True
+    placement.has_changed = True
     placement.unplaced.append(deployment.deployment_id)
     if deployment.is_rollout:
-        placement.planning.shares.enter(_tenant(placement, deployment), deployment.device_kind)
+        placement.shares.enter(_tenant(placement, deployment), deployment.device_kind)
         _look_at_left(placement, deployment)
     elif demands.is_queued(placement, deployment):
         _enqueue(placement, deployment)
@@ -108,22 +108,22 @@ def follow(placement: Placement, placed: Deployment) -> bool:
 
 
 def _enqueue(placement: Placement, deployment: Deployment) -> None:
-    planner = placement.planning.planner(deployment.device_kind)
+    planner = placement.planner(deployment.device_kind)
     planner.submit(demand(placement, deployment))
-    placement.planning.look_us = 0  # it may wait: somebody may have to make room
+    placement.look_us = 0  # it may wait: somebody may have to make room
     _look_at_left(placement, deployment)
 
 
 def _look_at_left(placement: Placement, deployment: Deployment) -> None:
     """Have the core look again when units that were left are kept for nobody any more."""
-    left = placement.planning.planner(deployment.device_kind).kept.left
+    left = placement.planner(deployment.device_kind).kept.left
     for until_us in {until_us for until_us, _ in left.values()}:
         placement.set_timer(Timer.DRAIN, deployment.deployment_id, at_us=until_us)
 
 
 def renew(placement: Placement) -> None:
     """Have those that wait ask anew: their records are more, or less, wrong than it seemed."""
-    for planner in placement.planning.planners.values():
+    for planner in placement.planners.values():
         for name in planner.waiting:
             planner.renew(demand(placement, placement.deployments[DeploymentId(name)]))
 
@@ -131,22 +131,22 @@ def renew(placement: Placement) -> None:
 def withdraw(placement: Placement, deployment: Deployment) -> None:
     """Take a deployment out of those that wait."""
     _no_longer_waits(placement, deployment)
-    planner = placement.planning.planner(deployment.device_kind)
+    planner = placement.planner(deployment.device_kind)
     if deployment.resident_id in planner.waiting:
         planner.withdraw(deployment.resident_id)
 
 
 def admit(placement: Placement) -> list[Placed]:
     """Place what can be placed now; returns each with its devices in rank order."""
-    placement.planning.has_changed = False
+    placement.has_changed = False
     done: list[Placed] = []
     claims = _Claims(placement)
-    for planner in placement.planning.planners.values():
+    for planner in placement.planners.values():
         if planner.has_news:
             kept = set(planner.kept.reservations.values())
             for placed in planner.admit(placement.now_us, claim=claims.take):
                 deployment = placement.deployments[DeploymentId(placed.resident_id)]
-                placement.planning.lost.pop(profile_key(placement, deployment), None)
+                placement.lost.pop(profile_key(placement, deployment), None)
                 done.append((deployment, tuple(map(Place.of, placed.units))))
             # Whoever is in the way of a new one is moved when it is due: the core wakes for that.
             for made in planner.kept.reservations.values():
@@ -166,7 +166,7 @@ def admit(placement: Placement) -> list[Placed]:
     trains = {deployment.job_id for deployment, _ in done if not deployment.is_rollout}
     waiting = (placement.deployments[d] for d in placement.unplaced)
     if any(one.where_it_trains and one.job_id in trains for one in waiting):
-        placement.planning.has_changed = True  # looked at again once that training has its WPG
+        placement.has_changed = True  # looked at again once that training has its WPG
     return done
 
 
@@ -179,12 +179,12 @@ class _Claims:
         self.kept: dict[str, _IdleKept] = {}
         """For which set that has a right to them the idle devices of a kind are kept."""
 
-        for name in placement.planning.short:
+        for name in placement.short:
             lead = placement.deployments.get(name)
             if lead is not None and name in placement.unplaced:
                 planner, key = planner_of(placement, lead)
                 planner.ask_again(key)
-        placement.planning.short.clear()
+        placement.short.clear()
 
     def take(self, lead: Demand, units: Gang) -> bool:
         """Give the instances of a lead's set their devices; False, with nothing given, if short.
@@ -208,14 +208,14 @@ class _Claims:
             self.kept[k].passed_by(lead, holds=lead.has_devices) for k in needed if k in self.kept
         )
         if not passes or None in found.values():
-            placement.planning.short[deployment.deployment_id] = None
-            policy = placement.planning.policy
+            placement.short[deployment.deployment_id] = None
+            policy = placement.policy
             if may_reserve(lead, policy=policy, now_us=placement.now_us):
                 for kind, those in needed.items():
                     if kind not in self.kept:
                         self.kept[kind] = _IdleKept.of(placement, lead, those)
             return False
-        placement.planning.short.pop(deployment.deployment_id, None)
+        placement.short.pop(deployment.deployment_id, None)
         self.kept = {kind: one for kind, one in self.kept.items() if one.wanted is not lead}
         for kind, held in found.items():
             self.placed.extend(_hold_all(placement, needed[kind], held or ()))
@@ -300,9 +300,7 @@ def _instances(placement: Placement, *, kept: Mapping[str, _IdleKept]) -> list[P
             continue
         held = _for_instances(placement, together)
         if held is None:
-            may_keep = may_reserve(
-                wanted, policy=placement.planning.policy, now_us=placement.now_us
-            )
+            may_keep = may_reserve(wanted, policy=placement.policy, now_us=placement.now_us)
             if may_keep and kind not in kept:
                 kept[kind] = _IdleKept.of(placement, wanted, together)
             continue
@@ -335,7 +333,7 @@ def _for_instances(
     turns.
     """
     kind, count = together[0].device_kind, sum(one.num_devices for one in together)
-    board = placement.planning.planner(kind).board
+    board = placement.planner(kind).board
     barred = _barred(placement, kind).union(*beside.values())
     held = board.first_idle(count, barred=barred)
     if not all(one.is_shared for one in together):
@@ -348,7 +346,7 @@ def idle_for(
     placement: Placement, deployment: Deployment, *, among: Gang | None = None
 ) -> Gang | None:
     """Return idle devices for all instances of a rollout deployment; None if there are too few."""
-    kind, board = deployment.device_kind, placement.planning.planner(deployment.device_kind).board
+    kind, board = deployment.device_kind, placement.planner(deployment.device_kind).board
     barred = _barred(placement, kind)
     if among is None:
         return board.first_idle(deployment.num_devices, barred=barred)
@@ -357,7 +355,7 @@ def idle_for(
 
 def _barred(placement: Placement, kind: str) -> set[UnitId]:
     """Return the devices of a kind that no instances get, though they are idle."""
-    return _left_behind(placement) | placement.planning.planner(kind).kept.units()
+    return _left_behind(placement) | placement.planner(kind).kept.units()
 
 
 def _left_behind(placement: Placement) -> set[UnitId]:
@@ -366,14 +364,14 @@ def _left_behind(placement: Placement) -> set[UnitId]:
     They are idle on the board. Instances, which keep their devices, must not take them: if the
     relocation fails, the deployment stays there.
     """
-    moved = (placement.deployments.get(name) for name in placement.planning.moved)
+    moved = (placement.deployments.get(name) for name in placement.moved)
     wpgs = (placement.wpg_of(deployment) for deployment in moved if deployment is not None)
     return {place.unit for wpg in wpgs if wpg is not None for place in wpg.places}
 
 
 def hold(placement: Placement, deployment: Deployment, units: Gang) -> None:
     """Give idle devices to the instances that a rollout deployment starts next."""
-    board = placement.planning.planner(deployment.device_kind).board
+    board = placement.planner(deployment.device_kind).board
     holder = _holder(deployment, incarnation=deployment.incarnations)
     board.hold(holder, units, tenant=_tenant(placement, deployment))
 
@@ -381,7 +379,7 @@ def hold(placement: Placement, deployment: Deployment, units: Gang) -> None:
 def rehome(placement: Placement, wpg: Wpg, rank: int) -> Place | None:
     """Give an instance an idle device of its kind for the one that it had; None if none is idle."""
     deployment = placement.deployments[wpg.deployment_id]
-    board = placement.planning.planner(deployment.device_kind).board
+    board = placement.planner(deployment.device_kind).board
     key = _holder(deployment, incarnation=wpg.incarnation)
     if key not in board.exclusive:  # it is where its job trains
         return None
@@ -394,7 +392,7 @@ def rehome(placement: Placement, wpg: Wpg, rank: int) -> Place | None:
 
 def free(placement: Placement, wpg: Wpg) -> None:
     """Give back what a WPG had on the board."""
-    placement.planning.has_changed = True
+    placement.has_changed = True
     deployment = placement.deployments[wpg.deployment_id]
     planner, key = planner_of(placement, deployment)
     hosts.leave(placement, wpg)
@@ -410,7 +408,7 @@ def free(placement: Placement, wpg: Wpg) -> None:
 def _no_longer_waits(placement: Placement, deployment: Deployment) -> None:
     placement.unplaced.remove(deployment.deployment_id)
     if deployment.is_rollout:
-        placement.planning.shares.leave(_tenant(placement, deployment), deployment.device_kind)
+        placement.shares.leave(_tenant(placement, deployment), deployment.device_kind)
 
 
 def _in_turn(placement: Placement) -> Iterator[list[Deployment]]:
@@ -422,14 +420,13 @@ def _in_turn(placement: Placement) -> Iterator[list[Deployment]]:
     for (_, kind), together in rollouts_waiting(placement).items():
         by_kind.setdefault(kind, []).append(together)
 
-    planning = placement.planning
     for kind, rollouts in by_kind.items():
         asked = [demand(placement, together[0]) for together in rollouts]
-        aged = Aged(asked, policy=planning.policy, now_us=placement.now_us)
+        aged = Aged(asked, policy=placement.policy, now_us=placement.now_us)
         turns = [(one.tenant, aged.rank(one)) for one in asked]
         wanted = sorted(zip(turns, rollouts, strict=True), key=lambda waiting: waiting[0][1])
-        in_turn = planning.shares.in_turn(wanted, kind=kind, turn=lambda waiting: waiting[0])
-        for _, together in in_turn if planning.policy.is_fair else wanted:
+        in_turn = placement.shares.in_turn(wanted, kind=kind, turn=lambda waiting: waiting[0])
+        for _, together in in_turn if placement.policy.is_fair else wanted:
             yield together
 
 
@@ -444,7 +441,7 @@ def _beside_own(
 
     A job that holds some of its deployments must not wait for others that wait likewise.
     """
-    planner = placement.planning.planner(deployment.device_kind)
+    planner = placement.planner(deployment.device_kind)
     job = placement.jobs[deployment.job_id]
     others = [placement.deployments[d] for d in job.deployments if d != deployment.deployment_id]
     if all(other.is_rollout for other in others):

@@ -45,9 +45,9 @@ def never(placement: Placement, wanted: Collection[Deployment]) -> Fault | None:
 
 def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
     """Return whether some of the devices of nodes that are up make a gang, were they idle."""
-    if kind not in placement.planning.planners:
+    if kind not in placement.planners:
         return False
-    rooms = placement.planning.planner(kind).board.rooms
+    rooms = placement.planner(kind).board.rooms
     down = [name for name in rooms if rooms[name].host not in placement.nodes]
     return rooms.has_gang(num_devices, without=down)
 
@@ -107,7 +107,7 @@ def short_of(placement: Placement, deployment: Deployment) -> str:
         may_have = comes_with or (deployment.job_id, kind) in rollouts_waiting(placement)
         if deployment.where_it_trains or not may_have:
             return "job"
-    idle = len(placement.planning.planner(kind).board.idle)
+    idle = len(placement.planner(kind).board.idle)
     if idle >= deployment.num_devices:
         return "turn"
     closed = sum(
@@ -132,7 +132,7 @@ def _closed(placement: Placement, kind: str) -> str:
 
 
 def _why_not(placement: Placement, deployment: Deployment) -> str:
-    planner = placement.planning.planner(deployment.device_kind)
+    planner = placement.planner(deployment.device_kind)
     lead = demands.lead_of(placement, deployment)
     if lead is not None and lead.deployment_id in placement.unplaced:
         return _why_set(placement, lead)
@@ -159,13 +159,13 @@ def _why_set(placement: Placement, lead: Deployment) -> str:
     planner, key = planner_of(placement, lead)
     together = demands.waiting_with(placement, lead)
     names = ", ".join(one.deployment_id for one in together)
-    if lead.deployment_id not in placement.planning.short:
+    if lead.deployment_id not in placement.short:
         told = answers.why(planner, key, now_us=placement.now_us)
         return f"{names} are placed together: {told}" if len(together) > 1 else told
     instances = [one for one in together if one.is_rollout and not one.where_it_trains]
     needed = " and ".join(f"{one.num_devices} {one.device_kind}" for one in instances)
     idle = ", ".join(
-        f"{kind}: {len(placement.planning.planner(kind).board.idle)}"
+        f"{kind}: {len(placement.planner(kind).board.idle)}"
         for kind in dict.fromkeys(one.device_kind for one in instances)
     )
     return f"{names} are placed together and wait for {needed} device(s) (idle ones of {idle})"
@@ -186,7 +186,7 @@ def _up(placement: Placement, kind: str) -> dict[UnitId, None]:
 
     Who only asks makes no planner: their order decides, and a replay asks nothing.
     """
-    if kind not in placement.planning.planners:
+    if kind not in placement.planners:
         return {}
-    rooms = placement.planning.planner(kind).board.rooms
+    rooms = placement.planner(kind).board.rooms
     return dict.fromkeys(name for name in rooms if rooms[name].host in placement.nodes)

@@ -133,7 +133,7 @@ def sharable(
     Before them come those on which nobody need sleep for an instance of `nbytes` (0: all of it).
     With `stays`, as they will be when nobody else is left.
     """
-    most = placement.planning.policy.max_jobs
+    most = placement.policy.max_jobs
     found = []
     for place, device in placement.devices.items():
         is_open = place.node_id in placement.nodes and place.node_id not in placement.cordoned

@@ -1,21 +1,14 @@
-"""The planners of a live cluster, one a device kind, under the configured policy."""
+"""What a live cluster plans by: the configured policy, and guesses of what was never measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
-from plexsvc.ids import DeploymentId
-from plexsvc.newest import Newest
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.memory import HostMemory
-from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import Policy, Preference, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
-from plexsvc.scheduler.core.planning.profiler import ProfileBook, ProfileKey
-from plexsvc.scheduler.core.planning.shares import Shares
 
 _HAS_NEWS: Final = attrgetter("has_news")  # of each planner after each event
 
@@ -45,55 +38,3 @@ def live_policy(limits: Limits) -> Policy:
         target_slowdown_ppm=limits.target_slowdown_ppm,
         critical_target_ppm=limits.critical_target_ppm,
     )
-
-
-@dataclass(slots=True, kw_only=True)
-class Planning:
-    """The planners of one cluster, by device kind, and the profiles of earlier runs."""
-
-    policy: Policy
-    book: ProfileBook
-    shares: Shares
-    memory: HostMemory = field(default_factory=HostMemory)
-    planners: dict[str, Planner] = field(default_factory=dict)
-    has_changed: bool = False
-    """Whether devices came free or were asked for since waiting deployments were last looked at."""
-
-    looked_us: dict[str, int] = field(default_factory=dict)
-    """When each cause for which deployments move was last looked at (`relocate/movers.py`)."""
-
-    look_us: int = 0
-    """When the next of them is due."""
-
-    lost: Newest[ProfileKey, int] = field(default_factory=lambda: Newest(KEPT_PROFILES))
-    """Deployments that lost a node and have not come back, and the groups they lived in."""
-
-    short: dict[DeploymentId, None] = field(default_factory=dict)
-    """Leads of sets that found a place when there were not enough devices for their instances."""
-
-    moved: dict[DeploymentId, None] = field(default_factory=dict)
-    """Deployments booked at places they are still on the way to."""
-
-    @classmethod
-    def of(cls, limits: Limits) -> Planning:
-        """Return the planning of an empty cluster."""
-        book = ProfileBook(limit=max(KEPT_PROFILES, limits.max_jobs))
-        return cls(
-            policy=live_policy(limits),
-            book=book,
-            shares=Shares(limits.tenant_weights),
-        )
-
-    @property
-    def has_news(self) -> bool:
-        """Whether something changed for deployments that wait."""
-        return self.has_changed or any(map(_HAS_NEWS, self.planners.values()))
-
-    def planner(self, kind: str) -> Planner:
-        """Return the planner of a device kind."""
-        known = self.planners.get(kind)
-        if known is None:
-            board = Board([], shares=self.shares, memory=self.memory, kind=kind)
-            known = Planner(board, policy=self.policy, noun=f"{kind} device")
-            self.planners[kind] = known
-        return known

@@ -67,13 +67,12 @@ _REASONS: Final = MappingProxyType(
 def settle(lives: Lives) -> None:
     """Do what follows from the event in hand."""
     placement, now_us = lives.placement, lives.now_us
-    planning = placement.planning
-    if planning.moved:
+    if placement.moved:
         _book_as_it_is(lives)
-    if placement.unplaced and planning.has_news:
+    if placement.unplaced and placement.has_news:
         deployments.place_waiting(lives)
-    if now_us >= planning.look_us or placement.cordoned or lives.roll.following:
-        _look(lives, planning.looked_us)
+    if now_us >= placement.look_us or placement.cordoned or lives.roll.following:
+        _look(lives, placement.looked_us)
 
 
 def _look(lives: Lives, looked_us: dict[str, int]) -> None:
@@ -87,12 +86,12 @@ def _look(lives: Lives, looked_us: dict[str, int]) -> None:
         # One that is due and not wanted is asked again when another is due.
         if mover.every_us and due_us > now_us:
             next_us.append(due_us)
-    lives.placement.planning.look_us = min(next_us)
+    lives.placement.look_us = min(next_us)
 
 
 def repack_all(lives: Lives, _: RepackRequested) -> None:
     """Empty as many groups as the bounds allow: an operator asked."""
-    for kind in lives.placement.planning.planners:
+    for kind in lives.placement.planners:
         _order(lives, kind, Goal.EMPTY)
 
 
@@ -114,7 +113,7 @@ def carry_out(lives: Lives, event: PlanComputed) -> None:
     # Its outcome was told before.
     if attempt is None:
         return
-    planner = placement.planning.planners[kind]
+    planner = placement.planners[kind]
     if not _stands(lives, planner, event):
         if attempt < MAX_ATTEMPTS:
             _order(lives, kind, event.goal, attempt=attempt + 1)
@@ -155,14 +154,14 @@ def _keep_apart(lives: Lives) -> None:
 
 def _relieve(lives: Lives) -> None:
     """Have moves planned out of groups that are over their bounds."""
-    for kind, planner in lives.placement.planning.planners.items():
+    for kind, planner in lives.placement.planners.items():
         if planner.needs_relief:
             _order(lives, kind, Goal.RELIEF)
 
 
 def _make_room(lives: Lives) -> None:
     """Send away who lives where a reservation is due, one after another until its job fits in."""
-    for planner in lives.placement.planning.planners.values():
+    for planner in lives.placement.planners.values():
         busy = None
         for resident_id in planner.in_the_way(now_us=lives.now_us):
             busy = _busy(lives, planner) if busy is None else busy
@@ -176,7 +175,7 @@ def _make_room(lives: Lives) -> None:
 
 def _repack(lives: Lives) -> None:
     """Have moves planned that empty groups for those who wait."""
-    for kind, planner in lives.placement.planning.planners.items():
+    for kind, planner in lives.placement.planners.items():
         if planner.waiting:
             _order(lives, kind, Goal.REPACK)
 
@@ -185,7 +184,7 @@ def _order(lives: Lives, kind: str, goal: Goal, *, attempt: int = 1) -> None:
     """Have a plan computed, unless one of its kind is."""
     placement = lives.placement
     if (kind, goal) not in placement.plans:
-        base = placement.planning.planners[kind].board.version
+        base = placement.planners[kind].board.version
         placement.plans[kind, goal] = attempt
         lives.emit(ComputePlan(device_kind=kind, goal=goal, base=base, attempt=attempt))
 
@@ -333,11 +332,11 @@ def _follow(lives: Lives) -> None:
 def _book_as_it_is(devices: Devices) -> None:
     """Book deployments whose relocation is over where their processes are now."""
     placement = devices.placement
-    for deployment_id in list(placement.planning.moved):
+    for deployment_id in list(placement.moved):
         deployment = devices.deployments.get(deployment_id)
         if deployment is not None and deployment.relocation is not None:
             continue
-        del placement.planning.moved[deployment_id]
+        del placement.moved[deployment_id]
         wpg = None if deployment is None else devices.wpg_of(deployment)
         if deployment is None or wpg is None or not demands.is_placed(placement, deployment):
             continue
@@ -376,7 +375,7 @@ def _begin(lives: Lives, deployment: Deployment, units: Iterable[UnitId], *, rea
         _try_later(lives, deployment)
     else:
         hosts.spread(lives.placement, deployment)
-    lives.placement.planning.moved[deployment.deployment_id] = None
+    lives.placement.moved[deployment.deployment_id] = None
 
 
 def _say_stays(devices: Devices, deployment: Deployment, why: str, *, reason: str) -> None:
@@ -402,11 +401,11 @@ class Mover:
 
 
 def _policy(lives: Lives) -> Policy:
-    return lives.placement.planning.policy
+    return lives.placement.policy
 
 
 def _somebody_waits(lives: Lives) -> bool:
-    planners = lives.placement.planning.planners.values()
+    planners = lives.placement.planners.values()
     return _policy(lives).repacks and any(planner.waiting for planner in planners)
 
 

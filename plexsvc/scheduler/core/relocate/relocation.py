@@ -107,7 +107,7 @@ def _is_usable(devices: Devices, deployment: Deployment, place: Place) -> bool:
         return False
     if deployment.is_rollout:
         return deployment.where_it_trains or not device.ranks
-    board = devices.placement.planning.planner(deployment.device_kind).board
+    board = devices.placement.planner(deployment.device_kind).board
     return bool(board.not_held([place.unit]))
 
 

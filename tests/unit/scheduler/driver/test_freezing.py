@@ -71,10 +71,10 @@ def test_what_jobs_that_share_were_promised_is_frozen_too() -> None:
     for job in ("a", "b"):
         world.bring_up(job)
         world.bring_up(job, "rollout", rollout=True, shared=True)
-    taken = world.core.cluster.placement.planning.planner("rollout").taken
+    taken = world.core.cluster.placement.planner("rollout").taken
     assert all(one.course is not None for one in taken.values())
     thawed = thaw(freeze(world.core))
-    assert thawed.cluster.placement.planning.planner("rollout").taken == taken
+    assert thawed.cluster.placement.planner("rollout").taken == taken
 
 
 def test_a_field_that_a_snapshot_does_not_know_has_its_default(body: bytes) -> None:

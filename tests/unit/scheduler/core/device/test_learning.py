@@ -327,7 +327,7 @@ def test_a_record_is_planned_as_wrong_as_it_was_last_else_as_records_are(
 ) -> None:
     world = FakeWorld()
     world.join(train=1)
-    planning = world.core.cluster.placement.planning
+    planning = world.core.cluster.placement
     planning.book.ratio_ppm = 1_500_000
     segments = (Segment(phase="step", offset_us=0, duration_us=20_000),)
     profile = Profile(period_us=100_000, segments=segments, mode=Mode.ASYNC1)
@@ -352,7 +352,7 @@ def test_a_run_leaves_on_record_how_far_its_first_cycle_passed_the_record() -> N
     )
     world.bring_up("a")
     train(world, "a", cycles=3)
-    book = world.core.cluster.placement.planning.book
+    book = world.core.cluster.placement.book
     kept = book.warm(key, now_us=world.now_us)
     assert kept is not None
     assert (kept.error_ppm or 0) > 900_000
@@ -370,7 +370,7 @@ def test_jobs_that_wait_ask_for_less_once_records_turn_out_to_say_too_much() -> 
     ]
     records = tuple(KeptProfile(key=key, profile=profile, at_us=0) for key in keys)
     world.tell(ProfilesLoaded(at_us=world.tick(), profiles=records))
-    planning = world.core.cluster.placement.planning
+    planning = world.core.cluster.placement
     world.bring_up("a")
     world.job("b")
     world.deploy("b")

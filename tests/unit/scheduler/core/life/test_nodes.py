@@ -67,5 +67,5 @@ def test_a_nodes_disk_takes_parked_state_as_its_host_memory_does() -> None:
         world = FakeWorld()
         world.join(train=2, host_bytes=1000, disk_bytes=disk_bytes)
         placement = world.core.cluster.devices.placement
-        memory[disk_bytes] = placement.planning.memory.total_at(UnitId("n0:0"))
+        memory[disk_bytes] = placement.memory.total_at(UnitId("n0:0"))
     assert memory == {0: 1000, 500: 1500}

@@ -193,7 +193,7 @@ def assert_nothing_is_left(world: FakeWorld, *, but: str = "") -> None:
     placement = world.core.cluster.placement
     assert placement.unplaced == []
     assert {wpg.job_id for wpg in world.core.cluster.wpgs.values()} <= {but}
-    for planner in placement.planning.planners.values():
+    for planner in placement.planners.values():
         assert not planner.waiting
         assert not planner.kept.reservations
         assert all(str(key).startswith(f"{but}/") for key in planner.board.group_of)

@@ -43,7 +43,7 @@ class Hosts(FakeWorld):
 
     @property
     def memory(self) -> HostMemory:
-        return self.core.cluster.placement.planning.memory
+        return self.core.cluster.placement.memory
 
     def tell(self, event: Event) -> list[Action]:
         actions = FakeWorld.tell(self, event)

@@ -82,7 +82,7 @@ def test_asking_for_a_gang_of_hosts_compares_no_device_with_all_others() -> None
     world, hosts, each = FakeWorld(), 64, 8
     world.join("n0", train=1)
     cluster = world.core.cluster
-    board = cluster.placement.planning.planner("train").board
+    board = cluster.placement.planner("train").board
     for at in range(hosts):
         node_id = NodeId(f"host-{at:02}")
         cluster.placement.nodes[node_id] = cluster.placement.nodes[NodeId("n0")]

@@ -163,7 +163,7 @@ def test_a_plan_whose_base_does_not_stand_is_made_anew_a_few_times() -> None:
     assert len(plan.moves) == 1
     for attempt in range(1, movers.MAX_ATTEMPTS + 1):
         assert order.attempt == attempt
-        planner = world.core.cluster.placement.planning.planners["train"]
+        planner = world.core.cluster.placement.planners["train"]
         planner.resize(ResidentId("a/actor"), 20 + attempt)
         told = PlanComputed(
             at_us=world.tick(), device_kind="train", goal=order.goal, base=order.base, plan=plan
