@@ -27,7 +27,7 @@ from plexsvc.router import bounds
 from plexsvc.router.looks import Looks
 from plexsvc.router.roots import REMEDY, Roots
 from plexsvc.weights import checkpoints
-from plexsvc.weights.checkpoints import OPTIMIZER_FILE, SCRATCH, STATE_FILE
+from plexsvc.weights.checkpoints import SCRATCH, STATE_FILE
 from plexsvc.weights.owner import SEAL, check_owner
 
 NAME: Final = re.compile(r"([^/@]+)/([^/@]+?)(?:@(\d+))?")
@@ -37,9 +37,6 @@ MAX_STATE_BYTES: Final = 64 << 20
 MAX_LISTED: Final = 4096
 LONG_S: Final = 3600.0
 """How long it may take to read all of a checkpoint, or to copy it."""
-
-ONLY_OURS: Final = frozenset({OPTIMIZER_FILE, STATE_FILE, SEAL})
-"""Files of a checkpoint that no model directory has."""
 
 
 class Checkpoints:
@@ -182,7 +179,7 @@ def _export(found: pb.Checkpoint, root: Path, target: CheckedPath, *, tenant: Te
         try:
             scratch.mkdir()
             for file in directory.iterdir():
-                if file.name not in ONLY_OURS:
+                if file.name != SEAL and not checkpoints.is_ours_alone(file.name):
                     shutil.copyfile(file, scratch / file.name)
             checkpoints.seal(scratch, {}, tenant=tenant)
             scratch.rename(above / target.path.name)

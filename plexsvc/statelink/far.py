@@ -8,7 +8,8 @@ was published, it reads the rest without.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -60,20 +61,38 @@ def _advance(nbytes: int) -> None:
 
 
 class Incoming:
-    """A version that arrives; its first `done` bytes are verified and were `put` in their place."""
+    """The blocks of a version that arrive in turn; each is verified and `put` in its place."""
 
-    def __init__(self, manifest: VersionManifest, put: Put, *, base: OpenedPart | None) -> None:
+    def __init__(
+        self,
+        manifest: VersionManifest,
+        put: Put,
+        *,
+        base: OpenedPart | None,
+        lows: Sequence[int] | None = None,
+    ) -> None:
         self.manifest = manifest
         self.base = base
-        self.done = 0
+        self._lows = lows
+        self._left = deque(range(0, manifest.nbytes, BLOCK_BYTES) if lows is None else lows)
         self._put = put
         self._block = memoryview(bytearray(min(BLOCK_BYTES, manifest.nbytes)))
-        self._filled = 0
+        self._filled = self.done
+
+    @property
+    def done(self) -> int:
+        """Where the block begins that comes next."""
+        return self._left[0] if self._left else self.manifest.nbytes
 
     @property
     def is_whole(self) -> bool:
-        """Whether all has come."""
-        return self.done == self.manifest.nbytes
+        """Whether all has come that is wanted."""
+        return not self._left
+
+    @property
+    def lows(self) -> Sequence[int]:
+        """Where the blocks begin that are still to come; nothing if that is all of the rest."""
+        return () if self._lows is None else self._left
 
     def rewind(self) -> None:
         """Begin again after what is verified."""
@@ -100,7 +119,8 @@ class Incoming:
             whole = self._block[: end - self.done]
             verify_block(self.manifest, whole, at=self.done)
             self._put(self.done, whole)
-            self.done = end
+            self._left.popleft()
+            self._filled = self.done
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +167,16 @@ class Far:
         *,
         base: OpenedPart | None = None,
         bytes_per_s: int = 0,
+        lows: Sequence[int] | None = None,
     ) -> None:
         """Have its part put in its place, verified; as deltas to `base` where that is sooner.
+
+        With `lows`, only the blocks that begin there.
 
         Raises:
             PlexError: `checksum_mismatch`.
         """
-        incoming, in_vain = Incoming(manifest, put, base=base), 0
+        incoming, in_vain = Incoming(manifest, put, base=base, lows=lows), 0
         with self._state() as state:
             while not incoming.is_whole:
                 before = incoming.done
@@ -189,7 +212,10 @@ class Far:
         manifest = incoming.manifest
         incoming.rewind()
         request = ReadVersionRequest(
-            **VersionId.of(manifest)._asdict(), offset=incoming.done, bytes_per_s=bytes_per_s
+            **VersionId.of(manifest)._asdict(),
+            offset=incoming.done,
+            bytes_per_s=bytes_per_s,
+            lows=incoming.lows,
         )
         if incoming.base is not None:
             base = VersionId.of(incoming.base.manifest)

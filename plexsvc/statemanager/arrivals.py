@@ -114,6 +114,11 @@ class Arrivals:
         if arrival.error is not None:
             raise arrival.error
 
+    def count(self, nbytes: int) -> None:
+        """Count bytes that came for something else."""
+        with self._lock:
+            self.arrived_bytes += nbytes
+
     def forget(self, job_id: JobId) -> None:
         """Drop what a job has here; the caller holds the lock."""
         for key in [key for key, one in self._arrivals.items() if one.is_idle]:

@@ -11,11 +11,12 @@ says whether it is in use. Another host removes it only when nothing in it was w
 time, by the file system's clock. Without an exchange the older checkpoint is moved aside first; the
 next save beside it, or the restarted state manager, brings it back if nothing came in its place.
 
-Files: `model.safetensors`; with
-the optimizer `optimizer.safetensors`, whose keys are `<kind>/<tensor>` (exp_avg, exp_avg_sq,
-master), and `plex_state.json` with the scalars; and the model directory's configuration and
-tokenizer files. Of adapters it is a PEFT directory: `adapter_model.safetensors` and
-`adapter_config.json`, which names the model, in place of the model's files.
+Files: `model.safetensors`; with the optimizer `optimizer.safetensors`, whose keys are
+`<kind>/<tensor>` (exp_avg, exp_avg_sq, master), and `plex_state.json` with the scalars; and the
+model directory's configuration and tokenizer files. What several nodes write (`shards`) is
+`NAME-00001-of-0000N.safetensors`, with Hugging Face's index of the weights. Of adapters it is a
+PEFT directory: `adapter_model.safetensors` and `adapter_config.json`, which names the model, in
+place of the model's files.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import FileIO
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,19 +42,14 @@ import numpy as np
 
 from plexsvc import lora
 from plexsvc.errors import PlexError, bad_request
+from plexsvc.statemanager import shards
 from plexsvc.statemanager.caller import WaitingCaller
+from plexsvc.statemanager.shards import Plan
 from plexsvc.statemanager.snapshot import StateSnapshot
 from plexsvc.weights import checkpoints, headers, pieces
-from plexsvc.weights.checkpoints import (
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    SCRATCH,
-    STATE_FILE,
-    BlockHasher,
-    Sealed,
-)
+from plexsvc.weights.checkpoints import SCRATCH, STATE_FILE, Sealed
 from plexsvc.weights.owner import SEAL, check_owner
-from plexsvc.weights.pieces import RegionBytes, Tensor
+from plexsvc.weights.reading import PARAMETERS
 
 SAVE: Final = "save"
 """Begins the key of a record in the book: where a checkpoint is being written."""
@@ -76,14 +73,11 @@ MAX_SWAPS: Final = 8
 HOST_DIGITS: Final = 12
 """Of a host's number, between the two."""
 
-SYNC_BYTES: Final = 64 << 20
-"""Bytes that may be written before the disk must have them."""
-
-PARAMETERS: Final = "param"
-OPTIMIZER_KINDS: Final = ("exp_avg", "exp_avg_sq", "master")
+Write = Callable[[Path, Plan], Mapping[str, Sealed]]
+"""Has files that are in a directory, empty, written according to a plan; returns their seals."""
 
 _COPIED_SUFFIXES: Final = (".json", ".txt", ".model", ".jinja")
-_NOT_COPIED: Final = frozenset({"model.safetensors.index.json", STATE_FILE})
+_NOT_COPIED: Final = frozenset({headers.INDEX, STATE_FILE})
 _MAX_COPIED_BYTES: Final = 256 << 20
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
@@ -120,11 +114,13 @@ def materialize(  # noqa: PLR0913 - what a checkpoint consists of
     tenant: str,
     about: Mapping[str, Any] | None = None,
     kept: int = 0,
+    write: Write | None = None,
 ) -> Written:
     """Write `snapshot` as the checkpoint directory `path`, replacing an older one of `tenant`.
 
     What it is `about` goes into its state file. Of directories beside it whose names differ in what
     follows `@` alone, as many newest as are to be `kept` stay; 0: all. Adapters name `base`.
+    `write` has the tensors written, by default here.
     Nothing appears under `path` if the caller leaves before all of it is written.
 
     Raises:
@@ -135,10 +131,13 @@ def materialize(  # noqa: PLR0913 - what a checkpoint consists of
         raise bad_request(f"checkpoint path {str(path)!r} must be an absolute directory name")
     try:
         _check_free(path, tenant=tenant)
+        plan = shards.plan(snapshot, optimizer=optimizer)
         with _scratch(path) as scratch:
-            sealed = _write_state(
-                snapshot, scratch, optimizer=optimizer, about=about or {}, caller=caller
+            sealed = _write_tensors(
+                scratch, plan, write or partial(_write_here, snapshot, caller=caller)
             )
+            if optimizer:
+                _write_json(scratch / STATE_FILE, {**_scalars_table(snapshot), **(about or {})})
             if lora.is_adapter(snapshot.index):
                 _write_json(scratch / lora.CONFIG_FILE, _adapter_config(snapshot, base=base))
             elif model is not None:
@@ -234,79 +233,31 @@ def _make_locked(path: Path) -> tuple[Path, int]:
             os.close(fd)
 
 
-def write_safetensors(
-    path: Path, named: Sequence[tuple[str, Tensor]], *, region: RegionBytes, caller: WaitingCaller
-) -> Sealed:
-    """Write tensors one at a time: never more than one is assembled in memory.
-
-    Raises:
-        PlexError: `cancelled`.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, tensor in named:
-        end = offset + tensor.nbytes
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    hasher = BlockHasher()
-    with path.open("wb", buffering=0) as file:
-        for data in _contents(text, named, region=region):
-            hasher.update(data)
-            _write_steadily(file, data, caller)
-        os.fsync(file.fileno())
-    return hasher.seal()
+def _write_here(
+    snapshot: StateSnapshot, scratch: Path, plan: Plan, *, caller: WaitingCaller
+) -> Mapping[str, Sealed]:
+    return shards.write(snapshot, scratch, chain(*plan.values()), caller)
 
 
-def _contents(
-    header: bytes, named: Sequence[tuple[str, Tensor]], *, region: RegionBytes
-) -> Iterator[memoryview]:
-    yield memoryview(len(header).to_bytes(headers.SIZE_BYTES, "little") + header)
-    for _, tensor in named:
-        whole = np.ascontiguousarray(pieces.whole(tensor, region))
-        yield whole.reshape(-1).view(np.uint8).data
-
-
-def _write_steadily(file: FileIO, data: memoryview, caller: WaitingCaller) -> None:
-    """Write and sync in steps, so that the watchdog sees how far it is on the disk."""
-    while data:
-        done = file.write(data[:SYNC_BYTES])
-        data = data[done:]
-        if data:
-            os.fdatasync(file.fileno())
-        caller.advance(done)
-
-
-def _write_state(
-    snapshot: StateSnapshot,
-    target: Path,
-    *,
-    optimizer: bool,
-    about: Mapping[str, Any],
-    caller: WaitingCaller,
-) -> dict[str, Sealed]:
-    """Write the state's files; return the seals of what was to be written into the large ones."""
-    sealed = {}
-    found = pieces.tensors(snapshot.index)
-    parameters = [(t.name, t) for t in found if t.kind == PARAMETERS]
-    _check_whole(t for _, t in parameters)
-    weights = lora.WEIGHTS_FILE if lora.is_adapter(snapshot.index) else MODEL_FILE
-    sealed[weights] = write_safetensors(
-        target / weights, parameters, region=snapshot.region, caller=caller
-    )
-    if not optimizer:
-        return sealed
-    states = [(f"{t.kind}/{t.name}", t) for t in found if t.kind in OPTIMIZER_KINDS]
-    _check_whole(t for _, t in states)
-    sealed[OPTIMIZER_FILE] = write_safetensors(
-        target / OPTIMIZER_FILE, states, region=snapshot.region, caller=caller
-    )
-    _write_json(target / STATE_FILE, {**_scalars_table(snapshot), **about})
+def _write_tensors(scratch: Path, plan: Plan, write: Write) -> Mapping[str, Sealed]:
+    """Have the tensors' files written, with an index if several have the weights."""
+    files = {shard.file: shard for shard in chain(*plan.values())}
+    for name in files:
+        (scratch / name).touch()
+    sealed = write(scratch, plan)
+    for name in files:
+        # Opened, because a network's file system may remember the size of before.
+        with (scratch / name).open("rb") as file:
+            nbytes = os.fstat(file.fileno()).st_size
+        if nbytes != sealed[name].nbytes:
+            raise bad_request(
+                f"{scratch.parent} is not the same on all nodes: {name} has {nbytes} bytes here "
+                f"where {sealed[name].nbytes} were written; save to a file system that they share"
+            )
+    weights = [shard for name, shard in files.items() if name.startswith("model-")]
+    if weights:
+        nbytes = sum(sealed[shard.file].nbytes for shard in weights)
+        _write_json(scratch / headers.INDEX, shards.index_of(weights, nbytes=nbytes))
     return sealed
 
 
@@ -314,6 +265,7 @@ def _adapter_config(snapshot: StateSnapshot, *, base: str) -> dict[str, Any]:
     found = pieces.tensors(snapshot.index)
     shapes = {tensor.name: tensor.shape for tensor in found if tensor.kind == PARAMETERS}
     (scale,) = [tensor for tensor in found if tensor.kind == lora.SCALE_KIND]
+    (scale,) = snapshot.gathered([scale])
     (value,) = pieces.whole(scale, snapshot.region).view(np.float32)
     return lora.peft_config(shapes, scale=float(value), base=base)
 
@@ -336,22 +288,6 @@ def _scalars_table(snapshot: StateSnapshot) -> dict[str, Any]:
         "scalars": first,
         "rank_scalars": by_rank,
     }
-
-
-def _check_whole(tensors: Iterable[Tensor]) -> None:
-    empty = True
-    for tensor in tensors:
-        empty = False
-        if not pieces.is_complete(tensor):
-            raise bad_request(
-                f"{tensor.kind}/{tensor.name}: only a part of it is here; of a deployment that "
-                "spans nodes, give the copies of all"
-            )
-    if empty:
-        raise bad_request(
-            "nothing to write: the deployment has no such state; one without an optimizer saves "
-            "with optimizer=False"
-        )
 
 
 def _check_free(path: Path, *, tenant: str) -> None:

@@ -85,8 +85,9 @@ def streaming(publisher: Publisher, request: pb.ReadVersionRequest) -> Iterator[
     Raises:
         PlexError: `not_found`; `bad_request` for an offset inside a block.
     """
-    if request.offset % BLOCK_BYTES:
-        raise bad_request(f"byte {request.offset} begins no block of {BLOCK_BYTES} bytes")
+    for low in (request.offset, *request.lows):
+        if low % BLOCK_BYTES:
+            raise bad_request(f"byte {low} begins no block of {BLOCK_BYTES} bytes")
     with ExitStack() as held:
         version = held.enter_context(publisher.reading(VersionId.of(request)))
         base = None

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import grpc.aio
@@ -25,7 +23,6 @@ from google.protobuf.message import DecodeError
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexclient.wire.v1 import statemanager_pb2 as pb
-from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import PlexError, bad_request
 from plexsvc.ids import JobId, VersionId, WpgId
@@ -34,8 +31,7 @@ from plexsvc.residency import Residency
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.residency import ON_WIRE, TARGETS
 from plexsvc.rpc.services import add_service
-from plexsvc.statelink.far import Far
-from plexsvc.statemanager import checkpoints, snapshot
+from plexsvc.statemanager import snapshot
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.core import WpgEntry
@@ -49,10 +45,10 @@ from plexsvc.statemanager.publishing import (
     Progress,
     Version,
 )
+from plexsvc.statemanager.saving import Saver
 from plexsvc.statemanager.sending import AHEAD, streaming
 from plexsvc.weights import pieces
 from plexsvc.weights.manifests import part_name, scalars_by_rank, steps
-from plexsvc.weights.reading import OpenedPart
 
 log = Log(__name__)
 
@@ -61,12 +57,6 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["StateManager"]
 
 MAX_CONTROL_CALLS: Final = 32
 """Control calls that work at once; further ones wait."""
-
-MAX_WRITERS: Final = 8
-"""Checkpoints and digests that are worked on at once; further ones wait."""
-
-PROGRESS_S: Final = 1.0
-"""How often a caller is told how much of its checkpoint is written."""
 
 
 class StateManagerServicer:
@@ -91,12 +81,13 @@ class StateManagerServicer:
         self._clients = clients
         self._clock = clock
         self._data_socket = data_socket
-        self._keys = keys
         self._mover = mover
         self._parking = parking
         self._versions = KeyedLocks()
         self._threads = ThreadPoolExecutor(MAX_CONTROL_CALLS, thread_name_prefix="control")
-        self._writers = ThreadPoolExecutor(MAX_WRITERS, thread_name_prefix="writer")
+        self._saver = Saver(node, keys=keys)
+        self.materialize = self._saver.materialize
+        self.write_shards = self._saver.write_shards
 
     async def move(self, request: pb.MoveRequest) -> pb.MoveReply:
         """Move a WPG; the reply says what was copied and how long it took."""
@@ -131,26 +122,6 @@ class StateManagerServicer:
         """Return the manifest of a version on this node."""
         return self._node.publisher.manifest(VersionId.of(request))
 
-    async def materialize(
-        self, request: pb.MaterializeRequest
-    ) -> AsyncGenerator[pb.MaterializeReply]:
-        """Write a checkpoint; say how far it is while it gets on."""
-        caller, told = WaitingCaller(), 0
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._writers, self._materialize, request, caller)
-        try:
-            while not (await asyncio.wait([work], timeout=PROGRESS_S))[0]:
-                if caller.done_bytes > told:
-                    told = caller.done_bytes
-                    yield pb.MaterializeReply(nbytes=told)
-            written = work.result()
-            yield pb.MaterializeReply(nbytes=written.nbytes, files=written.files)
-        except PlexError as error:
-            yield pb.MaterializeReply(error=wire_errors.to_wire(error))
-        finally:
-            caller.leave()
-            work.cancel()  # what has not begun never does; what has sees that its caller left
-
     async def read_version(self, request: pb.ReadVersionRequest) -> AsyncGenerator[pb.VersionChunk]:
         """Stream the blocks of a version, made ready beside the event loop."""
         loop = asyncio.get_running_loop()
@@ -159,7 +130,7 @@ class StateManagerServicer:
             version = held.enter_context(streaming(self._node.publisher, request))
             ahead: deque[asyncio.Future[list[pb.VersionChunk]]] = deque()
             # None: nothing further is made ready, and what is ready is sent.
-            for low in [*version.lows(request.offset), *[None] * AHEAD]:
+            for low in [*(request.lows or version.lows(request.offset)), *[None] * AHEAD]:
                 if low is not None:
                     ahead.append(loop.run_in_executor(self._threads, version.block, low))
                 if ahead and (low is None or len(ahead) > AHEAD):
@@ -172,7 +143,7 @@ class StateManagerServicer:
         """Hash the state, the same wherever it is."""
         try:
             return await self._run(
-                lambda caller: self._digest(request, caller), self._writers, of=request.wpg_id
+                lambda caller: self._digest(request, caller), self._saver.threads, of=request.wpg_id
             )
         except PlexError as error:
             return pb.DigestReply(error=wire_errors.to_wire(error))
@@ -264,7 +235,7 @@ class StateManagerServicer:
     def close(self) -> None:
         """Wait for the calls at work."""
         self._threads.shutdown()
-        self._writers.shutdown()
+        self._saver.close()
 
     async def _run(
         self,
@@ -358,7 +329,7 @@ class StateManagerServicer:
 
     def _draft_copy(self, request: pb.PublishRequest, caller: WaitingCaller) -> Version:
         """Copy a complete version of other nodes, as one part."""
-        with self._copied(request.copy_of, caller) as taken:
+        with self._saver.copied(request.copy_of, caller) as taken, self._brought(taken):
             draft = partial(
                 self._node.publisher.draft,
                 VersionId.of(request),
@@ -370,77 +341,25 @@ class StateManagerServicer:
             )
             return self._parking.with_room(draft)
 
+    @contextmanager
+    def _brought(self, taken: snapshot.StateSnapshot) -> Iterator[None]:
+        """Have all that other nodes hold of a copy, for the block."""
+        wanted = pieces.distinct(taken.index)
+        far = sum(pieces.nbytes_of(piece) for piece in wanted if piece.region in taken.far)
+        with self._parking.booked(far):
+            taken.bring(wanted)
+            yield
+
     def _release(self, request: pb.ReleaseVersionRequest) -> None:
         self._node.admit(request.fence)
         self._node.publisher.release(VersionId.of(request))
 
-    def _materialize(
-        self, request: pb.MaterializeRequest, caller: WaitingCaller
-    ) -> checkpoints.Written:
-        self._node.admit(request.fence)
-        with (
-            self._copied(request.copies, caller) as state,
-            _places(request) as (path, model),
-            self._noted(request),
-        ):
-            return checkpoints.materialize(
-                state,
-                path,
-                model=model,
-                base=request.model,
-                optimizer=request.optimizer,
-                caller=caller,
-                tenant=request.tenant,
-                about=json.loads(request.about_json or "{}"),
-                kept=request.kept,
-            )
-
-    @contextmanager
-    def _noted(self, request: pb.MaterializeRequest) -> Iterator[None]:
-        """Have a successor know of a save while it is written: it removes what a kill leaves."""
-        key = (checkpoints.SAVE, secrets.token_hex(8))
-        directory = str(Path(request.path).parent)
-        self._node.book.put(key, {"directory": directory, "root": request.root})
-        try:
-            self._node.book.settle()
-            yield
-        finally:
-            self._node.book.drop(key)
-
     def _digest(self, request: pb.DigestRequest, caller: WaitingCaller) -> pb.DigestReply:
         self._node.admit(request.fence)
-        with self._copied(request.copies, caller) as state:
+        with self._saver.copied(request.copies, caller) as state:
             return pb.DigestReply(
                 digests=snapshot.digests(state, caller), applied_seq=state.applied_seq
             )
-
-    @contextmanager
-    def _copied(
-        self, copies: pb.PublishedVersion, caller: WaitingCaller
-    ) -> Iterator[snapshot.StateSnapshot]:
-        """Return the state that copies of all nodes of a WPG make up, held for the block."""
-        if not copies.holders:
-            raise bad_request("no copy is named to work from; publish one")
-        with ExitStack() as stack:
-            opened = [stack.enter_context(self._opened(copies, h, caller)) for h in copies.holders]
-            yield snapshot.of_copies(opened)
-
-    @contextmanager
-    def _opened(
-        self,
-        copies: pb.PublishedVersion,
-        holder: pb.VersionHolder,
-        caller: WaitingCaller,
-    ) -> Iterator[OpenedPart]:
-        if holder.node_id == self._node.config.node_id:
-            with self._node.publisher.reading(VersionId.of(copies)) as published:
-                yield published
-            return
-        far = Far(holder, lambda: self._keys, caller.advance)
-        manifest = far.read_manifest(copies)
-        with self._parking.booked(manifest.nbytes):
-            streamed = far.read_whole(manifest)
-            yield streamed
 
 
 def add_to_server(servicer: StateManagerServicer, server: grpc.aio.Server) -> None:
@@ -458,22 +377,6 @@ def add_to_server(servicer: StateManagerServicer, server: grpc.aio.Server) -> No
 def _progress(taken: snapshot.StateSnapshot) -> Progress:
     scalars = json.dumps({str(rank): dict(known) for rank, known in taken.scalars.items()})
     return Progress(scalars_json=scalars, applied_seq=taken.applied_seq)
-
-
-@contextmanager
-def _places(
-    request: pb.MaterializeRequest,
-) -> Iterator[tuple[Path, Path | None]]:
-    """Yield where a checkpoint goes and its model's files, each opened below its root."""
-    target, root = Path(request.path), Path(request.root)
-    with ExitStack() as stack:
-        above = paths.CheckedPath(path=target.parent, root=root)
-        parent = stack.enter_context(paths.opened_directory(above, make=True))
-        model = None
-        if request.model:
-            place = paths.CheckedPath(path=Path(request.model), root=Path(request.model_root))
-            model = stack.enter_context(paths.view(place, only=checkpoints.is_copied))
-        yield parent / target.name, model
 
 
 def _part(message: bytes, name: str) -> service_pb2.StageRequest:

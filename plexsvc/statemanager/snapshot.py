@@ -4,23 +4,63 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import mmap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
 
 import numpy as np
 import xxhash
 
-from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
+from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc.ids import WpgId
 from plexsvc.residency import Residency
+from plexsvc.statelink.far import Far
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.core import WpgEntry
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import ManagedNode
 from plexsvc.weights import manifests, pieces, reading
+from plexsvc.weights.checksums import BLOCK_BYTES
 from plexsvc.weights.manifests import Scalars
-from plexsvc.weights.pieces import GRADIENTS, Array, RegionBytes
+from plexsvc.weights.pieces import GRADIENTS, Array, RegionBytes, Tensor
 from plexsvc.weights.reading import OpenedPart
+
+MAP_NORESERVE: Final = 0x4000
+"""Of Linux; Python names it from 3.13 on."""
+
+GATHERED_BYTES: Final = 64 << 20
+"""Of tensors with pieces on other nodes: so many, or one tensor, are brought here at once."""
+
+
+class FarPart:
+    """A part of a copy that another node holds; only what was brought last can be read."""
+
+    def __init__(self, far: Far, manifest: VersionManifest) -> None:
+        self._far = far
+        # Addresses for all of it: memory is taken only by what comes.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        self._space = mmap.mmap(-1, max(1, manifest.nbytes), flags=flags)
+        self._data = memoryview(self._space)
+        self.opened = OpenedPart(manifest=manifest, data=self._data[: manifest.nbytes])
+
+    def bring(self, wanted: Iterable[CanonicalPiece]) -> None:
+        """Bring the blocks in which some of its pieces lie; those from before are let go.
+
+        Raises:
+            PlexError: `checksum_mismatch`, `unavailable`.
+        """
+        lows = set[int]()
+        for piece in wanted:
+            end = piece.offset + pieces.nbytes_of(piece)
+            lows.update(range(piece.offset // BLOCK_BYTES * BLOCK_BYTES, end, BLOCK_BYTES))
+        if lows:
+            self._space.madvise(mmap.MADV_DONTNEED)
+            self._far.read_into(self._put, self.opened.manifest, lows=sorted(lows))
+
+    def _put(self, at: int, block: memoryview) -> None:
+        self._data[at : at + len(block)] = block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +72,36 @@ class StateSnapshot:
     region: RegionBytes
     scalars: dict[int, Scalars]
     applied_seq: int
+    far: Mapping[str, FarPart] = field(default_factory=dict)
+    """By region: what other nodes hold, of which only what is brought is here."""
+
+    def bring(self, wanted: Collection[CanonicalPiece]) -> None:
+        """Bring pieces here that other nodes hold, in place of those that were brought before.
+
+        Raises:
+            PlexError: `checksum_mismatch`, `unavailable`.
+        """
+        for region, part in self.far.items():
+            part.bring([piece for piece in wanted if piece.region == region])
+
+    def gathered(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield tensors once all their pieces are here; each may be read before the next is asked.
+
+        Raises:
+            PlexError: as `bring`.
+        """
+        batch, nbytes = list[Tensor](), 0
+        for tensor in tensors if self.far else ():
+            if batch and nbytes + tensor.nbytes > GATHERED_BYTES:
+                yield from self._brought(batch)
+                batch, nbytes = [], 0
+            batch.append(tensor)
+            nbytes += tensor.nbytes
+        yield from self._brought(batch) if self.far else tensors
+
+    def _brought(self, batch: Sequence[Tensor]) -> Sequence[Tensor]:
+        self.bring([part for tensor in batch for part in tensor.parts])
+        return batch
 
 
 def take(node: ManagedNode, wpg_id: WpgId, *, beside: bool = False) -> StateSnapshot:
@@ -70,15 +140,20 @@ def has_gradients(node: ManagedNode, wpg_id: WpgId) -> bool:
     )
 
 
-def of_copies(copies: Sequence[OpenedPart]) -> StateSnapshot:
-    """Return the state that the copies of a WPG's nodes make up together."""
-    index, region = reading.joined(copies)
-    known = [copy.manifest for copy in copies]
+def of_copies(copies: Sequence[OpenedPart | FarPart]) -> StateSnapshot:
+    """Return the state that the copies of a WPG's nodes make up together.
+
+    Of what several hold the first one's is read.
+    """
+    opened = [copy.opened if isinstance(copy, FarPart) else copy for copy in copies]
+    index, region = reading.joined(opened)
+    known = [copy.manifest for copy in opened]
     return StateSnapshot(
         index=tuple(index),
         region=region,
         scalars=dict(manifests.scalars_by_rank(known)),
         applied_seq=manifests.applied_seq(known),
+        far={str(n): copy for n, copy in enumerate(copies) if isinstance(copy, FarPart)},
     )
 
 
@@ -92,7 +167,7 @@ def digests(snapshot: StateSnapshot, caller: WaitingCaller) -> dict[str, str]:
     """
     hashes: dict[str, hashlib._Hash] = {}
     shared = [piece for piece in snapshot.index if piece.kind != GRADIENTS]
-    for tensor in pieces.tensors(shared):
+    for tensor in snapshot.gathered(pieces.tensors(shared)):
         found = hashes.setdefault(tensor.kind, hashlib.sha256())
         found.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         if pieces.is_complete(tensor):
@@ -100,10 +175,12 @@ def digests(snapshot: StateSnapshot, caller: WaitingCaller) -> dict[str, str]:
         else:
             _update_pieces(found, tensor.parts, snapshot, caller)
     own = [piece for piece in snapshot.index if piece.kind == GRADIENTS]
-    for piece in sorted(own, key=lambda p: (p.name, p.rank, tuple(p.start))):
+    own.sort(key=lambda p: (p.name, p.rank, tuple(p.start)))
+    each = chain.from_iterable(pieces.tensors([piece]) for piece in own)
+    for tensor in snapshot.gathered(each):
         found = hashes.setdefault(GRADIENTS, hashlib.sha256())
-        found.update(f"{piece.name} {piece.rank}\n".encode())
-        _update_pieces(found, [piece], snapshot, caller)
+        found.update(f"{tensor.name} {tensor.parts[0].rank}\n".encode())
+        _update_pieces(found, tensor.parts, snapshot, caller)
     return {kind: found.hexdigest() for kind, found in hashes.items()}
 
 

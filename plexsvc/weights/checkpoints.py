@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -32,6 +33,8 @@ MODEL_FILE: Final = "model.safetensors"
 OPTIMIZER_FILE: Final = "optimizer.safetensors"
 STATE_FILE: Final = "plex_state.json"
 
+_OPTIMIZER: Final = re.compile(r"optimizer(-\d+-of-\d+)?\.safetensors")
+
 SCRATCH: Final = ".tmp-"
 """Follows the name of a checkpoint in that of the directory in which it is written or removed."""
 
@@ -42,6 +45,11 @@ class Sealed:
 
     nbytes: int
     blocks: tuple[str, ...]
+
+
+def is_ours_alone(name: str) -> bool:
+    """Whether no model directory has a file of this name, and a checkpoint with its optimizer."""
+    return name == STATE_FILE or _OPTIMIZER.fullmatch(name) is not None
 
 
 class BlockHasher:
@@ -177,9 +185,9 @@ def read_seal(directory: Path) -> Seal | None:
     """
     path = directory / SEAL
     if not path.is_file():
-        for name in (OPTIMIZER_FILE, STATE_FILE):
-            if (directory / name).exists():
-                raise _broken(path, f"it is missing beside {name}: the copy was cut short")
+        for one in directory.glob("*"):
+            if is_ours_alone(one.name):
+                raise _broken(path, f"it is missing beside {one.name}: the copy was cut short")
         return None
     try:
         found = paths.read_json(path, most_bytes=MAX_MARK_BYTES)
@@ -220,8 +228,9 @@ def check_model(directory: Path) -> None:
     """
     found = read_seal(directory)
     if found is not None:
-        for name in found.names - {OPTIMIZER_FILE, STATE_FILE}:
-            found.check_file(name)
+        for name in found.names:
+            if not is_ours_alone(name):
+                found.check_file(name)
 
 
 def _seal_of(path: Path) -> Sealed:

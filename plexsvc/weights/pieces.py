@@ -50,6 +50,11 @@ def box_of(piece: CanonicalPiece) -> Box:
     return Box(tuple(piece.start), tuple(piece.size))
 
 
+def nbytes_of(piece: CanonicalPiece) -> int:
+    """Return the bytes of a piece's elements."""
+    return math.prod(piece.size) * DTYPES[piece.dtype].carrier.itemsize
+
+
 def check_piece(piece: CanonicalPiece, region_bytes: Mapping[str, int]) -> None:
     """Refuse a piece that contradicts itself or does not lie inside its region.
 
@@ -165,8 +170,7 @@ def pack(
         target.region, target.offset = region, offset
         target.stride[:] = packed_strides(box)
         placed.append((part, target))
-        nbytes = box.volume * DTYPES[part.dtype].carrier.itemsize
-        offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        offset += -(-nbytes_of(part) // ALIGNMENT) * ALIGNMENT
     return placed, offset
 
 

@@ -39,10 +39,7 @@ class VersionReader:
 
     def __init__(self, published: Sequence[OpenedPart]) -> None:
         index, self._region = joined(published)
-        self._tensors = {
-            tensor.name if tensor.kind == PARAMETERS else f"{tensor.kind}/{tensor.name}": tensor
-            for tensor in pieces.tensors(index)
-        }
+        self._tensors = {key_of(tensor): tensor for tensor in pieces.tensors(index)}
 
     @property
     def names(self) -> Collection[str]:
@@ -68,6 +65,11 @@ class VersionReader:
             PlexError: `not_found` when the parts do not cover the box.
         """
         return pieces.assemble(tensor, box, region=self._region)
+
+
+def key_of(tensor: Tensor) -> str:
+    """Return what a tensor is called among those of all kinds, and in files."""
+    return tensor.name if tensor.kind == PARAMETERS else f"{tensor.kind}/{tensor.name}"
 
 
 def joined(published: Sequence[OpenedPart]) -> tuple[list[CanonicalPiece], RegionBytes]:

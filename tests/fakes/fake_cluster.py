@@ -205,8 +205,9 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         return statemanager_pb2.DigestReply(digests={"param": "abc"})
 
     async def Materialize(
-        self, request: statemanager_pb2.MaterializeRequest, context: Any
+        self, request_iterator: AsyncIterator[statemanager_pb2.MaterializeRequest], context: Any
     ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+        request = await anext(request_iterator)
         if self._behaviour.on_materialize is not None:
             async for reply in self._behaviour.on_materialize(request):
                 yield reply

@@ -123,7 +123,7 @@ class Daemon:
                 )
             fields = {"root": str(path.parent), "model_root": "/", "tenant": "lab"} | fields
             request = statemanager_pb2.MaterializeRequest(wpg_id=wpg_id, path=str(path), **fields)
-            return list(self.stub.Materialize(request, timeout=DEADLINE_S))[-1]
+            return list(self.stub.Materialize(iter([request]), timeout=DEADLINE_S))[-1]
 
     def inventory(self) -> statemanager_pb2.InventoryReply:
         return self.stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=DEADLINE_S)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -21,7 +21,7 @@ from plexclient.wire.v1 import (
 from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.ids import DeploymentId, NodeId, OperationId, VersionId
 from plexsvc.log import Log
-from plexsvc.rpc.errors import checked
+from plexsvc.rpc.errors import checked, first_failure
 from plexsvc.scheduler.core.events import StateCopied
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.ledger.held import Held, Published
@@ -32,6 +32,8 @@ from plexsvc.scheduler.orders.reach import Reach
 log = Log(__name__)
 
 Result = operations_pb2.OperationResult
+_Call = Any
+"""A call of gRPC whose replies are read one by one."""
 
 RELEASE_S: Final = 60.0
 """Deadline of a release: by then a state manager that hangs is replaced, and its successor asked.
@@ -217,42 +219,98 @@ async def _materialize(work: _Managed) -> None:
 async def write(
     reach: Reach, record: WpgRecord, request: statemanager_pb2.MaterializeRequest
 ) -> statemanager_pb2.MaterializeReply:
-    """Have a WPG's first node write a checkpoint; return once it is there.
+    """Have a WPG's nodes write a checkpoint, which the first one makes; return once it is there.
 
     Raises:
-        PlexError: what the state manager refused; `unavailable` when it wrote nothing for long.
-        AioRpcError: it did not answer.
+        PlexError: what a state manager refused; `unavailable` when all wrote nothing for long.
+        AioRpcError: the first one did not answer.
     """
-    return checked(await reach.ask_state(record.nodes[0], partial(_written, reach, request)))
+    return await reach.ask_state(record.nodes[0], _Save(reach, request).write)
 
 
-async def _written(
-    reach: Reach,
-    request: statemanager_pb2.MaterializeRequest,
-    state: statemanager_pb2_grpc.StateManagerAsyncStub,
-) -> statemanager_pb2.MaterializeReply:
-    """Return the last word of a state manager that writes, however long it gets on.
+class _Save:
+    """A checkpoint that state managers write, for as long as they get on."""
 
-    Raises:
-        PlexError: `unavailable` when it wrote nothing for as long as a call may take.
-        AioRpcError: it did not answer.
-    """
-    reply = statemanager_pb2.MaterializeReply()
-    call = state.Materialize(request)
-    try:
-        while not (reply.files or reply.HasField("error")):
-            async with asyncio.timeout(reach.silence_s):
-                found = await call.read()
-            assert isinstance(found, statemanager_pb2.MaterializeReply), request.path
-            reply = found
-    except TimeoutError as error:
-        raise unavailable(
-            f"{request.path} not written: {reply.nbytes} bytes were written and none since "
-            f"{reach.silence_s:.0f} s (scheduler.progress_timeout_us); look at its disk"
-        ) from error
-    finally:
-        call.cancel()
-    return reply
+    def __init__(self, reach: Reach, request: statemanager_pb2.MaterializeRequest) -> None:
+        self._reach = reach
+        self._request = request
+        self._silence = asyncio.timeout(None)
+        self._nbytes = Counter[str]()
+        """Written so far, by node; the one that makes the checkpoint has no name."""
+
+    async def write(
+        self, state: statemanager_pb2_grpc.StateManagerAsyncStub
+    ) -> statemanager_pb2.MaterializeReply:
+        """Have a state manager make the checkpoint; carry to the others what they are to write."""
+        self._silence = asyncio.timeout(self._reach.silence_s)
+        call = state.Materialize()
+        try:
+            async with self._silence, asyncio.TaskGroup() as others:
+                await call.write(self._request)
+                reply = await self._read(call)
+                if reply.shares:
+                    others.create_task(self._write_shares(call, reply))
+                    reply = await self._read(call)
+        except TimeoutError as error:
+            raise unavailable(
+                f"{self._request.path} not written: {self._nbytes.total()} bytes were written and "
+                f"none since {self._reach.silence_s:.0f} s (scheduler.progress_timeout_us); look "
+                "at its disk"
+            ) from error
+        except BaseExceptionGroup as errors:
+            raise first_failure(errors) from errors
+        finally:
+            call.cancel()
+        return reply
+
+    async def _write_shares(self, call: _Call, asked: statemanager_pb2.MaterializeReply) -> None:
+        """Have other nodes write; tell the one that asked what they have written."""
+        replies = await asyncio.gather(*(self._write_share(one, asked) for one in asked.shares))
+        written = [shard for reply in replies for shard in reply.written]
+        await call.write(statemanager_pb2.MaterializeRequest(written=written))
+
+    async def _write_share(
+        self, share: statemanager_pb2.Share, asked: statemanager_pb2.MaterializeReply
+    ) -> statemanager_pb2.MaterializeReply:
+        request = statemanager_pb2.WriteShardsRequest(
+            fence=self._request.fence,
+            copies=self._request.copies,
+            directory=asked.directory,
+            root=self._request.root,
+            shards=share.shards,
+        )
+
+        async def ask(
+            state: statemanager_pb2_grpc.StateManagerAsyncStub,
+        ) -> statemanager_pb2.MaterializeReply:
+            call = state.WriteShards(request)
+            try:
+                return await self._read(call, of=share.node_id)
+            finally:
+                call.cancel()
+
+        try:
+            return await self._reach.ask_state(NodeId(share.node_id), ask)
+        except grpc.aio.AioRpcError as error:
+            raise unavailable(
+                f"{self._request.path} not written: the state manager of {share.node_id}, which "
+                f"has a part of it, does not answer ({error.details()}); save again"
+            ) from error
+
+    async def _read(self, call: _Call, *, of: str = "") -> statemanager_pb2.MaterializeReply:
+        """Return the next reply that says more than how much is written.
+
+        Raises:
+            PlexError: what was refused.
+        """
+        while True:
+            reply = await call.read()
+            assert isinstance(reply, statemanager_pb2.MaterializeReply), self._request.path
+            with suppress(RuntimeError):  # it has run out
+                self._silence.reschedule(asyncio.get_running_loop().time() + self._reach.silence_s)
+            self._nbytes[of] = max(self._nbytes[of], reply.nbytes)
+            if checked(reply).files or reply.shares or reply.written:
+                return reply
 
 
 @asynccontextmanager

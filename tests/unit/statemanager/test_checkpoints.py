@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc import lora
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.statemanager import checkpoints
+from plexsvc.statemanager import checkpoints, shards
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.snapshot import StateSnapshot
 from plexsvc.weights.boxes import Box
@@ -146,7 +146,7 @@ def test_what_another_save_is_writing_stays(tmp_path: Path) -> None:
 def test_how_far_a_save_is_counts_what_the_disk_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "SYNC_BYTES", 10)
+    monkeypatch.setattr(shards, "SYNC_BYTES", 10)
     caller = WaitingCaller()
     save(tmp_path / "out", caller=caller)
     assert caller.done_bytes == (tmp_path / "out" / "model.safetensors").stat().st_size
@@ -171,14 +171,14 @@ def test_a_checkpoint_is_sealed_with_what_was_in_memory(
     assert sealed is not None
     for name in ("model.safetensors", "config.json"):
         sealed.check_file(name)
-    write = checkpoints._write_steadily
+    write = shards._write_steadily
 
     def write_badly(file: FileIO, data: memoryview, caller: WaitingCaller) -> None:
         spoiled = bytearray(data)
         spoiled[-1] ^= 1
         write(file, memoryview(spoiled), caller)
 
-    monkeypatch.setattr(checkpoints, "_write_steadily", write_badly)
+    monkeypatch.setattr(shards, "_write_steadily", write_badly)
     save(tmp_path / "bad")
     sealed = read_seal(tmp_path / "bad")
     assert sealed is not None

@@ -23,7 +23,7 @@ from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
 from plexsvc.statelink.member import Member
 from plexsvc.statemanager import book as books
-from plexsvc.statemanager import checkpoints, hostcopy, publishing, snapshot
+from plexsvc.statemanager import checkpoints, hostcopy, publishing, shards, snapshot
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig, TierConfig
@@ -137,7 +137,11 @@ class Daemon:
         request = statemanager_pb2.MaterializeRequest(
             wpg_id="w", path=str(path), root=str(path.parent), copies=copies
         )
-        replies = [reply async for reply in self.servicer.materialize(request)]
+
+        async def messages() -> AsyncIterator[bytes]:
+            yield request.SerializeToString()
+
+        replies = [reply async for reply in self.servicer.materialize(messages())]
         return replies[-1]
 
     async def move(self, to: common_pb2.Residency) -> None:
@@ -175,14 +179,14 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.goes_on = threading.Event()
         self.is_asked = threading.Event()
-        write = checkpoints._write_steadily
+        write = shards._write_steadily
 
         def write_late(*given: Any) -> None:
             self.is_asked.set()
             assert self.goes_on.wait(30)
             write(*given)
 
-        monkeypatch.setattr(checkpoints, "_write_steadily", write_late)
+        monkeypatch.setattr(shards, "_write_steadily", write_late)
 
 
 def saved(path: Path) -> list[float]:
@@ -589,7 +593,7 @@ def make_faulty(daemon: Daemon, faults: Faults) -> None:
     servicer._mover._node = faulty
     servicer._mover = FaultyProxy(servicer._mover, faults)
     servicer._clients = FaultyProxy(servicer._clients, faults)
-    servicer._node = faulty
+    servicer._node = servicer._saver._node = faulty
     book: Any = FaultyProxy(daemon.node.book, faults)
     daemon.node.staging._book = daemon.node.publisher._book = book
 

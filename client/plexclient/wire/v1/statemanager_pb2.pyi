@@ -192,7 +192,7 @@ class ReleaseVersionReply(_message.Message):
     def __init__(self) -> None: ...
 
 class MaterializeRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "path", "optimizer", "model", "copies", "root", "model_root", "tenant", "about_json", "kept")
+    __slots__ = ("fence", "wpg_id", "path", "optimizer", "model", "copies", "root", "model_root", "tenant", "about_json", "kept", "written")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +204,7 @@ class MaterializeRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ABOUT_JSON_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     path: str
@@ -215,33 +216,76 @@ class MaterializeRequest(_message.Message):
     tenant: str
     about_json: str
     kept: int
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ..., copies: _Optional[_Union[PublishedVersion, _Mapping]] = ..., root: _Optional[str] = ..., model_root: _Optional[str] = ..., tenant: _Optional[str] = ..., about_json: _Optional[str] = ..., kept: _Optional[int] = ...) -> None: ...
+    written: _containers.RepeatedCompositeFieldContainer[Shard]
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ..., copies: _Optional[_Union[PublishedVersion, _Mapping]] = ..., root: _Optional[str] = ..., model_root: _Optional[str] = ..., tenant: _Optional[str] = ..., about_json: _Optional[str] = ..., kept: _Optional[int] = ..., written: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
 
 class MaterializeReply(_message.Message):
-    __slots__ = ("error", "nbytes", "files")
+    __slots__ = ("error", "nbytes", "files", "shares", "directory", "written")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     error: _common_pb2.Error
     nbytes: int
     files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    directory: str
+    written: _containers.RepeatedCompositeFieldContainer[Shard]
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., directory: _Optional[str] = ..., written: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("file", "tensors", "nbytes", "blocks")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    tensors: _containers.RepeatedScalarFieldContainer[str]
+    nbytes: int
+    blocks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, file: _Optional[str] = ..., tensors: _Optional[_Iterable[str]] = ..., nbytes: _Optional[int] = ..., blocks: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("node_id", "shards")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    shards: _containers.RepeatedCompositeFieldContainer[Shard]
+    def __init__(self, node_id: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
+
+class WriteShardsRequest(_message.Message):
+    __slots__ = ("fence", "copies", "directory", "root", "shards")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    copies: PublishedVersion
+    directory: str
+    root: str
+    shards: _containers.RepeatedCompositeFieldContainer[Shard]
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., copies: _Optional[_Union[PublishedVersion, _Mapping]] = ..., directory: _Optional[str] = ..., root: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
 
 class ReadVersionRequest(_message.Message):
-    __slots__ = ("deployment_id", "version", "incarnation", "offset", "base", "bytes_per_s")
+    __slots__ = ("deployment_id", "version", "incarnation", "offset", "base", "bytes_per_s", "lows")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LOWS_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     version: int
     incarnation: int
     offset: int
     base: VersionId
     bytes_per_s: int
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., incarnation: _Optional[int] = ..., offset: _Optional[int] = ..., base: _Optional[_Union[VersionId, _Mapping]] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
+    lows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., incarnation: _Optional[int] = ..., offset: _Optional[int] = ..., base: _Optional[_Union[VersionId, _Mapping]] = ..., bytes_per_s: _Optional[int] = ..., lows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VersionChunk(_message.Message):
     __slots__ = ("offset", "data", "width")

@@ -56,9 +56,14 @@ class StateManagerStub:
                 request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.GetManifestRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.VersionManifest.FromString,
                 _registered_method=True)
-        self.Materialize = channel.unary_stream(
+        self.Materialize = channel.stream_stream(
                 '/plexsvc.v1.StateManager/Materialize',
                 request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.FromString,
+                _registered_method=True)
+        self.WriteShards = channel.unary_stream(
+                '/plexsvc.v1.StateManager/WriteShards',
+                request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.WriteShardsRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.FromString,
                 _registered_method=True)
         self.ReadVersion = channel.unary_stream(
@@ -129,10 +134,18 @@ class StateManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Materialize(self, request, context):
+    def Materialize(self, request_iterator, context):
         """Writes a copy of managed state as Hugging Face safetensors (and optimizer state), holding nothing but the copy. Says
-        how many bytes are written whenever they have become more; the last reply has an error or the files. The checkpoint
-        does not appear if the caller leaves before.
+        how many bytes are written whenever they have become more; the last reply has an error or the files. Where other nodes
+        hold some of it, one reply says what these are to write (WriteShards), and the second request what they have written.
+        The checkpoint does not appear if the caller leaves before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteShards(self, request, context):
+        """Writes files of a checkpoint that another node makes. The last reply has an error or their seals. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,9 +219,14 @@ def add_StateManagerServicer_to_server(servicer, server):
                     request_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.GetManifestRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_statemanager__pb2.VersionManifest.SerializeToString,
             ),
-            'Materialize': grpc.unary_stream_rpc_method_handler(
+            'Materialize': grpc.stream_stream_rpc_method_handler(
                     servicer.Materialize,
                     request_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.SerializeToString,
+            ),
+            'WriteShards': grpc.unary_stream_rpc_method_handler(
+                    servicer.WriteShards,
+                    request_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.WriteShardsRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.SerializeToString,
             ),
             'ReadVersion': grpc.unary_stream_rpc_method_handler(
@@ -366,7 +384,34 @@ class StateManager:
             _registered_method=True)
 
     @staticmethod
-    def Materialize(request,
+    def Materialize(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/plexsvc.v1.StateManager/Materialize',
+            plexsvc_dot_v1_dot_statemanager__pb2.MaterializeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteShards(request,
             target,
             options=(),
             channel_credentials=None,
@@ -379,8 +424,8 @@ class StateManager:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/plexsvc.v1.StateManager/Materialize',
-            plexsvc_dot_v1_dot_statemanager__pb2.MaterializeRequest.SerializeToString,
+            '/plexsvc.v1.StateManager/WriteShards',
+            plexsvc_dot_v1_dot_statemanager__pb2.WriteShardsRequest.SerializeToString,
             plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.FromString,
             options,
             channel_credentials,

@@ -42,11 +42,14 @@ class StateManagerStub:
     ReleaseVersion: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.ReleaseVersionRequest, _statemanager_pb2.ReleaseVersionReply]
     GetManifest: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.GetManifestRequest, _statemanager_pb2.VersionManifest]
     """The manifest of this node's part of a published version; not_found once it is released."""
-    Materialize: _grpc.UnaryStreamMultiCallable[_statemanager_pb2.MaterializeRequest, _statemanager_pb2.MaterializeReply]
+    Materialize: _grpc.StreamStreamMultiCallable[_statemanager_pb2.MaterializeRequest, _statemanager_pb2.MaterializeReply]
     """Writes a copy of managed state as Hugging Face safetensors (and optimizer state), holding nothing but the copy. Says
-    how many bytes are written whenever they have become more; the last reply has an error or the files. The checkpoint
-    does not appear if the caller leaves before.
+    how many bytes are written whenever they have become more; the last reply has an error or the files. Where other nodes
+    hold some of it, one reply says what these are to write (WriteShards), and the second request what they have written.
+    The checkpoint does not appear if the caller leaves before.
     """
+    WriteShards: _grpc.UnaryStreamMultiCallable[_statemanager_pb2.WriteShardsRequest, _statemanager_pb2.MaterializeReply]
+    """Writes files of a checkpoint that another node makes. The last reply has an error or their seals. Safe to repeat."""
     ReadVersion: _grpc.UnaryStreamMultiCallable[_statemanager_pb2.ReadVersionRequest, _statemanager_pb2.VersionChunk]
     """The bytes of this node's part of a version for another host, from a block on: each block as it is, in pieces, or as a
     delta to the same block of a version that the reader has, whichever is expected to be sooner there.
@@ -71,11 +74,14 @@ class StateManagerAsyncStub(StateManagerStub):
     ReleaseVersion: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.ReleaseVersionRequest, _statemanager_pb2.ReleaseVersionReply]  # type: ignore[assignment]
     GetManifest: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.GetManifestRequest, _statemanager_pb2.VersionManifest]  # type: ignore[assignment]
     """The manifest of this node's part of a published version; not_found once it is released."""
-    Materialize: _aio.UnaryStreamMultiCallable[_statemanager_pb2.MaterializeRequest, _statemanager_pb2.MaterializeReply]  # type: ignore[assignment]
+    Materialize: _aio.StreamStreamMultiCallable[_statemanager_pb2.MaterializeRequest, _statemanager_pb2.MaterializeReply]  # type: ignore[assignment]
     """Writes a copy of managed state as Hugging Face safetensors (and optimizer state), holding nothing but the copy. Says
-    how many bytes are written whenever they have become more; the last reply has an error or the files. The checkpoint
-    does not appear if the caller leaves before.
+    how many bytes are written whenever they have become more; the last reply has an error or the files. Where other nodes
+    hold some of it, one reply says what these are to write (WriteShards), and the second request what they have written.
+    The checkpoint does not appear if the caller leaves before.
     """
+    WriteShards: _aio.UnaryStreamMultiCallable[_statemanager_pb2.WriteShardsRequest, _statemanager_pb2.MaterializeReply]  # type: ignore[assignment]
+    """Writes files of a checkpoint that another node makes. The last reply has an error or their seals. Safe to repeat."""
     ReadVersion: _aio.UnaryStreamMultiCallable[_statemanager_pb2.ReadVersionRequest, _statemanager_pb2.VersionChunk]  # type: ignore[assignment]
     """The bytes of this node's part of a version for another host, from a block on: each block as it is, in pieces, or as a
     delta to the same block of a version that the reader has, whichever is expected to be sooner there.
@@ -120,13 +126,21 @@ class StateManagerServicer:
 
     def Materialize(
         self,
-        request: _statemanager_pb2.MaterializeRequest,
+        request_iterator: _MaybeAsyncIterator[_statemanager_pb2.MaterializeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_statemanager_pb2.MaterializeReply], _abc.AsyncIterator[_statemanager_pb2.MaterializeReply]]:
         """Writes a copy of managed state as Hugging Face safetensors (and optimizer state), holding nothing but the copy. Says
-        how many bytes are written whenever they have become more; the last reply has an error or the files. The checkpoint
-        does not appear if the caller leaves before.
+        how many bytes are written whenever they have become more; the last reply has an error or the files. Where other nodes
+        hold some of it, one reply says what these are to write (WriteShards), and the second request what they have written.
+        The checkpoint does not appear if the caller leaves before.
         """
+
+    def WriteShards(
+        self,
+        request: _statemanager_pb2.WriteShardsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_statemanager_pb2.MaterializeReply], _abc.AsyncIterator[_statemanager_pb2.MaterializeReply]]:
+        """Writes files of a checkpoint that another node makes. The last reply has an error or their seals. Safe to repeat."""
 
     def ReadVersion(
         self,

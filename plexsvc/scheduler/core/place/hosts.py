@@ -61,10 +61,7 @@ def read(placement: Placement, event: VersionRead) -> None:
 
 
 def copy(placement: Placement, wpg: Wpg, operation: Operation) -> None:
-    """Book the copies that an operation is about to work from.
-
-    Each node copies its part, and the first one gathers those of the others.
-    """
+    """Book the copies that an operation is about to work from: each node copies its part."""
     if operation.kind not in COPYING_KINDS:
         return
     deployment = placement.deployments[wpg.deployment_id]
@@ -75,8 +72,6 @@ def copy(placement: Placement, wpg: Wpg, operation: Operation) -> None:
     by_host = Counter[str]()
     for place in wpg.places:
         by_host[place.node_id] += each
-    first = wpg.places[0].node_id
-    by_host[first] += sum(by_host.values()) - by_host[first]
     _reserve(placement, Use.COPIES, wpg.wpg_id, by_host)
 
 

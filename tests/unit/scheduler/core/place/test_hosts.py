@@ -113,10 +113,7 @@ class Hosts(FakeWorld):
             return Counter({node: count * VERSION for node, count in nodes.items()})
         if kind not in COPYING_KINDS:
             return Counter()
-        made = Counter({node: count * STATE for node, count in nodes.items()})
-        first = next(iter(nodes))
-        made[first] += made.total() - made[first]
-        return made
+        return Counter({node: count * STATE for node, count in nodes.items()})
 
     def nodes(self, wpg_id: WpgId) -> Counter[NodeId]:
         wpg = self.core.view.wpgs.get(wpg_id)
@@ -180,13 +177,13 @@ def booked(world: Hosts, node: str) -> dict[Use, int]:
     return world.memory.uses_at(next(p.unit for p in world.core.view.devices if p.node_id == node))
 
 
-def test_a_save_is_booked_until_it_is_written_and_the_first_node_has_the_parts_of_all() -> None:
+def test_a_save_is_booked_until_it_is_written_for_its_part_on_each_node() -> None:
     world = world_of(n0=2, n1=2)
     world.bring_up("a", devices=4)
     before = booked(world, "n0")
     world.submit("save", job="a", seq=1, kind=OperationKind.SAVE)
     world.copied("save")
-    assert booked(world, "n0") == {**before, Use.COPIES: 4 * STATE}
+    assert booked(world, "n0") == {**before, Use.COPIES: 2 * STATE}
     assert booked(world, "n1") == {**before, Use.COPIES: 2 * STATE}
     world.report_next(StartOperation)
     assert booked(world, "n0") == booked(world, "n1") == before
