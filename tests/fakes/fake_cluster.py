@@ -33,6 +33,9 @@ Hook = Callable[[worker_pb2.ExecuteRequest], Awaitable[worker_pb2.ExecuteReply |
 WriteHook = Callable[
     [statemanager_pb2.MaterializeRequest], AsyncIterator[statemanager_pb2.MaterializeReply]
 ]
+ShardsHook = Callable[
+    [str, statemanager_pb2.WriteShardsRequest], AsyncIterator[statemanager_pb2.MaterializeReply]
+]
 MoveHook = Callable[[str, statemanager_pb2.MoveRequest], Awaitable[None]]
 
 
@@ -69,6 +72,9 @@ class Behaviour:
     move_errors: list[PlexError] = field(default_factory=list)
     on_move: MoveHook | None = None
     on_materialize: WriteHook | None = None
+    on_shards: ShardsHook | None = None
+    written: list[statemanager_pb2.Shard] = field(default_factory=list)
+    """What those that make checkpoints were told that others have written."""
     publish_errors: list[PlexError | None] = field(default_factory=list)
     describe_failures: int = 0
     """Calls to a rank for what it is that fail from now on: it is dead."""
@@ -211,9 +217,18 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         if self._behaviour.on_materialize is not None:
             async for reply in self._behaviour.on_materialize(request):
                 yield reply
+                if reply.shares:
+                    self._behaviour.written.extend((await anext(request_iterator)).written)
             return
         yield statemanager_pb2.MaterializeReply(nbytes=3)
         yield statemanager_pb2.MaterializeReply(nbytes=7, files=["model.safetensors"])
+
+    async def WriteShards(
+        self, request: statemanager_pb2.WriteShardsRequest, context: Any
+    ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+        assert self._behaviour.on_shards is not None
+        async for reply in self._behaviour.on_shards(self._node_id, request):
+            yield reply
 
     async def Forget(
         self, request: statemanager_pb2.ForgetRequest, context: Any

@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM
 
 import plexclient as plex
 from tests.rigs.live_cluster import (
@@ -69,6 +71,48 @@ def test_a_group_over_two_nodes_trains_and_delivers_like_one_rank(
         sampled = plex.Batch.from_samples(samples, advantages=np.zeros(4))
         gap = np.abs(spread.forward(sampled).logprobs - sampled.logprobs)[sampled.mask > 0]
         assert gap.max() <= 1e-3
+
+
+def tensors_of(directory: Path) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for file in directory.glob("*.safetensors"):
+        found |= {name: array.tobytes() for name, array in load_file(file).items()}
+    return found
+
+
+@pytest.mark.parametrize("layout", ["pp", "tp"])
+def test_each_node_writes_its_part_of_a_save(
+    two_nodes: LiveCluster, tiny_model: Path, tmp_path: Path, layout: str
+) -> None:
+    parallel = plex.Parallel(**cast("dict[str, Any]", {layout: 2}))
+    with two_nodes.connect() as connection, connection.job("saves") as job:
+        spread = train(job, "spread", tiny_model, parallel)
+        expected = spread.digest()
+        spread.save(tmp_path / "saved")
+        single = train(job, "single", tiny_model, plex.Parallel())
+        single.load(tmp_path / "saved", optimizer=True)
+        assert single.digest() == expected
+        single.save(tmp_path / "by-one")
+        files = sorted(path.name for path in (tmp_path / "saved").glob("model*"))
+        assert files == [
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+        ]
+        assert tensors_of(tmp_path / "saved") == tensors_of(tmp_path / "by-one")
+        spread.export(tmp_path / "exported")
+        read = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
+        one = tensors_of(tmp_path / "by-one")
+        names = one.keys() & read.keys()
+        assert names >= load_file(tiny_model / "model.safetensors").keys()
+        assert all(read[name].numpy().tobytes() == one[name] for name in names)
+        with (tmp_path / "saved" / files[1]).open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            (last,) = file.read()
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last ^ 1]))
+        with pytest.raises(plex.PlexError, match=rf"checkpoint_damaged.*{files[1]}"):
+            single.load(tmp_path / "saved", optimizer=True)
 
 
 def test_a_version_outlives_a_node_whose_part_another_has(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2
-from plexsvc.errors import ErrorCode
+from plexsvc.errors import ErrorCode, bad_request
 from plexsvc.node.config import AgentConfig
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.rigs.scheduler_rig import Rig, start_rig
@@ -37,6 +38,86 @@ class SlowDisk:
         finally:
             self.left.set()
         yield statemanager_pb2.MaterializeReply(nbytes=2, files=["model.safetensors"])
+
+
+class TwoDisks:
+    """The first node's state manager has another one write a file, too."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.asked = list[tuple[str, str, str]]()
+        self.left = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+        self.replies = [statemanager_pb2.MaterializeReply(written=[WRITTEN])]
+        self.written = rig.behaviour.written
+
+    async def make(
+        self, request: statemanager_pb2.MaterializeRequest
+    ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+        try:
+            shares = [statemanager_pb2.Share(node_id="node-1", shards=[ASKED])]
+            yield statemanager_pb2.MaterializeReply(shares=shares, directory="/lab/.out.tmp-1")
+        finally:
+            self.left.set()
+        yield statemanager_pb2.MaterializeReply(
+            nbytes=2, files=["model-00001-of-00002.safetensors"]
+        )
+
+    async def write(
+        self, node_id: str, request: statemanager_pb2.WriteShardsRequest
+    ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+        self.asked.extend((node_id, request.directory, one.file) for one in request.shards)
+        await self.goes_on.wait()
+        for reply in self.replies:
+            yield reply
+
+
+ASKED = statemanager_pb2.Shard(file="model-00002-of-00002.safetensors", tensors=["a"])
+WRITTEN = statemanager_pb2.Shard(file=ASKED.file, nbytes=5, blocks=["ab"])
+
+
+@pytest.fixture
+async def disks(tmp_path: Path) -> AsyncIterator[tuple[Rig, TwoDisks]]:
+    config = SchedulerConfig(progress_timeout_us=300_000)
+    nodes = [{"train": 1}, {"train": 1}]
+    async with start_rig(tmp_path, nodes=nodes, config=config) as rig:
+        found = TwoDisks(rig)
+        rig.behaviour.on_materialize, rig.behaviour.on_shards = found.make, found.write
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        yield rig, found
+
+
+async def test_other_nodes_write_what_they_are_asked_and_the_first_is_told(
+    disks: tuple[Rig, TwoDisks],
+) -> None:
+    rig, found = disks
+    result = await rig.run("job-1", "save")
+    assert result.metrics["nbytes"] == 2, result
+    assert found.asked == [("node-1", "/lab/.out.tmp-1", ASKED.file)]
+    assert found.written == [WRITTEN]
+
+
+async def test_a_save_that_another_node_refuses_is_refused_and_stops(
+    disks: tuple[Rig, TwoDisks],
+) -> None:
+    rig, found = disks
+    error = to_wire(bad_request("node-1 did not write: the disk is full"))
+    found.replies = [statemanager_pb2.MaterializeReply(error=error)]
+    result = await rig.run("job-1", "save")
+    assert "node-1 did not write: the disk is full" in result.error.message
+    await found.left.wait()
+    assert copies(rig) == ["job-1/actor~copied"]
+
+
+async def test_a_save_of_which_another_node_writes_nothing_is_given_up(
+    disks: tuple[Rig, TwoDisks],
+) -> None:
+    rig, found = disks
+    found.goes_on.clear()
+    result = await rig.run("job-1", "save")
+    assert "0 bytes were written and none since" in result.error.message
+    await found.left.wait()
 
 
 @pytest.fixture
