@@ -93,25 +93,25 @@ def test_each_node_writes_its_part_of_a_save(
         single.load(tmp_path / "saved", optimizer=True)
         assert single.digest() == expected
         single.save(tmp_path / "by-one")
-        files = sorted(path.name for path in (tmp_path / "saved").glob("model*"))
-        assert files == [
+        assert tensors_of(tmp_path / "saved") == tensors_of(tmp_path / "by-one")
+        spread.export(tmp_path / "exported")
+        assert sorted(path.name for path in (tmp_path / "exported").glob("model*")) == [
             "model-00001-of-00002.safetensors",
             "model-00002-of-00002.safetensors",
             "model.safetensors.index.json",
         ]
-        assert tensors_of(tmp_path / "saved") == tensors_of(tmp_path / "by-one")
-        spread.export(tmp_path / "exported")
         read = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
         one = tensors_of(tmp_path / "by-one")
         names = one.keys() & read.keys()
         assert names >= load_file(tiny_model / "model.safetensors").keys()
         assert all(read[name].numpy().tobytes() == one[name] for name in names)
-        with (tmp_path / "saved" / files[1]).open("r+b") as file:
+        (*_, damaged) = sorted((tmp_path / "saved").glob("model*.safetensors"))
+        with damaged.open("r+b") as file:
             file.seek(-1, os.SEEK_END)
             (last,) = file.read()
             file.seek(-1, os.SEEK_END)
             file.write(bytes([last ^ 1]))
-        with pytest.raises(plex.PlexError, match=rf"checkpoint_damaged.*{files[1]}"):
+        with pytest.raises(plex.PlexError, match=rf"checkpoint_damaged.*{damaged.name}"):
             single.load(tmp_path / "saved", optimizer=True)
 
 
