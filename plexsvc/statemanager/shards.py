@@ -10,6 +10,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final
@@ -119,16 +120,23 @@ def write(
         OSError: the disk refuses.
     """
     known = {key_of(tensor): tensor for tensor in pieces.tensors(snapshot.index)}
-    return {
-        shard.file: _write_safetensors(
-            directory / shard.file, [known[name] for name in shard.tensors], snapshot, caller
-        )
-        for shard in shards
-    }
+    with ExitStack() as stack:
+        # Whoever makes the checkpoint made the files, and may remove them while they are written.
+        files = [(stack.enter_context(_opened(directory / one.file)), one) for one in shards]
+        return {
+            shard.file: _write_safetensors(
+                file, [known[name] for name in shard.tensors], snapshot, caller
+            )
+            for file, shard in files
+        }
+
+
+def _opened(path: Path) -> FileIO:
+    return FileIO(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC), "wb")
 
 
 def _write_safetensors(
-    path: Path, tensors: Sequence[Tensor], snapshot: StateSnapshot, caller: WaitingCaller
+    file: FileIO, tensors: Sequence[Tensor], snapshot: StateSnapshot, caller: WaitingCaller
 ) -> Sealed:
     """Write tensors one at a time: never more than a few are assembled in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -144,13 +152,10 @@ def _write_safetensors(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     hasher = BlockHasher()
-    # Whoever makes the checkpoint made the file: one that is not there is another file system's.
-    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with FileIO(fd, "wb") as file:
-        for data in _contents(text, tensors, snapshot):
-            hasher.update(data)
-            _write_steadily(file, data, caller)
-        os.fsync(file.fileno())
+    for data in _contents(text, tensors, snapshot):
+        hasher.update(data)
+        _write_steadily(file, data, caller)
+    os.fsync(file.fileno())
     return hasher.seal()
 
 
