@@ -76,6 +76,8 @@ class Jobs:
 
     cluster: OnHosts
     trainings: tuple[Training, ...]
+    calm: Sequence[Any]
+    """What they come to where nothing happens."""
     seen: list[str] = field(default_factory=list)
     """What was found of the fault that happens, beside its jobs."""
 
@@ -95,13 +97,20 @@ class Jobs:
             now, took_s = self.homes(training), training.answered_s - since_s
             where = "+".join(was) if was == now else f"{'+'.join(was)} → {'+'.join(now)}"
             became.append(f"{where}, {took_s:.0f} s")
-        row = " | ".join([what, *became, "; ".join(self.seen)])
+        for training, (metrics, tokens, _) in zip(self.trainings, self.calm, strict=True):
+            assert training.metrics == metrics[: len(training.metrics)]
+            assert training.tokens == tokens[: len(training.tokens)]
+        row = " | ".join([what, *became, "; ".join([*self.seen, "same bits"])])
         print(f"| {row} |", flush=True)  # noqa: T201 - what `make chaos` is for
 
     def within(self, what: str, is_so: Callable[[], bool]) -> None:
         """Wait for something, and note in how many seconds it came."""
+        self.took(what, lambda: wait_until(is_so, what=what, timeout_s=90))
+
+    def took(self, what: str, do: Callable[[], None]) -> None:
+        """Note how long something takes."""
         since_s = time.monotonic()
-        wait_until(is_so, what=what, timeout_s=90)
+        do()
         self.seen.append(f"{what} in {time.monotonic() - since_s:.1f} s")
 
     def all_gone(self, processes: Sequence[int]) -> None:
@@ -147,14 +156,15 @@ def test_two_jobs_outlive_each_fault_of_ray_and_of_its_hosts(
                 start(job, tiny_model, seed=seed, durability="step", pp=2, samples=True)
                 for seed, job in enumerate((left, right), start=1)
             )
-            jobs = Jobs(cluster, trainings)
-            lose_hosts(jobs)
+            jobs = Jobs(cluster, trainings, calm)
             kill_processes(jobs)
+            lose_hosts(jobs)
+            restart_head(jobs)
             assert [one.outcome() for one in trainings] == calm
 
 
 def lose_hosts(jobs: Jobs) -> None:
-    """Have a host fall silent, one more come, and another one leave."""
+    """Have a host fall silent, one more come, another one leave, and the raylet of one die."""
     cluster = jobs.cluster
     name = jobs.victim()
     isolate(jobs, name)
@@ -172,19 +182,17 @@ def lose_hosts(jobs: Jobs) -> None:
     cluster.ray.kill(name)
     cluster.wait_for(name, None)
 
+    name = jobs.victim()
+    with jobs.fault("raylet killed"):
+        kill_raylet(jobs, name)
+    cluster.wait_for(name, None)
+
 
 def kill_processes(jobs: Jobs) -> None:
-    """Kill everything that stands between the service and its ranks."""
+    """Kill what stands between the service and its ranks, and what holds an agent."""
     cluster = jobs.cluster
-    agents = {name: cluster.agent(name) for name in cluster.nodes()}
-    ranks = jobs.ranks()
     with jobs.fault("reconciler killed"):
         os.kill(cluster.keeper, signal.SIGKILL)
-    with jobs.fault("Ray's head killed and started"):
-        cluster.ray.restart_head()
-        jobs.within("its nodes are all there", lambda: set(cluster.nodes().values()) == {"up"})
-    assert {name: cluster.agent(name) for name in agents} == agents
-    assert jobs.ranks() >= ranks
     for what in ("agent", "NodeHost"):
         name = jobs.victim()
         agent = cluster.agent(name)
@@ -193,10 +201,18 @@ def kill_processes(jobs: Jobs) -> None:
             os.kill(agent if what == "agent" else cluster.host(name), signal.SIGKILL)
             jobs.all_gone(below)
         cluster.wait_for_other_agent(name, agent)
-    name = jobs.victim()
-    with jobs.fault("raylet killed"):
-        kill_raylet(jobs, name)
-    cluster.wait_for(name, None)
+
+
+def restart_head(jobs: Jobs) -> None:
+    """Kill Ray's head, and start it again; all that it knew stays as it is."""
+    cluster = jobs.cluster
+    agents = {name: cluster.agent(name) for name in cluster.nodes()}
+    ranks = jobs.ranks()
+    with jobs.fault("Ray's head killed and started"):
+        jobs.took("it runs", cluster.ray.restart_head)
+        jobs.within("its nodes are all there", lambda: set(cluster.nodes().values()) == {"up"})
+    assert {name: cluster.agent(name) for name in agents} == agents
+    assert jobs.ranks() >= ranks
 
 
 def kill_raylet(jobs: Jobs, name: str) -> None:
@@ -233,7 +249,7 @@ def test_a_job_over_two_hosts_outlives_the_raylet_of_one_where_a_host_was_added(
         calm = undisturbed(cluster, tiny_model, seeds=(1,), steps=3, samples=False)
         with cluster.service.live.connect() as connection, connection.job("wide") as job:
             training = start(job, tiny_model, seed=1, durability="step", pp=2)
-            jobs = Jobs(cluster, (training,))
+            jobs = Jobs(cluster, (training,), calm)
             with jobs.fault("host added"):
                 cluster.ray.add("three", pool="train")
                 jobs.within("up", lambda: cluster.nodes().get("three") == "up")
