@@ -35,6 +35,7 @@ ON_ONE_CLUSTER: Final = frozenset(
         "system/test_host_optimizer",
         "system/test_instances",
         "system/test_kills",
+        "system/test_lent",
         "system/test_lora",
         "system/test_resumed",
         "system/test_retries",
@@ -42,6 +43,9 @@ ON_ONE_CLUSTER: Final = frozenset(
         "system/test_roles",
         "system/test_router_apart",
         "system/test_same_result",
+        "system/test_sets",
+        "system/test_spot",
+        "system/test_tool_loop",
     }
 )
 """Files of tests that use `cluster`."""

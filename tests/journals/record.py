@@ -31,7 +31,7 @@ RUNS = {
     "sampling": (f"{SYSTEM}/test_state_survives.py", "sampling0"),
     "drain_and_join": (f"{SYSTEM}/test_live_plan.py", "planned0"),
     "two_nodes": (f"{SYSTEM}/test_two_nodes.py", "two0"),
-    "killed": (f"{SYSTEM}/test_kills.py", "test_nothing_remains_after_kil2"),
+    "killed": (f"{SYSTEM}/test_kills.py", "mortal0"),
     **dict.fromkeys(
         ("new_node_dies_0", "new_node_dies_1", "new_node_dies_2", "old_node_dies"),
         (f"{SYSTEM}/test_durable_nodes.py", "durable0"),

@@ -42,7 +42,7 @@ SHARES_ALL = (
     "target_slowdown_ppm = 100_000_000\ncritical_target_ppm = 100_000_000\n"
 )
 """Bounds so wide that jobs share devices even where the planner knows that it costs them time."""
-DEFAULT_NODES = {"node-a": [TRAIN, TRAIN, ROLLOUT, ROLLOUT], "node-b": [TRAIN]}
+DEFAULT_NODES = {"node-a": [TRAIN] * 2 + [ROLLOUT] * 3, "node-b": [TRAIN]}
 
 
 def configuration(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,6 @@ from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fill_other_devices, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
-
-ONE = {"only": [TRAIN]}
 
 CONTROLLER = """
 import sys, time
@@ -125,32 +124,45 @@ def test_a_killed_controller_ends_its_job_after_the_grace_period(
     wait_until(lambda: not is_alive(rank), what="its rank is gone")
 
 
-@pytest.mark.parametrize("victim", ["up", "agent", "statemanager"])
-def test_nothing_remains_after_kill_9(tmp_path: Path, tiny_model: Path, victim: str) -> None:
-    with start_cluster(tmp_path, nodes=ONE, node="orphan_us = 20_000_000") as live:
-        options = plex.ClientOptions(retry_for_s=2)
-        with (  # noqa: PT012 - leaving the job is part of it
-            pytest.raises(plex.PlexError) as caught,
-            plex.connect(live.address, token=live.token, options=options) as connection,
-            connection.job("any") as job,
-        ):
-            actor = deploy(job, tiny_model)
-            actor.forward_backward(fixed_batch(1), loss="ppo")
-            ranks = rank_processes(live, [actor.deployment_id])
-            family = [live.pid, *descendants(live.pid)]
-            pid = _victim(victim, rank=ranks[0], up=live.pid)
-            below = [*descendants(pid), *ranks]
-            os.kill(pid, signal.SIGKILL)
-            if victim == "statemanager":
-                _kill_successors(live, rank=ranks[0])
-            wait_until(
-                lambda: not any(is_alive(child) for child in below),
-                what=f"processes below the killed {victim} are gone",
-            )
-            actor.step()
-        assert caught.value.code in _ENDS[victim]
-    wait_until(lambda: not any(is_alive(p) for p in family), what="the whole family is gone")
-    assert not [name for name in os.listdir("/dev/shm") if "plex" in name]
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """A cluster that a test ends."""
+    place, node = tmp_path_factory.mktemp("mortal"), "orphan_us = 20_000_000"
+    with start_cluster(place, nodes={"only": [TRAIN]}, node=node) as live:
+        yield live
+
+
+@pytest.mark.parametrize("victim", ["statemanager", "agent", "up"])
+def test_nothing_remains_after_kill_9(mortal: LiveCluster, tiny_model: Path, victim: str) -> None:
+    live = mortal
+
+    def is_up() -> bool:
+        agents = running("plexsvc.node.agent", below=live.pid)
+        return len(agents) == 1 and [node.state for node in live.nodes()] == ["up"]
+
+    wait_until(is_up, what="its node is up, if again", timeout_s=60)
+    options = plex.ClientOptions(retry_for_s=2)
+    with (  # noqa: PT012 - leaving the job is part of it
+        pytest.raises(plex.PlexError) as caught,
+        plex.connect(live.address, token=live.token, options=options) as connection,
+        connection.job("any") as job,
+    ):
+        actor = deploy(job, tiny_model)
+        actor.forward_backward(fixed_batch(1), loss="ppo")
+        ranks = rank_processes(live, [actor.deployment_id])
+        pid = _victim(victim, rank=ranks[0], up=live.pid)
+        below = [*descendants(pid), *ranks]
+        os.kill(pid, signal.SIGKILL)
+        if victim == "statemanager":
+            _kill_successors(live, rank=ranks[0])
+        wait_until(
+            lambda: not any(is_alive(child) for child in below),
+            what=f"processes below the killed {victim} are gone",
+        )
+        actor.step()
+    assert caught.value.code in _ENDS[victim]
+    if victim == "up":
+        assert not [name for name in os.listdir("/dev/shm") if "plex" in name]
 
 
 _ENDS = {
@@ -180,21 +192,23 @@ def _kill_successors(live: LiveCluster, *, rank: int) -> None:
 
 
 def test_jobs_outlive_a_service_that_stands_still_for_longer_than_their_sessions(
-    tmp_path: Path, tiny_model: Path
+    cluster: LiveCluster, tiny_model: Path
 ) -> None:
-    with start_cluster(tmp_path, nodes=ONE) as live, live.connect() as connection:
-        with (
-            connection.job("one", session_ttl_s=15) as one,
-            connection.job("two", session_ttl_s=15) as two,
-        ):
-            actors = [deploy(one, tiny_model), deploy(two, tiny_model)]
-            for actor in actors:
-                actor.forward_backward(fixed_batch(1), loss="ppo")
-            os.kill(live.pid, signal.SIGSTOP)
-            try:
-                time.sleep(30)  # noqa: TID251 - real processes stand still for real time
-            finally:
-                os.kill(live.pid, signal.SIGCONT)
-            steps = [actor.step() for actor in actors]
-            assert [step.metrics["grad_norm"] > 0 for step in steps] == [True, True]
-        assert {job.state for job in live.jobs().values()} == {service_pb2.JOB_STATE_COMPLETED}
+    with (
+        cluster.connect() as connection,
+        connection.job("one", session_ttl_s=15) as one,
+        connection.job("two", session_ttl_s=15) as two,
+    ):
+        actors = [deploy(one, tiny_model), deploy(two, tiny_model)]
+        for actor in actors:
+            actor.forward_backward(fixed_batch(1), loss="ppo")
+        os.kill(cluster.pid, signal.SIGSTOP)
+        try:
+            time.sleep(30)  # noqa: TID251 - real processes stand still for real time
+        finally:
+            os.kill(cluster.pid, signal.SIGCONT)
+        steps = [actor.step() for actor in actors]
+        assert [step.metrics["grad_norm"] > 0 for step in steps] == [True, True]
+    jobs = cluster.jobs()
+    states = {jobs[job.job_id].state for job in (one, two)}
+    assert states == {service_pb2.JOB_STATE_COMPLETED}

@@ -18,7 +18,7 @@ import plexclient as plex
 from plexclient.wire.v1 import service_pb2
 from plexsvc.rollout.serving.control import ask
 from tests.rigs.lent_engine import ServedEngine, served
-from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
+from tests.rigs.live_cluster import LiveCluster
 from tests.rigs.spot_cluster import PROMPTS, change_instance, tokens
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.waiting import wait_until
@@ -87,19 +87,10 @@ def sampled_while(
         under_way.result()
 
 
-@pytest.fixture(scope="module")
-def borrowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """Where jobs of all tests borrow."""
-    nodes = {"only": [TRAIN, TRAIN, ROLLOUT, ROLLOUT, ROLLOUT]}
-    with start_cluster(tmp_path_factory.mktemp("borrowing"), nodes=nodes) as started:
-        yield started
-
-
 def test_a_job_has_a_lent_engine_as_an_instance_until_its_owner_takes_it_back(
-    borrowing: LiveCluster, tmp_path: Path, tiny_model: Path
+    cluster: LiveCluster, tmp_path: Path, tiny_model: Path
 ) -> None:
     make_qwen3(tmp_path / "chat", seed=1)
-    cluster = borrowing
     with cluster.connect() as connection:
         lending = ("--lend", "--lend-model", str(tiny_model), "--cluster", str(cluster.state_dir))
         with connection.job("borrower") as job:
@@ -138,8 +129,6 @@ def test_a_job_has_a_lent_engine_as_an_instance_until_its_owner_takes_it_back(
                     change_instance(cluster, "open", DEVICE)
                     wait_for(cluster, "serving")
                 assert len(answers) > 10, "traffic went on meanwhile"
-            wait_for(cluster, "", "free")
-            with served(tmp_path, *lending, "--max-model-len", "512") as engine:
                 generate_while(engine.process.kill)
                 assert tokens(rollout.generate(PROMPTS, **OPTIONS)) == expected
 
@@ -158,11 +147,10 @@ def until_lent(cluster: LiveCluster, rollout: plex.Rollout) -> Iterator[plex.Sam
 
 
 def test_one_lent_engine_serves_jobs_in_turn_each_by_its_own_weights(
-    borrowing: LiveCluster, tmp_path: Path, tiny_model: Path
+    cluster: LiveCluster, tmp_path: Path, tiny_model: Path
 ) -> None:
-    cluster = borrowing
     with cluster.connect() as connection, ExitStack() as stack:
-        jobs = [stack.enter_context(connection.job(name)) for name in ("one", "two")]
+        jobs = [stack.enter_context(connection.job(name)) for name in ("lent-one", "lent-two")]
         rollouts, versions = [], []
         elastic = plex.Elastic(dedicated=1, serving=(0, 1))
         for number, job in enumerate(jobs):
@@ -196,12 +184,12 @@ def test_one_lent_engine_serves_jobs_in_turn_each_by_its_own_weights(
                 for samples in until_lent(cluster, rollouts[turn]):
                     assert tokens(samples) == expected[turn]
                     assert {v for one in samples for v in one.versions} == {versions[turn]}
+        wait_for(cluster, "", "free")
 
 
 def test_guests_of_several_models_serve_jobs_beside_each_other(
-    borrowing: LiveCluster, tmp_path: Path, tiny_model: Path
+    cluster: LiveCluster, tmp_path: Path, tiny_model: Path
 ) -> None:
-    cluster = borrowing
     other = make_qwen3(tmp_path / "other", seed=5, layers=3)
     models = {f"chat.{model.name}": model for model in (tiny_model, other)}
     with cluster.connect() as connection, ExitStack() as stack:

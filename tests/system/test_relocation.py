@@ -22,7 +22,7 @@ from tests.rigs.workloads import Program, fill_other_devices, fixed_batch, run_i
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ONE = plex.Parallel()
-NODES = (node("left", train=2), node("right", train=2))
+NODES = tuple(replace(node(name, train=2), address="127.0.0.1") for name in ("left", "right"))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_moved_deployment_ends_with_the_bits_it_would_have_had(
 
 
 def test_state_is_streamed_to_a_node_that_cannot_map_it(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    inner: InnerCluster, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locate, far = Reach.locate, list[str]()
 
@@ -110,12 +110,7 @@ def test_state_is_streamed_to_a_node_that_cannot_map_it(
         return version
 
     monkeypatch.setattr(Reach, "locate", far_away)
-    nodes = tuple(replace(one, address="127.0.0.1") for one in NODES)
-    with (
-        start_inner(tmp_path, nodes=nodes) as inner,
-        inner.connect() as connection,
-        connection.job("far") as job,
-    ):
+    with inner.connect() as connection, connection.job("far") as job:
         actor = deploy(job, tiny_model, parallel=plex.Parallel(tp=2), seed=0)
         run_interleaved([Program(actor, 0, steps=1)])
         before = actor.digest()
@@ -286,7 +281,7 @@ def test_a_job_that_is_cancelled_on_the_way_frees_both_places(
 
 
 def test_instances_move_with_the_version_they_serve(tmp_path: Path, tiny_model: Path) -> None:
-    nodes = (node("left", rollout=1), node("right", train=0, rollout=1))
+    nodes = (node("left", rollout=2),)
     prompt = [3, 4, 12, 5, 16]
     with (
         start_inner(tmp_path, nodes=nodes) as inner,
@@ -305,9 +300,9 @@ def test_instances_move_with_the_version_they_serve(tmp_path: Path, tiny_model: 
 
         before = sampled()
         assert inner.places(rollout) == (("left", 1),)
-        inner.relocate(rollout, ("right", 0))
+        inner.relocate(rollout, ("left", 2))
         assert inner.wait().stage is RelocationStage.DONE, inner.changes[-1]
-        assert inner.places(rollout) == (("right", 0),)
+        assert inner.places(rollout) == (("left", 2),)
         assert sampled() == before
         assert before[1] == {version}
         actor.forward_backward(fixed_batch(2), loss="ppo")

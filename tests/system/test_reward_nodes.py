@@ -24,7 +24,6 @@ from plexsvc.cluster.places import keys_file
 from plexsvc.rpc.channels import open_blocking_channel
 from tests.rigs.live_cluster import (
     TETHERED,
-    TRAIN,
     LiveCluster,
     rewards_address,
     start_cluster,
@@ -36,7 +35,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
 SLOTS = '{ kind = "reward", cpus = 2, bytes_total = 4_294_967_296 }'
 STAND_IN = '{ kind = "reward", gpu = 0, bytes_total = 1_048_576 }'
-NODES = {"left": [TRAIN, SLOTS], "right": [TRAIN, SLOTS, STAND_IN]}
+NODES = {"left": [SLOTS], "right": [SLOTS, STAND_IN]}
 KILLS = 12
 
 HOLDS = """

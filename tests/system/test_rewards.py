@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import SHARES_ALL, TRAIN, LiveCluster, start_cluster
+from tests.rigs.live_cluster import SHARES_ALL, LiveCluster, start_cluster
 from tests.rigs.processes import running
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 KILLS = int(os.environ.get("PLEX_CHAOS_KILLS", "5"))  # noqa: TID251 - of `make chaos`
 QUESTIONS = ["1/2", "\\frac{3}{4}", "x^2 + 2x + 1", "7"]
+SLOTS = '{ kind = "reward", cpus = 2, bytes_total = 4_294_967_296 }'
 HTTP = '[router]\nhttp_listen = "127.0.0.1:0"\n'
 ANSWERS = ["so it is $0.5$", "$\\boxed{0.75}$", "$(x+1)^2$", "I do not know"]
 
@@ -32,7 +33,7 @@ ANSWERS = ["so it is $0.5$", "$\\boxed{0.75}$", "$(x+1)^2$", "I do not know"]
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     directory, settings = tmp_path_factory.mktemp("rewards"), f"{SHARES_ALL}\n{HTTP}"
-    with start_cluster(directory, nodes={"only": [TRAIN]}, scheduler=settings) as cluster:
+    with start_cluster(directory, nodes={"only": [SLOTS]}, scheduler=settings) as cluster:
         yield cluster
 
 

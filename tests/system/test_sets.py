@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import MIB, ROLLOUT, LiveCluster, start_cluster
+from tests.rigs.live_cluster import LiveCluster
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
-TRAIN = f'{{ kind = "train", bytes_total = {256 * MIB} }}'
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """One node with a device to train on and two for instances."""
-    nodes = {"only": [TRAIN, ROLLOUT, ROLLOUT]}
-    with start_cluster(tmp_path_factory.mktemp("sets"), nodes=nodes) as started:
-        yield started
-
 
 def test_two_jobs_that_would_have_closed_a_circle_run_in_turn(
-    pair: LiveCluster, tiny_model: Path
+    cluster: LiveCluster, tiny_model: Path
 ) -> None:
-    """Each wants a rollout and a judge, and there are two devices for instances."""
+    """Each wants a rollout and a judge, and two devices for instances are free."""
     model = str(tiny_model)
     policy = plex.Declared("actor", model=model, backend="noop")
     engine = plex.Declared("rollout", model=model, backend="vllm", max_model_len=64)
@@ -36,16 +25,21 @@ def test_two_jobs_that_would_have_closed_a_circle_run_in_turn(
     ends: list[str] = []
 
     def second() -> None:
-        with pair.connect() as connection, connection.job("second") as job:
+        with cluster.connect() as connection, connection.job("circle-second") as job:
             made = job.deploy_all(policy, engine, judge)
             ends.append("second has " + " ".join(one.name for one in made))
             made[2].generate([[1, 2]], max_tokens=2)
 
     thread = threading.Thread(target=second)
-    with pair.connect() as connection, connection.job("first") as job:
+    with (
+        cluster.connect() as connection,
+        connection.job("circle-third") as third,
+        connection.job("circle-first") as job,
+    ):
+        third.deploy("rollout", model=model, backend="vllm", max_model_len=64)
         _, rollout, judging = job.deploy_all(policy, engine, judge)
         thread.start()
-        wait_until(lambda: _waits(connection, "second"), what="the second job's set")
+        wait_until(lambda: _waits(connection, "circle-second"), what="the second job's set")
         assert len(judging.generate([[1, 2]], max_tokens=2)) == 1
         assert len(rollout.generate([[1, 2]], max_tokens=2)) == 1
         ends.append("first is done")

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import SHARES_ALL, LiveCluster, start_cluster
+from tests.rigs.another_node import another_node
+from tests.rigs.commands import plexctl
+from tests.rigs.live_cluster import ROLLOUT, SHARES_ALL, LiveCluster, start_cluster
 from tests.rigs.spot_cluster import (
-    NODES,
     PROMPTS,
+    SPOT,
     change_instance,
     generate_under_kills,
     instances,
@@ -26,14 +28,26 @@ from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
-OPTIONS = plex.SamplingOptions(n=2, max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
-KILLS = int(os.environ.get("PLEX_CHAOS_KILLS") or 4)  # noqa: TID251 - of `make chaos`
+LENGTH = 200
+OPTIONS = plex.SamplingOptions(n=2, max_tokens=LENGTH, temperature=1.0, seed=7, ignore_eos=True)
+KILLS = int(os.environ.get("PLEX_CHAOS_KILLS") or 2)  # noqa: TID251 - of `make chaos`
 
 
 @pytest.fixture(scope="module")
-def spot_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    with start_cluster(tmp_path_factory.mktemp("spot"), nodes=NODES) as cluster:
+def spot_cluster(
+    cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveCluster]:
+    """The cluster, and a node with two spot devices beside it until the last test here."""
+    place, devices = tmp_path_factory.mktemp("spot"), f"{SPOT}, {SPOT}"
+
+    def are_there() -> bool:
+        return ("spot-a", "up") in {(node.node_id, node.state) for node in cluster.status().nodes}
+
+    with another_node(cluster, place, node_id="spot-a", device=devices) as address:
+        plexctl("node", "add", address, "--state-dir", str(cluster.state_dir))
+        wait_until(are_there, what="the node is up")
         yield cluster
+    wait_until(lambda: not are_there(), what="the node is lost", timeout_s=60)
 
 
 def test_kills_of_spot_instances_at_any_token_change_no_token(
@@ -62,7 +76,7 @@ def test_kills_of_spot_instances_at_any_token_change_no_token(
             kills, samples, seen = kills + done.kills, done.samples, done.seen
             assert done.repeated == 0, "each position once"
             assert tokens(samples) == [seen[key] for key in sorted(seen)], "no token changed"
-            assert all(len(one.tokens) == 300 for one in samples)
+            assert all(len(one.tokens) == LENGTH for one in samples)
             assert {v for one in samples for v in one.versions} == {version}
             found = tokens(samples)
             differing += sum(a != b for a, b in zip(found, undisturbed, strict=True))
@@ -110,7 +124,10 @@ def test_two_jobs_share_spot_devices_and_a_drained_one_is_left_alone_until_it_is
         assert left["phase"] in {"closed", "stopping"}
         change_instance(spot_cluster, "open", "spot-a:0")
         wait_until(
-            lambda: {"serving"} == {v.get("phase") for v in instances(spot_cluster)},
+            lambda: (
+                {"serving"}
+                == {v.get("phase") for v in instances(spot_cluster) if v["kind"] == "spot"}
+            ),
             what="the device that was opened serves again",
             timeout_s=90,
         )
@@ -157,7 +174,11 @@ def test_a_job_samples_on_while_a_trace_takes_its_spot_devices(
     settings = f'[rollout.spot]\ntrace = "{trace}"\nsegment = "short"\nscale = 4.0\n'
     settings += "notice_us = 30_000_000\n"
     with (
-        start_cluster(tmp_path, nodes=NODES, scheduler=f"{SHARES_ALL}\n{settings}") as cluster,
+        start_cluster(
+            tmp_path,
+            nodes={"spot-a": [ROLLOUT, SPOT, SPOT]},
+            scheduler=f"{SHARES_ALL}\n{settings}",
+        ) as cluster,
         cluster.connect() as connection,
         connection.job("traced") as job,
     ):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.rigs import tinker_sdk
-from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, Service, start_cluster
+from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, Service
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.waiting import wait_until
 
@@ -43,12 +43,24 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model: Path = make_qwen3(tmp_path_factory.mktemp("model") / "tiny", seed=1)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = make_qwen3(tmp_path_factory.mktemp("model") / "tiny", seed=1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Service]:
     nodes = {"only": [TRAIN, *[ROLLOUT] * 5]}  # older SDKs end no session: it expires
-    extra = OPEN.replace("MODEL", str(model))
-    with start_cluster(tmp_path_factory.mktemp("tinker"), nodes=nodes, extra=extra) as live:
-        yield Served(live, str(model))
+    with socket.create_server(("127.0.0.1", 0)) as free:  # the SDK comes back to the same address
+        port = free.getsockname()[1]
+    extra = OPEN.replace("MODEL", str(model)).replace("127.0.0.1:0", f"127.0.0.1:{port}")
+    with Service(tmp_path_factory.mktemp("tinker"), nodes=nodes, extra=extra) as running:
+        yield running
+
+
+@pytest.fixture
+def served(service: Service, model: Path) -> Served:
+    return Served(service.live, str(model))
 
 
 DESCRIBE = """
@@ -198,23 +210,20 @@ def test_what_is_not_offered_is_refused_by_name_and_training_goes_on(served: Ser
     assert told["step"]["steps:mean"] == 1
 
 
-def test_a_service_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
-    model = make_qwen3(tmp_path / "tiny", seed=1)
-    with socket.create_server(("127.0.0.1", 0)) as free:  # the SDK comes back to the same address
-        port = free.getsockname()[1]
-    extra = OPEN.replace("MODEL", str(model)).replace("127.0.0.1:0", f"127.0.0.1:{port}")
+def test_a_service_that_is_killed_loses_nothing_that_it_acknowledged(
+    service: Service, model: Path, tmp_path: Path
+) -> None:
     progress = tmp_path / "progress"
     told = []
-    with Service(tmp_path, nodes={"only": [TRAIN, ROLLOUT]}, extra=extra) as service:
-        for kills in ([], [3, 9]):
-            progress.write_text("0")
-            given: dict[str, Any] = {"model": str(model), "steps": 14, "progress": str(progress)}
-            started = tinker_sdk.start(service.live, "watched", key=MINE, **given)
-            for step in kills:
-                wait_until(partial(_has_reached, progress, step), what=f"step {step}", timeout_s=60)
-                service.kill()
-                service.start()
-            told.append(tinker_sdk.answer(started))
+    for kills in ([], [3, 9]):
+        progress.write_text("0")
+        given: dict[str, Any] = {"model": str(model), "steps": 14, "progress": str(progress)}
+        started = tinker_sdk.start(service.live, "watched", key=MINE, **given)
+        for step in kills:
+            wait_until(partial(_has_reached, progress, step), what=f"step {step}", timeout_s=60)
+            service.kill()
+            service.start()
+        told.append(tinker_sdk.answer(started))
     assert told[0] == told[1]
 
 

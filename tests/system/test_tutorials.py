@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -53,6 +54,7 @@ class Reader:
     """Somebody who follows the pages in a directory of their own, at ports that are free."""
 
     def __init__(self, home: Path) -> None:
+        self.home = home
         self._place = home / "plexsvc"
         self._place.mkdir()
         (self._place / "examples").symlink_to(ROOT / "examples")
@@ -66,8 +68,8 @@ class Reader:
             "HF_HUB_OFFLINE": "1",
         }
 
-    def follow(self, page: Path) -> None:
-        """Do what a page says in one shell, and compare what it prints."""
+    def follow(self, page: Path) -> str:
+        """Do what a page says in one shell; compare what it prints, and return that."""
         commands, expected = [], []
         for language, text in blocks(page):
             for port, free in self._ports.items():
@@ -85,6 +87,7 @@ class Reader:
                 line for line in FIGURE.sub("N", text).splitlines() if line not in said[number]
             ]
             assert missing == [], told
+        return told
 
     def run(self, commands: str, *, with_tinker: bool = False) -> str:
         """Return what commands print; what they left running ends."""
@@ -121,15 +124,34 @@ def reader() -> Iterator[Reader]:
         reader.follow(next(page for page in PAGES if page.stem == START))
         yield reader
     finally:
-        reader.run("plexctl down")
+        told = reader.run("plexctl down; plexctl down || true")
         shutil.rmtree(home)
+    assert "no cluster runs in" in told, "the first ended it"
 
 
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.stem != START], ids=lambda p: p.stem
 )
 def test_the_commands_of_a_tutorial_do_what_it_says(reader: Reader, page: Path) -> None:
-    reader.follow(page)
+    told = reader.follow(page)
+    if page.stem == "grpo":
+        shares = [int(share) for share in re.findall(r"step +\d+: (\d+)%", told)]
+        assert shares[0] < 50, "random weights write few digits"
+        assert shares[-1] > 60
+
+
+def test_a_script_for_trl_learns_and_leaves_a_model(reader: Reader) -> None:
+    told = reader.run("plexctl submit --attach examples/trl_digits.py models/tiny digits")
+    steps = [ast.literal_eval(line) for line in told.splitlines() if line.startswith("{")]
+    assert [step["step"] for step in steps] == list(range(1, 21))
+    assert steps[0]["reward"] < 0.5, "random weights write few digits"
+    assert steps[-1]["reward"] > 0.8
+    assert list(reader.home.rglob("digits/model.safetensors"))
+
+
+@pytest.mark.parametrize(("example", "most"), [("first_loop", 40), ("tool_loop", 60)])
+def test_a_loop_fits_on_a_page(example: str, most: int) -> None:
+    assert len((ROOT / "examples" / f"{example}.py").read_text().splitlines()) <= most
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -116,14 +116,6 @@ def test_a_cluster_runs_a_submitted_controller_and_leaves_nothing_at_term(
     assert plexctl(tmp_path, "status").returncode == 1
 
 
-def test_down_ends_a_cluster(tmp_path: Path, cluster_pid: int) -> None:
-    family = [cluster_pid, *descendants(cluster_pid)]
-    down = plexctl(tmp_path, "down", "--json")
-    assert json.loads(down.stdout)["pid"] == cluster_pid, down.stderr
-    assert not any(is_alive(pid) for pid in family)
-    assert plexctl(tmp_path, "down").stdout.startswith("no cluster runs in")
-
-
 def test_agents_outlive_a_killed_service_and_down_ends_them(
     tmp_path: Path, cluster_pid: int
 ) -> None:

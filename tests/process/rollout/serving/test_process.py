@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from plexsvc.rollout.operations import APPLIED
 from plexsvc.rollout.serving.control import ask
 from tests.fakes.fake_instances import FakeInstance
 from tests.rigs.keys import keys_file
-from tests.rigs.lent_engine import plexctl, served
+from tests.rigs.lent_engine import ServedEngine, served
 from tests.rigs.rollout_bench import Bench, bench
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.vllm_process import vllm_instance
@@ -27,14 +28,21 @@ from tests.rigs.vllm_process import vllm_instance
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 
-def test_an_openai_client_is_served_beside_guests_that_can_be_sent_away(tmp_path: Path) -> None:
-    make_qwen3(tmp_path / "chat", seed=1)
-    guests = [make_qwen3(tmp_path / f"guest{n}", seed=2 + n, layers=3 + n) for n in range(2)]
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    """One with two guests, which others may reach."""
+    place = tmp_path_factory.mktemp("serving")
+    make_qwen3(place / "chat", seed=1)
+    guests = [make_qwen3(place / f"guest{n}", seed=2 + n, layers=3 + n) for n in range(2)]
     lending = [word for guest in guests for word in ("--lend-model", str(guest))]
-    with (
-        served(tmp_path, "--lend", *lending) as engine,
-        openai.OpenAI(base_url=engine.address, api_key="none") as client,
-    ):
+    with served(place, "--lend", *lending, "--keys", str(keys_file(place))) as found:
+        yield found
+
+
+def test_an_openai_client_is_served_beside_guests_that_can_be_sent_away(
+    engine: ServedEngine,
+) -> None:
+    with openai.OpenAI(base_url=engine.address, api_key="none") as client:
         address = engine.address
         asked: Any = {"model": "chat", "prompt": "1+2=", "max_tokens": 20, "temperature": 0}
         extra = {"ignore_eos": True}
@@ -44,15 +52,15 @@ def test_an_openai_client_is_served_beside_guests_that_can_be_sent_away(tmp_path
         assert whole.usage.completion_tokens == 20
         with urllib.request.urlopen(address.removesuffix("/v1") + "/metrics") as metrics:
             assert b"vllm:time_to_first_token_seconds_count" in metrics.read()
-        report = plexctl(tmp_path, "serve", "report", "chat")
+        report = engine.plexctl("serve", "report", "chat")
         assert report["alone"]["requests"] == 2
         assert report["is_lent"]
         assert [one["name"] for one in report["guests"]] == ["chat.guest0", "chat.guest1"]
-        taken = plexctl(tmp_path, "instance", "reclaim", "chat")
+        taken = engine.plexctl("instance", "reclaim", "chat")
         assert taken["had_bytes"] > 100 << 20
         assert taken["left_bytes"] < 1 << 20, "resident, whatever was lent"
-        assert not plexctl(tmp_path, "serve", "report", "chat")["is_lent"]
-        assert plexctl(tmp_path, "instance", "lend", "chat")["guest_bytes"] > 100 << 20
+        assert not engine.plexctl("serve", "report", "chat")["is_lent"]
+        assert engine.plexctl("instance", "lend", "chat")["guest_bytes"] > 100 << 20
         assert client.completions.create(**asked, extra_body=extra).choices == whole.choices
 
 
@@ -80,13 +88,10 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
 
 
 async def test_a_reclaim_in_mid_step_loses_no_sample_and_leaves_nothing_resident(
-    tmp_path: Path,
+    engine: ServedEngine,
 ) -> None:
-    make_qwen3(tmp_path / "chat", seed=1)
-    model = make_qwen3(tmp_path / "guest", seed=2)
-    options = ("--lend", "--lend-model", str(model), "--keys", str(keys_file(tmp_path)))
-    with vllm_instance(model) as dedicated, served(tmp_path, *options):
-        lent = plexctl(tmp_path, "serve", "report", "chat")["guests"][0]["instance"]
+    with vllm_instance(engine.place / "guest0") as dedicated:
+        lent = engine.plexctl("serve", "report", "chat")["guests"][0]["instance"]
         others = cast("list[FakeInstance]", [Served(dedicated)])
         async with bench(config=RolloutConfig(), others=others) as b:
             alone = await tokens_of(b)
@@ -98,7 +103,7 @@ async def test_a_reclaim_in_mid_step_loses_no_sample_and_leaves_nothing_resident
                 while not guest.tokens:  # noqa: ASYNC110 - it counts, and tells nobody
                     await asyncio.sleep(0.002)
                 assert guest.load, "it is in the middle of its samples"
-                taken = await ask(tmp_path / "state" / "serving" / "chat.sock", "reclaim")
+                taken = await ask(engine.socket, "reclaim")
             assert generating.result() == alone
             assert guest.is_serving, "it handed its samples back and was not lost by that"
             assert taken["left_bytes"] < 1 << 20, "resident, whatever was lent"
