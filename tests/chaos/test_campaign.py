@@ -92,6 +92,9 @@ SPARED: Final = 1 / 4
 """Share of operations that are hit although faults that hit less may hit others."""
 INSTANCES_S: Final = 620.0
 """So many in so long: a deployment whose instances break more often ends."""
+MAX_STATES: Final = 8
+STATES_S: Final = 3620.0
+"""The same of a node and its state manager."""
 
 pytestmark = [
     pytest.mark.process,
@@ -132,6 +135,8 @@ class Storm:
     """How long each job's operation takes undisturbed, at least."""
     instances: dict[str, list[float]] = field(default_factory=dict)
     """When instances were hit in this run, by job."""
+    states: list[float] = field(default_factory=list)
+    """When the state manager was hit."""
     one: threading.Lock = field(default_factory=threading.Lock)
     last: Loop | None = None
     """The job that was hit last."""
@@ -164,6 +169,8 @@ class Storm:
             self.count, self.late = self.count + is_hit, self.late + (not is_hit)
             if is_hit and fault.kind.startswith("instance"):
                 self.instances.setdefault(loop.name, []).append(time.monotonic())
+            if is_hit and fault.kind.startswith("state manager"):
+                self.states.append(time.monotonic())
             show(f"  {'hit' if is_hit else 'missed'}: {time.monotonic() - begun:.1f} s")
             return result
         finally:
@@ -195,6 +202,8 @@ class Storm:
         if kind.startswith("instance"):
             since = time.monotonic() - INSTANCES_S
             return sum(at > since for at in self.instances.get(loop.name, [])) < MAX_INSTANCES
+        if kind.startswith("state manager"):
+            return sum(at > time.monotonic() - STATES_S for at in self.states) < MAX_STATES
         if kind.startswith(("line", "router")):
             return loop.name == APART
         if kind.startswith(REBUILT):
