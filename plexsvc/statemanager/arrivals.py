@@ -74,7 +74,7 @@ class Arrivals:
         self._bytes_per_s: dict[str, int] = {}
         """Of the line to a state manager, as the last whole part came."""
         self.arrived_bytes = 0
-        host.spare = self._spare
+        host.spares.append(self._spare)
 
     def open(
         self, version: PublishedVersion, holder: VersionHolder, *, job_id: JobId, tell: Tell

@@ -39,8 +39,8 @@ class Budget:
     total: int
     used: int = 0
     peak: int = 0
-    spare: Callable[[int], None] | None = None
-    """Gives back as many bytes, if it can, before a lack of them is an error."""
+    spares: list[Callable[[int], None]] = field(default_factory=list)
+    """Each gives back as many bytes, if it can, before a lack of them is an error."""
 
     @property
     def free(self) -> int:
@@ -78,8 +78,9 @@ class Budget:
 
     def make_room(self, nbytes: int) -> None:
         """Have others give back what they can spare, if `nbytes` are not free."""
-        if nbytes > self.free and self.spare is not None:
-            self.spare(nbytes - self.free)
+        for give in self.spares:
+            if nbytes > self.free:
+                give(nbytes - self.free)
 
     def give(self, nbytes: int) -> None:
         """Return reserved bytes."""

@@ -51,6 +51,10 @@ class MemoryFile:
         """Return a descriptor of the file that its receiver closes."""
         return os.dup(self.fd)
 
+    def open_to_read(self) -> int:
+        """Return a descriptor that its receiver closes, and cannot write by."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
     def freeze(self) -> None:
         """Make the bytes immutable for everyone; no writable mapping may be left."""
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _IMMUTABLE)

@@ -80,7 +80,9 @@ class ManagedNode:
         room = StagingRoom(
             staging_bytes=config.staging_bytes, max_per_job=config.max_staged_per_job
         )
-        self.publisher = Publisher(shelf, node_id=config.node_id, lock=self.lock, book=book)
+        self.publisher = Publisher(
+            shelf, host=self.ledger.host, node_id=config.node_id, lock=self.lock, book=book
+        )
         self.arrivals = Arrivals(
             self.ledger.host, lock=self.lock, keys=lambda: read_keys(config.keys_file)
         )

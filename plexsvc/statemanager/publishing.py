@@ -3,15 +3,19 @@
 A *complete* copy holds the optimizer's tensors too: all that another WPG needs to go on from here,
 or a checkpoint. A version is copied while its WPG stands still (`draft`) and enters once it is
 checksummed and still wanted (`enter`), both within `making`, which takes back what did not enter.
+
+Copies of each step (`recurs`) are not sealed, because new memory costs several times the copy: the
+next one takes that of the one before the last, unless something else needs it.
 """
 
 from __future__ import annotations
 
 import itertools
+import mmap
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -22,6 +26,7 @@ from plexsvc.errors import PlexError, bad_request, not_found
 from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book, BookEntry, Key
 from plexsvc.statemanager.caller import Tell, WaitingCaller, tell_nobody
+from plexsvc.statemanager.core import Budget
 from plexsvc.statemanager.memfiles import MemoryFile, reserve
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights import pieces
@@ -46,6 +51,8 @@ class Version:
 
     manifest: VersionManifest
     file: MemoryFile
+    mapped: mmap.mmap | None = None
+    """Its bytes, writable, of a copy that recurs: a later one may lie there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +67,23 @@ class Publisher:
     """Keeps published versions; `lock` guards the shelf's counts."""
 
     def __init__(
-        self, shelf: VersionShelf, *, node_id: str, lock: threading.Lock, book: Book
+        self,
+        shelf: VersionShelf,
+        *,
+        host: Budget,
+        node_id: str,
+        lock: threading.Lock,
+        book: Book,
     ) -> None:
         self._shelf = shelf
+        self._host = host
+        host.spares.append(self._spare)
         self._node_id = node_id
         self._lock = lock
         self._book = book
         self._versions: dict[VersionId, Version] = {}
+        self._left: dict[str, Version] = {}
+        """By deployment: a copy that nobody needs, whose memory the next one takes."""
         # Below the maker's, because clients count from 1 on.
         self._readers = itertools.count(MAKER - 1, -1)
 
@@ -99,6 +116,7 @@ class Publisher:
         job_id: JobId,
         region: RegionBytes,
         progress: Progress | None,
+        recurs: bool = False,
         tell: Tell = tell_nobody,
     ) -> Version:
         """Copy the pieces in `index`, whose bytes `region` returns, at the speed of memory.
@@ -111,6 +129,7 @@ class Publisher:
             if key in self._shelf:
                 text = f"{key} was released already"
                 raise bad_request(f"{text}; publish a newer one")
+            left = self._taken(key.deployment_id) if recurs else None
             self._shelf.admit(key, job_id=job_id, nbytes=nbytes)
             # Held by its maker, since a release may come before the copy is done.
             self._shelf.hold(key, MAKER)
@@ -123,8 +142,17 @@ class Publisher:
         if progress is not None:
             manifest.scalars_json = progress.scalars_json
             manifest.applied_seq = progress.applied_seq
-        file = _copied(placed, nbytes, region=region, tell=tell)
-        return Version(manifest=manifest, file=file)
+        if left is None or left.manifest.nbytes != nbytes:
+            file = MemoryFile("plexsvc-version", nbytes)
+            reserve(file.fd, nbytes)
+            left = Version(manifest=manifest, file=file, mapped=file.map(is_writable=True))
+        assert left.mapped is not None, key
+        _copy(placed, left.mapped, region=region, tell=tell)
+        if recurs:
+            return replace(left, manifest=manifest)
+        left.mapped.close()  # a file with a writable mapping cannot be sealed
+        left.file.freeze()
+        return Version(manifest=manifest, file=left.file)
 
     def enter(self, draft: Version, caller: WaitingCaller) -> VersionManifest:
         """Checksum a draft and let everyone see it, unless its caller gave up.
@@ -134,7 +162,7 @@ class Publisher:
         """
         manifest = draft.manifest
         key = VersionId.of(manifest)
-        with memoryview(draft.file.map(is_writable=False)) as data:
+        with memoryview(draft.mapped or draft.file.map(is_writable=False)) as data:
             for checksum in block_checksums(data[: manifest.nbytes]):
                 manifest.block_checksums.append(checksum)
                 caller.advance(BLOCK_BYTES)
@@ -186,8 +214,9 @@ class Publisher:
         """
         with self._lock:
             version = self._visible(key, job_id=job_id)
+            fd = version.file.open_to_read()
             self._shelf.hold(key, holder)
-            return version.file.duplicate(), version.manifest
+            return fd, version.manifest
 
     def unhold(self, key: VersionId, holder: int) -> None:
         """Count a client's mapping less."""
@@ -228,9 +257,10 @@ class Publisher:
     def close(self) -> None:
         """Let go of all versions."""
         with self._lock:
-            for version in self._versions.values():
+            for version in (*self._versions.values(), *self._left.values()):
                 version.file.close()
             self._versions.clear()
+            self._left.clear()
 
     def _visible(self, key: VersionId, *, job_id: JobId | None = None) -> Version:
         """Return a version that may be opened: it has entered, and is not released."""
@@ -263,25 +293,44 @@ class Publisher:
     def _let_go(self, keys: Iterable[VersionId]) -> None:
         for key in keys:
             self._book.drop(_record(key))
-            self._versions.pop(key).file.close()
+            version, deployment_id = self._versions.pop(key), key.deployment_id
+            self._discard(deployment_id)
+            # Where no other copy took its place there will be no further one.
+            others = (v for k, v in self._versions.items() if k.deployment_id == deployment_id)
+            if version.mapped is None or not any(other.mapped for other in others):
+                version.file.close()
+                continue
+            self._host.take(version.manifest.nbytes)  # which the shelf has just given back
+            self._left[deployment_id] = version
+
+    def _taken(self, deployment_id: str) -> Version | None:
+        """Return memory that is left of a deployment's copy, which takes no room any more."""
+        left = self._left.pop(deployment_id, None)
+        if left is not None:
+            self._host.give(left.manifest.nbytes)
+        return left
+
+    def _discard(self, deployment_id: str) -> None:
+        left = self._taken(deployment_id)
+        if left is not None:
+            left.file.close()
+
+    def _spare(self, nbytes: int) -> None:
+        """Give back memory; the caller holds the lock."""
+        for deployment_id, left in list(self._left.items()):
+            if nbytes <= 0:
+                return
+            nbytes -= left.manifest.nbytes
+            self._discard(deployment_id)
 
 
 def _record(key: VersionId) -> Key:
     return ("version", key.deployment_id, f"{key.incarnation}.{key.version}")
 
 
-def _copied(
-    placed: Sequence[Placed], nbytes: int, *, region: RegionBytes, tell: Tell
-) -> MemoryFile:
-    file = MemoryFile("plexsvc-version", nbytes)
-    reserve(file.fd, nbytes)
-    mapped = file.map(is_writable=True)
+def _copy(placed: Sequence[Placed], mapped: mmap.mmap, *, region: RegionBytes, tell: Tell) -> None:
     target_bytes = np.frombuffer(mapped, dtype=np.uint8)
     for source, target in placed:
         view = pieces.piece_view(region(source.rank, source.region), source)
         np.copyto(pieces.piece_view(target_bytes, target), view)
         tell(view.nbytes)
-    del target_bytes
-    mapped.close()  # a file with a writable mapping cannot be frozen
-    file.freeze()
-    return file

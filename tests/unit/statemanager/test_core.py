@@ -54,7 +54,7 @@ def test_an_allocation_takes_device_and_host_or_neither() -> None:
 def test_host_memory_that_others_can_spare_is_taken_back_before_the_disk_is_used() -> None:
     books = ledger(devices={0: 4 * BLOCK_BYTES}, host_bytes=4 * BLOCK_BYTES, disk_bytes=BLOCK_BYTES)
     books.host.take(3 * BLOCK_BYTES)
-    books.host.spare = books.host.give
+    books.host.spares.append(books.host.give)
     register(books, A)
     books.allocate(A, 0, [region("p", 4 * BLOCK_BYTES)])
     assert (books.host.used, books.disk.used) == (4 * BLOCK_BYTES, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -13,7 +14,7 @@ from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.core import Budget
-from plexsvc.statemanager.publishing import Publisher, Version
+from plexsvc.statemanager.publishing import Progress, Publisher, Version
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights.pieces import Bytes
 from tests.rigs.memory_files import open_files
@@ -28,7 +29,9 @@ class Rig:
     def __init__(self) -> None:
         self.host = Budget("host", total=HOST)
         shelf = VersionShelf(self.host, max_per_deployment=8)
-        self.publisher = Publisher(shelf, node_id="n", lock=threading.Lock(), book=Book())
+        self.publisher = Publisher(
+            shelf, host=self.host, node_id="n", lock=threading.Lock(), book=Book()
+        )
 
     def region(self, rank: int, name: str) -> Bytes:
         del name
@@ -135,3 +138,77 @@ def test_a_version_that_is_being_made_is_not_there_yet(rig: Rig) -> None:
         rig.publisher.enter(draft, WaitingCaller())
     rig.publisher.release(KEY)
     assert rig.host.used == 0, "who was refused holds nothing"
+
+
+class Steps(Rig):
+    """Complete copies of a deployment that is one number larger after each step."""
+
+    seq = 0
+
+    def keep(self) -> VersionId:
+        self.seq += 1
+        key = KEY._replace(version=self.seq)
+        progress = Progress(scalars_json="{}", applied_seq=self.seq)
+        with self.publisher.making(key):
+            draft = self.publisher.draft(
+                key,
+                [piece("t", rank=self.seq)],
+                job_id=JobId("j"),
+                region=self.region,
+                progress=progress,
+                recurs=True,
+            )
+            self.publisher.enter(draft, WaitingCaller())
+        return key
+
+    def bytes_of(self, key: VersionId) -> bytes:
+        with self.publisher.reading(key) as part:
+            return bytes(part.data)
+
+
+def test_a_copy_takes_the_memory_of_the_one_before_the_last() -> None:
+    rig, before = Steps(), open_files()
+    kept = [rig.keep(), rig.keep()]
+    size, files = rig.host.used // 2, open_files()
+    for step in range(3, 6):
+        rig.publisher.release(kept[-2])
+        assert rig.host.used == 2 * size, "what is left of it is counted"
+        kept.append(rig.keep())
+        assert (rig.host.used, open_files()) == (2 * size, files)
+        assert [rig.bytes_of(key)[:4] for key in kept[-2:]] == [
+            bytes([step - 1] * 4),
+            bytes([step] * 4),
+        ]
+    for key in kept[-2:]:
+        rig.publisher.release(key)
+    assert (rig.host.used, open_files()) == (0, before), "nothing is left without a successor"
+
+
+def test_memory_that_is_left_is_given_to_whoever_needs_it() -> None:
+    rig = Steps()
+    first, _ = rig.keep(), rig.keep()
+    rig.publisher.release(first)
+    size, files = rig.host.used // 2, open_files()
+    rig.host.take(HOST - 2 * size)
+    assert open_files() == files
+    rig.host.take(size)
+    assert open_files() < files
+    assert rig.host.free == 0
+
+
+def test_a_copy_that_is_read_keeps_its_bytes_while_others_are_made() -> None:
+    rig = Steps()
+    first, second = rig.keep(), rig.keep()
+    fd, manifest = rig.publisher.open(first, job_id=JobId("j"), holder=1)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(fd, b"x")
+    rig.publisher.release(first)
+    rig.keep()
+    rig.publisher.release(second)
+    rig.keep()
+    assert os.pread(fd, 4, 0) == bytes([1] * 4)
+    os.close(fd)
+    assert manifest.applied_seq == 1
+    rig.publisher.unhold(first, 1)
+    with pytest.raises(PlexError, match="publish it"):
+        rig.publisher.open(first, job_id=JobId("j"), holder=1)
