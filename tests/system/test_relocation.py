@@ -137,7 +137,7 @@ def test_state_on_several_nodes_is_digested_and_saved_like_on_one(
         actor.save(str(tmp_path / "saved"), optimizer=True)
         actor.export(str(tmp_path / "exported"))
         exported = {p.name for p in (tmp_path / "exported").iterdir()}
-        assert {"model.safetensors", "config.json"} <= exported
+        assert {"model.safetensors.index.json", "config.json"} <= exported
         inner.relocate(actor, *LEFT)
         actor.load(str(tmp_path / "saved"), optimizer=True)
         assert inner.wait().stage is RelocationStage.DONE

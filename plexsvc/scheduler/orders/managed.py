@@ -103,18 +103,27 @@ async def release(reach: Reach, published: Published) -> None:
 
 
 async def is_there(reach: Reach, published: Published) -> bool:
-    """Return whether every part of a version is on a node that answers."""
+    """Return whether every part of a version is on a node that answers: replicas hold the same."""
     request = statemanager_pb2.GetManifestRequest(**published.version._asdict())
     try:
-        for holder in reach.locate(published).holders:
+        holders = reach.locate(published).holders
+    except PlexError as error:
+        log.warning("version not found", version=str(published.version), error=error)
+        return False
+    answered = dict.fromkeys((holder.part or holder.node_id for holder in holders), False)
+    for holder in holders:
+        part = holder.part or holder.node_id
+        if answered[part]:
+            continue
+        try:
             await reach.ask_state(
                 NodeId(holder.node_id),
                 lambda state: state.GetManifest(request, timeout=reach.rpc_s),
             )
-    except (PlexError, grpc.aio.AioRpcError) as error:
-        log.warning("version not found", version=str(VersionId.of(request)), error=error)
-        return False
-    return True
+            answered[part] = True
+        except (PlexError, grpc.aio.AioRpcError) as error:
+            log.warning("version not found", version=str(published.version), error=error)
+    return all(answered.values())
 
 
 async def publish(

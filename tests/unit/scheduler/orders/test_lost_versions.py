@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import bad_request
-from plexsvc.ids import DeploymentId, VersionId
+from plexsvc.ids import DeploymentId, NodeId, VersionId
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.orders import managed
 from tests.rigs.scheduler_rig import Rig, start_rig, until
 
 ACTOR = DeploymentId("job-1/actor")
@@ -69,3 +71,13 @@ async def test_a_version_that_is_its_state_no_more_is_lost(pair: Rig) -> None:
 async def test_a_version_of_a_deployment_that_is_not_rebuilt_is_lost(pair: Rig) -> None:
     await serve(pair, durable=False)
     assert await told(pair) == []
+
+
+async def test_a_version_is_there_if_one_replica_of_each_part_is(pair: Rig) -> None:
+    await serve(pair, durable=False)
+    reach = pair.driver.reach
+    (has,) = (made := reach.versions.find(ACTOR, 3)).nodes
+    (lacks,) = {"node-0", "node-1"} - {has}
+    for parts, is_there in ((("p", "p"), True), (("p", "q"), False), ((), False)):
+        both = replace(made, nodes=(NodeId(lacks), has), parts=parts)
+        assert await managed.is_there(reach, both) is is_there
