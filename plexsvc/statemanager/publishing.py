@@ -1,11 +1,11 @@
-"""Published weight versions: parameters in a memory file that readers cannot write, checksummed.
+"""Published weight versions: parameters in an immutable memory file, checksummed by block.
 
 A *complete* copy holds the optimizer's tensors too: all that another WPG needs to go on from here,
 or a checkpoint. A version is copied while its WPG stands still (`draft`) and enters once it is
 checksummed and still wanted (`enter`), both within `making`, which takes back what did not enter.
 
-New memory costs several times the copy. So a version takes that of one that was let go: it is kept
-while a newer version of the same deployment and size is here, and nothing else needs it.
+Copies of each step (`recurs`) are not sealed, because new memory costs several times the copy: the
+next one takes that of the one before the last, unless something else needs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import mmap
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -52,7 +52,7 @@ class Version:
     manifest: VersionManifest
     file: MemoryFile
     mapped: mmap.mmap | None = None
-    """Its bytes, writable; None for a predecessor's."""
+    """Its bytes, writable, of a copy that recurs: a later one may lie there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +82,8 @@ class Publisher:
         self._lock = lock
         self._book = book
         self._versions: dict[VersionId, Version] = {}
-        self._left: dict[tuple[str, int], tuple[MemoryFile, mmap.mmap]] = {}
-        """By deployment and size: one that was let go, whose memory the next one takes."""
+        self._left: dict[str, Version] = {}
+        """By deployment: a copy that nobody needs, whose memory the next one takes."""
         # Below the maker's, because clients count from 1 on.
         self._readers = itertools.count(MAKER - 1, -1)
 
@@ -116,6 +116,7 @@ class Publisher:
         job_id: JobId,
         region: RegionBytes,
         progress: Progress | None,
+        recurs: bool = False,
         tell: Tell = tell_nobody,
     ) -> Version:
         """Copy the pieces in `index`, whose bytes `region` returns, at the speed of memory.
@@ -128,7 +129,7 @@ class Publisher:
             if key in self._shelf:
                 text = f"{key} was released already"
                 raise bad_request(f"{text}; publish a newer one")
-            left = self._take_left(key.deployment_id, nbytes)
+            left = self._taken(key.deployment_id) if recurs else None
             self._shelf.admit(key, job_id=job_id, nbytes=nbytes)
             # Held by its maker, since a release may come before the copy is done.
             self._shelf.hold(key, MAKER)
@@ -141,14 +142,17 @@ class Publisher:
         if progress is not None:
             manifest.scalars_json = progress.scalars_json
             manifest.applied_seq = progress.applied_seq
-        if left is None:
+        if left is None or left.manifest.nbytes != nbytes:
             file = MemoryFile("plexsvc-version", nbytes)
             reserve(file.fd, nbytes)
-            mapped = file.map(is_writable=True)
-        else:
-            file, mapped = left
-        _copy(placed, mapped, region=region, tell=tell)
-        return Version(manifest=manifest, file=file, mapped=mapped)
+            left = Version(manifest=manifest, file=file, mapped=file.map(is_writable=True))
+        assert left.mapped is not None, key
+        _copy(placed, left.mapped, region=region, tell=tell)
+        if recurs:
+            return replace(left, manifest=manifest)
+        left.mapped.close()  # a file with a writable mapping cannot be sealed
+        left.file.freeze()
+        return Version(manifest=manifest, file=left.file)
 
     def enter(self, draft: Version, caller: WaitingCaller) -> VersionManifest:
         """Checksum a draft and let everyone see it, unless its caller gave up.
@@ -253,7 +257,7 @@ class Publisher:
     def close(self) -> None:
         """Let go of all versions."""
         with self._lock:
-            for version in self._versions.values():
+            for version in (*self._versions.values(), *self._left.values()):
                 version.file.close()
             self._versions.clear()
             self._left.clear()
@@ -289,33 +293,35 @@ class Publisher:
     def _let_go(self, keys: Iterable[VersionId]) -> None:
         for key in keys:
             self._book.drop(_record(key))
-            version = self._versions.pop(key)
-            nbytes = version.manifest.nbytes
-            self._take_left(key.deployment_id, nbytes)
-            newer = (
-                other.manifest.nbytes == nbytes
-                for known, other in self._versions.items()
-                if known.deployment_id == key.deployment_id and known > key
-            )
-            if version.mapped is not None and any(newer):  # else there may be no further one
-                self._host.take(nbytes)  # which the shelf has just given back
-                self._left[key.deployment_id, nbytes] = version.file, version.mapped
-            else:
+            version, deployment_id = self._versions.pop(key), key.deployment_id
+            self._discard(deployment_id)
+            # Where no other copy took its place there will be no further one.
+            others = (v for k, v in self._versions.items() if k.deployment_id == deployment_id)
+            if version.mapped is None or not any(other.mapped for other in others):
                 version.file.close()
+                continue
+            self._host.take(version.manifest.nbytes)  # which the shelf has just given back
+            self._left[deployment_id] = version
 
-    def _take_left(self, deployment_id: str, nbytes: int) -> tuple[MemoryFile, mmap.mmap] | None:
-        """Return memory that is left of a version, and is not counted any more."""
-        left = self._left.pop((deployment_id, nbytes), None)
+    def _taken(self, deployment_id: str) -> Version | None:
+        """Return memory that is left of a deployment's copy, which takes no room any more."""
+        left = self._left.pop(deployment_id, None)
         if left is not None:
-            self._host.give(nbytes)
+            self._host.give(left.manifest.nbytes)
         return left
+
+    def _discard(self, deployment_id: str) -> None:
+        left = self._taken(deployment_id)
+        if left is not None:
+            left.file.close()
 
     def _spare(self, nbytes: int) -> None:
         """Give back memory; the caller holds the lock."""
-        for deployment_id, size in list(self._left):
-            if nbytes > 0:
-                self._take_left(deployment_id, size)
-                nbytes -= size
+        for deployment_id, left in list(self._left.items()):
+            if nbytes <= 0:
+                return
+            nbytes -= left.manifest.nbytes
+            self._discard(deployment_id)
 
 
 def _record(key: VersionId) -> Key:

@@ -323,6 +323,7 @@ class StateManagerServicer:
             job_id=self._node.state_of(wpg_id).job_id,
             region=taken.region,
             progress=_progress(taken) if request.complete else None,
+            recurs=request.beside,
             tell=caller.tell,
         )
         return self._parking.with_room(draft)
@@ -337,6 +338,7 @@ class StateManagerServicer:
                 job_id=JobId(request.job_id),
                 region=taken.region,
                 progress=_progress(taken),
+                recurs=True,
                 tell=caller.tell,
             )
             return self._parking.with_room(draft)

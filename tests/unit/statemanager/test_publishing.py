@@ -141,7 +141,7 @@ def test_a_version_that_is_being_made_is_not_there_yet(rig: Rig) -> None:
 
 
 class Steps(Rig):
-    """Versions of a deployment that is one number larger after each step."""
+    """Complete copies of a deployment that is one number larger after each step."""
 
     seq = 0
 
@@ -156,6 +156,7 @@ class Steps(Rig):
                 job_id=JobId("j"),
                 region=self.region,
                 progress=progress,
+                recurs=True,
             )
             self.publisher.enter(draft, WaitingCaller())
         return key
@@ -165,7 +166,7 @@ class Steps(Rig):
             return bytes(part.data)
 
 
-def test_a_version_takes_the_memory_of_the_one_before_the_last() -> None:
+def test_a_copy_takes_the_memory_of_the_one_before_the_last() -> None:
     rig, before = Steps(), open_files()
     kept = [rig.keep(), rig.keep()]
     size, files = rig.host.used // 2, open_files()
@@ -195,7 +196,7 @@ def test_memory_that_is_left_is_given_to_whoever_needs_it() -> None:
     assert rig.host.free == 0
 
 
-def test_a_version_that_is_read_keeps_its_bytes_while_others_are_made() -> None:
+def test_a_copy_that_is_read_keeps_its_bytes_while_others_are_made() -> None:
     rig = Steps()
     first, second = rig.keep(), rig.keep()
     fd, manifest = rig.publisher.open(first, job_id=JobId("j"), holder=1)
