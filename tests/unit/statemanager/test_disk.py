@@ -254,6 +254,7 @@ def test_a_stalled_read_leaves_the_state_on_disk(
     disk.fails = "stalls"
     with pytest.raises(PlexError, match="has not answered"):
         host.from_disk(SIZE)
+    monkeypatch.undo()
     disk.fails = ""
     disk.answers.set()
     while host._running:
