@@ -1,4 +1,4 @@
-"""What a live cluster plans by: the configured policy, and guesses of what was never measured."""
+"""Planning policy of a live cluster: what is configured, and guesses of what was never measured."""
 
 from __future__ import annotations
 
