@@ -23,6 +23,8 @@ IMAGE: Final = ImageConfig(
 STRIDE: Final = 500
 """Tokens of a step: what is tested is how many there are, not how fast they come."""
 MAX_LEN: Final = 1 << 15
+STUCK: Final = 7
+"""A prompt that begins with it is sampled to its half by an instance that had other prompts."""
 
 
 class FakeLongEngine(FakeEngine):
@@ -31,6 +33,7 @@ class FakeLongEngine(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
         self._go = asyncio.Event()
+        self._has_had_others = False
 
     @property
     def facts(self) -> EngineFacts:
@@ -42,11 +45,15 @@ class FakeLongEngine(FakeEngine):
     async def _step(self, requests: Sequence[rollout_pb2.InstanceRequest], box: DeltaBox) -> None:
         if len(requests[0].prompt.token_ids) > 1:
             self._go.set()
+        self._has_had_others |= requests[0].prompt.token_ids[0] != STUCK
         await self._go.wait()
         await super()._step(requests, box)
 
     def _draw(self, request: rollout_pb2.InstanceRequest, box: DeltaBox, *, step: int) -> None:
         had = len(request.prompt.generated) + step * STRIDE
+        is_stuck = self._has_had_others and request.prompt.token_ids[0] == STUCK
+        if is_stuck and 2 * had >= request.sampling.max_tokens:
+            return
         count = min(STRIDE, request.sampling.max_tokens - had)
         news = operations_pb2.SampleDelta(
             token_ids=[(had + at) % VOCAB for at in range(count)], logprobs=[-1.0] * count

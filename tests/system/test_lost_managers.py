@@ -13,6 +13,7 @@ import pytest
 import plexclient as plex
 from plexsvc.rollout.managers import Managers
 from plexsvc.scheduler.config import SchedulerConfig
+from tests.fakes.fake_rollout import STUCK
 from tests.rigs.inner_cluster import InnerCluster, node
 from tests.rigs.long_answers import make_long_model, start_with_fake_engines
 from tests.rigs.processes import descendants
@@ -42,15 +43,17 @@ def led_on(cluster: InnerCluster, rollout: plex.Rollout) -> str:
     return managers._deployments[rollout.deployment_id].link.node_id
 
 
-def kill_node(cluster: InnerCluster, node_id: str) -> None:
+def take_power(cluster: InnerCluster, node_id: str) -> None:
+    """Leave nothing of a node but an agent that does not answer, and is not started again."""
     (agent,) = cluster.agents(node_id)
-    for pid in [agent, *descendants(agent)]:
-        with suppress(ProcessLookupError):  # they die with the agent, too
+    os.kill(agent, signal.SIGSTOP)
+    for pid in descendants(agent):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def test_a_generate_and_an_answer_outlive_the_node_of_their_manager(tmp_path: Path) -> None:
-    """Its agent is missed after 2 s, before it is back."""
+    """Its agent is missed after 2 s."""
     model = str(make_long_model(tmp_path))
     config = SchedulerConfig(node_lease_us=2_000_000)
     with (
@@ -72,10 +75,10 @@ def test_a_generate_and_an_answer_outlive_the_node_of_their_manager(tmp_path: Pa
             unread = rollout.generate.deltas(PROMPTS, **OPTIONS)
             rollout.generate(PROMPTS, n=1, max_tokens=1)  # then the one before has been answered
             finished, is_killed = list[plex.Sample](), False
-            for delta in rollout.generate.deltas(PROMPTS, **OPTIONS):
+            for delta in rollout.generate.deltas([[STUCK, 4]], **OPTIONS):
                 if not is_killed:
                     is_killed = True
-                    kill_node(cluster, home)
+                    take_power(cluster, home)
                 finished += [delta.sample] if delta.sample is not None else []
             assert tokens(finished) == expected
             assert led_on(cluster, rollout) == other
