@@ -295,18 +295,24 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         self.state_address = ""
         self.server: grpc.aio.Server | None = None
         self.state_server: grpc.aio.Server | None = None
+        self._made: list[grpc.aio.Server] = []
+        """All of its servers: a call that starts or stops one may be cut off."""
+
+    def _new_server(self) -> grpc.aio.Server:
+        self._made.append(new_server(KEYS))
+        return self._made[-1]
 
     async def start(self, port: int = 0) -> str:
         """Serve the agent and its state manager; return the agent's address."""
         if self.state_server is not None:
             await self.state_server.stop(None)
-        self.state_server = new_server(KEYS)
+        self.state_server = self._new_server()
         statemanager_pb2_grpc.add_StateManagerServicer_to_server(
             FakeStateManager(self.behaviour, node_id=self.node_id), self.state_server
         )
         self.state_address = listen(self.state_server, "127.0.0.1:0", KEYS, key="fake")
         await self.state_server.start()
-        self.server = new_server(KEYS)
+        self.server = self._new_server()
         node_pb2_grpc.add_NodeServicer_to_server(self, self.server)
         address = listen(self.server, f"127.0.0.1:{port}", KEYS, key="fake")
         self.port = int(address.rpartition(":")[2])
@@ -315,9 +321,10 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
 
     async def stop(self) -> None:
         """Stop everything at once."""
-        for server in [*self.ranks.values(), self.server, self.state_server]:
-            if server is not None:
-                await server.stop(None)
+        if self.server is not None:
+            await self.server.stop(None)  # before its ranks: it starts no more of them
+        while self._made:
+            await self._made.pop().stop(None)
 
     async def restart(self) -> None:
         """Die with all processes and come back at the same address, knowing nothing."""
@@ -349,7 +356,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         older = self.ranks.pop(request.spec.proc_id, None)
         if older is not None:
             await older.stop(None)
-        server = new_server(KEYS)
+        server = self._new_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(FakeRank(self.behaviour), server)
         address = listen(server, "127.0.0.1:0", KEYS, key="fake")
         await server.start()
@@ -364,8 +371,8 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "out of order")
         self.behaviour.stopped.append(request.proc_id)
         server = self.ranks.pop(request.proc_id, None)
-        if server is not None:  # the end of a test may cut this call off, and a server would stay
-            await asyncio.shield(server.stop(None))
+        if server is not None:
+            await asyncio.shield(server.stop(None))  # whether or not the caller stays
         return node_pb2.StopReply()
 
     async def WriteStacks(

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId
-from tests.fakes.fake_instances import FakeInstance, start_instance
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_instances import FakeInstance
 
 
 class FakeHosts:
@@ -33,8 +34,9 @@ class FakeHosts:
 
     async def _start(self, slot_id: str) -> str:
         async with self.lock:
-            self.instances[slot_id] = await start_instance(held=self.held)
-            return self.instances[slot_id].address
+            instance = self.instances[slot_id] = FakeInstance(FakeEngine(held=self.held))
+            await instance.start()
+            return instance.address
 
     async def stop(self, slot_id: str, *, number: int, deployment_id: DeploymentId) -> None:
         del number, deployment_id

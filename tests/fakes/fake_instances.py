@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -93,8 +95,12 @@ class FakeInstance:
             self.server = None
 
 
-async def start_instance(*, held: bool = False) -> FakeInstance:
-    """Return a serving fake instance."""
+@asynccontextmanager
+async def serving(*, held: bool = False) -> AsyncIterator[FakeInstance]:
+    """Yield a fake instance that serves, and end it."""
     instance = FakeInstance(FakeEngine(held=held))
-    await instance.start()
-    return instance
+    try:
+        await instance.start()
+        yield instance
+    finally:
+        await instance.kill()

@@ -27,8 +27,9 @@ from plexsvc.rollout.managers import Managers
 from plexsvc.rollout.recordfiles import RecordFile
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rpc.channels import open_channel
+from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_hosts import FakeManagerHosts
-from tests.fakes.fake_instances import FakeInstance, publish, start_instance
+from tests.fakes.fake_instances import FakeInstance, publish
 from tests.rigs.keys import KEYS
 from tests.rigs.rollout_requests import Answer, collect
 
@@ -65,6 +66,8 @@ class Bench:
     group: asyncio.TaskGroup
     leading: asyncio.Task[None]
     """What runs `managers`."""
+    started: list[FakeInstance] = field(default_factory=list)
+    """Instances that it ends, besides those that it has."""
     beside: list[asyncio.Task[None]] = field(default_factory=list)
     """What runs their pools."""
     seq: int = 0
@@ -134,6 +137,12 @@ class Bench:
             ),
             instance_addresses=[instance.address for instance in self.instances],
         )
+
+    async def start_instance(self, *, held: bool = False) -> FakeInstance:
+        """Return another instance, which ends with the bench."""
+        self.started.append(FakeInstance(FakeEngine(held=held)))
+        await self.started[-1].start()
+        return self.started[-1]
 
     async def add_reserved(self, instance: FakeInstance) -> None:
         """Have an engine on a training device that serves this deployment's generates."""
@@ -288,10 +297,14 @@ async def bench(
         hosts = FakeManagerHosts(addresses, killed)
         hosts.instances = {"rollout": ["node"]}
         leads = lead(configs[0], hosts)
+        starts = [FakeInstance(FakeEngine(held=held)) for _ in range(0 if others else instances)]
+        for instance in starts:
+            stack.push_async_callback(instance.kill)
+            await instance.start()
         made = Bench(
             manager,
             leads,
-            list(others) or [await start_instance(held=held) for _ in range(instances)],
+            [*(others or starts)],
             config=configs[0],
             hosts=hosts,
             peer=peer,
@@ -309,7 +322,7 @@ async def bench(
         finally:
             for task in (made.leading, *made.beside):
                 task.cancel()
-            for instance in made.instances:
+            for instance in (*made.instances, *made.started):
                 await instance.kill()
 
 

@@ -37,6 +37,11 @@ class Rig:
     """The driver's work: cancelling it ends it."""
     seqs: dict[str, int] = field(default_factory=dict)
 
+    def new_agent(self, node_id: str, **kinds: int) -> FakeAgent:
+        """Return another node's agent, which is stopped with the rig."""
+        self.agents.append(FakeAgent(node_id, self.behaviour, kinds=kinds))
+        return self.agents[-1]
+
     async def job(self, job_id: str, *, ttl_us: int = 0) -> service_pb2.Job:
         """Open a job."""
         return await self.scheduler.call(
@@ -151,12 +156,12 @@ async def start_rig(
     """Run a driver over fake nodes with the given numbers of devices by kind."""
     behaviour = Behaviour()
     agents = [FakeAgent(f"node-{i}", behaviour, kinds=kinds) for i, kinds in enumerate(nodes)]
-    targets = [await agent.start() for agent in agents]
     rollout = FakeRolloutManager(behaviour)
     store = open_store(f"sqlite:///{directory}/plex.db", now_us=1)
     config = config or SchedulerConfig()
-    driver = LiveScheduler(config, store, SystemClock(), targets, rollout, KEYS)
     try:
+        targets = [await agent.start() for agent in agents]
+        driver = LiveScheduler(config, store, SystemClock(), targets, rollout, KEYS)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(driver.run())
             await driver.nodes.ready()

@@ -36,7 +36,7 @@ from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.keys import write_keys
 from plexsvc.scheduler.orders.managers import ManagerHosts
 from plexsvc.store.rows import RecordRow
-from tests.fakes.fake_instances import FakeInstance, start_instance
+from tests.fakes.fake_instances import FakeInstance, serving
 from tests.process.node.conftest import IMAGE, RunningAgent, agent_config, started
 from tests.rigs.keys import KEYS, member
 from tests.rigs.processes import managers as manager_processes
@@ -151,8 +151,7 @@ async def two_nodes(place: Path, *, held: bool = False) -> AsyncIterator[Nodes]:
             epoch=1,
         )
         hosts = ManagerHosts(cast("Any", reach), is_open=lambda _: True, remember=remember)
-        instance = await start_instance(held=held)
-        stack.push_async_callback(instance.kill)
+        instance = await stack.enter_async_context(serving(held=held))
         yield Nodes(agents, links, hosts, instance, place)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -18,12 +19,18 @@ from plexsvc.ids import VersionId
 from plexsvc.rollout.instance import EXIT_BROKEN, Context, serve_engine
 from plexsvc.rpc.channels import open_channel
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.fake_instances import FakeInstance, open_version, publish, start_instance
+from tests.fakes.fake_instances import FakeInstance, open_version, publish, serving
 from tests.rigs.keys import KEYS, keys_file
 from tests.rigs.rollout_requests import call, request
 
 HERE = cast("Context", None)
 FENCE = common_pb2.Fence(scheduler_epoch=1, lease_no=1, incarnation=1)
+
+
+@pytest.fixture
+async def instance() -> AsyncIterator[FakeInstance]:
+    async with serving() as instance:
+        yield instance
 
 
 async def load(
@@ -47,39 +54,40 @@ def checksum(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(xxhash.xxh3_128_digest(data))
 
 
-async def test_the_same_number_of_another_deployment_is_loaded_and_named() -> None:
-    instance = await start_instance()
+async def test_the_same_number_of_another_deployment_is_loaded_and_named(
+    instance: FakeInstance,
+) -> None:
     await load(instance, publish(1, source="job/a", data=b"weights of a"))
     reply = await load(instance, publish(1, source="job/b", data=b"weights of b"))
     stats = await instance.servicer.Stats(rollout_pb2.InstanceStatsRequest(), HERE)
-    await instance.kill()
     assert reply.nbytes > 0
     assert VersionId.of(reply.version) == VersionId("job/b", 1, 1)
     assert VersionId.of(stats.version) == VersionId("job/b", 1, 1)
     assert reply.checksum == stats.checksum == checksum(b"weights of b")
 
 
-async def test_the_same_number_of_another_incarnation_is_loaded() -> None:
-    instance = await start_instance()
+async def test_the_same_number_of_another_incarnation_is_loaded(
+    instance: FakeInstance,
+) -> None:
     first = publish(1, data=b"first")
     await load(instance, first)
     again = publish(1, data=b"again", incarnation=2)
     reply = await load(instance, again)
-    await instance.kill()
     assert reply.checksum == checksum(b"again")
 
 
-async def test_the_version_in_use_is_answered_at_once_with_its_checksum() -> None:
-    instance = await start_instance()
+async def test_the_version_in_use_is_answered_at_once_with_its_checksum(
+    instance: FakeInstance,
+) -> None:
     published = publish(1)
     loaded = await load(instance, published)
     again = await load(instance, published)
-    await instance.kill()
     assert (again.nbytes, again.checksum) == (0, loaded.checksum)
 
 
-async def test_one_asleep_loads_nothing_and_wakes_with_verified_weights_alone() -> None:
-    instance = await start_instance()
+async def test_one_asleep_loads_nothing_and_wakes_with_verified_weights_alone(
+    instance: FakeInstance,
+) -> None:
     await load(instance, publish(1))
     assert not (
         await instance.servicer.Sleep(rollout_pb2.SleepRequest(fence=FENCE), HERE)
@@ -96,39 +104,38 @@ async def test_one_asleep_loads_nothing_and_wakes_with_verified_weights_alone() 
     ]
     assert instance.engine.is_asleep
     woken = await wake(instance, publish(2))
-    await instance.kill()
     assert (woken.error.code, woken.version.version) == ("", 2)
     assert not instance.engine.is_asleep
 
 
-async def test_the_models_own_weights_come_back_from_its_directory() -> None:
-    instance = await start_instance()
+async def test_the_models_own_weights_come_back_from_its_directory(
+    instance: FakeInstance,
+) -> None:
     await load(instance, publish(1))
     back = await instance.servicer.LoadVersion(rollout_pb2.LoadVersionRequest(fence=FENCE), HERE)
-    await instance.kill()
     assert (back.error.code, back.version.version, back.checksum) == ("", 0, "")
 
 
-async def test_one_asleep_wakes_with_the_version_it_had_and_one_awake_is_left_alone() -> None:
-    instance = await start_instance()
+async def test_one_asleep_wakes_with_the_version_it_had_and_one_awake_is_left_alone(
+    instance: FakeInstance,
+) -> None:
     published = publish(1)
     await load(instance, published)
     await instance.servicer.Sleep(rollout_pb2.SleepRequest(fence=FENCE), HERE)
     woken, again = [await wake(instance, published) for _ in range(2)]
-    await instance.kill()
     assert woken.nbytes > 0
     assert (again.error.code, again.nbytes) == ("", 0)
 
 
-async def test_whoever_was_replaced_neither_wakes_an_instance_nor_has_it_sleep() -> None:
-    instance = await start_instance()
+async def test_whoever_was_replaced_neither_wakes_an_instance_nor_has_it_sleep(
+    instance: FakeInstance,
+) -> None:
     older = common_pb2.Fence(scheduler_epoch=1, lease_no=0, incarnation=1)
     await load(instance, publish(1))
     slept = await instance.servicer.Sleep(rollout_pb2.SleepRequest(fence=older), HERE)
     assert (slept.error.code, instance.engine.is_asleep) == (ErrorCode.STALE_FENCE, False)
     await instance.servicer.Sleep(rollout_pb2.SleepRequest(fence=FENCE), HERE)
     woken = await wake(instance, publish(1), fence=older)
-    await instance.kill()
     assert (woken.error.code, instance.engine.is_asleep) == (ErrorCode.STALE_FENCE, True)
 
 

@@ -17,7 +17,7 @@ from plexsvc.rollout import manager, operations
 from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.store import TOKEN_BYTES
 from tests.fakes.fake_engine import fake_text
-from tests.fakes.fake_instances import FakeInstance, publish, start_instance
+from tests.fakes.fake_instances import FakeInstance, publish
 from tests.rigs.rollout_bench import APPLIED, FAST, PROMPTS, Bench, bench, recorded
 from tests.rigs.rollout_requests import collect
 
@@ -200,7 +200,7 @@ async def test_a_generate_goes_on_with_the_successor_of_its_only_instance() -> N
             await recorded(b, operation, tokens=4 * 4)
             await before.kill()
             assert (await given_up.get())[:2] == ("wpg", before.address)
-            b.instances = [await start_instance()]
+            b.instances = [await b.start_instance()]
             await b.managers.replace("rollout", index=0, address=b.instances[0].address)
         answers = await b.answers(operation)
     assert running.result().state == APPLIED
@@ -213,7 +213,7 @@ async def test_a_pull_that_loses_its_only_instance_is_done_by_the_successor() ->
         await b.instances[0].kill()
         async with asyncio.TaskGroup() as group:
             pulling = group.create_task(b.pull(4))
-            successor = await start_instance()
+            successor = await b.start_instance()
             await b.managers.replace("rollout", index=0, address=successor.address)
         b.instances = [successor]
         assert pulling.result().state == APPLIED
@@ -401,7 +401,7 @@ async def test_a_failure_that_may_pass_is_tried_anew_under_the_same_id() -> None
 async def test_successors_take_over_with_the_version_in_use_or_not_at_all() -> None:
     async with bench(instances=2) as b:
         assert (await b.pull(3)).state == APPLIED
-        before, fresh, gone = b.instances, await start_instance(), await start_instance()
+        before, fresh, gone = b.instances, await b.start_instance(), await b.start_instance()
         await gone.kill()
         b.instances, b.wpg_id, b.fence.incarnation = [fresh, gone], "next", 2
         assert (await b.initialize()).error.code == ErrorCode.UNAVAILABLE
@@ -424,7 +424,7 @@ async def test_samples_under_way_go_on_with_the_successors_of_their_instances() 
             running = group.create_task(b.execute(operation))
             before.engine.allow(4)
             await recorded(b, operation, tokens=4 * 4)
-            b.instances, b.wpg_id, b.fence.incarnation = [await start_instance()], "next", 2
+            b.instances, b.wpg_id, b.fence.incarnation = [await b.start_instance()], "next", 2
             assert (await b.initialize()).state == APPLIED
             await before.kill()
         answers = await b.answers(operation)
@@ -619,7 +619,7 @@ async def test_an_instance_that_is_replaced_while_it_loads_ends_nothing_else() -
         async with asyncio.TaskGroup() as group:
             pulling = group.create_task(b.pull(4))
             await begun.wait()
-            b.instances.append(await start_instance())
+            b.instances.append(await b.start_instance())
             await b.managers.replace("rollout", index=0, address=b.instances[1].address)
         assert pulling.result().state == APPLIED
 
@@ -989,14 +989,13 @@ async def test_one_that_does_not_wake_is_lost_with_its_cause_and_replaced() -> N
         await b.move(SLEEP)
         publish(4, is_damaged=True)  # what it is to wake with
         await b.move(WAKE)
-        fresh = await start_instance()
+        fresh = await b.start_instance()
         async with asyncio.TaskGroup() as group:
             generating = group.create_task(b.execute(b.generate()))
             assert "did not wake" in await asyncio.wait_for(lost.get(), 10)
             publish(4)
             await b.managers.replace("rollout", index=0, address=fresh.address)
         assert generating.result().weight_version == 4
-        await fresh.kill()
 
 
 async def test_one_that_is_killed_asleep_is_named_or_lost() -> None:
@@ -1006,12 +1005,11 @@ async def test_one_that_is_killed_asleep_is_named_or_lost() -> None:
         assert (await b.move(SLEEP)).unreached == [b.instances[0].address]
         await b.instances[1].kill()
         await b.move(WAKE)  # whoever takes their places generates
-        fresh = await start_instance()
+        fresh = await b.start_instance()
         async with asyncio.TaskGroup() as group:
             generating = group.create_task(b.execute(b.generate()))
             await b.managers.replace("rollout", index=0, address=fresh.address)
         assert generating.result().weight_version == 4
-        await fresh.kill()
 
 
 async def test_a_shared_deployment_refuses_samples_beside_the_order() -> None:
@@ -1035,8 +1033,8 @@ async def undisturbed() -> dict[SampleKey, list[int]]:
 
 
 async def test_engines_on_training_devices_serve_a_generate_while_its_window_is_open() -> None:
-    engine = await start_instance()
     async with bench(held=True, config=FEW) as b:
+        engine = await b.start_instance()
         await b.add_reserved(engine)
         await b.pull(4)
         operation = b.generate(seed=3)
@@ -1055,12 +1053,11 @@ async def test_engines_on_training_devices_serve_a_generate_while_its_window_is_
         assert views == {"dedicated": "serving", "reserved": "awake"}
     assert {key: one.tokens for key, one in answers.items()} == await undisturbed()
     assert engine.engine.generated > 0
-    await engine.kill()
 
 
 async def test_an_engine_that_dies_in_the_window_costs_no_token_and_frees_its_device() -> None:
-    engine = await start_instance(held=True)
     async with bench(held=True, config=FEW) as b:
+        engine = await b.start_instance(held=True)
         await b.add_reserved(engine)
         await b.pull(4)
         operation = b.generate(seed=3)
@@ -1077,8 +1074,8 @@ async def test_an_engine_that_dies_in_the_window_costs_no_token_and_frees_its_de
 
 
 async def test_a_window_ends_when_none_of_its_engines_wakes() -> None:
-    engine = await start_instance()
     async with bench(held=True, config=FEW) as b:
+        engine = await b.start_instance()
         await b.add_reserved(engine)
         await b.pull(4)
         publish(4, is_damaged=True)  # what the engine is to wake with
@@ -1089,22 +1086,19 @@ async def test_a_window_ends_when_none_of_its_engines_wakes() -> None:
             assert not generating.done()
             b.instances[0].engine.release()
     assert engine.engine.generated == 0
-    await engine.kill()
 
 
 async def test_a_seed_of_a_generate_that_is_over_does_nothing() -> None:
-    engine = await start_instance()
     async with bench(instances=1) as b:
+        engine = await b.start_instance()
         await b.add_reserved(engine)
         operation = b.generate()
         await b.execute(operation)
         assert (await b.seed(operation)).state == APPLIED
     assert engine.engine.generated == 0
-    await engine.kill()
 
 
 async def test_an_engine_that_is_being_woken_when_its_window_closes_is_not_cut_off() -> None:
-    engine = await start_instance()
     begun, go = asyncio.Event(), asyncio.Event()
 
     async def held(_: VersionId) -> None:
@@ -1112,6 +1106,7 @@ async def test_an_engine_that_is_being_woken_when_its_window_closes_is_not_cut_o
         await go.wait()
 
     async with bench(held=True, config=FEW) as b:
+        engine = await b.start_instance()
         await b.add_reserved(engine)
         await b.pull(4)
         engine.engine.loads = held
@@ -1128,4 +1123,3 @@ async def test_an_engine_that_is_being_woken_when_its_window_closes_is_not_cut_o
         assert engine.engine.version.version == 4
         assert [one.phase for one in await b.managers.instances()] == ["serving", "awake"]
     assert engine.engine.generated == 0
-    await engine.kill()

@@ -10,7 +10,6 @@ from plexclient.samples import TokenRecord
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.recordfiles import RecordFile
-from tests.fakes.fake_instances import start_instance
 from tests.rigs.rollout_bench import APPLIED, Bench, bench
 from tests.rigs.rollout_requests import collect
 
@@ -166,7 +165,7 @@ async def test_an_instance_that_a_successor_cannot_reach_is_reported_and_replace
         b.managers.report_to(lambda wpg_id, address, _: reported.put_nowait((wpg_id, address)))
         async with asyncio.timeout(20):
             assert await reported.get() == ("wpg", lost.address)
-            b.instances[0] = await start_instance()
+            b.instances[0] = await b.start_instance()
             await b.managers.replace("rollout", index=0, address=b.instances[0].address)
             assert (await b.pull(2)).weight_version == 2
             assert (await b.execute(b.generate())).weight_version == 2

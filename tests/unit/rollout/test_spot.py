@@ -25,7 +25,6 @@ from plexsvc.rollout.core.pool import SlotCame, SlotPriced
 from plexsvc.rollout.providers.lent import LentEngines
 from plexsvc.rollout.spot import PooledInstances, keep_closed, read_closed
 from tests.fakes.fake_hosts import FakeHosts
-from tests.fakes.fake_instances import start_instance
 from tests.rigs.rollout_bench import APPLIED, FAST, Bench, bench, recorded
 from tests.rigs.rollout_requests import Answer
 
@@ -412,11 +411,11 @@ async def test_a_job_that_ends_gives_its_spot_devices_back() -> None:
 
 async def test_a_lent_engine_samples_until_it_is_withdrawn_and_no_token_is_made_twice() -> None:
     expected = await undisturbed(7, seed=3)
-    guest = await start_instance(held=True)
-    offer = service_pb2.LendInstanceRequest(
-        name="chat", address=guest.address, lease_us=60_000_000, price=0.5
-    )
     async with bench(held=True) as b:
+        guest = await b.start_instance(held=True)
+        offer = service_pb2.LendInstanceRequest(
+            name="chat", address=guest.address, lease_us=60_000_000, price=0.5
+        )
         b.ranges = [LENT]
         assert (await b.initialize()).state == APPLIED
         await b.pull(7)
@@ -440,7 +439,6 @@ async def test_a_lent_engine_samples_until_it_is_withdrawn_and_no_token_is_made_
         assert guest.engine.generated
         assert sum(engine.generated for engine in engines) == 6 * 12, "no token was made twice"
         await until(b, free=1, kind="serving")
-    await guest.kill()
 
 
 async def test_an_engine_that_has_another_model_is_given_to_nobody_and_says_why() -> None:
@@ -458,9 +456,9 @@ async def test_an_engine_that_has_another_model_is_given_to_nobody_and_says_why(
 
 
 async def test_no_more_spot_instances_are_asked_for_than_the_seeding_window_says_pay() -> None:
-    hosts, engine = FakeHosts(["n:0", "n:1", "n:2"], held=False), await start_instance()
+    hosts = FakeHosts(["n:0", "n:1", "n:2"], held=False)
     async with spot_bench(hosts, held=False) as b:
-        await b.add_reserved(engine)
+        await b.add_reserved(await b.start_instance())
         await until(b, serving=3)
         most: list[float] = []
         for train_us in (0, 3_600_000_000):  # training that takes far longer than the rollout
@@ -472,7 +470,6 @@ async def test_no_more_spot_instances_are_asked_for_than_the_seeding_window_says
             most.append(seeded.result().metrics.get("most_instances", 0))
         assert most[-1] == 1
         await until(b, serving=1, free=2)
-    await engine.kill()
 
 
 def pooled(path: Path) -> PooledInstances:

@@ -8,7 +8,7 @@ import pytest
 
 from plexclient.wire.v1 import rollout_pb2_grpc
 from plexsvc.rpc.channels import open_channel
-from tests.fakes.fake_instances import start_instance
+from tests.fakes.fake_instances import serving
 from tests.rigs.engine_contract import EngineContract
 from tests.rigs.keys import KEYS
 
@@ -16,7 +16,5 @@ from tests.rigs.keys import KEYS
 class TestFakeEngine(EngineContract):
     @pytest.fixture
     async def stub(self) -> AsyncIterator[rollout_pb2_grpc.RolloutInstanceStub]:
-        instance = await start_instance()
-        async with open_channel(instance.address, KEYS) as channel:
+        async with serving() as instance, open_channel(instance.address, KEYS) as channel:
             yield rollout_pb2_grpc.RolloutInstanceStub(channel)
-        await instance.kill()

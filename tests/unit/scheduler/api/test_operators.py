@@ -12,7 +12,6 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId
 from plexsvc.scheduler.config import SchedulerConfig
-from tests.fakes.fake_cluster import FakeAgent
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
 RIVAL = "rival"
@@ -89,27 +88,24 @@ async def test_a_cordoned_node_takes_nothing_until_it_is_opened(two: Rig) -> Non
 
 
 async def test_an_empty_node_is_drained_at_once(two: Rig) -> None:
-    agent = FakeAgent("node-9", two.behaviour, kinds={"train": 1})
+    agent = two.new_agent("node-9", train=1)
     added = await add(two, await agent.start())
     assert (added.node_id, added.state) == ("node-9", "up")
     assert (await change(two, "node-9", DRAIN)).state == "drained"
-    await agent.stop()
 
 
 async def test_adding_again_changes_nothing_and_bad_additions_say_why(two: Rig) -> None:
-    agent = FakeAgent("node-9", two.behaviour, kinds={"train": 1})
+    agent = two.new_agent("node-9", train=1)
     where = await agent.start()
     await add(two, where)
     assert (await add(two, where)).node_id == "node-9"
     assert len(await nodes(two)) == 3
-    twin = FakeAgent("node-9", two.behaviour, kinds={"train": 1})
+    twin = two.new_agent("node-9", train=1)
     taken = await refusal(add(two, await twin.start()))
     assert (taken.code, where in taken.message) == (ErrorCode.BAD_REQUEST, True)
     nobody = await refusal(add(two, "127.0.0.1:1"))
     assert (nobody.code, "plexctl node join" in nobody.message) == (ErrorCode.UNAVAILABLE, True)
     assert len(await nodes(two)) == 3
-    await twin.stop()
-    await agent.stop()
 
 
 async def test_orders_about_what_is_not_there_say_what_is(two: Rig) -> None:

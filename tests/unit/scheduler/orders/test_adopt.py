@@ -367,20 +367,18 @@ async def test_a_rank_that_is_gone_fails_its_deployment_alone(tmp_path: Path) ->
             await rig.deploy(job)
         dying = rig.driver.registry.deployments["dies/actor"].wpg  # type: ignore[index]  # the same
         assert dying is not None
-        server = rig.agents[0].ranks.pop(f"{dying.wpg_id}/0")
+        del rig.agents[0].ranks[f"{dying.wpg_id}/0"]
         async with second(rig, tmp_path) as after:
             refused = await after.run("dies")
             assert refused.error.code == ErrorCode.DEPLOYMENT_FAILED
             assert "it ended while no service ran" in refused.error.message
             assert (await after.run("lives")).state == ANSWERED
-        await server.stop(None)
 
 
 @asynccontextmanager
 async def added_node(rig: Rig, **kinds: int) -> AsyncIterator[FakeAgent]:
     """Have an operator add a node."""
-    agent = FakeAgent("added", rig.behaviour, kinds=kinds)
-    rig.agents.append(agent)
+    agent = rig.new_agent("added", **kinds)
     request = service_pb2.AddNodeRequest(is_operator=True, agent=await agent.start())
     await rig.scheduler.call("AddNode", request, service_pb2.NodeView)
     yield agent
