@@ -15,7 +15,7 @@ import pytest
 from benchmarks import gpu_first_hour
 from plexsvc.statelink.cuda import gpus
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 without_gpu = pytest.mark.skipif(bool(gpus()), reason="this machine has a GPU: NOT RUN")
 

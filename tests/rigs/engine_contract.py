@@ -15,7 +15,7 @@ from plexsvc.rpc.errors import error_from
 from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
 
 PROMPTS = ([3, 4, 5], [6, 7, 8, 9], [10, 11])
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 LONG = 120
 TRIES = 3
 Stub: TypeAlias = "rollout_pb2_grpc.RolloutInstanceAsyncStub"
@@ -153,7 +153,7 @@ class EngineContract:
         assert found[0, 0].finish == operations_pb2.FINISH_REASON_ABORT
         assert len(found[0, 0].tokens) < 100
         assert len(found[1, 0].tokens) == 100
-        stats = await stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=60)
+        stats = await stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=120)
         assert (stats.running, stats.waiting) == (0, 0)
 
     async def test_a_cancelled_stream_aborts_its_requests(self, stub: Stub) -> None:
@@ -180,11 +180,11 @@ class EngineContract:
 
     async def _check_asleep(self, stub: Stub) -> None:
         asked = rollout_pb2.InstanceStatsRequest()
-        before = await stub.Stats(asked, timeout=60)
+        before = await stub.Stats(asked, timeout=120)
         other = call(request(PROMPTS[0], name="other"))
         for _ in range(20):  # each takes as long as a step of the model
             assert await refusal(stub.Generate(other, timeout=TIMEOUT_S)) == ErrorCode.UNAVAILABLE
-        after = await stub.Stats(asked, timeout=60)
+        after = await stub.Stats(asked, timeout=120)
         assert after.is_asleep
         assert after.running + after.waiting == 1, "it waits"
         assert after.generated_tokens == before.generated_tokens
@@ -192,13 +192,13 @@ class EngineContract:
         assert again.error.code == ""
 
     async def _made_of_a_cancelled_stream(self, stub: Stub, *, name: str) -> int:
-        before = await stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=60)
+        before = await stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=120)
         long = request(PROMPTS[0], name=name, max_tokens=LONG, ignore_eos=True)
         stream = stub.Generate(call(long), timeout=TIMEOUT_S)
         await stream.read()
         stream.cancel()
         asked = rollout_pb2.InstanceStatsRequest()
         async with asyncio.timeout(TIMEOUT_S):
-            while (stats := await stub.Stats(asked, timeout=60)).running:  # noqa: ASYNC110 - another process has to get there
+            while (stats := await stub.Stats(asked, timeout=120)).running:  # noqa: ASYNC110 - another process has to get there
                 await asyncio.sleep(0.01)
         return stats.generated_tokens - before.generated_tokens

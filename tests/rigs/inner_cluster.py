@@ -68,7 +68,7 @@ class InnerCluster:
 
     def wait(self) -> RelocationChanged:
         """Return how the relocation ended."""
-        assert self.ended.wait(60), self.changes
+        assert self.ended.wait(120), self.changes
         return self.changes[-1]
 
     def places(self, deployment: plex.Deployment) -> tuple[tuple[str, int], ...]:
@@ -157,7 +157,7 @@ class Gate:
 
     def wait_until_entered(self) -> None:
         """Return once the deployment is held."""
-        assert self._entered.wait(60)
+        assert self._entered.wait(120)
 
     def open(self) -> None:
         """Let the copying begin."""
@@ -223,4 +223,4 @@ def start_inner(
     finally:
         if running:
             running[0].loop.call_soon_threadsafe(leave.set)
-        thread.join(60)
+        thread.join(120)

@@ -57,7 +57,7 @@ def served(
         address = json.loads(process.stdout.readline())["address"]
         yield ServedEngine(address, process, place)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) in {0, -signal.SIGKILL}, "it ends in order"
+        assert process.wait(timeout=120) in {0, -signal.SIGKILL}, "it ends in order"
     finally:
         process.kill()
         process.stdout.close()

@@ -79,7 +79,7 @@ class PacedJob:
         else:
             actor.step(lr=1e-3)
         for call in waiting:
-            call.result(60)
+            call.result(120)
 
 
 def run_together(cluster: LiveCluster, jobs: Sequence[PacedJob], *, model: Path) -> list[int]:

@@ -152,7 +152,7 @@ class HostCluster:
         self._stack.close()
         if self._up is not None:
             self._up.send_signal(signal.SIGTERM)
-            self._up.wait(30)
+            self._up.wait(120)
 
     @property
     def state(self) -> Path:
@@ -177,7 +177,6 @@ class HostCluster:
                 ((card := read_card(self.state)) and card.pid == up.pid) or up.poll() is not None
             ),
             what="the cluster is up",
-            timeout_s=120,
         )
         assert up.poll() is None, (self.place / "up.log").read_text()
 
@@ -191,7 +190,7 @@ class HostCluster:
         """Kill the service with SIGKILL, and it alone."""
         assert self._up is not None
         self._up.kill()
-        self._up.wait(20)
+        self._up.wait(120)
 
     def on_head(self, *arguments: str) -> str:
         """Run a Python on the first host and return what it prints."""
@@ -243,7 +242,7 @@ class HostCluster:
             found = re.findall(r"after seq (\d+) .* if its node is lost, after seq (\d+)", said)
             return bool(found) and all(first == second for first, second in found)
 
-        wait_until(has_copies, what=f"{job.job_id} has second copies", timeout_s=120)
+        wait_until(has_copies, what=f"{job.job_id} has second copies")
 
     def joining(self, host: NetworkHost, *, name: str, token: str = "") -> tuple[str, ...]:
         """Return the command by which a host joins; without a token it joined before."""
@@ -262,7 +261,7 @@ class HostCluster:
             command = self.joining(self.host(name), name=name, token=token)
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
         self.joined[name] = process
-        self._stack.callback(process.wait, 30)
+        self._stack.callback(process.wait, 120)
         self._stack.callback(process.terminate)
         assert process.stdout is not None
         line = self._stack.enter_context(process.stdout).readline()

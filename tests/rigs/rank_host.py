@@ -31,7 +31,7 @@ from plexsvc.worker.operations import StateMemory
 from tests.fakes.fake_state_client import FakeStateClient
 from tests.rigs.scarcity import Allocations, LiveBytes
 
-ANSWER_S = 90.0
+ANSWER_S = 120.0
 """Longest wait for one command of one group."""
 
 ENV = ("OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo")
@@ -125,7 +125,7 @@ def start_rank_host(preload: str = "plexsvc.worker.preload") -> Iterator[RankHos
     finally:
         here.close()  # the host sees the end of its connection, ends its ranks and exits
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

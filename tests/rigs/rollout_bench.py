@@ -232,7 +232,7 @@ class Bench:
     async def told_of_leaving(self) -> None:
         """Return when the manager knows of every instance that is to go."""
         (deployment,) = vars(self.managers)["_deployments"].values()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while not deployment.leaving or deployment.has_untold:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
 
@@ -329,7 +329,7 @@ async def bench(
 async def recorded(b: Bench, operation: operations_pb2.Operation, *, tokens: int) -> None:
     """Return when the stream of `operation` has brought `tokens` tokens."""
     request = worker_pb2.StreamFramesRequest(operation_id=operation.operation_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         async for frame in b.stream(request):
             tokens -= sum(len(delta.token_ids) for delta in frame.deltas)
             if tokens <= 0:

@@ -36,7 +36,7 @@ JOB = "job-1"
 ACTOR = "job-1/actor"
 VOCAB = 50
 MAX_LENGTH = 512
-CALL_S = 20.0
+CALL_S = 120.0
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 

@@ -133,7 +133,7 @@ class Rig:
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Return when something is so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not is_so():  # noqa: ASYNC110 - the agent's events come in their own time
             await asyncio.sleep(0.005)
 

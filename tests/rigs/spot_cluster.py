@@ -54,14 +54,16 @@ def wait_until_serving(cluster: LiveCluster, deployment: plex.Rollout, count: in
         ]
         return len(found) >= count
 
-    wait_until(are_serving, what=f"{count} spot instances serve", timeout_s=90)
+    wait_until(are_serving, what=f"{count} spot instances serve")
 
 
 def spot_processes(cluster: LiveCluster, node_id: str = "spot-a") -> list[int]:
     """Return the pids of spot instances."""
     (node,) = [one for one in cluster.status().nodes if one.node_id == node_id]
     with open_blocking_channel(node.address.agent, cluster.keys) as channel:
-        reply = node_pb2_grpc.NodeStub(channel).Describe(node_pb2.NodeDescribeRequest(), timeout=60)
+        reply = node_pb2_grpc.NodeStub(channel).Describe(
+            node_pb2.NodeDescribeRequest(), timeout=120
+        )
     spot = [proc for proc in reply.procs if "/spot-" in proc.wpg_id]
     return [proc.pid for proc in spot if proc.pid]  # one that is being forked has none
 

@@ -17,7 +17,7 @@ from plexsvc.rpc.channels import open_blocking_channel
 from tests.rigs.keys import KEYS, keys_file
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 30
+DEADLINE_S = 120
 
 _COPIES = itertools.count(1)
 

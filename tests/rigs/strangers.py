@@ -30,7 +30,7 @@ AGENTS: Final = "SharedEngine"
 METHODS: Final = [
     (service, m) for service in SERVICES.values() if service.name != AGENTS for m in service.methods
 ]
-CALL_S: Final = 20.0
+CALL_S: Final = 120.0
 MAX_ASKS: Final = 10
 
 Metadata = tuple[tuple[str, str], ...]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(true: Callable[[], object], *, what: str, timeout_s: float = 60) -> None:
+def wait_until(true: Callable[[], object], *, what: str, timeout_s: float = 240) -> None:
     """Return when `true()` holds; fail with `what` when it does not within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not true():

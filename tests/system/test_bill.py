@@ -19,7 +19,7 @@ from plexclient.wire.v1 import service_pb2, service_pb2_grpc
 from tests.rigs.live_cluster import TRAIN, Service
 from tests.rigs.workloads import PPO_ARGS, Program, fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 RIVAL = "ops"
 """A tenant that has a root, too, and no right of an operator here."""

@@ -18,7 +18,7 @@ from tests.rigs.live_cluster import LiveCluster
 from tests.rigs.processes import running
 from tests.rigs.workloads import fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def deploy(job: plex.Job, model: Path, **more: Any) -> plex.Actor:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.rigs.live_cluster import LiveCluster
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 CLIENT: Final = Path(__file__).parents[2] / "client"
 INSTALLED: Final = Path(sysconfig.get_path("purelib"))

@@ -11,7 +11,7 @@ import plexclient as plex
 from tests.rigs.live_cluster import LiveCluster
 from tests.rigs.workloads import fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def trained(job: plex.Job, name: str, model: Path, *, custom: bool) -> np.ndarray:

@@ -13,7 +13,7 @@ from benchmarks import padded_engines
 from tests.rigs.live_cluster import ROLLOUT, SHARES_ALL, Service
 from tests.rigs.waiting import wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 CUTS = "[rollout]\ncuts_at = 0.5\nbalance_us = 50_000\n"
 PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9]]

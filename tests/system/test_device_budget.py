@@ -11,7 +11,7 @@ import plexclient as plex
 from tests.rigs.live_cluster import LiveCluster, rank_processes, shared_resident_bytes
 from tests.rigs.workloads import Program, fill_other_devices, run_interleaved
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def test_two_jobs_are_never_resident_together(cluster: LiveCluster, tiny_model: Path) -> None:

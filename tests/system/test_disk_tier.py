@@ -18,7 +18,6 @@ from tests.rigs.workloads import Program, run_interleaved
 pytestmark = [
     pytest.mark.process,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     needs_direct_io,
 ]
 
@@ -31,7 +30,7 @@ def inventory(live: LiveCluster) -> statemanager_pb2.InventoryReply:
     node = live.status().nodes[0]
     with open_blocking_channel(node.address.state_manager, live.keys) as channel:
         stub = statemanager_pb2_grpc.StateManagerStub(channel)
-        return stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=10)
+        return stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=120)
 
 
 def deploy(job: plex.Job, model: Path, *, seed: int) -> plex.Actor:

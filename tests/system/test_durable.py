@@ -18,7 +18,7 @@ from tests.rigs.live_cluster import LiveCluster, rank_processes
 from tests.rigs.processes import command_of, running
 from tests.rigs.workloads import Program, fill_other_devices, fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ONE, TP2, DP2 = plex.Parallel(), plex.Parallel(tp=2), plex.Parallel(dp=2)
 Outcome = tuple[list[dict[str, float]], Any]

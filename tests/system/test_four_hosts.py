@@ -18,7 +18,7 @@ from tests.rigs.durable_jobs import start, stepping
 from tests.rigs.network_hosts import HostCluster, network_hosts
 from tests.rigs.waiting import wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 NAMES = ("one", "two", "three", "four")
 STEPS = 6

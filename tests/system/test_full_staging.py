@@ -16,7 +16,7 @@ from tests.rigs.live_cluster import SHARES_ALL, TRAIN, start_cluster
 from tests.rigs.raw_client import PlexError, RawClient
 from tests.rigs.tiny_models import make_qwen3
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 LENGTH, SEQUENCES, CALLS = 500, 34, 6
 STAGING_BYTES = 560_000

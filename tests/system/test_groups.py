@@ -15,7 +15,7 @@ from plexclient.wire.v1 import service_pb2
 from tests.rigs.live_cluster import LiveCluster
 from tests.rigs.workloads import fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def overlap_us(first: list[service_pb2.Span], second: list[service_pb2.Span]) -> int:
@@ -41,7 +41,7 @@ def test_two_devices_overlap_and_one_never_does(cluster: LiveCluster, tiny_model
         for _ in range(4):
             calls += [actor.forward_backward.submit(batch, loss="ppo") for actor in actors]
         for done in calls:
-            done.result(60)
+            done.result(120)
         ids = {actor.deployment_id for actor in actors}
         spans = [span for span in cluster.timeline() if span.deployment_id in ids]
     by_device: dict[tuple[str, int], list[service_pb2.Span]] = defaultdict(list)

@@ -13,7 +13,7 @@ from tests.rigs.live_cluster import LiveCluster, rank_processes
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program, fill_other_devices, fixed_batch, run_interleaved
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def deploy(job: plex.Job, model: Path, *, on: str = "host") -> plex.Actor:

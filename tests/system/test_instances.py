@@ -17,7 +17,7 @@ from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9]]
 LENGTH = 200
@@ -78,7 +78,7 @@ def test_a_generate_outlives_kill_9_of_an_instance(
             found = [pid for pid in pids(cluster, rollout) if is_alive(pid)]
             return len(found) == instances and killed[0] not in found
 
-        wait_until(is_back, what="the instance is started again", timeout_s=60)
+        wait_until(is_back, what="the instance is started again")
         again = rollout.generate(PROMPTS, **options)
         assert tokens(again) == undisturbed
         assert again.metrics["instances_lost"] == 0

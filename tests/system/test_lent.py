@@ -24,7 +24,7 @@ from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 OPTIONS = plex.SamplingOptions(n=4, max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
 DEVICE = "serving/chat"
@@ -38,7 +38,7 @@ def lent(cluster: LiveCluster) -> service_pb2.InstanceView:
 
 
 def wait_for(cluster: LiveCluster, *phases: str) -> None:
-    wait_until(lambda: lent(cluster).phase in phases, what=f"{DEVICE} is {phases}", timeout_s=60)
+    wait_until(lambda: lent(cluster).phase in phases, what=f"{DEVICE} is {phases}")
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from tests.rigs.live_jobs import PacedJob, run_together
 from tests.rigs.waiting import wait_until
 from tests.system.test_operating import plexctl, states
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 JOBS = [
     PacedJob(name=f"job-{at}", seed=at, cycles=20 - at, gap_s=0.3 + 0.1 * at, start_s=0.1 * at)
@@ -41,9 +41,7 @@ OPERATOR = 'tokens = { "token-of-ops" = "ops" }\n'
 
 def change_nodes(cluster: LiveCluster, address: str) -> None:
     """Take a node in and another out while the jobs run."""
-    wait_until(
-        lambda: len(residents(cluster)) == len(JOBS), what="all jobs are placed", timeout_s=60
-    )
+    wait_until(lambda: len(residents(cluster)) == len(JOBS), what="all jobs are placed")
     assert len(set(residents(cluster).values())) == 3
     assert plexctl(cluster, "node", "add", address)["state"] == "up"
     plexctl(cluster, "node", "drain", "node-b", "--wait")

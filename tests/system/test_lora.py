@@ -26,7 +26,7 @@ from tests.rigs.workloads import (
     switches,
 )
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROMPTS = [[3, 4, 12, 5, 16], [7, 7, 12, 9, 16, 3]]
 LORA = plex.LoRA(rank=4, alpha=8.0)
@@ -152,7 +152,6 @@ def test_a_durable_one_that_is_killed_ends_with_the_bits_it_would_have_had(
     assert ends[0] == ends[1]
 
 
-@pytest.mark.timeout(600)
 def test_tenants_share_a_model_and_end_with_the_bits_each_has_alone(
     cluster: LiveCluster, wide_model: Path
 ) -> None:

@@ -19,7 +19,7 @@ from tests.rigs.long_answers import make_long_model, start_with_fake_engines
 from tests.rigs.processes import descendants
 from tests.rigs.waiting import wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROMPTS = [[3, 4]]
 OPTIONS = plex.SamplingOptions(n=16, max_tokens=14_000, temperature=1.0, seed=3, ignore_eos=True)

@@ -16,7 +16,7 @@ from tests.rigs.long_answers import make_long_model, start_with_fake_engines
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 HELD, PROMPTS = [[3]], [[3, 4]]
 """An engine holds the first until it gets the other."""

@@ -18,7 +18,7 @@ from tests.rigs.inner_cluster import InnerCluster, node
 from tests.rigs.long_answers import make_long_model, start_with_fake_engines
 from tests.rigs.processes import managers
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 LENGTH = 14_000
 SAMPLES = 1024

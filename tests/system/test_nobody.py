@@ -38,7 +38,7 @@ from tests.rigs.live_cluster import (
 from tests.rigs.processes import descendants
 from tests.rigs.strangers import CALL_S, METHODS, SERVICES, Metadata, members_secrets, refusal
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 TOKENS = """

@@ -19,7 +19,7 @@ from tests.rigs.call_trace import Callers, Name
 from tests.rigs.live_cluster import LiveCluster, start_cluster
 from tests.rigs.tiny_models import make_qwen3
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "docs" / "architecture.md").read_text()

@@ -19,7 +19,7 @@ from tests.rigs.processes import descendants, is_alive, running
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROMPT = [3, 4, 12, 5, 16]
 

@@ -19,7 +19,7 @@ from tests.rigs.inner_cluster import Gate, InnerCluster, node, start_inner
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program, fill_other_devices, fixed_batch, run_interleaved
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ONE = plex.Parallel()
 NODES = tuple(replace(node(name, train=2), address="127.0.0.1") for name in ("left", "right"))
@@ -196,7 +196,7 @@ def test_what_waits_during_the_move_runs_after_it_payloads_included(
             gate.open()
             assert inner.wait().stage is RelocationStage.DONE, inner.changes[-1]
         for future in waiting:
-            future.result(60)
+            future.result(120)
         return actor.digest()
 
     with inner.connect() as connection:

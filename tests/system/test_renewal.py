@@ -13,7 +13,7 @@ from tests.rigs.live_cluster import SHARES_ALL
 from tests.rigs.network_hosts import HostCluster, network_hosts
 from tests.rigs.waiting import wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 BRIEF = f"{SHARES_ALL}node_certificate_us = 40_000_000\n"
 
@@ -30,9 +30,7 @@ def test_a_node_outlives_its_certificate_and_its_agent_starts_with_the_next(tmp_
             return certificates.read(read_keys(keys).certificate)
 
         def ends(one: certificates.Facts) -> None:
-            wait_until(
-                lambda: SystemClock().wall_us() > one.expires_us, what="it ends", timeout_s=60
-            )
+            wait_until(lambda: SystemClock().wall_us() > one.expires_us, what="it ends")
 
         first = certificate()
         ends(first)
@@ -42,7 +40,7 @@ def test_a_node_outlives_its_certificate_and_its_agent_starts_with_the_next(tmp_
         said = cluster.plexctl("doctor", "--cluster")["findings"]  # over connections of its own
         assert {one["name"] for one in said if one["grade"] != "failed"} == {"left", "right"}, said
         cluster.joined["right"].terminate()
-        cluster.joined["right"].wait(30)
+        cluster.joined["right"].wait(120)
         cluster.join("right")
         assert certificate().issued_us >= second.issued_us
-        wait_until(lambda: cluster.nodes()["right"] == "up", what="it is back", timeout_s=60)
+        wait_until(lambda: cluster.nodes()["right"] == "up", what="it is back")

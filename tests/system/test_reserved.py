@@ -22,7 +22,7 @@ from tests.rigs.processes import managers
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9], [5, 6], [11, 12, 13, 14]]
 OPTIONS = plex.SamplingOptions(n=16, max_tokens=400, temperature=1.0, seed=7, min_tokens=8)

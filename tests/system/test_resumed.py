@@ -12,7 +12,7 @@ import pytest
 import plexclient as plex
 from tests.rigs.live_cluster import LiveCluster
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 STEPS = 4
 

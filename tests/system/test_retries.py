@@ -18,7 +18,7 @@ from tests.rigs.chaos_proxy import Faults, running_proxy
 from tests.rigs.live_cluster import LiveCluster
 from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 SEEDS = (1, 2, 3, 4)
 BAD = Faults(cut_mean_bytes=1_500, duplicate_mean_bytes=800, delay_share=0.05, delay_max_s=0.005)

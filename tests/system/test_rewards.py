@@ -22,7 +22,7 @@ import plexclient as plex
 from tests.rigs.live_cluster import SHARES_ALL, LiveCluster, start_cluster
 from tests.rigs.processes import running
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 KILLS = int(os.environ.get("PLEX_CHAOS_KILLS", "5"))  # noqa: TID251 - of `make chaos`
 QUESTIONS = ["1/2", "\\frac{3}{4}", "x^2 + 2x + 1", "7"]
 SLOTS = '{ kind = "reward", cpus = 2, bytes_total = 4_294_967_296 }'
@@ -172,7 +172,7 @@ def post(live: LiveCluster, path: str, body: object, *, token: str) -> tuple[int
     data = json.dumps(body).encode()
     request = urllib.request.Request(f"http://{place}{path}", data=data, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=120) as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)

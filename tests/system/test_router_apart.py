@@ -16,7 +16,7 @@ from plexsvc.cluster.places import keys_file
 from tests.rigs.live_cluster import ROOT, TETHERED, LiveCluster
 from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TOKEN = "apart"
 PROMPTS = [[3, 4, 12, 5, 16], [7, 7, 12, 9, 16, 3]]
@@ -38,7 +38,7 @@ def routers(cluster: LiveCluster, tmp_path: Path) -> Iterator[list[str]]:
     finally:
         for process in running:
             process.terminate()
-            process.communicate(timeout=10)
+            process.communicate(timeout=120)
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:

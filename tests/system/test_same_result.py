@@ -19,7 +19,7 @@ from tests.rigs.workloads import (
     switches,
 )
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ONE = plex.Parallel()
 

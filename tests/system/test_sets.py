@@ -11,7 +11,7 @@ import plexclient as plex
 from tests.rigs.live_cluster import LiveCluster
 from tests.rigs.waiting import wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def test_two_jobs_that_would_have_closed_a_circle_run_in_turn(

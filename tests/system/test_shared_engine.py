@@ -25,7 +25,7 @@ from tests.rigs.live_cluster import (
 )
 from tests.rigs.workloads import fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TOKENS = 'tokens = { mine = "default", theirs = "ops" }\nrouter.operators = ["default"]\n'
 PROMPTS = [[3, 4, 12, 5, 16], [7, 7, 12, 9, 16, 3]]

@@ -22,7 +22,7 @@ from tests.rigs.live_cluster import (
 )
 from tests.rigs.workloads import fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9]]
 OPTIONS = plex.SamplingOptions(n=2, max_tokens=64, temperature=1.0, seed=7, ignore_eos=True)

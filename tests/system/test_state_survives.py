@@ -28,7 +28,7 @@ from tests.rigs.processes import descendants, is_alive, running
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 MOMENTS = ["idle", "switch-away", "switch-to", "publish", "delivery", "staging", "result"]
 REACHED_S = 0.5
@@ -74,7 +74,7 @@ class Victims:
         node = self.live.status().nodes[0]
         with open_blocking_channel(node.address.state_manager, self.live.keys) as channel:
             stub = statemanager_pb2_grpc.StateManagerStub(channel)
-            return stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=10)
+            return stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=120)
 
 
 Drill = Callable[[Victims, Mapping[str, int], Start], Any]
@@ -152,7 +152,7 @@ def idle(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:
     """Kill the state manager before the operation."""
     del pids
     victims.kill()
-    return start().result(60)
+    return start().result(120)
 
 
 def unanswered(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:
@@ -162,14 +162,14 @@ def unanswered(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:
     going_on = start()
     threading.Event().wait(REACHED_S)
     victims.kill()
-    return going_on.result(60)
+    return going_on.result(120)
 
 
 def hanging(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:
     """Stop the state manager while it is asked, and leave the rest to the node agent."""
     del pids
     os.kill(victims.state_manager, signal.SIGSTOP)
-    return start().result(60)
+    return start().result(120)
 
 
 def waiting_for(name: str) -> Drill:
@@ -183,7 +183,7 @@ def waiting_for(name: str) -> Drill:
             victims.kill()
         finally:
             os.kill(pids[name], signal.SIGCONT)
-        return going_on.result(60)
+        return going_on.result(120)
 
     return drill
 
@@ -223,21 +223,21 @@ def run(victims: Victims, model: Path, *, disturbed: str = "") -> dict[str, Any]
         def at(moment: str, start: Start) -> Any:
             if moment == disturbed:
                 return DRILLS[moment](victims, pids, start)
-            return start().result(60)
+            return start().result(120)
 
         def train(actor: plex.Actor, seed: int, **size: int) -> Start:
             batch = fixed_batch(seed, **size)
             return lambda: actor.forward_backward.submit(batch, loss="ppo", **PPO_ARGS)
 
         seen["a1"] = at("idle", train(a, 1)).metrics
-        seen["b1"] = train(b, 2)().result(60).metrics
-        seen["a2"] = train(a, 3)().result(60).metrics
+        seen["b1"] = train(b, 2)().result(120).metrics
+        seen["a2"] = train(a, 3)().result(120).metrics
         seen["b2"] = at("switch-away", train(b, 4)).metrics
-        seen["a3"] = train(a, 5)().result(60).metrics
+        seen["a3"] = train(a, 5)().result(120).metrics
         seen["b3"] = at("switch-to", train(b, 6)).metrics
         seen["a step"] = a.step().metrics
         at("publish", lambda: reference.sync.submit(a))
-        seen["a4"] = train(a, 7)().result(60).metrics
+        seen["a4"] = train(a, 7)().result(120).metrics
         at("delivery", lambda: reference.sync.submit(a))
         big = fixed_batch(8, sequences=600, longest=60)
         assert big.tokens.nbytes > 64 << 10, "its logprobs are fetched from staging memory"

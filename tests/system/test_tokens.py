@@ -20,7 +20,7 @@ from plexclient.wire.v1 import operations_pb2, service_pb2, service_pb2_grpc
 from plexsvc.cluster.places import keys_file
 from tests.rigs.live_cluster import TETHERED, TRAIN, Service
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 QUOTA = ("quota", "set", "lab", "jobs")
@@ -45,7 +45,7 @@ def refused_job(address: str, secret: str) -> plex.PlexError:
     request = service_pb2.CreateJobRequest(job_id="job-more", name="more")
     bearer = (("authorization", f"Bearer {secret}"),)
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
-        service_pb2_grpc.RouterStub(channel).CreateJob(request, metadata=bearer, timeout=60)
+        service_pb2_grpc.RouterStub(channel).CreateJob(request, metadata=bearer, timeout=120)
     return error_of(caught.value, text="")
 
 

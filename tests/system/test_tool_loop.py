@@ -10,7 +10,7 @@ import pytest
 from tests.rigs.commands import ROOT, plexctl
 from tests.rigs.live_cluster import LiveCluster
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 LOOP = ROOT / "examples" / "tool_loop.py"
 

@@ -20,7 +20,7 @@ import pytest
 
 from tests.rigs import tinker_sdk
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = sorted((ROOT / "docs" / "tutorials").glob("*.md"))

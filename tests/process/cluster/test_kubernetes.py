@@ -19,7 +19,7 @@ import pytest
 from plexsvc import config as configuration
 from plexsvc.cluster.config import ClusterConfig
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[3]
 K8S = ROOT / "deploy" / "k8s"

@@ -18,7 +18,7 @@ from plexsvc.controllers.supervise import Supervisor
 from plexsvc.node import logs
 from tests.process.controllers.conftest import FakeJobsRouter
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.process
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user: NOT RUN")

@@ -12,7 +12,7 @@ import plexsvc
 from plexsvc.demo.records import read_record
 from tests.rigs.live_cluster import LiveCluster
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 EXAMPLES = Path(plexsvc.__file__).resolve().parents[1] / "examples"
 
 

@@ -51,28 +51,28 @@ class RunningAgent:
             wpg_id=proc_id.split("/", maxsplit=1)[0],
         )
         fence = common_pb2.Fence(scheduler_epoch=epoch, incarnation=incarnation)
-        return await self.stub.Spawn(node_pb2.SpawnRequest(fence=fence, spec=spec), timeout=30)
+        return await self.stub.Spawn(node_pb2.SpawnRequest(fence=fence, spec=spec), timeout=120)
 
     async def stop(self, proc_id: str, *, grace_us: int = 5_000_000, epoch: int = 1) -> None:
         fence = common_pb2.Fence(scheduler_epoch=epoch)
         request = node_pb2.StopRequest(fence=fence, proc_id=proc_id, grace_us=grace_us)
-        await self.stub.Stop(request, timeout=30)
+        await self.stub.Stop(request, timeout=120)
 
     async def stacks(self, proc_id: str) -> node_pb2.WriteStacksReply:
         fence = common_pb2.Fence(scheduler_epoch=1)
         request = node_pb2.WriteStacksRequest(fence=fence, proc_id=proc_id)
-        return await self.stub.WriteStacks(request, timeout=30)
+        return await self.stub.WriteStacks(request, timeout=120)
 
     async def renew(self, *, epoch: int = 1, ttl_us: int) -> node_pb2.RenewReply:
         request = node_pb2.RenewRequest(scheduler_epoch=epoch, ttl_us=ttl_us)
-        return await self.stub.Renew(request, timeout=60)
+        return await self.stub.Renew(request, timeout=120)
 
     async def describe(self) -> node_pb2.NodeDescription:
-        return await self.stub.Describe(node_pb2.NodeDescribeRequest(), timeout=60)
+        return await self.stub.Describe(node_pb2.NodeDescribeRequest(), timeout=120)
 
     async def next_event(self, kind: str, *, after: int = 0) -> node_pb2.NodeEvent:
         """Return the first event of `kind` above `after`, waiting for it."""
-        call = self.stub.Events(node_pb2.EventsRequest(after_index=after), timeout=30)
+        call = self.stub.Events(node_pb2.EventsRequest(after_index=after), timeout=120)
         async for event in call:
             if event.WhichOneof("event") == kind:
                 call.cancel()

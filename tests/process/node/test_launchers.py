@@ -24,9 +24,9 @@ from tests.process.node.conftest import agent_config
 from tests.rigs.keys import KEYS, signed
 from tests.rigs.ray_cluster import PYTHON, RayCluster
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-WAIT_S = 60
+WAIT_S = 120
 NewLauncher = Callable[[], AbstractAsyncContextManager[Launcher]]
 
 

@@ -26,7 +26,7 @@ from tests.rigs.keys import KEYS
 from tests.rigs.processes import is_alive
 from tests.rigs.strangers import AGENTS, SERVICES, members_secrets, refusal
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.process
 
 IMAGE = ImageConfig(
     name="rollout",
@@ -67,7 +67,7 @@ async def spawn(
         shares=shares,
     )
     fence = common_pb2.Fence(scheduler_epoch=1, incarnation=incarnation)
-    reply = await agent.stub.Spawn(node_pb2.SpawnRequest(fence=fence, spec=spec), timeout=30)
+    reply = await agent.stub.Spawn(node_pb2.SpawnRequest(fence=fence, spec=spec), timeout=120)
     assert reply.error.code == "", reply.error
     return reply
 
@@ -75,13 +75,13 @@ async def spawn(
 async def described(address: str) -> worker_pb2.DescribeReply:
     async with open_channel(address, KEYS) as channel:
         request = worker_pb2.DescribeRequest()
-        return await worker_pb2_grpc.WorkerStub(channel).Describe(request, timeout=10)
+        return await worker_pb2_grpc.WorkerStub(channel).Describe(request, timeout=120)
 
 
 async def serves(address: str) -> bool:
     async with open_channel(address, KEYS) as channel:
         stub = rollout_pb2_grpc.RolloutInstanceStub(channel)
-        stats = await stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=10)
+        stats = await stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=120)
         return not stats.HasField("broken")
 
 

@@ -11,7 +11,7 @@ from plexsvc.reward.programs.registry import PROGRAMS
 from plexsvc.reward.sandbox.base import Sandbox, StageLimits
 from tests.rigs.sandbox_process import sandbox_process
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 ADD = [{"stdin": "1 2", "stdout": "3"}, {"stdin": "5 5", "stdout": "10\n"}]
 CALLS = [{"call": "f(1)", "equals": 2}, {"call": "f([])", "equals": [1]}]
 TREE = {

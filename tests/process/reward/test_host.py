@@ -29,7 +29,7 @@ from plexsvc.rpc.services import add_service
 from tests.process.reward.test_main import asked, until
 from tests.rigs.keys import KEYS
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 GIB = 1 << 30
 
 
@@ -157,4 +157,4 @@ async def test_the_end_of_a_worker_waits_for_no_process_that_was_there_before(
         workers.start(WorkerId(1), modules=())
         assert isinstance(await heard.get(), Ready)
         workers.stop(WorkerId(1))
-        assert isinstance(await asyncio.wait_for(heard.get(), 30), str)
+        assert isinstance(await asyncio.wait_for(heard.get(), 120), str)

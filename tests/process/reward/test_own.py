@@ -17,7 +17,7 @@ from plexsvc.reward.sandbox.base import Sandbox
 from plexsvc.reward.worker import run as run_task
 from tests.rigs.sandbox_process import sandbox_process
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 REWARDS = Path(__file__).parents[3] / "examples" / "rewards"
 

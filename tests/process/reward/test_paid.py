@@ -20,7 +20,7 @@ from tests.rigs import (
 from tests.rigs import more_right_programs as more
 from tests.rigs.sandbox_process import sandbox_process
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 RIGHT: dict[str, tuple[str, list[dict[str, object]], bool]] = {
     **{name: (*found, False) for name, found in right_programs.PROGRAMS.items()},

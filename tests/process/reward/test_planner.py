@@ -27,7 +27,7 @@ from plexsvc.rpc.keys import write_keys
 from tests.process.reward.test_main import Served, asked, endless, until
 from tests.rigs.keys import KEYS
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def planner(config: RewardConfig) -> AsyncIterator[AgentProcess]:
     process = AgentProcess(
         (*argv, "--parent-death", str(os.getpid())), log_path=path.with_suffix(".log")
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         assert b"address" in await process.read_line()
     try:
         yield process
@@ -76,7 +76,7 @@ async def test_a_batch_is_planned_by_the_jobs_last_one(config: RewardConfig) -> 
     samples = [(0, (2_000_000,)), (0, (2_000_000,))]
     HistoryFiles(config.history_dir).write(EndedBatch(key, History(samples=samples)))
     async with planner(config), proxied(config) as live:
-        call = live.stub.Score(endless(["a" * 40] * 2), timeout=60)
+        call = live.stub.Score(endless(["a" * 40] * 2), timeout=120)
         pool = live.proxy.core.pools[LEAST]
         await until(lambda: pool.plan is not None)
         view = await live.stub.GetRewards(pb.GetRewardsRequest(tenant="acme"))

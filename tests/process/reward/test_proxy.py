@@ -14,7 +14,7 @@ from plexsvc.ids import TenantId
 from plexsvc.reward.record import BatchRecord
 from tests.process.reward.test_main import CALL_S, asked, served, until
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 MIB = 1 << 20
 ACME = TenantId("acme")

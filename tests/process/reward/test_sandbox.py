@@ -23,7 +23,7 @@ from plexsvc.reward.sandbox.zygote import ENVIRONMENT
 from tests.rigs.hostile_code import GREEDY, HARMLESS, PRIVILEGED
 from tests.rigs.sandbox_process import SandboxProcess, sandbox_process
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 QUICK = StageLimits(wall_us=20_000_000)
 SMALL = StageLimits(wall_us=2_000_000, memory_bytes=128 << 20, disk_bytes=8 << 20, max_processes=16)
 """A greedy attempt is ended by these."""

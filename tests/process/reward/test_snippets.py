@@ -15,7 +15,7 @@ from plexsvc.reward.programs.snippets import MAX_RESULT_BYTES, RESULT
 from plexsvc.reward.sandbox.base import Sandbox
 from tests.rigs.sandbox_process import sandbox_process
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 CPP = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n << std::endl; }"
 
 

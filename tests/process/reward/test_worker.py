@@ -26,7 +26,7 @@ from plexsvc.reward.zygote import (
     decode_report,
 )
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.process
 
 
 def read(line: socket.socket) -> Any:

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.vllm_process import publish_arrays
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 Shown = list[dict[str, Any]]
 

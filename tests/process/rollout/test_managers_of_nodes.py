@@ -41,7 +41,7 @@ from tests.process.node.conftest import IMAGE, RunningAgent, agent_config, start
 from tests.rigs.keys import KEYS, member
 from tests.rigs.processes import managers as manager_processes
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9]]
 IMAGES = AgentConfig.__dataclass_fields__["images"].default
@@ -174,7 +174,7 @@ async def read(
     )
     count = 0
     async with open_channel(leads.address_of("rollout"), KEYS) as channel:
-        stream = worker_pb2_grpc.WorkerStub(channel).StreamFrames(request, timeout=60)
+        stream = worker_pb2_grpc.WorkerStub(channel).StreamFrames(request, timeout=120)
         async for frame in stream:
             count += sum(len(delta.tokens) for delta in into.add(frame))
             if count >= tokens:
@@ -212,7 +212,7 @@ async def test_a_manager_that_is_killed_has_a_successor_and_a_lost_node_an_heir(
         await until_copied(nodes)
         answered = await nodes.execute(leads, second)
         nodes.lose("left")
-        async with asyncio.timeout(60):  # a manager may answer while its node dies
+        async with asyncio.timeout(120):  # a manager may answer while its node dies
             while not await nodes.serves("right", leads.address_of("rollout")):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert await nodes.execute(leads, second) == answered
@@ -230,7 +230,7 @@ async def until_led(
 async def until_copied(nodes: Nodes) -> None:
     """Return when the node without the instance has a copy."""
     copies = nodes.place / "right" / "logs" / "records-0" / "copies"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not [path for path in copies.rglob("*") if path.is_file()]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 

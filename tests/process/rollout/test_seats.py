@@ -20,7 +20,7 @@ from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.vllm_process import vllm_instance
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 HIGHEST, SEATS = 8, 3
 PROMPTS = [[3 + i, 4, 12 + i, 5, 16, 7][: 3 + i % 4] for i in range(4)]

@@ -127,7 +127,7 @@ async def test_a_client_that_goes_away_leaves_nothing_and_may_come_again(rig: Ri
     arrays = batch(LENGTHS)
     operation = rig.client.operation(arrays, forward_backward=PPO)
     requests = stage_requests(operation, arrays)
-    call = rig.client.stub.StagePayload(metadata=metadata(), timeout=20)
+    call = rig.client.stub.StagePayload(metadata=metadata(), timeout=120)
     for request in requests[:3]:
         await call.write(request)
     await until(lambda: rig.staging.partial)
@@ -146,9 +146,9 @@ async def test_a_chunk_out_of_order_is_refused_while_the_client_waits_to_send(
     arrays = {first: arrays[first], **arrays}
     operation = rig.client.operation(arrays, forward_backward=PPO)
     header, *chunks = stage_requests(operation, arrays)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         submitted = tasks.create_task(rig.client.submit(operation))
-        call = rig.client.stub.StagePayload(metadata=metadata(), timeout=20)
+        call = rig.client.stub.StagePayload(metadata=metadata(), timeout=120)
         for request in (header, chunks[0], chunks[2]):
             await call.write(request)
         reply = await call  # the stream stays open
@@ -178,7 +178,7 @@ async def test_chunks_out_of_order_are_refused(rig: Rig) -> None:
     async with asyncio.TaskGroup() as group:
         submitted = group.create_task(rig.client.submit(operation))
         messages = iter([header, second, first, *rest])
-        reply = await rig.client.stub.StagePayload(messages, metadata=metadata(), timeout=20)
+        reply = await rig.client.stub.StagePayload(messages, metadata=metadata(), timeout=120)
     assert reply.error.code == ErrorCode.BAD_REQUEST
     assert submitted.result().error.code == ErrorCode.BAD_REQUEST
 
@@ -195,7 +195,7 @@ async def test_too_many_uploads_at_once_are_refused_with_the_key() -> None:
             await until(lambda: rig.staging.partial)
             header = iter(stage_requests(two, arrays)[:1])
             with pytest.raises(grpc.aio.AioRpcError) as failure:
-                await rig.client.stub.StagePayload(header, metadata=metadata(), timeout=20)
+                await rig.client.stub.StagePayload(header, metadata=metadata(), timeout=120)
             rig.staging.gate.set()
         error = error_from(failure.value)
         assert error.code == ErrorCode.STAGING_FULL
@@ -215,7 +215,7 @@ async def test_an_upload_that_sends_nothing_gives_its_slot_up() -> None:
 
         async with asyncio.TaskGroup() as group:
             submitted = group.create_task(rig.client.submit(operation))
-            reply = await rig.client.stub.StagePayload(stalled(), metadata=metadata(), timeout=20)
+            reply = await rig.client.stub.StagePayload(stalled(), metadata=metadata(), timeout=120)
         assert reply.error.code == ErrorCode.STAGING_TIMEOUT
         assert "sent nothing for 0.1 s" in submitted.result().error.message
         again = rig.client.operation(arrays, forward_backward=PPO)
@@ -243,7 +243,7 @@ async def test_the_scheduler_hears_of_an_upload_that_takes_long() -> None:
         async with asyncio.TaskGroup() as group:
             submitted = group.create_task(rig.client.submit(operation))
             with pytest.raises(grpc.aio.AioRpcError, match="bytes came"):  # it stops when heard of
-                await rig.client.stub.StagePayload(slow(), metadata=metadata(), timeout=20)
+                await rig.client.stub.StagePayload(slow(), metadata=metadata(), timeout=120)
             submitted.cancel()
         assert rig.scheduler.under_way == 1
 
@@ -268,7 +268,7 @@ async def test_a_result_is_fetched_from_where_it_lies(rig: Rig, offset: int) -> 
             shard=shard,
             offset=offset,
         )
-        chunks = rig.client.stub.FetchResult(request, metadata=metadata(), timeout=20)
+        chunks = rig.client.stub.FetchResult(request, metadata=metadata(), timeout=120)
         assert b"".join([chunk.data async for chunk in chunks]) == expected[offset:]
     assert rig.scheduler.effects == [operation.operation_id]
 
@@ -293,7 +293,7 @@ def sampled(rig: Rig, **changes: Any) -> AsyncIterable[ops.GenerateFrame]:
     operation = rig.client.operation(generate=ops.Generate(prompts=prompts))
     operation.seq = 0
     operation.MergeFrom(ops.Operation(**changes))
-    return rig.client.stub.Sample(operation, metadata=metadata(), timeout=20)
+    return rig.client.stub.Sample(operation, metadata=metadata(), timeout=120)
 
 
 async def test_a_sample_is_relayed_from_the_manager_of_the_deployment_for_its_tenant() -> None:
@@ -342,7 +342,7 @@ def frames_of(rig: Rig, operation_id: bytes) -> AsyncIterable[ops.GenerateFrame]
     request = pb.StreamGenerateRequest(
         operation_id=operation_id, job_id=JOB, deployment_id=ACTOR, after_cursor=1
     )
-    return rig.client.stub.StreamGenerate(request, metadata=metadata(), timeout=20)
+    return rig.client.stub.StreamGenerate(request, metadata=metadata(), timeout=120)
 
 
 async def test_only_the_tokenizers_files_are_served(tmp_path: Path) -> None:
@@ -364,5 +364,5 @@ async def test_only_the_tokenizers_files_are_served(tmp_path: Path) -> None:
 
 async def fetch(rig: Rig, name: str, *, offset: int = 0) -> bytes:
     request = pb.FetchModelFileRequest(deployment_id=ACTOR, job_id=JOB, name=name, offset=offset)
-    chunks = rig.client.stub.FetchModelFile(request, metadata=metadata(), timeout=20)
+    chunks = rig.client.stub.FetchModelFile(request, metadata=metadata(), timeout=120)
     return b"".join([chunk.data async for chunk in chunks])

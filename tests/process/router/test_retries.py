@@ -148,7 +148,7 @@ async def test_a_result_fetched_over_a_bad_line_is_whole() -> None:
                 deployment_id=ACTOR,
                 offset=len(got),
             )
-            async for chunk in client.stub.FetchResult(request, metadata=metadata(), timeout=20):
+            async for chunk in client.stub.FetchResult(request, metadata=metadata(), timeout=120):
                 assert chunk.offset == len(got)
                 got.extend(chunk.data)
 

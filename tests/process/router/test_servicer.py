@@ -45,20 +45,20 @@ async def refusal_of(call: grpc.aio.UnaryUnaryCall) -> ErrorCode:
 async def test_a_call_without_a_known_bearer_token_is_unauthenticated(
     rig: Rig, header: tuple[tuple[str, str], ...]
 ) -> None:
-    call = rig.client.stub.ListJobs(pb.ListJobsRequest(), metadata=header, timeout=60)
+    call = rig.client.stub.ListJobs(pb.ListJobsRequest(), metadata=header, timeout=120)
     assert await refusal_of(call) == ErrorCode.UNAUTHENTICATED
     assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_a_call_acts_for_the_tenant_of_its_token_whatever_it_says(rig: Rig) -> None:
     request = pb.CreateJobRequest(job_id="job-2", name="job", tenant="rival")
-    job = await rig.client.stub.CreateJob(request, metadata=metadata(), timeout=60)
+    job = await rig.client.stub.CreateJob(request, metadata=metadata(), timeout=120)
     assert job.tenant == "acme"
 
 
 async def test_figures_that_cannot_be_shown_do_not_end_a_session(rig: Rig) -> None:
     request = pb.KeepAliveRequest(job_id=JOB, acks={"a": 7}, metrics={"x" * 1000: 1.0})
-    call = rig.client.stub.KeepAlive(request, metadata=metadata(), timeout=60)
+    call = rig.client.stub.KeepAlive(request, metadata=metadata(), timeout=120)
     assert await refusal_of(call) == ErrorCode.BAD_REQUEST
     (taken,) = rig.scheduler.beats
     assert (dict(taken.acks), dict(taken.metrics)) == ({"a": 7}, {})
@@ -66,7 +66,7 @@ async def test_figures_that_cannot_be_shown_do_not_end_a_session(rig: Rig) -> No
 
 async def test_another_tenants_job_is_not_found(rig: Rig) -> None:
     request = pb.KeepAliveRequest(job_id=JOB)
-    call = rig.client.stub.KeepAlive(request, metadata=metadata("other"), timeout=60)
+    call = rig.client.stub.KeepAlive(request, metadata=metadata("other"), timeout=120)
     assert await refusal_of(call) == ErrorCode.NOT_FOUND
     operation = rig.client.operation(noop=ops.Noop())
     result = await rig.client.stub.SubmitOperation(
@@ -133,7 +133,7 @@ async def test_a_deployment_takes_the_model_of_another(rig: Rig, tmp_path: Path)
         name="a",
         spec=pb.DeploymentSpec(role="actor", backend="fsdp", model=str(model)),
     )
-    reply = await rig.client.stub.CreateDeployment(first, metadata=metadata(), timeout=60)
+    reply = await rig.client.stub.CreateDeployment(first, metadata=metadata(), timeout=120)
     assert reply.state == "ready"
     second = pb.CreateDeploymentRequest(
         deployment_id="job-1/b",
@@ -143,7 +143,7 @@ async def test_a_deployment_takes_the_model_of_another(rig: Rig, tmp_path: Path)
             role="rollout", backend="vllm", model_deployment_id=first.deployment_id
         ),
     )
-    reply = await rig.client.stub.CreateDeployment(second, metadata=metadata(), timeout=60)
+    reply = await rig.client.stub.CreateDeployment(second, metadata=metadata(), timeout=120)
     assert reply.spec.model == str(model)
 
 
@@ -154,7 +154,7 @@ async def test_an_unknown_model_directory_is_refused_before_the_scheduler_hears(
         name="ghost",
         spec=pb.DeploymentSpec(role="actor", backend="megatron", model="/no/such/model"),
     )
-    call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=60)
+    call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=120)
     assert await refusal_of(call) == ErrorCode.UNKNOWN_MODEL
     assert "job-1/ghost" not in rig.scheduler.deployments
 
@@ -228,7 +228,7 @@ async def test_an_odd_model_is_refused_before_the_scheduler_hears_and_costs_no_d
             model = Path(shutil.copytree(whole, tmp_path / f"odd-{number}"))
             make(model)
             request.spec.model = model.name
-            call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=60)
+            call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=120)
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 print(name, await call)  # noqa: T201 - what is not refused is seen
             error = error_from(failure.value)
@@ -237,7 +237,7 @@ async def test_an_odd_model_is_refused_before_the_scheduler_hears_and_costs_no_d
             assert opened_below(tmp_path) == [], name
         assert "job-1/odd" not in rig.scheduler.deployments
         request.spec.model = "whole"
-        reply = await rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=60)
+        reply = await rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=120)
         assert reply.state == "ready"
 
 
@@ -267,7 +267,7 @@ async def test_a_model_whose_files_lead_to_the_operator_s_is_refused_whatever_ru
                 name="thief",
                 spec=pb.DeploymentSpec(role="actor", backend="noop", model=model),
             )
-            call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=60)
+            call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=120)
             assert await refusal_of(call) in {ErrorCode.UNKNOWN_MODEL, ErrorCode.BAD_REQUEST}
         assert "job-1/thief" not in rig.scheduler.deployments
 
@@ -281,7 +281,7 @@ async def test_a_file_that_became_a_link_after_the_deployment_is_not_served(tmp_
         request = pb.FetchModelFileRequest(
             job_id=JOB, deployment_id="job-1/actor", name="tokenizer.json"
         )
-        call = rig.client.stub.FetchModelFile(request, metadata=metadata(), timeout=60)
+        call = rig.client.stub.FetchModelFile(request, metadata=metadata(), timeout=120)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert error_from(caught.value).code is ErrorCode.NOT_FOUND
@@ -294,7 +294,7 @@ async def test_a_bug_of_the_router_is_told_as_internal(
         raise ZeroDivisionError("one by none")
 
     monkeypatch.setattr(rig.scheduler, "ListJobs", broken)
-    call = rig.client.stub.ListJobs(pb.ListJobsRequest(), metadata=metadata(), timeout=60)
+    call = rig.client.stub.ListJobs(pb.ListJobsRequest(), metadata=metadata(), timeout=120)
     assert await refusal_of(call) == ErrorCode.INTERNAL
 
 
@@ -305,7 +305,7 @@ async def test_a_bug_of_the_router_is_told_as_internal(
 )
 async def test_garbage_on_the_port_disturbs_nobody(rig: Rig, garbage: bytes) -> None:
     host, _, port = rig.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as raw:
+    with socket.create_connection((host, int(port)), timeout=120) as raw:
         raw.sendall(garbage)
         result = await rig.client.submit(rig.client.operation(noop=ops.Noop()))
     assert result.state == ops.OPERATION_STATE_ANSWERED
@@ -314,7 +314,7 @@ async def test_garbage_on_the_port_disturbs_nobody(rig: Rig, garbage: bytes) -> 
 async def test_bytes_that_are_no_operation_end_only_their_own_call(rig: Rig) -> None:
     call: Any = rig.client.channel.unary_unary("/plexsvc.v1.Router/SubmitOperation")
     with pytest.raises(grpc.aio.AioRpcError):
-        await call(b"\xff\xff\xff", metadata=metadata(), timeout=60)
+        await call(b"\xff\xff\xff", metadata=metadata(), timeout=120)
     result = await rig.client.submit(rig.client.operation(noop=ops.Noop()))
     assert result.state == ops.OPERATION_STATE_ANSWERED
 

@@ -30,7 +30,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 def open_stream(rig: Rig, *, token: str = TOKEN) -> Stream:
     """Return a stream as a client opens it: it waits for the headers before it writes."""
-    return rig.client.stub.Operate(metadata=metadata(token), timeout=20)
+    return rig.client.stub.Operate(metadata=metadata(token), timeout=120)
 
 
 async def send(stream: Stream, *operations: ops.Operation | bytes) -> None:
@@ -110,7 +110,7 @@ async def test_another_tenants_operations_are_not_found(rig: Rig) -> None:
 
 async def test_bytes_that_are_no_operation_end_the_stream_and_not_what_runs(rig: Rig) -> None:
     method: Any = rig.client.channel.stream_stream("/plexsvc.v1.Router/Operate")
-    stream = method(metadata=metadata(), timeout=20)
+    stream = method(metadata=metadata(), timeout=120)
     operation = waiting(rig)
     await send(stream, operation.SerializeToString())  # as bytes
     await known(rig, operation)
@@ -206,7 +206,7 @@ async def test_nobody_waits_for_a_client_that_is_gone(
     await began.wait()
     assert not ended.is_set()
     stream.cancel()
-    assert await asyncio.wait_for(ended.wait(), 20)
+    assert await asyncio.wait_for(ended.wait(), 120)
 
 
 async def test_a_router_that_stops_ends_its_streams_when_they_owe_nothing(rig: Rig) -> None:

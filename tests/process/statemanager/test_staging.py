@@ -60,18 +60,18 @@ def stage(
     rules: service_pb2.BatchRules = RULES,
 ) -> service_pb2.StageReply:
     sent = requests(arrays, operation_id=operation_id, rules=rules)
-    return daemon.stub.Stage(sent, timeout=30)
+    return daemon.stub.Stage(sent, timeout=120)
 
 
 def drop(daemon: Daemon, **fields: Any) -> int:
     request = statemanager_pb2.DropStagedRequest(**{"job_id": "job"} | fields)
-    return daemon.stub.DropStaged(request, timeout=30).freed_bytes
+    return daemon.stub.DropStaged(request, timeout=120).freed_bytes
 
 
 def read(daemon: Daemon, staging_id: bytes, offset: int = 0) -> bytes:
     request = statemanager_pb2.ReadStagedRequest(staging_id=staging_id, offset=offset, job_id="job")
     try:
-        return b"".join(chunk.data for chunk in daemon.stub.ReadStaged(request, timeout=30))
+        return b"".join(chunk.data for chunk in daemon.stub.ReadStaged(request, timeout=120))
     except grpc.RpcError as error:
         raise error_from(error) from error
 
@@ -121,13 +121,13 @@ def test_a_client_that_gives_up_leaves_nothing_and_may_start_again(daemon: Daemo
         raise ConnectionError("the client went away")
 
     with pytest.raises(grpc.RpcError):
-        daemon.stub.Stage(cut_short(), timeout=30)
+        daemon.stub.Stage(cut_short(), timeout=120)
     assert stage(daemon, batch()).error.code == ""
     assert daemon.inventory().staging_bytes_used == stage(daemon, batch()).nbytes
 
 
 def test_a_stream_that_ends_early_is_refused(daemon: Daemon) -> None:
-    reply = daemon.stub.Stage(iter([next(requests(batch()))]), timeout=30)
+    reply = daemon.stub.Stage(iter([next(requests(batch()))]), timeout=120)
     assert "ended after 0 of" in reply.error.message
     assert daemon.inventory().staging_bytes_used == 0
 
@@ -174,6 +174,6 @@ def test_a_client_that_dies_drops_its_unfinished_results_only(daemon: Daemon) ->
     sealed_id = rank("create_staged", text="finished", seal=True)
     rank.process.kill()
     rank.process.wait()
-    daemon.stub.Forget(statemanager_pb2.ForgetRequest(wpg_id="a"), timeout=30)
+    daemon.stub.Forget(statemanager_pb2.ForgetRequest(wpg_id="a"), timeout=120)
     assert daemon.inventory().staging_bytes_used == len("finished")
     assert read(daemon, bytes.fromhex(sealed_id)) == b"finished"

@@ -196,7 +196,7 @@ def test_copies_of_several_nodes_are_digested_as_one(tmp_path: Path) -> None:
         assert materialize(here, tmp_path / "part").error.code == "bad_request"
         copies.holders[1].state_manager = stack.enter_context(altering(there))
         request = statemanager_pb2.DigestRequest(wpg_id="a", copies=copies)
-        assert here.stub.Digest(request, timeout=30).error.code == "checksum_mismatch"
+        assert here.stub.Digest(request, timeout=120).error.code == "checksum_mismatch"
 
 
 class Altering(statemanager_pb2_grpc.StateManagerServicer):
@@ -209,13 +209,13 @@ class Altering(statemanager_pb2_grpc.StateManagerServicer):
         self, request: statemanager_pb2.GetManifestRequest, context: object
     ) -> statemanager_pb2.VersionManifest:
         del context
-        return self._stub.GetManifest(request, timeout=30)
+        return self._stub.GetManifest(request, timeout=120)
 
     def ReadVersion(
         self, request: statemanager_pb2.ReadVersionRequest, context: object
     ) -> Iterator[statemanager_pb2.VersionChunk]:
         del context
-        for chunk in self._stub.ReadVersion(request, timeout=30):
+        for chunk in self._stub.ReadVersion(request, timeout=120):
             data = bytes(b ^ 1 for b in chunk.data)
             yield statemanager_pb2.VersionChunk(offset=chunk.offset, data=data)
 
@@ -272,7 +272,7 @@ def test_versions_are_bounded_and_freed_with_their_last_reader(daemon: Daemon) -
 
 def release(daemon: Daemon, version: int) -> None:
     request = statemanager_pb2.ReleaseVersionRequest(deployment_id="job/actor", version=version)
-    daemon.stub.ReleaseVersion(request, timeout=30)
+    daemon.stub.ReleaseVersion(request, timeout=120)
 
 
 def test_another_job_cannot_open_a_version(daemon: Daemon) -> None:
@@ -382,8 +382,8 @@ def test_a_piece_outside_its_region_is_refused(daemon: Daemon) -> None:
 def test_forgetting_a_wpg_frees_it_and_repeats(daemon: Daemon) -> None:
     (rank,) = build(daemon, "a", [slice(0, 4)])
     request = statemanager_pb2.ForgetRequest(wpg_id="a")
-    assert daemon.stub.Forget(request, timeout=30).freed_bytes == 8192
-    assert daemon.stub.Forget(request, timeout=30).freed_bytes == 0
+    assert daemon.stub.Forget(request, timeout=120).freed_bytes == 8192
+    assert daemon.stub.Forget(request, timeout=120).freed_bytes == 0
     with pytest.raises(PlexError, match="unavailable"):
         rank("allocate", regions=[{"name": "more", "nbytes": 1}])
     left = daemon.inventory()

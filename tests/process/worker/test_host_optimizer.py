@@ -11,7 +11,7 @@ from tests.fakes.fake_state_client import assemble
 from tests.rigs.rank_host import Group, StartGroup
 from tests.rigs.worker_batches import errors, operation, plan, random_batch
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ONE = plan([[0, 2], [1], [3]])
 TWO = plan([[0, 2], [3]], [[1], []])

@@ -47,11 +47,11 @@ async def test_a_reader_that_is_cancelled_while_it_waits_ends_what_it_reads(
         return [item async for item in background.pull_aio(source.items())]
 
     reading = asyncio.ensure_future(read())  # noqa: TID251 - cancelled from outside
-    assert await asyncio.to_thread(source.waits.wait, 10)
+    assert await asyncio.to_thread(source.waits.wait, 120)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    assert await asyncio.to_thread(source.ended.wait, 10)
+    assert await asyncio.to_thread(source.ended.wait, 120)
 
 
 def test_a_reader_that_leaves_between_two_items_ends_what_it_reads(background: Background) -> None:
@@ -59,7 +59,7 @@ def test_a_reader_that_leaves_between_two_items_ends_what_it_reads(background: B
     for item in background.pull(source.items()):
         assert item == 1
         break
-    assert source.ended.wait(10)
+    assert source.ended.wait(120)
 
 
 def test_a_connection_is_not_closed_from_a_callback(router: FakeRouter) -> None:
@@ -75,7 +75,7 @@ def test_a_connection_is_not_closed_from_a_callback(router: FakeRouter) -> None:
                 refusal.set_result(error)
 
         actor.noop.submit().add_done_callback(closes)
-        assert "bad_request: a blocking call" in str(refusal.result(10))
+        assert "bad_request: a blocking call" in str(refusal.result(120))
         actor.noop()  # it is still open
     cluster.close()
 

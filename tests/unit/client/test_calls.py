@@ -161,7 +161,7 @@ def test_a_blocking_call_in_a_callback_is_refused_instead_of_hanging(
     router.hold = threading.Event()
     loop.actor.noop.submit().add_done_callback(callback)
     router.hold.set()
-    assert done.wait(10)
+    assert done.wait(120)
     assert caught[0].code == "bad_request"
 
 
@@ -174,11 +174,11 @@ def test_closing_the_connection_answers_what_is_pending(router: FakeRouter) -> N
     pending = actor.step.submit()
     cluster.close()
     with pytest.raises(plex.PlexError) as caught:
-        pending.result(10)
+        pending.result(120)
     assert caught.value.code == "cancelled"
     late = actor.step.submit()
     with pytest.raises(plex.PlexError, match="connection was closed"):
-        late.result(10)
+        late.result(120)
     router.hold.set()
 
 

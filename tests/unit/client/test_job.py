@@ -43,12 +43,12 @@ class FakeClock:
 
     def until_asleep(self) -> None:
         """Wait until someone sleeps."""
-        assert self._asleep.acquire(timeout=10)
+        assert self._asleep.acquire(timeout=120)
         self._asleep.release()
 
     def tick(self) -> None:
         """Wait until someone sleeps, wake it, and wait until it sleeps again."""
-        assert self._asleep.acquire(timeout=10)
+        assert self._asleep.acquire(timeout=120)
         self._wake.release()
         self.until_asleep()
 

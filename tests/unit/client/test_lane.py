@@ -93,10 +93,10 @@ def test_when_patience_ends_the_refusal_is_raised_and_successors_still_run(
     given_up = impatient.step.submit()
     after = impatient.zero_grad.submit()
     with pytest.raises(PlexError, match="64 pending; gave up") as caught:
-        given_up.result(10)
+        given_up.result(120)
     assert caught.value.code == "queue_full"
     assert caught.value.facts["limit"] == "64"
-    after.result(10)
+    after.result(120)
     assert applied(router, impatient) == [(1, "noop"), (2, "zero_grad")]
 
 

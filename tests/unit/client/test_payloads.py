@@ -90,7 +90,7 @@ def test_payloads_enter_staging_memory_in_the_order_of_their_operations(
     router.max_staged = 1
     router.fail("StagePayload", CUT, Fault(lose_request=True))
     calls = [loop.actor.forward.submit(large_batch()) for _ in range(4)]
-    assert [call.result(30)["tokens"] for call in calls] == [300_000] * 4
+    assert [call.result(120)["tokens"] for call in calls] == [300_000] * 4
 
 
 @pytest.mark.parametrize("code", [ErrorCode.STAGING_FULL, ErrorCode.CHECKSUM_MISMATCH])
@@ -154,7 +154,7 @@ def test_unanswered_payloads_are_bounded(router: FakeRouter) -> None:
             actor.forward.submit(large_batch())
         assert caught.value.code == "queue_full"
         assert "max_unanswered_payload_bytes" in caught.value.message
-        first.result(20)
+        first.result(120)
         assert actor.forward(large_batch())["tokens"] == 300_000
         with pytest.raises(PlexError) as too_large:
             actor.forward(large_batch(600_000))

@@ -33,5 +33,5 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_grpc_is_loaded_by_the_first_name_that_needs_it() -> None:
     argv = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

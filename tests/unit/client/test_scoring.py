@@ -72,7 +72,7 @@ def test_an_answer_that_cannot_be_read_is_raised_and_not_waited_out(
 
     monkeypatch.setattr("plexclient.scoring._score", nonsense)
     with pytest.raises(ValueError, match="no score: 0"):
-        loop.job.score.submit("exact", TEXTS).result(10)
+        loop.job.score.submit("exact", TEXTS).result(120)
 
 
 def test_an_error_of_a_sample_is_its_own(loop: Loop) -> None:
@@ -115,7 +115,7 @@ def test_scoring_that_is_cancelled_ends(loop: Loop, router: FakeRouter) -> None:
     scores = loop.job.score.submit("exact", TEXTS)
     assert scores.cancel()
     with pytest.raises(PlexError, match="scoring by exact was cancelled"):
-        scores.result(timeout=10)
+        scores.result(timeout=120)
 
 
 def test_a_generate_is_cancelled_while_its_samples_are_scored(
@@ -127,7 +127,7 @@ def test_a_generate_is_cancelled_while_its_samples_are_scored(
     wait_until(lambda: router.calls.count("Score") == 3, what="both samples are sent")
     assert samples.cancel()
     with pytest.raises(PlexError, match="cancelled"):
-        samples.result(timeout=10)
+        samples.result(timeout=120)
 
 
 def test_a_generate_that_is_refused_announces_no_samples(loop: Loop, router: FakeRouter) -> None:

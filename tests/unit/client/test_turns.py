@@ -97,7 +97,7 @@ def test_a_turn_that_is_cancelled_leaves_the_session_as_it_was(
     wait_until(lambda: len(router.sampled) == 2, what="the turn is under way")
     assert turn.cancel()
     with pytest.raises(PlexError) as ended:
-        turn.result(timeout=30)
+        turn.result(timeout=120)
     assert ended.value.code is ErrorCode.CANCELLED
     assert not turn.cancel()
     assert (session.tokens, len(session.turns)) == (before, 1)

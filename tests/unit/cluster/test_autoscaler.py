@@ -60,7 +60,7 @@ async def test_the_command_is_told_once_of_each_state_and_again_if_it_failed(
     command = (sys.executable, "-c", NOTES, str(tmp_path / "told"))  # it fails the first time
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(autoscaler.follow(command, look, clock=FakeHurry()))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await done.wait()
         following.cancel()
     told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]

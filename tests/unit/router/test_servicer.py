@@ -132,14 +132,14 @@ async def deploy(rig: Rig) -> bytes:
         name="critic",
         spec=pb.DeploymentSpec(role="actor", backend="noop"),
     )
-    reply = await rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=20)
+    reply = await rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=120)
     assert len(rig.scheduler.deployments) == 2
     return reply.SerializeToString(deterministic=True)
 
 
 async def fetch(rig: Rig) -> bytes:
     request = pb.FetchResultRequest(operation_id=DONE, job_id=JOB, deployment_id=ACTOR)
-    chunks = rig.client.stub.FetchResult(request, metadata=metadata(), timeout=20)
+    chunks = rig.client.stub.FetchResult(request, metadata=metadata(), timeout=120)
     return b"".join([chunk.data async for chunk in chunks])
 
 
@@ -148,7 +148,7 @@ async def stream(rig: Rig) -> bytes:
     request = pb.StreamGenerateRequest(
         operation_id=DONE, job_id=JOB, deployment_id=ACTOR, after_cursor=1
     )
-    frames = rig.client.stub.StreamGenerate(request, metadata=metadata(), timeout=20)
+    frames = rig.client.stub.StreamGenerate(request, metadata=metadata(), timeout=120)
     return b"".join([frame.SerializeToString() async for frame in frames])
 
 
@@ -156,7 +156,7 @@ async def sample(rig: Rig) -> bytes:
     rig.scheduler.deployments[ACTOR].spec.role = "rollout"
     generate = ops.Generate(prompts=[ops.Prompt(token_ids=[3])])
     operation = ops.Operation(operation_id=DONE, job_id=JOB, deployment_id=ACTOR, generate=generate)
-    frames = rig.client.stub.Sample(operation, metadata=metadata(), timeout=20)
+    frames = rig.client.stub.Sample(operation, metadata=metadata(), timeout=120)
     return b"".join([frame.SerializeToString() async for frame in frames])
 
 
@@ -242,7 +242,7 @@ async def test_calls_of_one_tenant_leave_room_for_others() -> None:
         assert error_from(refused.value).code is ErrorCode.QUEUE_FULL
         assert "2 of 3 calls" in str(error_from(refused.value))
         asked = pb.ListJobsRequest()
-        await rig.client.stub.ListJobs(asked, metadata=metadata("other"), timeout=20)
+        await rig.client.stub.ListJobs(asked, metadata=metadata("other"), timeout=120)
         for one in streams:
             one.cancel()
         await until(lambda: not rig.router.calls.taken)
@@ -317,8 +317,8 @@ async def test_operations_of_a_stream_count_as_requests_and_keeping_alive_does_n
         assert [answer.error.code for answer in answers] == ["", "queue_full"]
         assert rig.scheduler.effects == [operations[0].operation_id]
         with pytest.raises(grpc.aio.AioRpcError):
-            await rig.client.stub.ListJobs(pb.ListJobsRequest(), metadata=metadata(), timeout=60)
+            await rig.client.stub.ListJobs(pb.ListJobsRequest(), metadata=metadata(), timeout=120)
         text = render(rig.router.meter, {}).decode()
         assert 'plex_calls_total{code="queue_full",method="ListJobs"} 1.0' in text
         alive = pb.KeepAliveRequest(job_id=JOB)
-        await rig.client.stub.KeepAlive(alive, metadata=metadata(), timeout=60)
+        await rig.client.stub.KeepAlive(alive, metadata=metadata(), timeout=120)

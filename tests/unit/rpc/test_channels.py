@@ -74,7 +74,7 @@ async def test_members_reach_a_socket_and_a_port_alike(tmp_path: Path, where: st
         assert mode_of(tmp_path / "n.sock") == 0o600
     with open_blocking_channel(address, KEYS) as blocking:
         stub = node_pb2_grpc.NodeStub(blocking)
-        reply = await asyncio.to_thread(stub.Describe, request, timeout=60)
+        reply = await asyncio.to_thread(stub.Describe, request, timeout=120)
     await server.stop(0)
     assert reply.node_id == "n0"
 

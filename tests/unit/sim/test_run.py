@@ -653,7 +653,6 @@ def test_a_simulated_cluster_has_the_limits_of_a_live_one() -> None:
 
 
 @pytest.mark.rare
-@pytest.mark.timeout(240)  # 17 s of processor on an idle machine
 def test_a_job_behind_a_stream_of_higher_priorities_starts_within_two_days() -> None:
     """Four nodes that jobs of priority 10 fill for 60 hours; a run of ten hours has none."""
     load = giant_gang(seed=1, priority=0, hours=60)
@@ -671,7 +670,6 @@ def test_a_job_behind_a_stream_of_higher_priorities_starts_within_two_days() -> 
 
 @pytest.mark.rare
 @pytest.mark.slow
-@pytest.mark.timeout(240)  # 27 s of processor on an idle machine
 def test_no_job_is_placed_above_the_duty_cap_while_others_move_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

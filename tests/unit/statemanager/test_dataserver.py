@@ -191,7 +191,7 @@ def test_a_client_that_leaves_while_memory_is_allocated_has_none(
     populate, left = hostcopy.populate, threading.Event()
 
     def slowly(address: int, nbytes: int) -> None:
-        assert left.wait(10)
+        assert left.wait(120)
         populate(address, nbytes)
 
     monkeypatch.setattr(tiers, "populate", slowly)

@@ -44,7 +44,7 @@ class FaultyDisk(Disk):
         if self.fails == "short":
             return super().pwrite(fd, data[: len(data) // 2], offset)
         if self.fails == "stalls":
-            self.answers.wait(60)
+            self.answers.wait(120)
         done = super().pwrite(fd, data, offset)
         if self.fails == "flips" and offset == BLOCK_BYTES:
             super().pwrite(fd, memoryview(aligned(4096)), offset)
@@ -52,7 +52,7 @@ class FaultyDisk(Disk):
 
     def pread(self, fd: int, data: memoryview, offset: int) -> int:
         if self.fails == "stalls":
-            self.answers.wait(60)
+            self.answers.wait(120)
         done = super().pread(fd, data, offset)
         if self.fails == "flips once":
             self.fails, data[5] = "", data[5] ^ 1

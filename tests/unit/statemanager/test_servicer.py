@@ -183,7 +183,7 @@ class Disk:
 
         def write_late(*given: Any) -> None:
             self.is_asked.set()
-            assert self.goes_on.wait(30)
+            assert self.goes_on.wait(120)
             write(*given)
 
         monkeypatch.setattr(shards, "_write_steadily", write_late)
@@ -206,7 +206,7 @@ async def test_what_is_saved_does_not_change_while_it_is_written(
     copies = await daemon.copy(1)
     async with asyncio.TaskGroup() as tasks:
         save = tasks.create_task(daemon.save(tmp_path / "out", copies))
-        await asyncio.to_thread(disk.is_asked.wait, 30)
+        await asyncio.to_thread(disk.is_asked.wait, 120)
         daemon.rank.fill(2.0)
         disk.goes_on.set()
     assert not save.result().HasField("error")
@@ -239,9 +239,9 @@ async def test_slow_saves_hold_up_neither_moves_nor_publishing(
     disk = Disk(monkeypatch)
     copies = await daemon.copy(1)
     paths = [tmp_path / f"out{i}" for i in range(MAX_CONTROL_CALLS + 1)]
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         saves = [tasks.create_task(daemon.save(path, copies)) for path in paths]
-        await asyncio.to_thread(disk.is_asked.wait, 30)
+        await asyncio.to_thread(disk.is_asked.wait, 120)
         await daemon.move(common_pb2.RESIDENCY_HOST)
         await daemon.move(common_pb2.RESIDENCY_DEVICE)
         await daemon.copy(2)
@@ -261,7 +261,7 @@ async def test_a_save_that_was_given_up_never_appears(
     copies = await daemon.copy(2)
     async with asyncio.TaskGroup() as tasks:
         save = tasks.create_task(daemon.save(tmp_path / "out", copies))
-        await asyncio.to_thread(disk.is_asked.wait, 30)
+        await asyncio.to_thread(disk.is_asked.wait, 120)
         save.cancel()
     assert save.cancelled()
     await daemon.release(2)
@@ -281,14 +281,14 @@ async def test_a_version_whose_caller_gave_up_never_appears(
     def hash_late(data: memoryview) -> list[bytes]:
         del data
         is_copied.set()
-        assert goes_on.wait(30)
+        assert goes_on.wait(120)
         return []
 
     monkeypatch.setattr(publishing, "block_checksums", hash_late)
     used = daemon.host_bytes
     async with asyncio.TaskGroup() as tasks:
         publish = tasks.create_task(daemon.publish(1))
-        await asyncio.to_thread(is_copied.wait, 30)
+        await asyncio.to_thread(is_copied.wait, 120)
         await daemon.move(common_pb2.RESIDENCY_HOST)  # the copy is made, so its WPG is free
         publish.cancel()
     assert publish.cancelled()
@@ -328,7 +328,7 @@ async def test_a_node_agent_that_stands_still_holds_up_only_who_must_write(
     monkeypatch.setattr(books, "SETTLE_S", 0.1)
     while book._blocked() is None:
         book.put(("wpg", "other"), {}, body=bytes(32 * KIB))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         assert (await daemon.publish(2)).error.code == ErrorCode.UNAVAILABLE
         with pytest.raises(PlexError, match="does not read it"):
             await asyncio.to_thread(daemon.rank.client.create_staged, (), 8)
@@ -350,7 +350,7 @@ class SlowMemory:
         copy = mapping.copy
 
         def wait_and_copy(target: int, source: int, nbytes: int) -> None:
-            assert self.turns.acquire(timeout=30)
+            assert self.turns.acquire(timeout=120)
             copy(target, source, nbytes)
 
         monkeypatch.setattr(hostcopy, "PART_BYTES", self.PART)
@@ -362,7 +362,7 @@ async def test_a_move_shows_its_bytes_while_it_goes_on(
 ) -> None:
     memory = SlowMemory(monkeypatch)
     seen = []
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         move = tasks.create_task(daemon.move(common_pb2.RESIDENCY_HOST))
         while not move.done():
             worked = await daemon.worked()

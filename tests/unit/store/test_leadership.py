@@ -86,7 +86,7 @@ def test_one_that_stands_still_is_replaced_and_learns_it_when_it_wakes(
     keep = first._keep
 
     def stand_still() -> bool:
-        awake.wait(60)
+        awake.wait(120)
         return keep()
 
     monkeypatch.setattr(first, "_keep", stand_still)
@@ -95,7 +95,7 @@ def test_one_that_stands_still_is_replaced_and_learns_it_when_it_wakes(
     assert first.try_take() is None
     until_taken(second)
     awake.set()
-    assert lost.wait(60)
+    assert lost.wait(120)
     assert second._keep()
     first.close(ends_all=True)  # what it says now is not heard
     second.close(ends_all=False)

@@ -20,7 +20,7 @@ from plexsvc.frames.line import OrderLine
 from plexsvc.worker.orders import MAX_LINES, OrderPort
 from plexsvc.worker.thread import RankThread
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 RankLine = OrderLine[worker_pb2.ExecuteReply]
 
 

@@ -48,7 +48,7 @@ async def test_a_dropped_call_lets_the_operation_end_and_a_repeat_gets_its_answe
     made = served.rank.train(1)
     async with asyncio.TaskGroup() as group:
         dropped = group.create_task(served.execute(made))
-        await asyncio.get_running_loop().run_in_executor(None, backend.entered.wait, 10)
+        await asyncio.get_running_loop().run_in_executor(None, backend.entered.wait, 120)
         dropped.cancel()
     async with asyncio.TaskGroup() as group:
         attached = group.create_task(served.execute(made))
@@ -68,7 +68,7 @@ async def test_a_full_rank_refuses_and_the_refused_may_come_again(
     backend.gate = threading.Event()
     async with asyncio.TaskGroup() as group:
         first = group.create_task(served.execute(served.rank.train(1)))
-        await asyncio.get_running_loop().run_in_executor(None, backend.entered.wait, 10)
+        await asyncio.get_running_loop().run_in_executor(None, backend.entered.wait, 120)
         refused = await served.execute(served.rank.train(2))
         backend.gate.set()
     assert not first.result().result.error.code

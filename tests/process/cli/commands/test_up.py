@@ -16,7 +16,7 @@ from plexsvc.cluster.places import read_card
 from tests.rigs.processes import command_of, descendants, is_alive, running
 from tests.rigs.waiting import wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 CONFIG = """
 listen = "127.0.0.1:0"
@@ -83,7 +83,6 @@ def run_controller(state_dir: Path) -> str:
     return job_id
 
 
-@pytest.mark.timeout(240)
 def test_a_cluster_runs_a_submitted_controller_and_leaves_nothing_at_term(
     tmp_path: Path, cluster_pid: int
 ) -> None:

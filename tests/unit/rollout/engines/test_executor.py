@@ -35,13 +35,13 @@ def test_engines_with_work_take_turns() -> None:
     executor = StepExecutor(clock=SystemClock())
     gate = threading.Event()
     first, second = Counter("a", 3, trace), Counter("b", 2, trace)
-    holding = executor.call(lambda: gate.wait(10))
+    holding = executor.call(lambda: gate.wait(120))
     for engine in (first, second):
         executor.call(partial(executor._engines.append, engine))
     gate.set()
-    assert holding.result(10)
-    assert first.done.wait(10)
-    assert second.done.wait(10)
+    assert holding.result(120)
+    assert first.done.wait(120)
+    assert second.done.wait(120)
     executor.close()
     assert trace == ["a", "b", "a", "b", "a"]
 
@@ -54,19 +54,19 @@ def test_a_policy_may_hold_everyone_until_a_call_wakes_it() -> None:
     )
     engine = Counter("a", 2, trace)
     executor.add(engine)
-    executor.call(lambda: None).result(10)
+    executor.call(lambda: None).result(120)
     assert trace == []
     is_open.set()
-    executor.call(lambda: None).result(10)
-    assert engine.done.wait(10)
+    executor.call(lambda: None).result(120)
+    assert engine.done.wait(120)
     executor.close()
 
 
 def test_a_failing_call_tells_its_caller_and_the_thread_goes_on() -> None:
     executor = StepExecutor(clock=SystemClock())
     with pytest.raises(ZeroDivisionError):
-        executor.call(lambda: 1 // 0).result(10)
-    assert executor.call(lambda: 5).result(10) == 5
+        executor.call(lambda: 1 // 0).result(120)
+    assert executor.call(lambda: 5).result(120) == 5
     executor.close()
 
 
@@ -77,7 +77,7 @@ def test_a_removed_engine_is_not_stepped_again() -> None:
     executor.add(engine)
     executor.remove(engine)
     steps = len(trace)
-    executor.call(lambda: None).result(10)
+    executor.call(lambda: None).result(120)
     executor.close()
     assert len(trace) == steps
 
@@ -93,7 +93,7 @@ class Stuck:
 
     def step(self) -> None:
         self.entered.set()
-        self.leave.wait(10)
+        self.leave.wait(120)
 
 
 def test_it_tells_how_long_a_step_has_taken_and_nothing_between_steps() -> None:
@@ -101,11 +101,11 @@ def test_it_tells_how_long_a_step_has_taken_and_nothing_between_steps() -> None:
     executor, engine = StepExecutor(clock=clock), Stuck()
     assert executor.step_us == 0
     executor.add(engine)
-    assert engine.entered.wait(10)
+    assert engine.entered.wait(120)
     clock.monotonic += 5_000_000
     assert executor.step_us == 5_000_000
     engine.leave.set()
-    executor.call(lambda: None).result(10)
+    executor.call(lambda: None).result(120)
     assert executor.step_us == 0
     executor.close()
 
@@ -121,7 +121,7 @@ def test_a_policy_that_holds_an_engine_back_is_asked_again() -> None:
     executor = StepExecutor(fifth, clock=SystemClock())
     engine = Counter("a", 1, [])
     executor.add(engine)
-    assert engine.done.wait(10)
+    assert engine.done.wait(120)
     executor.close()
 
 
@@ -130,5 +130,5 @@ def test_another_policy_can_take_over() -> None:
     engine = Counter("a", 1, [])
     executor.add(engine)
     executor.follow(lambda ready: ready[0] if ready else None)
-    assert engine.done.wait(10)
+    assert engine.done.wait(120)
     executor.close()

@@ -51,7 +51,7 @@ async def announced(told: Told, clock: FakeClock) -> AsyncIterator[None]:
 async def heard(told: Told, clock: FakeClock, *leases: int, within_us: int) -> None:
     """Let time pass until the cluster heard these leases; then it has heard no other."""
     steps = within_us // announcing.LOOK_US + 1
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while len(told.leases) < len(leases):
             if steps > 0:
                 await clock.passes(announcing.LOOK_US)

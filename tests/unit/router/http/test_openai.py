@@ -951,7 +951,7 @@ async def test_a_sample_ends_when_its_client_leaves(
                 async with http.post(f"{url}/chat/completions", json=body) as reply:
                     await reply.read()
 
-            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(120), asyncio.TaskGroup() as group:
                 asked = group.create_task(read())
                 await samples.begun.wait()
                 asked.cancel()

@@ -185,7 +185,7 @@ async def test_an_open_page_does_not_hold_the_server(
     asked.answers["GetStatus"] = [pb.ClusterStatus()]
     config = RouterConfig(http_listen="127.0.0.1:0")
     tenants = Tenants({"secret": "acme"})
-    async with aiohttp.ClientSession(headers=HEADERS) as session, asyncio.timeout(30):
+    async with aiohttp.ClientSession(headers=HEADERS) as session, asyncio.timeout(120):
         async with serving(page.routes(asked), tenants=tenants, config=config) as address:
             reply = await session.get(f"http://{address}/page/events?views=status")
             await event(reply)

@@ -107,7 +107,7 @@ async def test_two_jobs_that_would_have_closed_a_circle_declare_and_run_in_turn(
         }
         every = ["actor ready", "rollout ready", "judge ready"]
         assert await create(rig, asked["a"]) == every
-        async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
+        async with asyncio.timeout(120), asyncio.TaskGroup() as calls:
             waiting = calls.create_task(create(rig, asked["b"]))
             again = calls.create_task(create(rig, asked["b"]))
             known = rig.driver.cluster.deployments

@@ -38,7 +38,7 @@ async def test_a_running_scheduler_keeps_its_journal_short(
         await rig.deploy("a")
         async with asyncio.TaskGroup() as group:
             working = group.create_task(work(rig))
-            async with asyncio.timeout(50):
+            async with asyncio.timeout(120):
                 while await first_row(rig) == 1:  # noqa: ASYNC110 - another process cuts
                     await asyncio.sleep(0.05)
             working.cancel()
@@ -59,7 +59,7 @@ async def test_a_journal_without_a_snapshot_is_kept_whole_and_the_reason_is_said
     async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
         await rig.job("a")
         await rig.deploy("a")
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(120):
             while "no snapshot was taken" not in caplog.text:  # noqa: ASYNC110 - by another process
                 await asyncio.sleep(0.05)
         assert await first_row(rig) == 1
@@ -75,7 +75,7 @@ async def test_a_process_that_cannot_be_started_ends_no_scheduler(
     async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
         await rig.job("a")
         await rig.deploy("a")
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(120):
             while "the journal was not cut" not in caplog.text:  # noqa: ASYNC110 - real time
                 await asyncio.sleep(0.05)
         assert (await rig.run("a", "step")).state

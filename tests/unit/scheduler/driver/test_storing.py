@@ -126,7 +126,7 @@ async def test_appends_wait_behind_the_work_of_the_thread(store: Store) -> None:
     noting, go = ThreadNoting(store), threading.Event()
     storing = Storing(noting, clock=SteppingClock(), inline_us=500)  # type: ignore[arg-type] # what it uses of a store
     async with asyncio.TaskGroup() as group:
-        work = group.create_task(storing.run(partial(go.wait, 10)))
+        work = group.create_task(storing.run(partial(go.wait, 120)))
         await asyncio.sleep(0)
         group.create_task(storing.append([entry(1)]))
         await asyncio.sleep(0)

@@ -41,7 +41,7 @@ async def acknowledge(rig: Rig, *, seq: int, left: int) -> None:
     """Say that the client has the answers up to `seq`; return when `left` are kept for it."""
     acks = service_pb2.KeepAliveRequest(job_id="a", tenant=TENANT, acks={"a/actor": seq})
     await rig.scheduler.call("KeepAlive", acks, service_pb2.KeepAliveReply)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while len(rig.driver.recorder._answered) > left:  # noqa: ASYNC110 - a task lets them go
             await asyncio.sleep(0.005)
 

@@ -46,7 +46,7 @@ async def move(rig: Rig, *places: tuple[str, int]) -> RelocationChanged:
         reason="asked",
     )
     rig.driver.post(event)
-    return await asyncio.wait_for(ended, 10)
+    return await asyncio.wait_for(ended, 120)
 
 
 async def view(rig: Rig) -> service_pb2.Deployment:
@@ -201,7 +201,7 @@ async def test_payloads_that_wait_during_the_move_are_passed_on_at_once(pair: Ri
             await gate.wait()
 
     pair.behaviour.on_execute = hold
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
         assert (await move(pair, ("node-1", 0))).fault is None
         while sum(node == "node-1" for node, _ in pair.behaviour.staged) < len(waiting):  # noqa: ASYNC110 - fakes answer in their own time
             await asyncio.sleep(0.01)

@@ -291,7 +291,7 @@ async def test_another_node_that_is_lost_amid_the_replay_costs_nothing(
 
         rig.behaviour.on_execute = hold
         await rig.agents[0].stop()
-        await asyncio.wait_for(begun.wait(), 30)
+        await asyncio.wait_for(begun.wait(), 120)
         (home,) = of_deployment(rig).nodes
         assert copy != home
         rig.driver.post(NodeUncordoned(node_id=copy))

@@ -13,7 +13,7 @@ from plexsvc.scheduler.orders.leases import Leases
 from tests.fakes.fake_renewed import FakeRenewed, serving
 from tests.rigs.keys import KEYS
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 def leases(*, lease_us: int = 300_000) -> Leases:

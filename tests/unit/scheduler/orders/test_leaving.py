@@ -27,7 +27,7 @@ async def test_another_wakes_on_the_device_of_an_instance_that_is_reported_aslee
         async with asyncio.TaskGroup() as group:
             operation = rig.operation("a", "generate", name="rollout")
             running = group.create_task(rig.scheduler.submit(operation))
-            await asyncio.wait_for(begun.wait(), 10)
+            await asyncio.wait_for(begun.wait(), 120)
             others = group.create_task(rig.run("b", "generate", name="rollout"))
             (wpg,) = (w for w in rig.driver.cluster.wpgs.values() if w.job_id == "a")
             (other,) = (w for w in rig.driver.cluster.wpgs.values() if w.job_id == "b")

@@ -152,7 +152,7 @@ async def test_the_next_operation_runs_while_a_save_is_written(rig: Rig, disk: S
 
 
 async def test_a_save_of_which_nothing_is_written_is_given_up(rig: Rig, disk: SlowDisk) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         result = await rig.run("job-1", "save")
         await disk.left.wait()
     assert result.error.code == ErrorCode.UNAVAILABLE
@@ -163,7 +163,7 @@ async def test_a_save_of_which_nothing_is_written_is_given_up(rig: Rig, disk: Sl
 
 
 async def test_a_save_of_a_cancelled_job_stops(rig: Rig, disk: SlowDisk) -> None:
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         save = tasks.create_task(rig.run("job-1", "save"))
         await disk.asked.wait()
         await rig.end("job-1", service_pb2.JOB_STATE_CANCELLED)

@@ -25,7 +25,7 @@ from tests.rigs import stored
 from tests.rigs.router_rig import until
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 T = TypeVar("T")
 
 
