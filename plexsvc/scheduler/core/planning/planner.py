@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.groups import Group
+from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import Barred, Search, Spot, lived_with
 from plexsvc.scheduler.core.planning.policies import Policy
@@ -304,12 +304,14 @@ class Planner:
         *,
         now_us: int,
         onto: Collection[UnitId] | None = None,
+        off: Collection[UnitId] = (),
     ) -> Gang | None:
         """Book a resident elsewhere: in another group or on idle units, within everyone's bounds.
 
-        It touches none of its units, and with `onto` only those. Returns where; None, with nothing
-        changed, if there is no such place. Whoever has to leave may take a part of a larger group
-        also while groups of its size are full.
+        It touches none of its units, and with `onto` only those. Where no such place is, it leaves
+        those in `off` alone, for idle ones. Returns where; None, with nothing changed, if there is
+        no place. Whoever has to leave may take a part of a larger group also while groups of its
+        size are full.
         """
         resident = self.group_of(resident_id).residents[resident_id]
         demand, barred = resident.demand, set(resident.units)
@@ -325,10 +327,25 @@ class Planner:
             must_leave=True,
             now_us=now_us,
         )
+        spot = spot or self._partly_off(resident, off, barred)
         if spot is None:
             return None
         self.move(resident_id, spot.units, why=spot.why, now_us=now_us)
         return spot.units
+
+    def _partly_off(
+        self, resident: Resident, off: Collection[UnitId], barred: Collection[UnitId]
+    ) -> Spot | None:
+        """Return where a resident is if only its units in `off` change, for idle ones."""
+        going = [unit_id for unit_id in resident.units if unit_id in off]
+        if not 0 < len(going) < len(resident.units):
+            return None
+        part = replace(resident.demand, num_units=len(going))
+        idle = dict(zip(going, self.search.idle_gang(part, barred) or (), strict=False))
+        units = tuple(idle.get(unit_id, unit_id) for unit_id in resident.units)
+        # Until it has moved, hosts that it stays on have its state twice.
+        fits = bool(idle) and self.board.memory.holds(units, resident.demand)
+        return Spot(units=units) if fits else None
 
     def arrived(self, resident_id: ResidentId) -> None:
         """Note that a resident runs where it is booked, and no longer on the units that it left."""

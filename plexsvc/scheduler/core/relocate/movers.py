@@ -12,7 +12,7 @@ while.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -127,6 +127,7 @@ def _drain(lives: Lives) -> None:
     """Move what lives on draining nodes to wherever there is a place within bounds."""
     placement, at = lives.placement, lives.at
     nodes = [n for n, leaves in placement.cordoned.items() if leaves and n in placement.nodes]
+    draining = {place.unit for n in nodes for place in placement.nodes[n].devices}
     there = {w: n for n in nodes for p in placement.nodes[n].devices for w in at[p].ranks}
     for wpg_id, node_id in there.items():
         wpg = lives.wpgs[wpg_id]
@@ -137,7 +138,7 @@ def _drain(lives: Lives) -> None:
             reason = f"node {node_id} is drained"
             if deployment.is_rollout:
                 _send_instances(lives, deployment, reason=reason)
-            elif not _send(lives, deployment, reason=reason):
+            elif not _send(lives, deployment, reason=reason, off=draining):
                 _try_later(lives, deployment)
 
 
@@ -257,17 +258,24 @@ def relocate(lives: Lives, event: RelocationRequested) -> None:
         _send_to(lives, deployment, units, reason=event.reason)
 
 
-def _send(lives: Lives, deployment: Deployment, *, reason: str, to: NodeId | None = None) -> bool:
+def _send(
+    lives: Lives,
+    deployment: Deployment,
+    *,
+    reason: str,
+    to: NodeId | None = None,
+    off: Collection[UnitId] = (),
+) -> bool:
     """Send a training deployment where the planner finds a place; return whether it found one.
 
     With a node named, the place is there: within bounds if they allow it, else where it burdens
-    least.
+    least. Where there is no other place, it leaves at least the units in `off`.
     """
     if deployment.relocation is not None or not demands.is_placed(lives.placement, deployment):
         return False
     planner, key = demands.planner_of(lives.placement, deployment)
     onto = None if to is None else planner.board.rooms.of_host(to)
-    units = planner.rehome(key, now_us=lives.now_us, onto=onto)
+    units = planner.rehome(key, now_us=lives.now_us, onto=onto, off=off)
     if units is not None:
         _begin(lives, deployment, units, reason=reason)
         return True

@@ -82,6 +82,32 @@ def test_a_job_with_nowhere_to_go_leaves_when_a_node_joins() -> None:
     assert world.places() == ["n1:0"]
 
 
+def test_a_gang_with_nowhere_to_go_leaves_the_drained_node_alone() -> None:
+    world = FakeWorld()
+    for name in ("n0", "n1", "n2"):
+        world.join(name, train=1)
+    world.bring_up("gang", devices=2)
+    assert world.places("gang") == ["n0:0", "n1:0"]
+    world.tell(NodeCordoned(at_us=world.tick(), node_id=N0, is_drained=True))
+    world.drain()
+    assert world.places("gang") == ["n2:0", "n1:0"]
+    assert world.stages()[-1] is RelocationStage.DONE
+    world.tell(NodeCordoned(at_us=world.tick(), node_id=N1, is_drained=True))
+    world.fire("drain/gang/actor")
+    world.drain()
+    assert world.places("gang") == ["n2:0", "n1:0"], "no device is idle"
+
+
+def test_a_gang_stays_whose_state_would_not_fit_twice() -> None:
+    world = FakeWorld()
+    for name in ("n0", "n1", "n2"):
+        world.join(name, train=1, host_bytes=60)
+    world.bring_up("gang", devices=2)
+    world.tell(NodeCordoned(at_us=world.tick(), node_id=N0, is_drained=True))
+    world.drain()
+    assert world.places("gang") == ["n0:0", "n1:0"]
+
+
 def test_repacking_empties_a_group_unless_its_job_is_pinned(world: FakeWorld) -> None:
     world.bring_up("b")
     for job in "ab":
