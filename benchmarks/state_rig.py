@@ -291,7 +291,7 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
         node.links[wpg, 0] = link
         granule = rank.tier.granule_bytes
         node.allocate(link, [region_state("params", nbytes, is_droppable=False, granule=granule)])
-        node.set_index(link, _pieces(nbytes))
+        node.set_index(link, tensor_pieces(nbytes))
         started = time.perf_counter()
         taken, key = snapshot.take(node, wpg), VersionId(DeploymentId("d"), 1, 1)
         draft = node.publisher.draft(
@@ -309,7 +309,7 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
     }
 
 
-def _pieces(nbytes: int) -> list[statemanager_pb2.CanonicalPiece]:
+def tensor_pieces(nbytes: int) -> list[statemanager_pb2.CanonicalPiece]:
     numel = nbytes // TENSORS // 256 * 64
     return [
         statemanager_pb2.CanonicalPiece(
