@@ -68,6 +68,8 @@ class RolloutDeployment:
         self.applied_seq = 0
         self.exclusive_seq = 0
         """Highest Pull; an operation before it that is not known comes too late."""
+        self.pulled_seq = 0
+        """Of the newest Pull whose version is wanted: who leads may not know of it yet."""
         self.describe = worker_pb2.DescribeReply()
         self.seeds = ""
         """The deployment whose generates these instances serve, if they have none of their own."""

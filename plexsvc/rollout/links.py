@@ -373,6 +373,7 @@ def restoring(deployment: LedDeployment) -> worker_pb2.ExecuteRequest:
     request.instance_addresses[:] = deployment.addresses
     if deployment.pulled is not None:
         request.published.CopyFrom(deployment.pulled.published)
+        request.pulled_seq = deployment.pulled.operation.seq
     return request
 
 

@@ -148,7 +148,9 @@ class RolloutManager:
         if deployment_id not in self._deployments:
             self._deployments[deployment_id] = deployment
             self._copier.begins(deployment_id)
-        if request.HasField("published"):  # wanted from here on, so nothing is sampled from another
+        # A service that was killed had no note of a newer pull, whose repeat is answered from here.
+        is_newest = request.pulled_seq >= deployment.pulled_seq
+        if request.HasField("published") and is_newest:  # nothing is sampled from another from here
             await operations.resume(deployment, request.published)
         return reply
 

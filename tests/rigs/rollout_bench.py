@@ -205,7 +205,7 @@ class Bench:
         await self.serving.aclose()
         self.manager, _ = await self.serving.enter_async_context(serve(self.config, KEYS))
 
-    async def replace_service(self) -> None:
+    async def replace_service(self, *, keeps_manager: bool = False) -> None:
         """End who leads, and the manager with it; a successor adopts the deployment."""
         ending = [self.leading, *self.beside]
         for task in ending:
@@ -215,7 +215,8 @@ class Bench:
         self.managers = lead(self.config, self.hosts)
         self.fence.scheduler_epoch += 1
         self.hosts.epoch += 1
-        await self.kill_manager()
+        if not keeps_manager:
+            await self.kill_manager()
         addresses = [instance.address for instance in self.instances]
         assert self.managers.adopt(
             "rollout", fence=self.fence, wpg_id=self.wpg_id, addresses=addresses
@@ -228,6 +229,13 @@ class Bench:
         await self.serving.aclose()
         del self.hosts.up["node"]
         self.manager = self.peer
+
+    async def restored(self) -> None:
+        """Return when the manager was told of its deployment by who leads it now."""
+        (deployment,) = vars(self.managers)["_deployments"].values()
+        async with asyncio.timeout(10):
+            while deployment.led_by != deployment.link.incarnation:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
 
     async def told_of_leaving(self) -> None:
         """Return when the manager knows of every instance that is to go."""

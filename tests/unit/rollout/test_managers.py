@@ -10,6 +10,7 @@ from plexclient.samples import TokenRecord
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.recordfiles import RecordFile
+from tests.fakes.fake_instances import publish
 from tests.rigs.rollout_bench import APPLIED, Bench, bench
 from tests.rigs.rollout_requests import collect
 
@@ -150,6 +151,22 @@ async def test_a_successor_knows_what_the_last_pull_loaded() -> None:
         await b.replace_service()
         found = [b.managers.pulled("rollout", pull.operation_id) for pull in pulls]
         assert found == [None, 2]
+
+
+async def test_a_pull_of_a_service_that_was_killed_before_it_noted_it_is_not_undone() -> None:
+    async with bench(instances=2) as b:
+        await b.pull(1)
+        pull = b.operation(pull=operations_pb2.Pull(source_deployment_id="actor", version=2))
+        request = worker_pb2.ExecuteRequest(
+            fence=b.fence, wpg_id="wpg", operation=pull, published=publish(2)
+        )
+        pulled = await b.worker.Execute(request)  # its answer reaches nobody
+        await b.replace_service(keeps_manager=True)
+        await b.restored()
+        assert await b.execute(pull, published=request.published) == pulled.result
+        operation = b.generate()
+        assert (await b.execute(operation)).weight_version == 2
+        assert all(set(a.versions) == {2} for a in (await b.answers(operation)).values())
 
 
 async def test_an_instance_that_a_successor_cannot_reach_is_reported_and_replaced(

@@ -28,7 +28,7 @@ from plexclient.wire.v1 import service_pb2 as plexsvc_dot_v1_dot_service__pb2
 from plexclient.wire.v1 import statemanager_pb2 as plexsvc_dot_v1_dot_statemanager__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17plexsvc/v1/worker.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\x1a\x1bplexsvc/v1/operations.proto\x1a\x18plexsvc/v1/service.proto\x1a\x1dplexsvc/v1/statemanager.proto\"\xae\x02\n\x0e\x45xecuteRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0e\n\x06wpg_id\x18\x02 \x01(\t\x12(\n\toperation\x18\x03 \x01(\x0b\x32\x15.plexsvc.v1.Operation\x12*\n\ndeployment\x18\x04 \x01(\x0b\x32\x16.plexsvc.v1.Deployment\x12\x1a\n\x12instance_addresses\x18\x05 \x03(\t\x12/\n\tpublished\x18\x06 \x01(\x0b\x32\x1c.plexsvc.v1.PublishedVersion\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x04\x12$\n\x07trained\x18\x08 \x01(\x0b\x32\x13.plexsvc.v1.Trained\x12\x10\n\x08is_asked\x18\t \x01(\x08\"1\n\x07Trained\x12\x10\n\x08train_us\x18\x01 \x01(\x04\x12\x14\n\x0c\x65nded_ago_us\x18\x02 \x01(\x04\"\xa4\x01\n\x0c\x45xecuteReply\x12+\n\x06result\x18\x01 \x01(\x0b\x32\x1b.plexsvc.v1.OperationResult\x12\x13\n\x0b\x61pplied_seq\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0e\n\x06run_us\x18\x04 \x01(\x04\x12\x10\n\x08log_tail\x18\x05 \x01(\t\x12\x0e\n\x06\x61sleep\x18\x06 \x03(\t\x12\x10\n\x08position\x18\x07 \x01(\t\"!\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06wpg_id\x18\x01 \x01(\t\"\xb2\x02\n\rDescribeReply\x12\x0e\n\x06wpg_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x13\n\x0b\x61pplied_seq\x18\x04 \x01(\x04\x12\x14\n\x0c\x64\x65vice_bytes\x18\x05 \x01(\x04\x12\x12\n\nvocab_size\x18\x06 \x01(\x04\x12\x1b\n\x13max_sequence_length\x18\x07 \x01(\x04\x12\x13\n\x0binitialized\x18\x08 \x01(\x08\x12\x15\n\rorders_socket\x18\n \x01(\t\x12\x14\n\x0cparked_bytes\x18\x0b \x01(\x04\x12\x10\n\x08progress\x18\x0c \x01(\x04\x12\x12\n\nshared_key\x18\r \x01(\t\x12\x14\n\x0cshared_bytes\x18\x0e \x01(\x04\x12\x0e\n\x06\x65ngine\x18\x0f \x01(\tJ\x04\x08\t\x10\n\"W\n\rCancelRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\x0c\x12\x0e\n\x06wpg_id\x18\x02 \x01(\t\x12 \n\x05\x66\x65nce\x18\x03 \x01(\x0b\x32\x11.plexsvc.v1.Fence\"\r\n\x0b\x43\x61ncelReply\"}\n\x13StreamFramesRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\x0c\x12\x14\n\x0c\x61\x66ter_cursor\x18\x02 \x01(\x04\x12\x15\n\rdeployment_id\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x13\n\x0bis_answered\x18\x05 \x01(\x08\x32\xd7\x02\n\x06Worker\x12?\n\x07\x45xecute\x12\x1a.plexsvc.v1.ExecuteRequest\x1a\x18.plexsvc.v1.ExecuteReply\x12\x42\n\x08\x44\x65scribe\x12\x1b.plexsvc.v1.DescribeRequest\x1a\x19.plexsvc.v1.DescribeReply\x12<\n\x06\x43\x61ncel\x12\x19.plexsvc.v1.CancelRequest\x1a\x17.plexsvc.v1.CancelReply\x12L\n\x0cStreamFrames\x12\x1f.plexsvc.v1.StreamFramesRequest\x1a\x19.plexsvc.v1.GenerateFrame0\x01\x12<\n\x06Sample\x12\x15.plexsvc.v1.Operation\x1a\x19.plexsvc.v1.GenerateFrame0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17plexsvc/v1/worker.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\x1a\x1bplexsvc/v1/operations.proto\x1a\x18plexsvc/v1/service.proto\x1a\x1dplexsvc/v1/statemanager.proto\"\xc2\x02\n\x0e\x45xecuteRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12\x0e\n\x06wpg_id\x18\x02 \x01(\t\x12(\n\toperation\x18\x03 \x01(\x0b\x32\x15.plexsvc.v1.Operation\x12*\n\ndeployment\x18\x04 \x01(\x0b\x32\x16.plexsvc.v1.Deployment\x12\x1a\n\x12instance_addresses\x18\x05 \x03(\t\x12/\n\tpublished\x18\x06 \x01(\x0b\x32\x1c.plexsvc.v1.PublishedVersion\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x04\x12$\n\x07trained\x18\x08 \x01(\x0b\x32\x13.plexsvc.v1.Trained\x12\x10\n\x08is_asked\x18\t \x01(\x08\x12\x12\n\npulled_seq\x18\n \x01(\x04\"1\n\x07Trained\x12\x10\n\x08train_us\x18\x01 \x01(\x04\x12\x14\n\x0c\x65nded_ago_us\x18\x02 \x01(\x04\"\xa4\x01\n\x0c\x45xecuteReply\x12+\n\x06result\x18\x01 \x01(\x0b\x32\x1b.plexsvc.v1.OperationResult\x12\x13\n\x0b\x61pplied_seq\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0e\n\x06run_us\x18\x04 \x01(\x04\x12\x10\n\x08log_tail\x18\x05 \x01(\t\x12\x0e\n\x06\x61sleep\x18\x06 \x03(\t\x12\x10\n\x08position\x18\x07 \x01(\t\"!\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06wpg_id\x18\x01 \x01(\t\"\xb2\x02\n\rDescribeReply\x12\x0e\n\x06wpg_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x13\n\x0b\x61pplied_seq\x18\x04 \x01(\x04\x12\x14\n\x0c\x64\x65vice_bytes\x18\x05 \x01(\x04\x12\x12\n\nvocab_size\x18\x06 \x01(\x04\x12\x1b\n\x13max_sequence_length\x18\x07 \x01(\x04\x12\x13\n\x0binitialized\x18\x08 \x01(\x08\x12\x15\n\rorders_socket\x18\n \x01(\t\x12\x14\n\x0cparked_bytes\x18\x0b \x01(\x04\x12\x10\n\x08progress\x18\x0c \x01(\x04\x12\x12\n\nshared_key\x18\r \x01(\t\x12\x14\n\x0cshared_bytes\x18\x0e \x01(\x04\x12\x0e\n\x06\x65ngine\x18\x0f \x01(\tJ\x04\x08\t\x10\n\"W\n\rCancelRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\x0c\x12\x0e\n\x06wpg_id\x18\x02 \x01(\t\x12 \n\x05\x66\x65nce\x18\x03 \x01(\x0b\x32\x11.plexsvc.v1.Fence\"\r\n\x0b\x43\x61ncelReply\"}\n\x13StreamFramesRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\x0c\x12\x14\n\x0c\x61\x66ter_cursor\x18\x02 \x01(\x04\x12\x15\n\rdeployment_id\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x13\n\x0bis_answered\x18\x05 \x01(\x08\x32\xd7\x02\n\x06Worker\x12?\n\x07\x45xecute\x12\x1a.plexsvc.v1.ExecuteRequest\x1a\x18.plexsvc.v1.ExecuteReply\x12\x42\n\x08\x44\x65scribe\x12\x1b.plexsvc.v1.DescribeRequest\x1a\x19.plexsvc.v1.DescribeReply\x12<\n\x06\x43\x61ncel\x12\x19.plexsvc.v1.CancelRequest\x1a\x17.plexsvc.v1.CancelReply\x12L\n\x0cStreamFrames\x12\x1f.plexsvc.v1.StreamFramesRequest\x1a\x19.plexsvc.v1.GenerateFrame0\x01\x12<\n\x06Sample\x12\x15.plexsvc.v1.Operation\x1a\x19.plexsvc.v1.GenerateFrame0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,21 +36,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'plexsvc.v1.worker_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXECUTEREQUEST']._serialized_start=151
-  _globals['_EXECUTEREQUEST']._serialized_end=453
-  _globals['_TRAINED']._serialized_start=455
-  _globals['_TRAINED']._serialized_end=504
-  _globals['_EXECUTEREPLY']._serialized_start=507
-  _globals['_EXECUTEREPLY']._serialized_end=671
-  _globals['_DESCRIBEREQUEST']._serialized_start=673
-  _globals['_DESCRIBEREQUEST']._serialized_end=706
-  _globals['_DESCRIBEREPLY']._serialized_start=709
-  _globals['_DESCRIBEREPLY']._serialized_end=1015
-  _globals['_CANCELREQUEST']._serialized_start=1017
-  _globals['_CANCELREQUEST']._serialized_end=1104
-  _globals['_CANCELREPLY']._serialized_start=1106
-  _globals['_CANCELREPLY']._serialized_end=1119
-  _globals['_STREAMFRAMESREQUEST']._serialized_start=1121
-  _globals['_STREAMFRAMESREQUEST']._serialized_end=1246
-  _globals['_WORKER']._serialized_start=1249
-  _globals['_WORKER']._serialized_end=1592
+  _globals['_EXECUTEREQUEST']._serialized_end=473
+  _globals['_TRAINED']._serialized_start=475
+  _globals['_TRAINED']._serialized_end=524
+  _globals['_EXECUTEREPLY']._serialized_start=527
+  _globals['_EXECUTEREPLY']._serialized_end=691
+  _globals['_DESCRIBEREQUEST']._serialized_start=693
+  _globals['_DESCRIBEREQUEST']._serialized_end=726
+  _globals['_DESCRIBEREPLY']._serialized_start=729
+  _globals['_DESCRIBEREPLY']._serialized_end=1035
+  _globals['_CANCELREQUEST']._serialized_start=1037
+  _globals['_CANCELREQUEST']._serialized_end=1124
+  _globals['_CANCELREPLY']._serialized_start=1126
+  _globals['_CANCELREPLY']._serialized_end=1139
+  _globals['_STREAMFRAMESREQUEST']._serialized_start=1141
+  _globals['_STREAMFRAMESREQUEST']._serialized_end=1266
+  _globals['_WORKER']._serialized_start=1269
+  _globals['_WORKER']._serialized_end=1612
 # @@protoc_insertion_point(module_scope)

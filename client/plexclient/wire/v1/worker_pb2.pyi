@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "operation", "deployment", "instance_addresses", "published", "attempt", "trained", "is_asked")
+    __slots__ = ("fence", "wpg_id", "operation", "deployment", "instance_addresses", "published", "attempt", "trained", "is_asked", "pulled_seq")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class ExecuteRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     IS_ASKED_FIELD_NUMBER: _ClassVar[int]
+    PULLED_SEQ_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     operation: _operations_pb2.Operation
@@ -30,7 +31,8 @@ class ExecuteRequest(_message.Message):
     attempt: int
     trained: Trained
     is_asked: bool
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., operation: _Optional[_Union[_operations_pb2.Operation, _Mapping]] = ..., deployment: _Optional[_Union[_service_pb2.Deployment, _Mapping]] = ..., instance_addresses: _Optional[_Iterable[str]] = ..., published: _Optional[_Union[_statemanager_pb2.PublishedVersion, _Mapping]] = ..., attempt: _Optional[int] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., is_asked: _Optional[bool] = ...) -> None: ...
+    pulled_seq: int
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., operation: _Optional[_Union[_operations_pb2.Operation, _Mapping]] = ..., deployment: _Optional[_Union[_service_pb2.Deployment, _Mapping]] = ..., instance_addresses: _Optional[_Iterable[str]] = ..., published: _Optional[_Union[_statemanager_pb2.PublishedVersion, _Mapping]] = ..., attempt: _Optional[int] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., is_asked: _Optional[bool] = ..., pulled_seq: _Optional[int] = ...) -> None: ...
 
 class Trained(_message.Message):
     __slots__ = ("train_us", "ended_ago_us")
