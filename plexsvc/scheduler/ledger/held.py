@@ -28,6 +28,8 @@ class Awaited:
 
     operation: operations_pb2.Operation
     """Its ids, its number and its kind; nothing else is known."""
+    had_copy: bool = False
+    """Whether it worked from a copy of its WPG's state, so that the WPG went on."""
     arrival: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when all of it is there, or when it does not come any more."""
 

@@ -78,6 +78,7 @@ def restore(
 
 def _restore_operations(registry: Registry, recorder: Recorder, view: ClusterView) -> None:
     """Note whose clients must send them again, and hold each `Initialize`, which has no client."""
+    written = {one for wpg in view.wpgs.values() for one in wpg.writing}
     for operation in view.operations.values():
         if operation.state in TERMINAL:
             registry.answered_before.add(operation.operation_id)
@@ -89,7 +90,8 @@ def _restore_operations(registry: Registry, recorder: Recorder, view: ClusterVie
                 seq=operation.seq,
             )
             getattr(bare, operation.kind).SetInParent()
-            registry.missing[operation.operation_id] = Awaited(bare)
+            had_copy = operation.operation_id in written
+            registry.missing[operation.operation_id] = Awaited(bare, had_copy=had_copy)
     for deployment in registry.deployments.values():
         found = view.deployments[deployment.deployment_id]
         if found.lost is not None:

@@ -48,6 +48,11 @@ _LEFT: Final = Fault(
     message="the service was started again, and another controller has the job; nobody waits for "
     "what the operation may have published, saved or sampled",
 )
+_COPY_LEFT: Final = Fault(
+    code=ErrorCode.UNAVAILABLE,
+    message="the service was started again, and the copy of the state that the operation worked "
+    "from went with the one before; make it again",
+)
 
 Replies = Sequence[worker_pb2.ExecuteReply]
 
@@ -137,7 +142,8 @@ async def _without_client(reach: Reach, action: StartOperation, record: WpgRecor
     finally:
         reach.registry.missing.pop(action.operation_id, None)
     if action.operation_id in reach.registry.held:
-        return None
+        # What is copied now may be the state after later operations, which the core has let run.
+        return _failed(action, _COPY_LEFT) if awaited.had_copy else None
     return await _what_became(reach, action, awaited.operation, record)  # its job was resumed
 
 

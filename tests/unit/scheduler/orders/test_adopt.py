@@ -306,6 +306,40 @@ async def test_copies_that_nobody_knows_of_are_released_and_versions_stay(tmp_pa
             saving.cancel()
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_save_that_was_being_written_is_made_again_of_the_same_state_or_not_at_all(
+    tmp_path: Path, goes_on: bool
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job")
+        await rig.deploy("job")
+        writes, ends = asyncio.Event(), asyncio.Event()
+
+        async def write(
+            request: statemanager_pb2.MaterializeRequest,
+        ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+            writes.set()
+            await ends.wait()
+            yield statemanager_pb2.MaterializeReply(nbytes=7, files=[request.path])
+
+        rig.behaviour.on_materialize = write
+        async with asyncio.TaskGroup() as group:
+            save = rig.operation("job", "save")
+            saving = group.create_task(rig.scheduler.submit(save))
+            await writes.wait()
+            if goes_on:
+                assert (await rig.run("job", "step")).state == ANSWERED
+            async with second(rig, tmp_path) as after:
+                ends.set()
+                again = await after.scheduler.submit(save)
+                assert "copy" in again.error.message
+                assert again.error.retryable is not goes_on
+                if not goes_on:
+                    assert (await after.scheduler.submit(save)).state == ANSWERED
+                assert (await after.run("job", "step")).state == ANSWERED
+            saving.cancel()
+
+
 @pytest.mark.parametrize("stage", ["spawning", "waiting", "carrying", "restoring"])
 async def test_a_relocation_goes_on_with_the_next_service(tmp_path: Path, stage: str) -> None:
     async with start_rig(tmp_path, nodes=[{"train": 1}, {"train": 1}]) as rig:
