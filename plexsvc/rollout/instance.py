@@ -167,6 +167,14 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         request: rollout_pb2.LoadVersionRequest,
         act: Callable[[rollout_pb2.LoadVersionRequest], Awaitable[rollout_pb2.LoadVersionReply]],
     ) -> rollout_pb2.LoadVersionReply:
+        # An engine that replaces weights goes on when the caller leaves: what it has is noted then.
+        return await asyncio.shield(self._act(request, act))
+
+    async def _act(
+        self,
+        request: rollout_pb2.LoadVersionRequest,
+        act: Callable[[rollout_pb2.LoadVersionRequest], Awaitable[rollout_pb2.LoadVersionReply]],
+    ) -> rollout_pb2.LoadVersionReply:
         try:
             self._gate.admit_exclusive(request.fence, what=f"load on {self._config.wpg_id}")
             async with self._update:

@@ -233,7 +233,7 @@ class Bench:
     async def restored(self) -> None:
         """Return when the manager was told of its deployment by who leads it now."""
         (deployment,) = vars(self.managers)["_deployments"].values()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while deployment.led_by != deployment.link.incarnation:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
 

@@ -85,6 +85,33 @@ async def test_the_version_in_use_is_answered_at_once_with_its_checksum(
     assert (again.nbytes, again.checksum) == (0, loaded.checksum)
 
 
+async def test_a_load_whose_caller_leaves_is_made_to_its_end_and_named(
+    instance: FakeInstance,
+) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+    await load(instance, publish(1))
+
+    async def wait(version: VersionId) -> None:
+        del version
+        begun.set()
+        await goes_on.wait()
+
+    instance.engine.loads = wait
+    published = publish(2, data=b"second")
+    async with asyncio.TaskGroup() as group:
+        loading = group.create_task(load(instance, published))
+        await begun.wait()
+        loading.cancel()
+        await asyncio.wait([loading])
+        again = group.create_task(load(instance, published))
+        goes_on.set()
+    reply = again.result()
+    stats = await instance.servicer.Stats(rollout_pb2.InstanceStatsRequest(), HERE)
+    assert reply.nbytes == 0, "the one that was left has loaded it"
+    assert VersionId.of(stats.version) == VersionId.of(published)
+    assert stats.checksum == reply.checksum == checksum(b"second")
+
+
 async def test_one_asleep_loads_nothing_and_wakes_with_verified_weights_alone(
     instance: FakeInstance,
 ) -> None:
