@@ -67,9 +67,7 @@ class RolloutDeployment:
         self.deployment_id, self.wpg_id = deployment_id, wpg_id
         self.applied_seq = 0
         self.exclusive_seq = 0
-        """Highest Pull; an operation before it that is not known comes too late."""
-        self.pulled_seq = 0
-        """Of the newest Pull whose version is wanted: who leads may not know of it yet."""
+        """Highest Pull that came so far as to load; what is not known from before comes too late."""
         self.describe = worker_pb2.DescribeReply()
         self.seeds = ""
         """The deployment whose generates these instances serve, if they have none of their own."""

@@ -90,7 +90,7 @@ class Executions:
         held = tenants.count(operation.tenant)
         self._limit.check(operation.tenant, held=held, taken=len(tenants))
         deployment = self._deployments.get(operation.deployment_id)
-        if deployment is not None and 0 < operation.seq <= deployment.exclusive_seq:
+        if deployment is not None and 0 < operation.seq < deployment.exclusive_seq:
             raise PlexError(
                 ErrorCode.STALE_SEQUENCE,
                 f"{show(operation.operation_id)} has seq {operation.seq} of "

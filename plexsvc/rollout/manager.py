@@ -149,7 +149,7 @@ class RolloutManager:
             self._deployments[deployment_id] = deployment
             self._copier.begins(deployment_id)
         # A service that was killed had no note of a newer pull, whose repeat is answered from here.
-        is_newest = request.pulled_seq >= deployment.pulled_seq
+        is_newest = request.pulled_seq >= deployment.exclusive_seq
         if request.HasField("published") and is_newest:  # nothing is sampled from another from here
             await operations.resume(deployment, request.published)
         return reply

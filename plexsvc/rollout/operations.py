@@ -135,9 +135,8 @@ async def pull(
     deployment.fence.CopyFrom(request.fence)
     if operation.pull.finishes_turns:
         await finish_turns(deployment)
-    deployment.pulled_seq = max(deployment.pulled_seq, operation.seq)
-    loaded = await load(deployment, request.published)
     deployment.exclusive_seq = max(deployment.exclusive_seq, operation.seq)
+    loaded = await load(deployment, request.published)
     reply = success(operation)
     reply.result.weight_version = request.published.version
     reply.result.metrics["nbytes"] = max(one.nbytes for one in loaded)
