@@ -212,7 +212,7 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
         rebuilding.applied(devices, wpg, operation)
         if operation.kind is OperationKind.PUBLISH:
             devices.jobs[wpg.job_id].cycle += 1  # with what is published another begins
-    elif is_written and is_fatal and wpg.is_lost:  # its copy went with the service before
+    elif is_written and is_fatal and wpg.is_lost:  # its copy went with a node
         again = rebuilding.send_again(wpg, event.fault)
         endings.end_running(devices.queues, operation, again, is_refusal=True)
     else:
