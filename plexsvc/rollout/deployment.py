@@ -67,7 +67,7 @@ class RolloutDeployment:
         self.deployment_id, self.wpg_id = deployment_id, wpg_id
         self.applied_seq = 0
         self.exclusive_seq = 0
-        """Highest Pull that came so far as to load; what is not known from before comes too late."""
+        """Highest Pull that began to load; what is not known from before comes too late."""
         self.describe = worker_pb2.DescribeReply()
         self.seeds = ""
         """The deployment whose generates these instances serve, if they have none of their own."""

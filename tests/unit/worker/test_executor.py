@@ -11,8 +11,9 @@ import torch
 
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.worker.executor import Executor
 from plexsvc.worker.operations import operation_seed
-from tests.fakes.fake_backend import ONE, Rank
+from tests.fakes.fake_backend import ONE, CountingClock, Rank
 from tests.rigs.worker_batches import operation, random_batch
 
 
@@ -84,6 +85,20 @@ def test_a_lack_of_memory_is_told_with_its_numbers() -> None:
     assert rank.code(rank.train(2)) == "window_broken"
     assert rank.code(operation(3, "zero_grad")) == ""
     assert rank.code(rank.train(4)) == ""
+
+
+@pytest.mark.parametrize(("incarnation", "code"), [(1, "internal"), (2, "no_room")])
+def test_a_lack_of_room_is_told_as_that_where_state_is_rebuilt(incarnation: int, code: str) -> None:
+    rank = Rank(incarnation=incarnation)
+    rank.executor = Executor(rank.config, rank.backend, clock=CountingClock())
+    crowded = PlexError(ErrorCode.NO_ROOM, "device 0: 9 bytes needed, 5 free")
+    memory = Mock(**{"open_version.side_effect": crowded, "allocate.side_effect": crowded})
+    rank.executor.build(memory)
+    request = worker_pb2.ExecuteRequest(operation=operation(0, "initialize"))
+    request.published.holders.add()
+    error = rank.executor.execute(request).reply.result.error
+    assert error.code == code
+    assert "9 bytes needed" in error.message
 
 
 @pytest.mark.parametrize(
