@@ -21,8 +21,8 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import InstanceId, SampleKey, SampleTokens
-from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
+from tests.rigs.rollout_invariants import check
 
 OP = OperationId(b"benchmark".ljust(16, b"."))
 KILLED = PlexError(ErrorCode.UNAVAILABLE, "killed")

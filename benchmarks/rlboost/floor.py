@@ -16,8 +16,8 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, OperationId, VersionId
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import InstanceId, SampleKey
-from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
+from tests.rigs.rollout_invariants import check
 
 DEPLOYMENT: Final = DeploymentId("job/rollout")
 MAX_EVENTS: Final = 20_000_000

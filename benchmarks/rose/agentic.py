@@ -31,9 +31,9 @@ from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import InstanceId
 from plexsvc.rollout.core.instances import DEDICATED, SERVING
-from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.lending import Objectives
 from plexsvc.rollout.core.machine import RolloutCore
+from tests.rigs.rollout_invariants import check
 
 KEY: Final = (0, 0)
 """Of the one sample of a turn."""

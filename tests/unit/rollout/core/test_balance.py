@@ -13,8 +13,8 @@ from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.balance import compare
 from plexsvc.rollout.core.events import InstanceId, SampleKey, SampleTokens
 from plexsvc.rollout.core.instances import Instance
-from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
+from tests.rigs.rollout_invariants import check
 
 OP = OperationId(b"op".ljust(16, b"."))
 STEP_US = 10_000

@@ -14,10 +14,10 @@ from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import assignment, events, orders
 from plexsvc.rollout.core.events import InstanceId, SampleKey, SampleTokens
 from plexsvc.rollout.core.instances import TURN_CAP, Phase
-from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.rollout.core.membership import MAX_PROBES
 from plexsvc.rollout.engines.base import MODEL
+from tests.rigs.rollout_invariants import check
 
 ONE, TWO = InstanceId(1), InstanceId(2)
 OP, OTHER, THIRD = (OperationId(name.ljust(16, b".")) for name in (b"op", b"other", b"third"))

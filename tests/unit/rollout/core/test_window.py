@@ -9,9 +9,9 @@ import pytest
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import InstanceId, SampleKey, SampleTokens
-from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.rollout.core.window import Seeding, StepTimes
+from tests.rigs.rollout_invariants import check
 
 OWN, ENGINE = InstanceId(1), InstanceId(2)
 KEYS: list[SampleKey] = [(0, 0), (0, 1), (1, 0), (1, 1)]
