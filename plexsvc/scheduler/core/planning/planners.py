@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import attrgetter
 from typing import Final
 
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.policies import Policy, Preference, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
-
-_HAS_NEWS: Final = attrgetter("has_news")  # of each planner after each event
 
 GUESS: Final = Profile(
     period_us=60 * SECOND_US,
