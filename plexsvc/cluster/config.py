@@ -44,8 +44,6 @@ class NodeConfig:
     has as much as is left free."""
     keep_pages: bool = True
     """Whether the arena of a CPU device keeps the pages of a parked state for the next one."""
-    ready_timeout_us: int = 300_000_000
-    """How long a process may take from its fork to being ready."""
     orphan_us: int = 60_000_000
     """How long the node's agent, and what it runs, outlives a service that was killed."""
 

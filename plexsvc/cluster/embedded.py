@@ -369,7 +369,6 @@ class EmbeddedCluster:
             disk_dir=node.disk_dir,
             staging_bytes=node.staging_bytes,
             keep_pages=node.keep_pages,
-            ready_timeout_us=node.ready_timeout_us,
             orphan_us=node.orphan_us,
             listen=f"{node.address}:0" if node.address else "",
             keys_file=keys_file(self._config.state_dir),

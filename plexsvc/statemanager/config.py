@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from plexsvc.fixed import Fixed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierConfig:
@@ -66,10 +68,10 @@ class StateManagerConfig:
     max_wpgs: int = 256
     """WPGs with state on this node."""
 
-    rank_timeout_us: int = 60_000_000
+    rank_timeout_us: Fixed[int] = 60_000_000
     """Longest wait for a rank's answer inside a move; a rank that is slower is cut off."""
 
-    resume_timeout_us: int = 20_000_000
+    resume_timeout_us: Fixed[int] = 20_000_000
     """How long a new state manager waits for the clients of the one before it; one that does not
     come back is taken for dead. No device memory is granted while one with regions is missing."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from plexclient.specs import HOST, AdamW, Parallel
 from plexsvc import config as plex_config
+from plexsvc.fixed import Fixed
 from plexsvc.lora import Lora
 from plexsvc.statelink.member import Member
 
@@ -41,7 +42,7 @@ class WorkerConfig(Member):
     """Where ranks find each other: file:///path or tcp://host:port; unused by a group of one."""
     kv: dict[str, str] = field(default_factory=dict)
     """Backend-specific settings by name."""
-    max_recorded_replies: int = 256
+    max_recorded_replies: Fixed[int] = 256
     """Replies kept to answer repeated operations."""
     max_pending: int = 16
     """Operations that may wait on this rank; the next is refused with `queue_full`."""

@@ -57,7 +57,7 @@ class Limits:
     """Predicted slowdown up to which a job with slack is placed with others."""
     critical_target_ppm: int = 1_200_000
     """The same for a job that waits on its critical path."""
-    link_bytes_s: int = 10_000_000_000
+    link_bytes_s: Fixed[int] = 10_000_000_000
     """Bytes a second between nodes: what a move is charged by."""
     probe_timeout_us: Fixed[int] = 600_000_000
     """How long a cycle may take to be measured before the job counts by its busy share alone."""
