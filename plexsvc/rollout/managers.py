@@ -1,20 +1,16 @@
 """Rollout managers of a cluster, as the scheduler reaches them: processes of its nodes.
 
 Theory of operation. A job's deployments are all with one manager, on the node that has most
-instances of the first of them (`_chosen`). What a manager would need after a restart is kept here
-(`links`): how each deployment was initialised, its instances, and the version they serve. Every
-manager is followed: it sends a beat every second. One that sends none for `SILENT_LOOKS` looks is
-killed. Whatever it dies of, its node's agent starts a successor; where the node is lost, a manager
-of another node is the successor. A new incarnation is told of each deployment again; orders that
-were under way are repeated until it takes them, and it goes on from the token records of the one
-before. The pools of spot devices and of lent engines are here, because all managers share them.
+instances of the first of them (`crew`). What a manager would need after a restart is kept here
+(`links`): how each deployment was initialised, its instances, and the version they serve. Orders
+that were under way when one died are repeated until its successor takes them, and that goes on from
+the token records of the one before. The pools of spot devices and of lent engines are here, because
+all managers share them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,14 +34,13 @@ from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core.instances import SPOT
 from plexsvc.rollout.core.pool import Generating, Wanted
+from plexsvc.rollout.crew import Crew
 from plexsvc.rollout.links import (
     AWAY,
     CALL_S,
-    GONE,
     RETRY_US,
     KeptDeployment,
     LedDeployment,
-    ManagerLink,
     ManagerNodes,
     cancel,
     no_deployment,
@@ -70,12 +65,6 @@ Turned = Callable[[str, int], None]
 LOOK_US: Final = 1_000_000
 """How often beats are looked for."""
 SILENT_US: Final = 15_000_000
-MAX_LOST: Final = 16
-PAUSE_US: Final = 1_000_000
-"""After a manager that did not come up, before the next is started."""
-
-_TOLD: Final = ("record_bytes", "balance_us", "stall_us", "cuts_at")
-"""Keys of the configuration that each manager is told."""
 
 
 class Managers(Pools):
@@ -98,12 +87,7 @@ class Managers(Pools):
             PlexError: `bad_request` for a file there that is no such list.
         """
         super().__init__(clock=clock, directory=directory)
-        self._keys, self._per_node = keys, config.managers
-        self._config_json = json.dumps({key: getattr(config, key) for key in _TOLD})
-        self._links: dict[tuple[str, int], ManagerLink] = {}
-        self._lost: list[ManagerLink] = []
-        """Of nodes that were lost, the last `MAX_LOST`: calls may not have ended yet."""
-        self._following: dict[ManagerLink, asyncio.Task[None]] = {}
+        self._crew = Crew(config, self, self._deployments, clock=clock, keys=keys)
         self._report: GivenUp | None = None
         self._report_left: Left | None = None
         self._report_turns: Turned | None = None
@@ -117,11 +101,8 @@ class Managers(Pools):
             async with asyncio.TaskGroup() as self._group:
                 self._group.create_task(self.lent.run())
                 while True:
-                    for link in list(self._links.values()):
-                        self._look(link, self._group)
+                    await self._crew.look(self._group)
                     await self._clock.sleep(LOOK_US)
-                    while len(self._lost) > MAX_LOST:
-                        await self._lost.pop(0).close()
                     for one, deployment in self._deployments.items():
                         telling = self._telling.get(one)
                         is_telling = telling is not None and not telling.done()
@@ -129,8 +110,7 @@ class Managers(Pools):
                             telling = self._group.create_task(deployment.tell_again())
                             self._telling[one] = telling
         finally:
-            for link in (*self._links.values(), *self._lost):
-                await link.close()
+            await self._crew.close()
 
     # ---- what the scheduler orders
 
@@ -161,12 +141,12 @@ class Managers(Pools):
         if body == "initialize":
             deployment.initialized, deployment.led_by = request, deployment.link.incarnation
             deployment.addresses = list(request.instance_addresses)
-            await self._keep(deployment)
+            await self.keep(deployment)
             self._want(deployment)
         elif body == "pull":
             deployment.pulled = request
             deployment.versions = {VersionId.of(request.published)}
-            await self._keep(deployment)
+            await self.keep(deployment)
         elif body == "seed" and "most_instances" in reply.result.metrics:
             self._bound(deployment, most=int(reply.result.metrics["most_instances"]))
         return reply
@@ -178,37 +158,8 @@ class Managers(Pools):
             PlexError: `node_lost` when no node is up.
         """
         theirs = (one.link for one in self._deployments.values() if one.job_id == job_id)
-        link = next(theirs, None) or self._chosen(self.hosts.places(deployment_id))
+        link = next(theirs, None) or self._crew.chosen(self.hosts.places(deployment_id))
         self._deployments[deployment_id] = LedDeployment(deployment_id, job_id, link, self._clock)
-
-    def _chosen(self, instances: Sequence[str]) -> ManagerLink:
-        """Return the manager with fewest jobs of the node that has most of these instances.
-
-        Of several such nodes it is the one whose managers have the fewest jobs.
-
-        Raises:
-            PlexError: `node_lost` when no node is up.
-        """
-        led = Counter(link for _, link in {(d.job_id, d.link) for d in self._deployments.values()})
-        jobs = Counter[str]()
-        for link, count in led.items():
-            jobs[link.node_id] += count
-        nodes = self.hosts.nodes()
-        takes = [node_id for node_id, is_open in nodes.items() if is_open] or list(nodes)
-        if not takes:
-            raise PlexError(ErrorCode.NODE_LOST, "no node is up that could have a rollout manager")
-        node_id = min(takes, key=lambda one: (-instances.count(one), jobs[one], one))
-        numbers = (self._link(node_id, number) for number in range(self._per_node))
-        return min(numbers, key=led.__getitem__)
-
-    def _link(self, node_id: str, number: int) -> ManagerLink:
-        """Return the link to a manager, which is started if need be."""
-        link = self._links.get((node_id, number))
-        if link is None:
-            link = self._links[node_id, number] = ManagerLink(node_id, number, self._keys)
-        if link not in self._following and self._group is not None:
-            self._following[link] = self._group.create_task(self._follow(link, self._group))
-        return link
 
     def _count(self, deployment: LedDeployment, more: int) -> None:
         """Count the generates that run, and tell the pools of the first and the last."""
@@ -225,7 +176,7 @@ class Managers(Pools):
         for pool in self._pools:
             pool.post(deployment.wants(pool.kind.name))
 
-    async def _keep(self, deployment: LedDeployment) -> None:
+    async def keep(self, deployment: LedDeployment) -> None:
         """Keep what the next service needs; where the disk is full, once there is room."""
         if deployment.initialized is not None and not deployment.is_gone:
             await self._note(deployment.deployment_id, note_of(deployment))
@@ -266,8 +217,8 @@ class Managers(Pools):
         if note is None:
             return False
         kept, up = msgspec.json.decode(note, type=KeptDeployment), self.hosts.nodes()
-        there = [self._link(one, kept.number) for one in kept.nodes if one in up]
-        link = there[0] if there else self._chosen(self.hosts.places(deployment_id))
+        there = [self._crew.link(one, kept.number) for one in kept.nodes if one in up]
+        link = there[0] if there else self._crew.chosen(self.hosts.places(deployment_id))
         link.peer = there[1] if len(there) > 1 else link.peer
         deployment = LedDeployment(deployment_id, kept.job_id, link, self._clock, fence=fence)
         deployment.initialized = worker_pb2.ExecuteRequest.FromString(kept.initialized)
@@ -277,15 +228,8 @@ class Managers(Pools):
             deployment.versions = {VersionId.of(deployment.pulled.published)}
         self._deployments[deployment_id] = deployment
         self._want(deployment)
-        self._hand_over(deployment, link)
+        self._crew.hand_over(deployment, link)
         return True
-
-    def _hand_over(self, deployment: LedDeployment, link: ManagerLink) -> None:
-        """Have a manager told of a deployment as a successor is."""
-        deployment.link = link
-        is_told_now = link.incarnation and deployment.initialized  # else by its first beat
-        if is_told_now and self._group is not None:
-            self._group.create_task(self._restore(deployment, incarnation=link.incarnation))
 
     def pulled(self, deployment_id: str, operation_id: bytes) -> int | None:
         """Return the version that a pull loaded, unless another was loaded since."""
@@ -330,7 +274,7 @@ class Managers(Pools):
         """
         deployment = self._deployment(deployment_id)
         deployment.addresses[index] = address
-        await self._keep(deployment)
+        await self.keep(deployment)
         await deployment.insist(address, replaces=index)
 
     async def locate(self, source: statemanager_pb2.PublishedVersion) -> None:
@@ -342,7 +286,7 @@ class Managers(Pools):
             if pulled is None or not is_served or pulled.published == source:
                 continue
             pulled.published.CopyFrom(source)
-            await self._keep(deployment)
+            await self.keep(deployment)
             if self._group is not None:
                 self._group.create_task(self._tell_located(deployment, source))
 
@@ -437,7 +381,7 @@ class Managers(Pools):
         Those of a manager that is not there are left out until its successor has them.
         """
         found: list[service_pb2.InstanceView] = []
-        for link in list(self._links.values()):
+        for link in self._crew.links():
             try:
                 request = rollout_pb2.InspectRequest()
                 found += (await link.manager.Inspect(request, timeout=CALL_S)).instances
@@ -449,117 +393,9 @@ class Managers(Pools):
             found += pool.without_instance()
         return found
 
-    # ---- managers that come and go
+    # ---- what managers tell, and are told again
 
-    def _look(self, link: ManagerLink, group: asyncio.TaskGroup) -> None:
-        """Follow a manager, and kill one that hangs; where its node is lost, others take over."""
-        nodes = self.hosts.nodes()
-        if link.node_id in nodes:
-            self._link(link.node_id, link.number)
-            if link.is_silent():
-                group.create_task(self.hosts.kill(link.node_id, link.number))
-            elif link.is_up:
-                self._arrange(link, group)
-        elif nodes:
-            if (following := self._following.pop(link, None)) is not None:
-                following.cancel()
-            self._lost.append(self._links.pop((link.node_id, link.number)))
-            self._move_off(link, group)
-
-    def _arrange(self, link: ManagerLink, group: asyncio.TaskGroup) -> None:
-        """Say what a manager leads and who has its copies, whenever that has changed."""
-        leads = [one for one in self._deployments.values() if one.link is link]
-        peer = self._peer(link) if leads else None
-        if peer is not link.peer:
-            link.peer = peer
-            for deployment in leads:
-                group.create_task(self._keep(deployment))
-        led = {one.deployment_id for one in leads}
-        request = rollout_pb2.ArrangeRequest(
-            leads=sorted(led), others=sorted(self._deployments.keys() - led)
-        )
-        request.fence.scheduler_epoch = self.hosts.epoch
-        if peer is not None and peer.is_up:
-            request.copies_to, request.number = peer.address, peer.incarnation
-        if request != link.told:
-            link.told = request
-            group.create_task(self._tell_arranged(link, request))
-
-    async def _tell_arranged(self, link: ManagerLink, request: rollout_pb2.ArrangeRequest) -> None:
-        try:
-            await link.manager.Arrange(request, timeout=CALL_S)
-        except grpc.aio.AioRpcError as error:
-            log.warning("manager not told what it leads", node=link.node_id, error=error)
-            link.told = rollout_pb2.ArrangeRequest()
-
-    def _peer(self, link: ManagerLink) -> ManagerLink | None:
-        """Return who has copies of a manager's records: as before, else of the next node."""
-        nodes = {one: is_open for one, is_open in self.hosts.nodes().items() if one != link.node_id}
-        if link.peer is not None and link.peer.node_id in nodes:
-            return self._link(link.peer.node_id, link.number)
-        takes = sorted(one for one, is_open in nodes.items() if is_open) or sorted(nodes)
-        node_id = next((one for one in takes if one > link.node_id), next(iter(takes), None))
-        return None if node_id is None else self._link(node_id, link.number)
-
-    def _move_off(self, lost: ManagerLink, group: asyncio.TaskGroup) -> None:
-        """Have managers of other nodes go on with what a lost one led, all of a job with one.
-
-        That is the one with copies of its records, while its node is up.
-        """
-        has_copies = lost.peer is not None and lost.peer.node_id in self.hosts.nodes()
-        led = [one for one in self._deployments.values() if one.link is lost]
-        heirs: dict[str, ManagerLink] = {}
-        for deployment in led:
-            if deployment.job_id not in heirs:
-                places = self.hosts.places(deployment.deployment_id)
-                heir = lost.peer if has_copies and lost.peer else self._chosen(places)
-                heirs[deployment.job_id] = heir
-            heir = heirs[deployment.job_id]
-            log.warning(
-                "rollout deployment led elsewhere",
-                deployment=deployment.deployment_id,
-                lost=lost.node_id,
-                node=heir.node_id,
-            )
-            self._hand_over(deployment, heir)
-            group.create_task(self._keep(deployment))
-
-    async def _follow(self, link: ManagerLink, group: asyncio.TaskGroup) -> None:
-        """Hear a manager, and each successor on its node, until cancelled."""
-        while True:
-            link.starts = True
-            try:
-                address = await self.hosts.start(
-                    link.node_id, link.number, config_json=self._config_json
-                )
-            except PlexError as error:
-                log.warning("no rollout manager", node=link.node_id, because=error.message)
-                await self._clock.sleep(PAUSE_US)
-                continue
-            link.serves_at(address)
-            await link.close(but=2)  # the one before may have calls whose end is not noticed yet
-            try:
-                async for news in link.manager.Follow(rollout_pb2.FollowRequest()):
-                    link.has_beaten = link.is_up = True
-                    if news.incarnation != link.incarnation:
-                        self._begin(link, group, incarnation=news.incarnation)
-                    self._hear(news)
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in GONE:
-                    log.error("manager cannot be followed", error=error)
-            await self._clock.sleep(RETRY_US)
-
-    def _begin(self, link: ManagerLink, group: asyncio.TaskGroup, *, incarnation: int) -> None:
-        """Tell a new process of every deployment that it has."""
-        link.incarnation = incarnation
-        link.told = rollout_pb2.ArrangeRequest()
-        held = [one for one in self._deployments.values() if one.link is link and one.initialized]
-        if held:
-            log.warning("rollout manager started again", deployments=len(held))
-        for deployment in held:
-            group.create_task(self._restore(deployment, incarnation=incarnation))
-
-    def _hear(self, news: rollout_pb2.ManagerNews) -> None:
+    def hear(self, news: rollout_pb2.ManagerNews) -> None:
         """Pass on what became of an instance, or what turns took."""
         gone, left, turns = news.gone, news.left, news.turns
         if news.HasField("gone") and not gone.is_dedicated:
@@ -572,7 +408,7 @@ class Managers(Pools):
         if news.HasField("turns") and self._report_turns is not None:
             self._report_turns(turns.wpg_id, turns.device_us)
 
-    async def _restore(self, deployment: LedDeployment, *, incarnation: int) -> None:
+    async def restore(self, deployment: LedDeployment, *, incarnation: int) -> None:
         """Initialise a deployment again, until that is done or there is another successor.
 
         An instance that keeps it from that for `SILENT_US` does not come back by itself.
