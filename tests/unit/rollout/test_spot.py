@@ -278,7 +278,7 @@ async def test_news_that_broke_with_the_line_come_again(monkeypatch: pytest.Monk
     hosts = FakeHosts(["n:0"], held=False)
     async with spot_bench(hosts) as b:
         await until(b, serving=1)
-        hear = vars(managers.Managers)["_hear"]
+        hear = managers.Managers.hear
         broken: list[rollout_pb2.InstanceGone] = []
 
         def breaks(news: rollout_pb2.ManagerNews) -> None:
@@ -288,7 +288,7 @@ async def test_news_that_broke_with_the_line_come_again(monkeypatch: pytest.Monk
                 raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, empty, empty, "cut")
             hear(b.managers, news)
 
-        monkeypatch.setattr(b.managers, "_hear", breaks)
+        monkeypatch.setattr(b.managers, "hear", breaks)
         b.managers.drain("n:0")
         await until(b, closed=1)
         assert broken
