@@ -41,7 +41,7 @@ _TOLD: Final = ("record_bytes", "balance_us", "stall_us", "cuts_at")
 """Keys of the configuration that each manager is told."""
 
 
-class Leader(Protocol):
+class DeploymentLeader(Protocol):
     """Who leads the deployments that managers have."""
 
     hosts: ManagerNodes
@@ -56,13 +56,13 @@ class Leader(Protocol):
         """Take in what a manager says."""
 
 
-class Crew:
+class ManagerCrew:
     """All managers of a cluster, on behalf of who leads the deployments."""
 
     def __init__(
         self,
         config: RolloutConfig,
-        leader: Leader,
+        leader: DeploymentLeader,
         deployments: Mapping[str, LedDeployment],
         *,
         clock: Clock,

@@ -34,7 +34,7 @@ from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core.instances import SPOT
 from plexsvc.rollout.core.pool import Generating, Wanted
-from plexsvc.rollout.crew import Crew
+from plexsvc.rollout.crew import ManagerCrew
 from plexsvc.rollout.links import (
     AWAY,
     CALL_S,
@@ -87,7 +87,7 @@ class Managers(Pools):
             PlexError: `bad_request` for a file there that is no such list.
         """
         super().__init__(clock=clock, directory=directory)
-        self._crew = Crew(config, self, self._deployments, clock=clock, keys=keys)
+        self._crew = ManagerCrew(config, self, self._deployments, clock=clock, keys=keys)
         self._report: GivenUp | None = None
         self._report_left: Left | None = None
         self._report_turns: Turned | None = None
