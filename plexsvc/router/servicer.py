@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import grpc.aio
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
 
 from plexclient.wire.errors import refused, to_wire
 from plexclient.wire.v1 import operations_pb2 as ops
@@ -52,6 +53,8 @@ UNCOUNTED: Final = ("KeepAlive", "EndJob", "CancelOperation", "SubmitOperation")
 """Calls that count as no request: a job lives by them or makes room, or counts itself."""
 RETRY_US: Final = 1_000_000
 """How long after the scheduler did not answer it is asked for tokens again."""
+
+HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 log = Log(__name__)
 
@@ -97,6 +100,7 @@ class RouterServicer:
         )
         self.rewards = Rewards(self._channels, config=config)
         self.meter = metrics.Meter()
+        self.hears_scheduler = False
         self.calls = Slots(Limit(total=config.max_calls, what="calls", key="router.max_calls"))
         self.operations = OperationStreams(
             max_operations=config.max_operations_per_stream, key="router.max_operations_per_stream"
@@ -167,6 +171,7 @@ class RouterServicer:
                 "before; it is not the newest scheduler"
             )
         self.tenants.learn(table)
+        self.hears_scheduler = True
 
     async def follow_tokens(self) -> None:
         """Learn of every change of the tokens that operators made, until cancelled.
@@ -177,8 +182,18 @@ class RouterServicer:
             try:
                 await self.learn_tokens(known=self.tenants.revision)
             except PlexError as error:
+                self.hears_scheduler = False
                 log.info("tokens not learned", error=error)
                 await self._clock.sleep(RETRY_US)
+
+    async def check_health(
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        """Say whether the scheduler is heard, to anybody: a probe has no token."""
+        states = health_pb2.HealthCheckResponse
+        if request.service not in {"", SERVICE.full_name}:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+        return states(status=states.SERVING if self.hears_scheduler else states.NOT_SERVING)
 
     async def change_table(
         self, name: str, request: Message, *, tenant: TenantId, is_operator: bool
@@ -437,6 +452,7 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         },
         streams={name: served.streaming(name, method) for name, method in streams.items()},
     )
+    add_service(server, HEALTH, calls={"Check": router.check_health})
 
 
 def _refuse(operation: ops.Operation, refusal: PlexError) -> None:

@@ -4,7 +4,7 @@ A `Door` looks at a call's metadata alone. A caller that it refuses gets `unauth
 messages are neither read nor decoded. Members on other hosts carry nothing there: they are let in
 by the certificate that their connection showed, which is looked at before a message is decoded. A
 caller that was let in, but sends what is no message of the method, gets `bad_request`. Each costs a
-line of the log, at a bounded rate.
+line of the log, at a bounded rate. Probes of health have no token, and are let in.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from plexsvc.rpc.status import abort_with
 MethodHandler = Any  # grpc.RpcMethodHandler, whose stubs lack its fields
 
 log: Final = Log(__name__)
+
+PROBE: Final = "/grpc.health.v1.Health/Check"
+"""Not `Watch`: a stranger would hold a stream."""
 
 
 class Door(Protocol):
@@ -52,7 +55,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         """Return the handler of a call, or one that refuses it unread."""
         method = str(handler_call_details.method)
         metadata = handler_call_details.invocation_metadata or ()
-        refusal = self._door.refusal(metadata)
+        refusal = None if method == PROBE else self._door.refusal(metadata)
         by_certificate = (
             refusal is not None
             and isinstance(self._door, ClusterKeys)

@@ -74,6 +74,11 @@ class FakeScheduler:
         job = pb.Job(job_id=request.job_id, name=request.name, tenant=request.tenant)
         return self.jobs.setdefault(request.job_id, job)
 
+    async def WatchTokens(self, request: pb.WatchTokensRequest, _: object) -> pb.WatchTokensReply:
+        if request.revision:
+            await asyncio.Event().wait()  # the table never changes
+        return pb.WatchTokensReply(revision=1)
+
     async def KeepRecords(self, request: pb.KeepRecordsRequest, _: object) -> pb.KeepRecordsReply:
         for one in request.records:
             self.kept[request.tenant, one.key] = one.body

@@ -8,7 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
@@ -61,6 +63,39 @@ async def test_a_router_apart_serves_its_scheduler_and_stops_on_sigterm(tmp_path
     assert refused.error.code == "unknown_loss"
     assert [job.job_id for job in jobs.jobs] == [JOB]
     assert fake.effects == [operation.operation_id]
+
+
+async def test_a_probe_without_a_token_learns_whether_the_scheduler_is_heard(
+    tmp_path: Path,
+) -> None:
+    states = health_pb2.HealthCheckResponse
+    keys = f'keys_file = "{keys_file(tmp_path)}"\n'
+    async with fake_scheduler.serve(FakeScheduler()) as target:
+        text = f'scheduler = "{target}"\nlisten = "127.0.0.1:0"\n{keys}'
+        process = await start(tmp_path / "router.toml", text)
+        assert process.stdout is not None
+        address = json.loads(await process.stdout.readline())["address"]
+        channel = open_channel(address, None)
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def told(service: str = "") -> int:
+            request = health_pb2.HealthCheckRequest(service=service)
+            return (await stub.Check(request, timeout=60)).status
+
+        assert await told() == states.SERVING
+        assert await told("plexsvc.v1.Router") == states.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await told("plexsvc.v1.Rooter")
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Watch(health_pb2.HealthCheckRequest(), timeout=60).read()
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    async with asyncio.timeout(60):
+        while await told() != states.NOT_SERVING:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.1)
+    await channel.close()
+    process.send_signal(signal.SIGTERM)
+    await process.communicate()
 
 
 @pytest.mark.parametrize(
