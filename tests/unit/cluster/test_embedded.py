@@ -22,6 +22,13 @@ def test_the_deployed_configuration_reads() -> None:
     assert [device.kind for device in config.nodes[0].devices] == ["train", "rollout", "rollout"]
 
 
+def test_systemd_leaves_what_the_next_service_adopts() -> None:
+    lines = (ROOT / "deploy" / "plexsvc.service").read_text().splitlines()
+    assert "KillMode=process" in lines  # any other ends the agents of a service that was killed
+    assert "ReadWritePaths=/tmp" in lines
+    assert not any(line.startswith("PrivateTmp") for line in lines)  # their sockets are in /tmp
+
+
 def test_the_configuration_for_ray_reads_and_has_no_nodes_of_its_own() -> None:
     config = configuration.load(ROOT / "deploy" / "ray" / "cluster.toml", ClusterConfig)
     assert config.ray.pools["rollout"].kind == "rollout"
