@@ -31,6 +31,7 @@ $(VENV)/tinker/sdk-%/.installed: $(VENV)/tinker/.installed
 $(VENV)/.installed-cpu: $(LOCKS) pyproject.toml client/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -qq --no-deps -r requirements/cpu.txt -r requirements/base.txt -r requirements/dev.txt
+	@$(BIN)/python -c "import torch" || { echo "This torch needs CUDA: set PIP_EXTRA_INDEX_URL to PyTorch's index of builds for CPUs, then make clean"; exit 1; }
 	$(BIN)/pip install -qq --no-deps --no-build-isolation -e client -e .
 	touch $@
 
