@@ -196,23 +196,27 @@ class RankTable:
         )
         self._by_id[spec.proc_id] = rank
         self._by_token[rank.token] = rank
-        start = self._take_seat if spec.shares else self._start
-        self._tasks.create_task(start(rank, config=config, older=older))
+        self._tasks.create_task(self._start(rank, config=config, older=older))
         return rank
 
-    async def _take_seat(
+    async def _start(
         self, rank: RankProcess, *, config: Mapping[str, Any], older: RankProcess | None
     ) -> None:
-        """Bring a rank to its settled state that has a seat in an engine, within the same time."""
+        """Bring `rank` to its settled state, within `ready_timeout_us`."""
         try:
             async with asyncio.timeout(self._config.ready_timeout_us / 1e6):
                 if older is not None and not older.ended.is_set():
                     await self.kill([older])
                 while not rank.settled.is_set():
-                    engine = self._seated(rank, config)
-                    await engine.settled.wait()
-                    if not rank.settled.is_set():
-                        await self._sit_down(rank, engine, config)
+                    if rank.spec.shares:
+                        engine = self._seated(rank, config)
+                        await engine.settled.wait()
+                        if not rank.settled.is_set():
+                            await self._sit_down(rank, engine, config)
+                    else:
+                        await self._images[rank.spec.image].wait_warm()
+                        self._order(rank, config=config)
+                        await rank.until_settled_or_lost()
         except TimeoutError:
             await self._give_up(rank)
         except PlexError as error:
@@ -304,23 +308,6 @@ class RankTable:
         rank.fail(died(event, was_ready=bool(rank.address)))
         (self._config.runtime_dir / f"p{rank.token}.sock").unlink(missing_ok=True)
         self._events.append(node_pb2.NodeEvent(exited=event))
-
-    async def _start(
-        self, rank: RankProcess, *, config: Mapping[str, Any], older: RankProcess | None
-    ) -> None:
-        """Bring `rank` to its settled state, within `ready_timeout_us`."""
-        try:
-            async with asyncio.timeout(self._config.ready_timeout_us / 1e6):
-                if older is not None and not older.ended.is_set():
-                    await self.kill([older])
-                while not rank.settled.is_set():
-                    await self._images[rank.spec.image].wait_warm()
-                    self._order(rank, config=config)
-                    await rank.until_settled_or_lost()
-        except TimeoutError:
-            await self._give_up(rank)
-        except PlexError as error:
-            self._abandon(rank, error)
 
     def _order(self, rank: RankProcess, *, config: Mapping[str, Any]) -> None:
         if rank.is_doomed:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from plexsvc.errors import PlexError, unavailable
-from plexsvc.reward.sandbox.base import PeerCommand, Ran, Sandbox, StageLimits
+from plexsvc.reward.sandbox.base import Ran, Sandbox, StageLimits
 from plexsvc.reward.sandbox.namespaces import NamespaceSandbox
 
 MAX_TRIES: Final = 3
@@ -26,16 +26,7 @@ class NoSandbox:
         """Return False."""
         return False
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        files: Mapping[str, bytes],
-        stdin: bytes = b"",
-        limits: StageLimits,
-        keeps_files: bool = False,
-        beside: PeerCommand | None = None,
-    ) -> Ran:
+    def run(self, argv: Sequence[str], **_: object) -> Ran:
         """Refuse.
 
         Raises:
