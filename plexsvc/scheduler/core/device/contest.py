@@ -37,13 +37,9 @@ def entries(devices: Devices, waiting: Mapping[WpgId, Operation]) -> list[Entry]
     found = [_entry(devices, devices.wpgs[w], operation) for w, operation in waiting.items()]
     for entry in found if len(found) > 1 else ():
         wpg = devices.wpgs[WpgId(entry.resident_id)]
-        operation = waiting[wpg.wpg_id]
         _weigh(devices, wpg, entry)
-        others = [other.setup_us for other in found if other is not entry and other.setup_us]
-        if others:
-            entry.continues_burst = _continues_burst(
-                devices, wpg, operation, least_setup_us=min(others)
-            )
+        if any(other.setup_us for other in found if other is not entry):
+            entry.continues_burst = _continues_burst(devices, wpg)
             entry.has_room = entry.continues_burst and _has_room(devices, wpg)
     return found
 
@@ -234,25 +230,13 @@ def _weigh(devices: Devices, wpg: Wpg, entry: Entry) -> None:
     entry.is_critical = is_serial or not lanes.rolls_out(devices.queues, job)
 
 
-def _continues_burst(
-    devices: Devices, wpg: Wpg, operation: Operation, *, least_setup_us: int
-) -> bool:
-    """Return whether an operation goes on with what its WPG just did on its devices.
-
-    Known from its cycle; without one, if it was already waiting when its predecessor ended and
-    takes less than the two switches that keeping it saves.
-    """
+def _continues_burst(devices: Devices, wpg: Wpg) -> bool:
+    """Return whether a WPG's next operation goes on with what it just did, known from its cycle."""
     is_last = all(device.last_holder == wpg.wpg_id for device in wpg.devices)
     if wpg.residency is not Residency.DEVICE or not is_last:
         return False
-    deployment = devices.deployments[wpg.deployment_id]
-    if deployment.pattern.cycles.profile is not None:
-        return _is_going_on(deployment.pattern, max_gap_us=switch_us(devices, wpg))
-    service_us = learning.predicted_us(deployment, operation)
-    was_waiting = operation.eligible_us == devices.now_us and (
-        operation.submitted_us < devices.now_us
-    )
-    return was_waiting and service_us <= 2 * least_setup_us
+    pattern = devices.deployments[wpg.deployment_id].pattern
+    return _is_going_on(pattern, max_gap_us=switch_us(devices, wpg))
 
 
 def _has_room(devices: Devices, wpg: Wpg) -> bool:
