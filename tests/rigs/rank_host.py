@@ -138,7 +138,9 @@ Ranks = dict[int, list[tuple[int, Connection]]]
 
 
 def _host(fd: int, preload: str) -> None:
+    gc.disable()
     importlib.import_module(preload)
+    gc.enable()
     gc.freeze()  # ranks that start over collect garbage, and frameworks are none
     connection = Connection(fd)
     groups: Ranks = {}
@@ -265,28 +267,32 @@ class _Rank:
         self.client = FakeStateClient(self.executor)
         self.executor.build(cast("StateMemory", self.client))  # its regions are fakes too
         self.fails_at: int | None = None
-        self.allocated = 0
 
     def execute(self, operation: bytes, published: bytes) -> bytes:
         request = worker_pb2.ExecuteRequest(
             operation=operations_pb2.Operation.FromString(operation),
             published=statemanager_pb2.PublishedVersion.FromString(published),
         )
-        with Allocations(fails_at=self.fails_at) as made:
+        fails_at, self.fails_at = self.fails_at, None
+        with contextlib.nullcontext() if fails_at is None else Allocations(fails_at=fails_at):
             outcome = self.executor.execute(request)
-        self.fails_at, self.allocated = None, made.count
         return outcome.reply.SerializeToString()
 
-    def allocations(self) -> int:
-        """Return how often the last operation allocated memory."""
-        return self.allocated
+    def allocations(self, operation: bytes) -> int:
+        """Run an operation that must succeed; return how often it allocated memory."""
+        with Allocations() as made:
+            self._succeed(operation)
+        return made.count
 
     def measured(self, operation: bytes) -> int:
         """Run an operation that must succeed; return the most bytes that it held at once."""
         with LiveBytes() as live:
-            reply = worker_pb2.ExecuteReply.FromString(self.execute(operation, b""))
-        assert not reply.result.error.code, reply.result.error.message
+            self._succeed(operation)
         return live.most
+
+    def _succeed(self, operation: bytes) -> None:
+        reply = worker_pb2.ExecuteReply.FromString(self.execute(operation, b""))
+        assert not reply.result.error.code, reply.result.error.message
 
     def run_out(self, rank: int, at: int) -> None:
         """Let one rank's next operation find no memory at its allocation number `at`."""
