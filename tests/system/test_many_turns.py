@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 LENGTH = 14_000
 SAMPLES = 1024
 SESSIONS = 2048
+FEWER = 8
+"""How many times fewer there are without `--search`."""
 TURN = LENGTH * SAMPLES // SESSIONS
 """Tokens of a turn: as many in all as of the generate."""
 MANAGER_BYTES = 256 << 20
@@ -41,23 +43,31 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_long_model(tmp_path_factory.mktemp("models"))
 
 
-def test_1024_samples_of_14000_tokens_are_one_generate(cluster: InnerCluster, model: Path) -> None:
+@pytest.mark.every(1)
+def test_1024_samples_of_14000_tokens_are_one_generate(
+    cluster: InnerCluster, model: Path, every: Callable[[int], int]
+) -> None:
+    count = SAMPLES // every(FEWER)
     with cluster.connect() as connection, connection.job("long") as job:
         rollout = job.deploy(
             "rollout", model=model, backend="vllm", instances=4, max_model_len=LENGTH + 2048
         )
-        prompts = [[3, prompt % 50] * 512 for prompt in range(SAMPLES // 8)]
+        prompts = [[3, prompt % 50] * 512 for prompt in range(count // 8)]
         lengths = [
             len(sample.tokens)
             for sample in rollout.generate.stream(
                 prompts, n=8, max_tokens=LENGTH, temperature=1.0, ignore_eos=True
             )
         ]
-        assert lengths == [LENGTH] * SAMPLES
-        assert manager_peak_bytes(cluster) < MANAGER_BYTES + SAMPLES * LENGTH * TOKEN_BYTES
+        assert lengths == [LENGTH] * count
+        assert manager_peak_bytes(cluster) < MANAGER_BYTES + count * LENGTH * TOKEN_BYTES
 
 
-def test_2048_sessions_have_a_turn_each_at_once(cluster: InnerCluster, model: Path) -> None:
+@pytest.mark.every(1)
+def test_2048_sessions_have_a_turn_each_at_once(
+    cluster: InnerCluster, model: Path, every: Callable[[int], int]
+) -> None:
+    count = SESSIONS // every(FEWER)
     with cluster.connect() as connection, connection.job("agents") as job:
         rollout = job.deploy(
             "rollout", model=model, backend="vllm", instances=4, max_model_len=LENGTH + 2048
@@ -78,15 +88,15 @@ def test_2048_sessions_have_a_turn_each_at_once(cluster: InnerCluster, model: Pa
         with grpc.insecure_channel(cluster.address, options=channels.LIMITS) as channel:
             ask = service_pb2_grpc.RouterStub(channel).Sample
             token = (("authorization", f"Bearer {cluster.token}"),)
-            turns = [ask(turn(i), timeout=300, metadata=token) for i in range(SESSIONS)]
+            turns = [ask(turn(i), timeout=300, metadata=token) for i in range(count)]
             for one in turns:
                 assert next(one).prompts, "it was taken"
             rollout.generate([[3, 4]] * 8, max_tokens=1)  # now the engines go on
-            assert [tokens_of(one) for one in turns] == [TURN] * SESSIONS
+            assert [tokens_of(one) for one in turns] == [TURN] * count
         options = plex.SamplingOptions(max_tokens=30, temperature=1.0, ignore_eos=True)
-        again = [rollout.session().generate.submit([3], **options) for _ in range(SESSIONS)]
-        assert [len(one.result(120).tokens) for one in again] == [30] * SESSIONS
-        assert manager_peak_bytes(cluster) < MANAGER_BYTES + SESSIONS * TURN * TOKEN_BYTES
+        again = [rollout.session().generate.submit([3], **options) for _ in range(count)]
+        assert [len(one.result(120).tokens) for one in again] == [30] * count
+        assert manager_peak_bytes(cluster) < MANAGER_BYTES + count * TURN * TOKEN_BYTES
 
 
 def manager_peak_bytes(cluster: InnerCluster) -> int:
