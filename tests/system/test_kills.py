@@ -28,7 +28,7 @@ CONTROLLER = """
 import sys, time
 import plexclient as plex
 with plex.connect(sys.argv[1], token=sys.argv[2]) as cluster:
-    with cluster.job("doomed", session_ttl_s=2.0) as job:
+    with cluster.job("doomed", session_ttl_s=6.0) as job:
         job.deploy("actor", model=sys.argv[3], backend="noop", role="actor")
         print(job.job_id, flush=True)
         time.sleep(600)

@@ -43,7 +43,7 @@ def wait_for(cluster: LiveCluster, *phases: str) -> None:
 
 @contextmanager
 def traffic(engine: ServedEngine) -> Iterator[list[str]]:
-    """Ask the engine all the time while the block runs; yield its answers, which must be equal."""
+    """Ask the engine while the block runs, one by one; yield its answers, which must be equal."""
     client = openai.OpenAI(base_url=engine.address, api_key="none", max_retries=0)
     asked: Any = {"model": "chat", "prompt": "1+2=", "max_tokens": 8, "temperature": 0}
     answers: list[str] = []
@@ -58,6 +58,7 @@ def traffic(engine: ServedEngine) -> Iterator[list[str]]:
                 failures.append(error)
                 return
             answers.append(reply.choices[0].text)
+            over.wait(LOOK_S)
 
     asking = threading.Thread(target=ask)
     asking.start()
