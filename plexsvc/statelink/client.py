@@ -19,16 +19,15 @@ regions, or does not come in time, ends it: every call raises `unavailable` then
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
 import socket
 import threading
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
@@ -36,7 +35,7 @@ from plexsvc.errors import PlexError, internal, unavailable
 from plexsvc.ids import VersionId
 from plexsvc.log import Log
 from plexsvc.residency import Home
-from plexsvc.statelink import dataplane
+from plexsvc.statelink import dataplane, mapping
 from plexsvc.statelink.dataplane import Header, Message
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statelink.member import Member
@@ -258,7 +257,7 @@ class StateClient:
         """
         reply = self._call({"op": "open_staged", "staging_id": staging_id.hex()})
         bundle = common_pb2.TensorBundle.FromString(reply.body)
-        return list(bundle.tensors), memoryview(_map_file(reply, is_writable=False))
+        return list(bundle.tensors), _map_file(reply, is_writable=False)
 
     def create_staged(
         self, specs: Sequence[common_pb2.TensorSpec], nbytes: int
@@ -278,7 +277,7 @@ class StateClient:
         }
         reply = self._call(header, body=body)
         try:
-            return staging_id, memoryview(_map_file(reply, is_writable=True))[:nbytes]
+            return staging_id, _map_file(reply, is_writable=True)[:nbytes]
         except OSError:
             self.drop_staged(staging_id)
             raise
@@ -308,11 +307,10 @@ class StateClient:
         """
         reply = self._call({"op": "open_version", **version._asdict()})
         manifest = statemanager_pb2.VersionManifest.FromString(reply.body)
-        mapped = _map_file(reply, is_writable=False)
         # Told with the next call: views end on any thread, also on one that holds the lock.
-        finalizer = weakref.finalize(mapped, self._closed_versions.append, version)
-        finalizer.atexit = False  # the connection ends with the process, which says as much
-        return OpenedPart(manifest=manifest, data=memoryview(mapped)[: manifest.nbytes])
+        then = partial(self._closed_versions.append, version)
+        data = _map_file(reply, is_writable=False, then=then)[: manifest.nbytes]
+        return OpenedPart(manifest=manifest, data=data)
 
     def fetch_version(
         self, version: statemanager_pb2.PublishedVersion, holder: statemanager_pb2.VersionHolder
@@ -327,7 +325,7 @@ class StateClient:
         )
         reply = self._call({"op": "fetch_version"}, body=wanted.SerializeToString())
         manifest = statemanager_pb2.VersionManifest.FromString(reply.body)
-        data = memoryview(_map_file(reply, is_writable=False))[: manifest.nbytes]
+        data = _map_file(reply, is_writable=False)[: manifest.nbytes]
         return OpenedPart(manifest=manifest, data=data)
 
     def close(self) -> None:
@@ -457,13 +455,13 @@ def _answer(step: Callable[[Message], Message], request: Message) -> Message:
         return dataplane.failure(internal(text))
 
 
-def _map_file(reply: Message, *, is_writable: bool) -> mmap.mmap:
+def _map_file(
+    reply: Message, *, is_writable: bool, then: Callable[[], None] | None = None
+) -> memoryview:
     """Map the file that came with `reply` and close its descriptor."""
     (fd,) = reply.fds
     nbytes = max(1, int(reply.header["nbytes"]))
     try:
-        if is_writable:
-            return mmap.mmap(fd, nbytes)
-        return mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        return mapping.map_file(fd, nbytes, is_writable=is_writable, then=then)
     finally:
         os.close(fd)

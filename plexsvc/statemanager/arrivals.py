@@ -204,5 +204,4 @@ class Arrivals:
 
 def _published(arrival: Arrival) -> OpenedPart:
     assert arrival.file is not None
-    data = memoryview(arrival.file.map(is_writable=False))
-    return OpenedPart(manifest=arrival.manifest, data=data)
+    return OpenedPart(manifest=arrival.manifest, data=arrival.file.map(is_writable=False))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import weakref
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.statelink import mapping
 
 _IMMUTABLE: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -41,11 +41,9 @@ class MemoryFile:
         except OSError as error:
             raise no_room(data.nbytes, error) from error
 
-    def map(self, *, is_writable: bool) -> mmap.mmap:
-        """Return a mapping of the file; a read-only one keeps its bytes after `close`."""
-        if is_writable:
-            return mmap.mmap(self.fd, max(1, self.nbytes))
-        return mmap.mmap(self.fd, max(1, self.nbytes), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    def map(self, *, is_writable: bool) -> memoryview:
+        """Return the file's bytes; who only reads them keeps them after `close`."""
+        return mapping.map_file(self.fd, self.nbytes, is_writable=is_writable)
 
     def duplicate(self) -> int:
         """Return a descriptor of the file that its receiver closes."""
@@ -70,10 +68,20 @@ def reserve(fd: int, nbytes: int) -> None:
     Raises:
         PlexError: `no_room`.
     """
+    with mapping.map_file(fd, nbytes, is_writable=True) as mapped:
+        fill(mapped)
+
+
+def fill(mapped: memoryview) -> None:
+    """Have the machine's memory for all of a writable mapping now.
+
+    Raises:
+        PlexError: `no_room`.
+    """
     try:
-        os.posix_fallocate(fd, 0, max(1, nbytes))
+        mapping.populate(mapping.address_of(mapped), mapped.nbytes)
     except OSError as error:
-        raise no_room(nbytes, error) from error
+        raise no_room(mapped.nbytes, error) from error
 
 
 def write(fd: int, offset: int, data: bytes | memoryview) -> None:

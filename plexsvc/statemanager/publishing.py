@@ -4,18 +4,18 @@ A *complete* copy holds the optimizer's tensors too: all that another WPG needs 
 or a checkpoint. A version is copied while its WPG stands still (`draft`) and enters once it is
 checksummed and still wanted (`enter`), both within `making`, which takes back what did not enter.
 
-Copies of each step (`recurs`) are not sealed, because new memory costs several times the copy: the
-next one takes that of the one before the last, unless something else needs it.
+New memory costs several times the copy. So it is taken ahead of the next version, unless something
+else needs it. Copies of each step (`recurs`) are not sealed: the next one takes the memory of the
+one before the last.
 """
 
 from __future__ import annotations
 
 import itertools
-import mmap
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -27,12 +27,15 @@ from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book, BookEntry, Key
 from plexsvc.statemanager.caller import Tell, WaitingCaller, tell_nobody
 from plexsvc.statemanager.core import Budget
-from plexsvc.statemanager.memfiles import MemoryFile, reserve
+from plexsvc.statemanager.memfiles import MemoryFile, fill
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights import pieces
 from plexsvc.weights.checksums import BLOCK_BYTES, block_checksums
 from plexsvc.weights.pieces import RegionBytes
 from plexsvc.weights.reading import OpenedPart
+
+Line = tuple[str, bool]
+"""Versions of a deployment, or its copies of each step."""
 
 Placed = tuple[CanonicalPiece, CanonicalPiece]
 """A piece where it is, and where it goes."""
@@ -41,8 +44,32 @@ PUBLISHED_REGION: Final = "published"
 PUBLISHED_KINDS: Final = frozenset({"param", lora.SCALE_KIND})
 COMPLETE_KINDS: Final = PUBLISHED_KINDS | {"master", "exp_avg", "exp_avg_sq"}
 
+AHEAD_BYTES: Final = 64 << 20
+"""Smaller versions take new memory when they are made."""
+
 MAKER: Final = -1
 """Holder of a version that is not entered yet: it may be released meanwhile, and is freed then."""
+
+
+class Space:
+    """Memory for a version: of its own until it is filled and sealed."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.file = MemoryFile("plexsvc-version", nbytes)
+        self.mapped = self.file.map(is_writable=True)
+        self._lock = threading.Lock()
+        self._is_filled = False
+
+    def fill(self) -> None:
+        """Have the machine's memory for all of it.
+
+        Raises:
+            PlexError: `no_room`.
+        """
+        with self._lock:
+            if not self._is_filled:
+                fill(self.mapped)
+            self._is_filled = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +78,8 @@ class Version:
 
     manifest: VersionManifest
     file: MemoryFile
-    mapped: mmap.mmap | None = None
-    """Its bytes, writable, of a copy that recurs: a later one may lie there."""
+    space: Space | None = None
+    """Of a copy that recurs: a later one may lie there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +109,8 @@ class Publisher:
         self._lock = lock
         self._book = book
         self._versions: dict[VersionId, Version] = {}
-        self._left: dict[str, Version] = {}
-        """By deployment: a copy that nobody needs, whose memory the next one takes."""
+        self._left: dict[Line, Space] = {}
+        """What the next version or copy takes; counted as used."""
         # Below the maker's, because clients count from 1 on.
         self._readers = itertools.count(MAKER - 1, -1)
 
@@ -129,7 +156,7 @@ class Publisher:
             if key in self._shelf:
                 text = f"{key} was released already"
                 raise bad_request(f"{text}; publish a newer one")
-            left = self._taken(key.deployment_id) if recurs else None
+            space = self._taken((key.deployment_id, recurs))
             self._shelf.admit(key, job_id=job_id, nbytes=nbytes)
             # Held by its maker, since a release may come before the copy is done.
             self._shelf.hold(key, MAKER)
@@ -142,17 +169,15 @@ class Publisher:
         if progress is not None:
             manifest.scalars_json = progress.scalars_json
             manifest.applied_seq = progress.applied_seq
-        if left is None or left.manifest.nbytes != nbytes:
-            file = MemoryFile("plexsvc-version", nbytes)
-            reserve(file.fd, nbytes)
-            left = Version(manifest=manifest, file=file, mapped=file.map(is_writable=True))
-        assert left.mapped is not None, key
-        _copy(placed, left.mapped, region=region, tell=tell)
+        if space is None or space.file.nbytes != nbytes:
+            space = Space(nbytes)
+        space.fill()
+        _copy(placed, space.mapped, region=region, tell=tell)
         if recurs:
-            return replace(left, manifest=manifest)
-        left.mapped.close()  # a file with a writable mapping cannot be sealed
-        left.file.freeze()
-        return Version(manifest=manifest, file=left.file)
+            return Version(manifest=manifest, file=space.file, space=space)
+        space.mapped.release()  # a file with a writable mapping cannot be sealed
+        space.file.freeze()
+        return Version(manifest=manifest, file=space.file)
 
     def enter(self, draft: Version, caller: WaitingCaller) -> VersionManifest:
         """Checksum a draft and let everyone see it, unless its caller gave up.
@@ -162,12 +187,17 @@ class Publisher:
         """
         manifest = draft.manifest
         key = VersionId.of(manifest)
-        with memoryview(draft.mapped or draft.file.map(is_writable=False)) as data:
+        with draft.file.map(is_writable=False) as data:
             for checksum in block_checksums(data[: manifest.nbytes]):
                 manifest.block_checksums.append(checksum)
                 caller.advance(BLOCK_BYTES)
         if self._entered(key, draft, caller):
             raise not_found(f"version {key.version} of {key.deployment_id} was released meanwhile")
+        if draft.space is None and manifest.nbytes >= AHEAD_BYTES:
+            ahead = threading.Thread(
+                target=self._take_ahead, args=(key, manifest.nbytes), name="ahead", daemon=True
+            )
+            ahead.start()
         return manifest
 
     def adopt(self, entry: BookEntry) -> None:
@@ -249,7 +279,7 @@ class Publisher:
             version = self._visible(key)
             self._shelf.hold(key, holder)
         try:
-            data = memoryview(version.file.map(is_writable=False))[: version.manifest.nbytes]
+            data = version.file.map(is_writable=False)[: version.manifest.nbytes]
             yield OpenedPart(manifest=version.manifest, data=data)
         finally:
             self.unhold(key, holder)
@@ -257,8 +287,9 @@ class Publisher:
     def close(self) -> None:
         """Let go of all versions."""
         with self._lock:
-            for version in (*self._versions.values(), *self._left.values()):
-                version.file.close()
+            kept = [version.file for version in self._versions.values()]
+            for file in [*kept, *(space.file for space in self._left.values())]:
+                file.close()
             self._versions.clear()
             self._left.clear()
 
@@ -293,42 +324,55 @@ class Publisher:
     def _let_go(self, keys: Iterable[VersionId]) -> None:
         for key in keys:
             self._book.drop(_record(key))
-            version, deployment_id = self._versions.pop(key), key.deployment_id
-            self._discard(deployment_id)
-            # Where no other copy took its place there will be no further one.
-            others = (v for k, v in self._versions.items() if k.deployment_id == deployment_id)
-            if version.mapped is None or not any(other.mapped for other in others):
+            version = self._versions.pop(key)
+            space, line = version.space, (key.deployment_id, version.space is not None)
+            # Where no other of them is here there will be no further one.
+            lines = [(k.deployment_id, v.space is not None) for k, v in self._versions.items()]
+            if space is not None or line not in lines:
+                self._discard(line)
+            if space is None or line not in lines:
                 version.file.close()
                 continue
             self._host.take(version.manifest.nbytes)  # which the shelf has just given back
-            self._left[deployment_id] = version
+            self._left[line] = space
 
-    def _taken(self, deployment_id: str) -> Version | None:
-        """Return memory that is left of a deployment's copy, which takes no room any more."""
-        left = self._left.pop(deployment_id, None)
+    def _take_ahead(self, key: VersionId, nbytes: int) -> None:
+        """Take memory for the version after `key`, if nobody needs it."""
+        with self._lock:
+            line = (key.deployment_id, False)
+            if key not in self._versions or line in self._left or self._host.free < nbytes:
+                return
+            space = self._left[line] = Space(nbytes)
+            self._host.take(nbytes)
+        with suppress(PlexError):  # whoever takes it will tell
+            space.fill()
+
+    def _taken(self, line: Line) -> Space | None:
+        """Return memory that is left for the next of a line, which takes no room any more."""
+        left = self._left.pop(line, None)
         if left is not None:
-            self._host.give(left.manifest.nbytes)
+            self._host.give(left.file.nbytes)
         return left
 
-    def _discard(self, deployment_id: str) -> None:
-        left = self._taken(deployment_id)
+    def _discard(self, line: Line) -> None:
+        left = self._taken(line)
         if left is not None:
             left.file.close()
 
     def _spare(self, nbytes: int) -> None:
         """Give back memory; the caller holds the lock."""
-        for deployment_id, left in list(self._left.items()):
+        for line, left in list(self._left.items()):
             if nbytes <= 0:
                 return
-            nbytes -= left.manifest.nbytes
-            self._discard(deployment_id)
+            nbytes -= left.file.nbytes
+            self._discard(line)
 
 
 def _record(key: VersionId) -> Key:
     return ("version", key.deployment_id, f"{key.incarnation}.{key.version}")
 
 
-def _copy(placed: Sequence[Placed], mapped: mmap.mmap, *, region: RegionBytes, tell: Tell) -> None:
+def _copy(placed: Sequence[Placed], mapped: memoryview, *, region: RegionBytes, tell: Tell) -> None:
     target_bytes = np.frombuffer(mapped, dtype=np.uint8)
     for source, target in placed:
         view = pieces.piece_view(region(source.rank, source.region), source)

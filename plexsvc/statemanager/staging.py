@@ -334,7 +334,7 @@ class Upload:
             with self._staging.holding(self._key, self._bundle):
                 # Dropped at this moment, its descriptor would be closed.
                 mapped = self._bundle.file.map(is_writable=False)
-            views = tensors.views(self._header.tensors, memoryview(mapped)[: self._header.nbytes])
+            views = tensors.views(self._header.tensors, mapped[: self._header.nbytes])
             check_batch(self._header.tensors, views, self._header.rules)
         self._staging.seal_upload(self._key, self._bundle)
         self.is_finished = True

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,3 +83,26 @@ def test_punched_extents_read_as_zeroes(file: int) -> None:
     os.pwrite(file, b"x" * 2 * PAGE, 0)
     mapping.punch(file, Extent(offset=0, nbytes=PAGE))
     assert os.pread(file, 2 * PAGE, 0) == bytes(PAGE) + b"x" * PAGE
+
+
+def test_memory_that_is_populated_lies_in_huge_pages() -> None:
+    """In all of those that lie in it as a whole; what is there stays."""
+    nbytes = 4 * mapping.HUGE_PAGE_BYTES
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, nbytes)
+    os.pwrite(fd, b"kept", PAGE)
+    mapped = FixedMapping(nbytes)
+    mapped.attach(fd, [Extent(offset=0, nbytes=nbytes)], is_populated=False)
+    mapping.populate(mapped.address, nbytes - PAGE)
+    assert _huge_bytes_at(mapped.address) == 3 * mapping.HUGE_PAGE_BYTES
+    assert os.fstat(fd).st_blocks * 512 == nbytes - PAGE
+    assert bytes(view(mapped)[PAGE : PAGE + 5]) == b"kept\0"
+    mapped.close()
+    os.close(fd)
+
+
+def _huge_bytes_at(address: int) -> int:
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    found = (line for line in lines if line.startswith(f"{address:x}-"))
+    assert next(found)
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("ShmemPmdMapped"))

@@ -11,6 +11,7 @@ import pytest
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, VersionId
+from plexsvc.statemanager import publishing
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.core import Budget
@@ -18,9 +19,12 @@ from plexsvc.statemanager.publishing import Progress, Publisher, Version
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights.pieces import Bytes
 from tests.rigs.memory_files import open_files
+from tests.rigs.waiting import wait_until
 
 KEY = VersionId("d", 1, 1)
 HOST = 1 << 20
+SIZE = 64
+"""Bytes of a version."""
 
 
 class Rig:
@@ -143,7 +147,10 @@ def test_a_version_that_is_being_made_is_not_there_yet(rig: Rig) -> None:
 class Steps(Rig):
     """Complete copies of a deployment that is one number larger after each step."""
 
-    seq = 0
+    def __init__(self, *, recurs: bool = True) -> None:
+        super().__init__()
+        self.recurs = recurs
+        self.seq = 0
 
     def keep(self) -> VersionId:
         self.seq += 1
@@ -156,7 +163,7 @@ class Steps(Rig):
                 job_id=JobId("j"),
                 region=self.region,
                 progress=progress,
-                recurs=True,
+                recurs=self.recurs,
             )
             self.publisher.enter(draft, WaitingCaller())
         return key
@@ -193,6 +200,37 @@ def test_memory_that_is_left_is_given_to_whoever_needs_it() -> None:
     assert open_files() == files
     rig.host.take(size)
     assert open_files() < files
+    assert rig.host.free == 0
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Versions, for which memory is taken ahead however small they are."""
+    monkeypatch.setattr(publishing, "AHEAD_BYTES", 1)
+    return Steps(recurs=False)
+
+
+def test_memory_is_taken_ahead_of_the_next_version(versions: Steps) -> None:
+    rig, before, kept = versions, open_files(), list[VersionId]()
+
+    def is_one_ahead() -> bool:
+        return (rig.host.used, open_files()) == ((len(kept) + 1) * SIZE, before + len(kept) + 1)
+
+    for step in range(1, 5):
+        kept.append(rig.keep())
+        wait_until(is_one_ahead, what="memory is taken for the next one")
+        found = [rig.bytes_of(key)[:4] for key in kept]
+        assert found == [bytes([number] * 4) for number in range(1, step + 1)]
+    for key in kept:
+        rig.publisher.release(key)
+    assert (rig.host.used, open_files()) == (0, before), "nothing is left without a successor"
+
+
+def test_memory_taken_ahead_is_given_to_whoever_needs_it(versions: Steps) -> None:
+    rig = versions
+    rig.keep()
+    wait_until(lambda: rig.host.used == 2 * SIZE, what="memory is taken")
+    rig.host.take(HOST - SIZE)
     assert rig.host.free == 0
 
 

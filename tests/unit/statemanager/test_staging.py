@@ -14,6 +14,7 @@ from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, TenantId
+from plexsvc.statelink import mapping
 from plexsvc.statemanager import memfiles
 from plexsvc.statemanager import staging as staging_module
 from plexsvc.statemanager.book import Book
@@ -177,10 +178,10 @@ def test_uploads_wait_neither_for_one_another_nor_for_the_lock() -> None:
 def test_memory_that_the_machine_lacks_is_a_refusal_that_leaves_nothing(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(fd: int, offset: int, nbytes: int) -> None:
-        raise OSError(errno.ENOMEM, "no memory", fd, offset, nbytes)
+    def full(address: int, nbytes: int) -> None:
+        raise OSError(errno.ENOMEM, "no memory", address, nbytes)
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(mapping, "populate", full)
     before = open_files()
     with pytest.raises(PlexError) as caught:
         staging.create(b"result", (), 8, tenant=TENANT, job_id=JobId("job"), owner=1)
