@@ -98,22 +98,23 @@ class Incoming:
         """Begin again after what is verified."""
         self._filled = self.done
 
-    def take(self, chunk: VersionChunk) -> None:
-        """Take what came; a block is put in its place once it is verified.
+    def take(self, chunk: VersionChunk) -> int:
+        """Take what came, and return its bytes; a block is put in its place once it is verified.
 
         Raises:
             PlexError: `checksum_mismatch`, `bad_request`, `unavailable`: it is not what was
                 published; what `put` raises.
         """
         low, block = chunk.offset, min(self.done + BLOCK_BYTES, self.manifest.nbytes)
-        end = block if chunk.width else low + len(chunk.data)
+        data = chunk.data  # copied at each look
+        end = block if chunk.width else low + len(data)
         if low != self._filled or end > block or (chunk.width and self.base is None):
             raise unavailable(f"{VersionId.of(self.manifest)}: bytes from {low} came out of turn")
         if chunk.width and self.base is not None:
             into, base = self._block[: end - low], self.base.data[low:end]
-            deltas.decode(into, base=base, delta=chunk.data, width=chunk.width)
+            deltas.decode(into, base=base, delta=data, width=chunk.width)
         else:
-            self._block[low - self.done : end - self.done] = chunk.data
+            self._block[low - self.done : end - self.done] = data
         self._filled = end
         if end == block:
             whole = self._block[: end - self.done]
@@ -121,6 +122,7 @@ class Incoming:
             self._put(self.done, whole)
             self._left.popleft()
             self._filled = self.done
+        return len(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +227,7 @@ class Far:
         try:
             with _watched(call, lambda: incoming.done):
                 for chunk in call:
-                    incoming.take(chunk)
-                    self.tell(len(chunk.data))
+                    self.tell(incoming.take(chunk))
                     if incoming.is_whole:
                         return
         finally:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -144,9 +144,12 @@ class Publisher:
         region: RegionBytes,
         progress: Progress | None,
         recurs: bool = False,
+        bring: Callable[[memoryview], None] | None = None,
         tell: Tell = tell_nobody,
     ) -> Version:
         """Copy the pieces in `index`, whose bytes `region` returns, at the speed of memory.
+
+        Of pieces that are packed already `bring` puts all bytes there instead.
 
         Raises:
             PlexError: `no_room`; `bad_request` for a version that is no new one.
@@ -172,7 +175,10 @@ class Publisher:
         if space is None or space.file.nbytes != nbytes:
             space = Space(nbytes)
         space.fill()
-        _copy(placed, space.mapped, region=region, tell=tell)
+        if bring is None:
+            _copy(placed, space.mapped, region=region, tell=tell)
+        else:
+            bring(space.mapped)
         if recurs:
             return Version(manifest=manifest, file=space.file, space=space)
         space.mapped.release()  # a file with a writable mapping cannot be sealed

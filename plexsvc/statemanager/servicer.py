@@ -329,8 +329,11 @@ class StateManagerServicer:
         return self._parking.with_room(draft)
 
     def _draft_copy(self, request: pb.PublishRequest, caller: WaitingCaller) -> Version:
-        """Copy a complete version of other nodes, as one part."""
-        with self._saver.copied(request.copy_of, caller) as taken, self._brought(taken):
+        """Copy a complete version of other nodes, as one part; one node's comes straight there."""
+        with ExitStack() as stack:
+            taken = stack.enter_context(self._saver.copied(request.copy_of, caller))
+            if (only := taken.only_far) is None:
+                stack.enter_context(self._brought(taken))
             draft = partial(
                 self._node.publisher.draft,
                 VersionId.of(request),
@@ -339,6 +342,7 @@ class StateManagerServicer:
                 region=taken.region,
                 progress=_progress(taken),
                 recurs=True,
+                bring=None if only is None else only.bring_into,
                 tell=caller.tell,
             )
             return self._parking.with_room(draft)

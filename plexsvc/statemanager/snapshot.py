@@ -59,6 +59,18 @@ class FarPart:
             self._space.madvise(mmap.MADV_DONTNEED)
             self._far.read_into(self._put, self.opened.manifest, lows=sorted(lows))
 
+    def bring_into(self, target: memoryview) -> None:
+        """Bring all of it to memory of the caller's.
+
+        Raises:
+            PlexError: `checksum_mismatch`, `unavailable`.
+        """
+
+        def put(at: int, block: memoryview) -> None:
+            target[at : at + len(block)] = block
+
+        self._far.read_into(put, self.opened.manifest)
+
     def _put(self, at: int, block: memoryview) -> None:
         self._data[at : at + len(block)] = block
 
@@ -74,6 +86,16 @@ class StateSnapshot:
     applied_seq: int
     far: Mapping[str, FarPart] = field(default_factory=dict)
     """By region: what other nodes hold, of which only what is brought is here."""
+
+    @property
+    def only_far(self) -> FarPart | None:
+        """The one part that it is, if another node holds it, packed as a copy of it would be."""
+        packed, _ = pieces.pack(pieces.distinct(self.index), region="")
+        is_packed = [source for source, target in packed if source.offset == target.offset]
+        if len(self.far) != 1 or len(is_packed) != len(self.index):
+            return None
+        (region, part), *_ = self.far.items()
+        return part if {piece.region for piece in self.index} == {region} else None
 
     def bring(self, wanted: Collection[CanonicalPiece]) -> None:
         """Bring pieces here that other nodes hold, in place of those that were brought before.

@@ -44,9 +44,9 @@ class Pair:
         self.trainer("drop_held")
         return str(reply)
 
-    def release(self, version: int) -> None:
+    def release(self, version: int, *, daemon: Daemon | None = None) -> None:
         request = statemanager_pb2.ReleaseVersionRequest(deployment_id="job/actor", version=version)
-        self.here.stub.ReleaseVersion(request, timeout=30)
+        (daemon or self.here).stub.ReleaseVersion(request, timeout=30)
         self.trainer("allocate", regions=[])
 
     def fetch_new(self, reader: Client, version: int, *, share: float = 0.01) -> int:
@@ -54,6 +54,17 @@ class Pair:
         wanted, before = self.publish(version, share=share), self.arrived()
         assert self.fetch(reader, version) == wanted
         return self.arrived() - before
+
+    def copy(self, version: int, *, address: str = "") -> statemanager_pb2.PublishReply:
+        """Have the other node keep a copy, and no longer the one before the last."""
+        if version > 2:
+            self.release(version - 2, daemon=self.there)
+        published = statemanager_pb2.PublishedVersion(
+            deployment_id="job/actor",
+            version=version,
+            holders=[statemanager_pb2.VersionHolder(**self.holder(address))],
+        )
+        return self.there.publish("trainer", version, copy_of=published, job_id="job")
 
     def arrived(self) -> int:
         return int(self.there.inventory().arrived_bytes)
@@ -144,6 +155,8 @@ class Between(statemanager_pb2_grpc.StateManagerServicer):
         for chunk in self.daemon.stub.ReadVersion(request, timeout=30):
             if self.how and chunk.offset >= BLOCK_BYTES:
                 how, self.how = self.how, ""
+                if how == "dies":
+                    self.daemon.process.kill()
                 if how == "breaks":
                     context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
                 if how == "stalls":
@@ -197,6 +210,27 @@ def test_nothing_of_a_broken_version_is_visible_and_the_last_one_stays(pair: Pai
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert pair.there.inventory().host_bytes_used == STATE_BYTES
     reader("allocate", regions=[])
+
+
+def test_the_last_copy_stays_whole_when_the_node_is_killed_that_sends_the_next(pair: Pair) -> None:
+    reader, wanted = pair.there.client("reader"), ""
+
+    def held(version: int) -> str:
+        reply = reader("open_version", deployment_id="job/actor", version=version)
+        reader("drop_held")
+        return str(reply)
+
+    for version in range(1, 5):
+        wanted = pair.publish(version, share=0.5)
+        assert pair.copy(version).error.code == ""
+        assert held(version) == wanted
+        assert pair.there.inventory().host_bytes_used == min(version, 2) * STATE_BYTES
+    pair.publish(5, share=0.5)
+    with between(pair.here, "dies") as (_, address):
+        assert pair.copy(5, address=address).error.code == "unavailable"
+    assert held(4) == wanted
+    with pytest.raises(PlexError, match="not on this node"):
+        held(5)
 
 
 def test_a_successor_of_the_readers_state_manager_fetches_anew(pair: Pair) -> None:
