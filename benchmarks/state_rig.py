@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.ids import DeploymentId, JobId, VersionId, WpgId
+from plexsvc.node.sidecar import LARGE_COPIES
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statelink.client import MoveHandlers, Region, RegionSpec, StateClient
 from plexsvc.worker.config import WorkerConfig, parse
@@ -76,7 +78,10 @@ def state_manager(
             f'[[devices]]\nindex = 0\nbytes_total = {rounded}\nmemory = "{memory}"\n'
         )
         argv = [sys.executable, "-m", "plexsvc.statemanager.main", "--config", str(config)]
-        daemon = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+        env = {**os.environ, **LARGE_COPIES}  # noqa: TID251 - its own, for a child
+        daemon = stack.enter_context(
+            subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env)
+        )
         stack.callback(daemon.kill)
         assert daemon.stdout is not None
         ready = json.loads(daemon.stdout.readline())
