@@ -121,7 +121,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
     ) -> rollout_pb2.LoadVersionReply:
         """Verify and load a version in place; the version in use is answered at once."""
         del context
-        return await self._fenced(request, self._load)
+        return await asyncio.shield(self._act(request, self._load))
 
     async def Sleep(
         self, request: rollout_pb2.SleepRequest, context: Context
@@ -142,7 +142,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
     ) -> rollout_pb2.LoadVersionReply:
         """Verify and fill a version, and go on; one that is awake loads it if it serves another."""
         del context
-        return await self._fenced(request, self._wake)
+        return await asyncio.shield(self._act(request, self._wake))
 
     async def Stats(
         self, request: rollout_pb2.InstanceStatsRequest, context: Context
@@ -162,19 +162,15 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             is_asleep=self._engine.is_asleep,
         )
 
-    async def _fenced(
-        self,
-        request: rollout_pb2.LoadVersionRequest,
-        act: Callable[[rollout_pb2.LoadVersionRequest], Awaitable[rollout_pb2.LoadVersionReply]],
-    ) -> rollout_pb2.LoadVersionReply:
-        # An engine that replaces weights goes on when the caller leaves: what it has is noted then.
-        return await asyncio.shield(self._act(request, act))
-
     async def _act(
         self,
         request: rollout_pb2.LoadVersionRequest,
         act: Callable[[rollout_pb2.LoadVersionRequest], Awaitable[rollout_pb2.LoadVersionReply]],
     ) -> rollout_pb2.LoadVersionReply:
+        """Do what runs alone, and note what the engine has.
+
+        An engine that replaces weights goes on when the caller leaves, so this is not cut short.
+        """
         try:
             self._gate.admit_exclusive(request.fence, what=f"load on {self._config.wpg_id}")
             async with self._update:
