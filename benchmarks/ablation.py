@@ -29,6 +29,7 @@ from plexsvc.scheduler.core.planning import (
     planner,
     policies,
     profile,
+    profiler,
     waiting,
 )
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy
@@ -100,6 +101,12 @@ def _no_parts(policy: Policy) -> Policy:
     return policy
 
 
+def _no_judgement(policy: Policy) -> Policy:
+    """Have records of earlier runs believed as they are, however wrong others were."""
+    _off(profiler.ProfileBook, "believed", lambda _, kept: kept.profile)(policy)
+    return _off(profiler.ProfileBook, "has_shifted", lambda _: False)(policy)
+
+
 MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "none": lambda policy: policy,
     "rounds played": _off(profile, "is_sharp", lambda _: False),
@@ -120,6 +127,7 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "prefetch": _rules(prefetches=False),
     "slack": _rules(uses_slack=False),
     "order of plex": _policy(rules=HRRS),
+    "records judged": _no_judgement,
 }
 
 
