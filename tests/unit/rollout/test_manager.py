@@ -287,7 +287,7 @@ async def test_cancelling_ends_a_generate_and_the_instance_drops_it() -> None:
 
 
 async def test_samples_that_wait_for_others_of_their_instance_are_not_stalled() -> None:
-    async with bench(config=replace(FAST, stall_us=400_000)) as b:
+    async with bench(config=replace(FAST, stall_us=800_000)) as b:
         b.instances[0].engine.serve_in_turn(step_s=0.02)
         first, second = b.generate(max_tokens=60), b.generate(max_tokens=2)
         async with asyncio.TaskGroup() as group:

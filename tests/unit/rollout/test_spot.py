@@ -391,7 +391,8 @@ async def test_an_instance_that_hangs_is_replaced_and_the_job_goes_on() -> None:
         await until(b, serving=1)
         operation = b.generate(PROMPTS, seed=3)
         result = await b.execute(operation)
-        assert (result.state, result.metrics["instances_lost"]) == (APPLIED, 1)
+        assert result.state == APPLIED
+        assert result.metrics["instances_lost"] >= 1, "a busy machine's other one, too"
         assert tokens(await b.answers(operation)) == tokens(expected)
         assert "rollout.stall_us" in of(b).pool.slots["n:0"].because
 

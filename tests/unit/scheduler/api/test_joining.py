@@ -19,6 +19,13 @@ HOUR_US = 3_600_000_000
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        yield rig
+
+
+@pytest.fixture
+async def short(tmp_path: Path) -> AsyncIterator[Rig]:
+    """One whose leases are over soon."""
     config = SchedulerConfig(node_lease_us=900_000, connect_retry_us=10_000)
     async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
         yield rig
@@ -84,7 +91,8 @@ async def test_a_token_that_is_no_nodes_or_was_revoked_lets_in_nobody(rig: Rig) 
     assert rig.store.members() == []
 
 
-async def test_a_node_that_is_shut_out_has_no_lease_and_is_forgotten(rig: Rig) -> None:
+async def test_a_node_that_is_shut_out_has_no_lease_and_is_forgotten(short: Rig) -> None:
+    rig = short
     made, request = await token(rig), request_of("node-9")
     agent = rig.new_agent("node-9", train=1)
     await join(rig, made.token.token_id, request, await agent.start())

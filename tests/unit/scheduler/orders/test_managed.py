@@ -78,7 +78,7 @@ WRITTEN = statemanager_pb2.Shard(file=ASKED.file, nbytes=5, blocks=["ab"])
 
 @pytest.fixture
 async def disks(tmp_path: Path) -> AsyncIterator[tuple[Rig, TwoDisks]]:
-    config = SchedulerConfig(progress_timeout_us=300_000)
+    config = SchedulerConfig(progress_timeout_us=1_000_000)
     nodes = [{"train": 1}, {"train": 1}]
     async with start_rig(tmp_path, nodes=nodes, config=config) as rig:
         found = TwoDisks(rig)
@@ -131,7 +131,7 @@ async def disk(rig: Rig) -> SlowDisk:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    config = SchedulerConfig(progress_timeout_us=300_000)
+    config = SchedulerConfig(progress_timeout_us=1_000_000)
     async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as started:
         yield started
 
