@@ -136,7 +136,7 @@ def told(error: PlexError) -> PlexError:
 
 
 @contextlib.contextmanager
-def _known_as(alias: str, path: Path) -> Iterator[Path]:
+def known_as(alias: str, path: Path | str) -> Iterator[Path]:
     """Yield an alias of `path`; errors raised inside name the path, and so does `told`."""
     _aliases[alias] = str(path)
     try:
@@ -158,7 +158,7 @@ def opened_directory(place: CheckedPath, *, make: bool = False) -> Iterator[Path
     """
     fd = _walk(place.root, place.path, make=make)
     try:
-        with _known_as(f"/proc/self/fd/{fd}", place.path) as alias:
+        with known_as(f"/proc/self/fd/{fd}", place.path) as alias:
             yield alias
     finally:
         os.close(fd)
@@ -218,18 +218,26 @@ def view(
         PlexError: as `file_names` and `open_file`.
     """
     names = file_names(place, only=only)
-    home = below or Path(tempfile.gettempdir())
-    made = Path(tempfile.mkdtemp(prefix=f"view-{os.getpid()}-", dir=home))
-    seen = made / place.path.name
-    seen.mkdir()
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, made, ignore_errors=True)
-        _drop_views_of_the_dead(home)
+        seen = stack.enter_context(temporary(below)) / place.path.name
+        seen.mkdir()
         for name in names:
             fd = open_file(CheckedPath(path=place.path / name, root=place.root))
             stack.callback(os.close, fd)
             (seen / name).symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
-        yield stack.enter_context(_known_as(str(seen), place.path))
+        yield stack.enter_context(known_as(str(seen), place.path))
+
+
+@contextlib.contextmanager
+def temporary(below: Path | None = None) -> Iterator[Path]:
+    """Yield a directory that lasts as long as the block; what killed processes left goes."""
+    home = below or Path(tempfile.gettempdir())
+    made = Path(tempfile.mkdtemp(prefix=f"view-{os.getpid()}-", dir=home))
+    try:
+        _drop_views_of_the_dead(home)
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Checkpoints that deployments made of their steps: listed, compared with their seals, exported.
 
-They lie at `JOB_ID/DEPLOYMENT@STEP` below their tenant's directory. A request may give the job's
-name for its id, and leave the step out for the newest.
+They lie at `JOB_ID/DEPLOYMENT@STEP` below their tenant's directory, or in its object store. A
+request may give the job's name for its id, and leave the step out for the newest.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,14 +21,15 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc import paths
-from plexsvc.errors import PlexError, bad_request, not_found
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
 from plexsvc.ids import TenantId
 from plexsvc.paths import CheckedPath
 from plexsvc.router import bounds
 from plexsvc.router.looks import Looks
 from plexsvc.router.roots import REMEDY, Roots
-from plexsvc.weights import checkpoints
-from plexsvc.weights.checkpoints import SCRATCH, STATE_FILE
+from plexsvc.weights import checkpoints, object_store
+from plexsvc.weights.checkpoints import SCRATCH, STATE_FILE, Seal
+from plexsvc.weights.object_store import Attempt
 from plexsvc.weights.owner import SEAL, check_owner
 
 NAME: Final = re.compile(r"([^/@]+)/([^/@]+?)(?:@(\d+))?")
@@ -71,47 +73,67 @@ class Checkpoints:
     def _get(
         self, request: pb.GetCheckpointsRequest, *, tenant: TenantId
     ) -> pb.GetCheckpointsReply:
-        root = self._roots.own(tenant)
         if not request.name:
-            return pb.GetCheckpointsReply(checkpoints=_all(root, tenant=tenant))
-        found = _find(request.name, root, tenant=tenant)
-        with _opened(found, root) as directory:
-            seal = checkpoints.read_seal(directory)
+            known = self._all(tenant)
+            return pb.GetCheckpointsReply(checkpoints=[one.checkpoint for one in known])
+        found = _find(request.name, self._all(tenant))
+        with found.opened(tenant, keeps=False) as (directory, seal):
             for name in sorted(seal.names) if seal is not None else ():
                 nbytes = (directory / name).stat().st_size
-                found.files.append(pb.CheckpointFile(name=name, nbytes=nbytes))
+                found.checkpoint.files.append(pb.CheckpointFile(name=name, nbytes=nbytes))
                 if seal is not None and request.verifies:
                     seal.check_file(name)
-        return pb.GetCheckpointsReply(checkpoints=[found])
+        return pb.GetCheckpointsReply(checkpoints=[found.checkpoint])
 
     def _change(self, request: pb.ChangeCheckpointRequest, *, tenant: TenantId) -> pb.Checkpoint:
-        root = self._roots.own(tenant)
-        found = _find(request.name, root, tenant=tenant)
+        found = _find(request.name, self._all(tenant))
+        name = found.checkpoint.name
         if request.export_to:
-            what = f"export of {found.name} by tenant {tenant!r}"
+            what = f"export of {name} by tenant {tenant!r}"
             roots = self._roots.writable(tenant)
             target = paths.resolve(request.export_to, roots, what=what, remedy=REMEDY)
-            _export(found, root, target, tenant=tenant)
-            return found
-        place = root / found.name
-        with paths.opened_directory(CheckedPath(path=place.parent, root=root)) as parent:
-            try:
-                checkpoints.remove(parent / place.name, tenant=tenant)
-            except OSError as error:
-                raise bad_request(f"{found.name} not deleted: {error}") from error
-        return found
+            _export(found, target, tenant=tenant)
+        elif object_store.is_url(found.place):
+            for one in object_store.attempts(found.place.rpartition("/")[0]):
+                if one.name == name.partition("/")[2]:
+                    object_store.remove(one.url)
+        else:
+            place = Path(found.place)
+            above = CheckedPath(path=place.parent, root=Path(found.root))
+            with paths.opened_directory(above) as parent:
+                try:
+                    checkpoints.remove(parent / place.name, tenant=tenant)
+                except OSError as error:
+                    raise bad_request(f"{name} not deleted: {error}") from error
+        return found.checkpoint
+
+    def _all(self, tenant: TenantId) -> list[_Found]:
+        """Return a tenant's checkpoints, oldest first."""
+        root, store = self._roots.own(tenant), self._roots.store(tenant)
+        found: list[_Found] = []
+        for seal in root.glob(f"*/*@*/{SEAL}"):
+            if len(found) >= MAX_LISTED:
+                raise bad_request(f"{root} has more than {MAX_LISTED} checkpoints; delete some")
+            if (known := _read(seal, root, tenant=tenant)) is not None:
+                found.append(_Found(known, str(seal.parent), str(root)))
+        stored = (_stored(one, store) for one in object_store.attempts(store))
+        found += [one for one in stored if one is not None]
+        return sorted(found, key=_Found.order)
 
 
-def _all(root: Path, *, tenant: TenantId) -> list[pb.Checkpoint]:
-    """Return a tenant's checkpoints, oldest first."""
-    found: list[pb.Checkpoint] = []
-    for seal in root.glob(f"*/*@*/{SEAL}"):
-        if len(found) >= MAX_LISTED:
-            raise bad_request(f"{root} has more than {MAX_LISTED} checkpoints; delete some")
-        known = _read(seal, root, tenant=tenant)
-        if known is not None:
-            found.append(known)
-    return sorted(found, key=lambda one: (one.made_us, one.name))
+@dataclass(frozen=True, slots=True)
+class _Found:
+    checkpoint: pb.Checkpoint
+    place: str
+    root: str
+
+    def opened(
+        self, tenant: TenantId, *, keeps: bool
+    ) -> AbstractContextManager[tuple[Path, Seal | None]]:
+        return object_store.opened(self.place, self.root, tenant=tenant, keeps=keeps)
+
+    def order(self) -> tuple[int, int, str]:
+        return (self.checkpoint.made_us, self.checkpoint.step, self.checkpoint.name)
 
 
 def _read(seal: Path, root: Path, *, tenant: TenantId) -> pb.Checkpoint | None:
@@ -120,21 +142,51 @@ def _read(seal: Path, root: Path, *, tenant: TenantId) -> pb.Checkpoint | None:
     try:
         check_owner(directory, tenant=tenant, what="checkpoint")
         place = CheckedPath(path=directory / STATE_FILE, root=root)
-        about = json.loads(paths.read_file(place, nbytes=MAX_STATE_BYTES))
-        return pb.Checkpoint(
+        return _described(
+            paths.read_file(place, nbytes=MAX_STATE_BYTES),
             name=str(directory.relative_to(root)),
+            nbytes=sum(file.stat().st_size for file in directory.iterdir()),
+            made_us=seal.stat().st_mtime_ns // 1000,
+        )
+    except (OSError, PlexError):
+        return None
+
+
+def _stored(one: Attempt, store: str) -> _Found | None:
+    """Return a sealed checkpoint of a store; None for an attempt, or one that was removed since.
+
+    Raises:
+        PlexError: as `object_store.reached`.
+    """
+    try:
+        with object_store.reached(f"{one.url}/{STATE_FILE}") as (fs, path):
+            text = fs.cat_file(path) if one.made_us else b""
+    except PlexError as error:
+        if error.code != ErrorCode.NOT_FOUND:
+            raise
+        return None
+    nbytes = sum(one.files.values())
+    known = _described(text, name=one.name, nbytes=nbytes, made_us=one.made_us)
+    return None if known is None else _Found(known, one.url, store)
+
+
+def _described(text: bytes, *, name: str, nbytes: int, made_us: int) -> pb.Checkpoint | None:
+    try:
+        about = json.loads(text)
+        return pb.Checkpoint(
+            name=name,
             job=about["job"],
             step=about["step"],
             position="" if about["position"] is None else json.dumps(about["position"]),
             spec=ParseDict(about["spec"], pb.DeploymentSpec(), ignore_unknown_fields=True),
-            nbytes=sum(file.stat().st_size for file in directory.iterdir()),
-            made_us=seal.stat().st_mtime_ns // 1000,
+            nbytes=nbytes,
+            made_us=made_us,
         )
-    except (OSError, PlexError, ValueError, KeyError, TypeError, ParseError):
+    except (ValueError, KeyError, TypeError, ParseError):
         return None
 
 
-def _find(name: str, root: Path, *, tenant: TenantId) -> pb.Checkpoint:
+def _find(name: str, known: Sequence[_Found]) -> _Found:
     """Return the newest checkpoint that a name may mean.
 
     Raises:
@@ -144,37 +196,31 @@ def _find(name: str, root: Path, *, tenant: TenantId) -> pb.Checkpoint:
     if asked is None:
         raise bad_request(f"{name!r:.80} names no checkpoint: give JOB/DEPLOYMENT@STEP")
     job, deployment, step = asked.groups()
-    known = _all(root, tenant=tenant)
     found = [
         one
         for one in known
-        if job in {one.job, one.name.partition("/")[0]}
-        and one.name.partition("/")[2].partition("@")[0] == deployment
-        and (step is None or one.step == int(step))
+        for (job_id, _, series) in [one.checkpoint.name.partition("/")]
+        if job in {one.checkpoint.job, job_id}
+        and series.partition("@")[0] == deployment
+        and (step is None or one.checkpoint.step == int(step))
     ]
     if not found:
-        newest = ", ".join(one.name for one in known[-4:]) or "none"
+        newest = ", ".join(one.checkpoint.name for one in known[-4:]) or "none"
         raise not_found(f"no checkpoint {name!r}; the newest: {newest} (`plexctl ckpt list`)")
     return found[-1]
 
 
-@contextmanager
-def _opened(found: pb.Checkpoint, root: Path) -> Iterator[Path]:
-    with paths.view(CheckedPath(path=root / found.name, root=root)) as directory:
-        yield directory
-
-
-def _export(found: pb.Checkpoint, root: Path, target: CheckedPath, *, tenant: TenantId) -> None:
+def _export(found: _Found, target: CheckedPath, *, tenant: TenantId) -> None:
     """Copy what a model directory has to one that is not there yet, once it is compared."""
     with (
-        _opened(found, root) as directory,
+        found.opened(tenant, keeps=True) as (directory, seal),
         paths.opened_directory(
             CheckedPath(path=target.path.parent, root=target.root), make=True
         ) as above,
     ):
         if (above / target.path.name).exists():
             raise bad_request(f"{target.path} exists; export to another path")
-        checkpoints.check_model(directory)
+        checkpoints.check_model(directory, seal)
         scratch = above / f".{target.path.name}{SCRATCH}-{secrets.token_hex(4)}"
         try:
             scratch.mkdir()
@@ -185,4 +231,6 @@ def _export(found: pb.Checkpoint, root: Path, target: CheckedPath, *, tenant: Te
             scratch.rename(above / target.path.name)
         except OSError as error:
             shutil.rmtree(scratch, ignore_errors=True)
-            raise bad_request(f"{found.name} not exported to {target.path}: {error}") from error
+            raise bad_request(
+                f"{found.checkpoint.name} not exported to {target.path}: {error}"
+            ) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from plexclient.specs import Parallel
 from plexsvc.errors import bad_request
 from plexsvc.fixed import Fixed
+from plexsvc.weights import object_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,12 @@ class RouterConfig:
     """Tenant → further directories that its models, checkpoints and exports may lie in. Tenants
     with a directory in common share what lies there, but not each other's checkpoints."""
 
+    checkpoint_stores: dict[str, str] = field(default_factory=dict)
+    """Tenant → URL of an object store, such as `s3://bucket/prefix`: what `checkpoint_every` writes
+    lies below `URL/TENANT`, in place of the tenant's directory. The packages that fsspec needs for
+    it are installed on every node, and credentials are in the environment of every agent and of the
+    service."""
+
     max_deployments_cached: Fixed[int] = 4096
     """Deployments whose layout the router remembers."""
 
@@ -162,7 +169,13 @@ class RouterConfig:
     """Deadline of calls that wait for work: operations, deployments, uploads, streams."""
 
     def __post_init__(self) -> None:
-        """Refuse what could not be kept apart."""
+        """Refuse what could not be kept apart, and what is no store."""
+        for tenant, url in self.checkpoint_stores.items():
+            if not object_store.is_url(url):
+                raise bad_request(
+                    f"checkpoint_stores of tenant {tenant!r} has {url!r}, which is no URL; name an "
+                    "object store as s3://bucket/prefix, or a directory in `roots`"
+                )
         if self.keys_file != Path():
             self.check_roots(self.keys_file.parent)
 

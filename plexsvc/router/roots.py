@@ -15,6 +15,7 @@ from plexsvc.ids import TenantId
 from plexsvc.paths import CheckedPath
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.looks import Looks
+from plexsvc.weights import object_store
 
 PATH_KINDS: Final = frozenset({"save", "load", "export"})
 """Operations that name a path."""
@@ -68,7 +69,13 @@ class Roots:
         Raises:
             PlexError: `bad_request` when the tenant has no place for them.
         """
-        spec.checkpoint_root = str(self.own(tenant)) if spec.checkpoint_every else ""
+        place = self.store(tenant) or str(self.own(tenant))
+        spec.checkpoint_root = place if spec.checkpoint_every else ""
+
+    def store(self, tenant: TenantId) -> str:
+        """Return the URL below which a tenant's checkpoints are made, if not in its directory."""
+        url = self._config.checkpoint_stores.get(tenant, "")
+        return f"{url.rstrip('/')}/{tenant}" if url else ""
 
     def own(self, tenant: TenantId) -> Path:
         """Return the directory below which a tenant's checkpoints are made.
@@ -87,6 +94,10 @@ class Roots:
         body, tenant = getattr(operation, kind), TenantId(operation.tenant)
         roots = self._readable(tenant) if kind == "load" else self.writable(tenant)
         what = f"path of {kind} by tenant {tenant!r}"
+        is_here = kind != "load" or any(os.path.lexists(root / body.path) for root in roots)
+        if not is_here and (url := object_store.find(self.store(tenant), body.path)):
+            body.path, body.root = url, self.store(tenant)
+            return
         found = paths.resolve(body.path, roots, what=what, remedy=REMEDY)
         body.path, body.root = str(found.path), str(found.root)
 

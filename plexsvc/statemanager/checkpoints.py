@@ -30,8 +30,8 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -42,7 +42,8 @@ import numpy as np
 
 from plexsvc import lora
 from plexsvc.errors import PlexError, bad_request
-from plexsvc.statemanager import shards
+from plexsvc.statemanager import attempts, shards
+from plexsvc.statemanager.attempts import StoredAttempt
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.shards import Plan
 from plexsvc.statemanager.snapshot import StateSnapshot
@@ -73,8 +74,9 @@ MAX_SWAPS: Final = 8
 HOST_DIGITS: Final = 12
 """Of a host's number, between the two."""
 
-Write = Callable[[Path, Plan], Mapping[str, Sealed]]
-"""Has files that are in a directory, empty, written according to a plan; returns their seals."""
+Write = Callable[[Path | str, Plan], Mapping[str, Sealed]]
+"""Has files that are in a directory, empty, or objects below a URL written according to a plan;
+returns their seals."""
 
 _COPIED_SUFFIXES: Final = (".json", ".txt", ".model", ".jinja")
 _NOT_COPIED: Final = frozenset({headers.INDEX, STATE_FILE})
@@ -105,7 +107,7 @@ class Written:
 
 def materialize(  # noqa: PLR0913 - what a checkpoint consists of
     snapshot: StateSnapshot,
-    path: Path,
+    path: Path | str,
     *,
     model: Path | None,
     base: str = "",
@@ -118,39 +120,85 @@ def materialize(  # noqa: PLR0913 - what a checkpoint consists of
 ) -> Written:
     """Write `snapshot` as the checkpoint directory `path`, replacing an older one of `tenant`.
 
-    What it is `about` goes into its state file. Of directories beside it whose names differ in what
-    follows `@` alone, as many newest as are to be `kept` stay; 0: all. Adapters name `base`.
+    A `path` that is a text is the URL of one in an object store. What it is `about` goes into its
+    state file. Of directories beside it whose names differ in what follows `@` alone, as many
+    newest as are to be `kept` stay; 0: all. Adapters name `base`.
     `write` has the tensors written, by default here.
     Nothing appears under `path` if the caller leaves before all of it is written.
 
     Raises:
         PlexError: `forbidden` for another tenant's checkpoint; `bad_request` for a path that is no
-            place for one, state of which only a part is given, or a disk that refuses; `cancelled`.
+            place for one, state of which only a part is given, or a disk that refuses; `cancelled`;
+            as `object_store.reached`.
     """
-    if not path.is_absolute() or path == path.parent:
-        raise bad_request(f"checkpoint path {str(path)!r} must be an absolute directory name")
     try:
-        _check_free(path, tenant=tenant)
-        plan = shards.plan(snapshot, optimizer=optimizer)
-        with _scratch(path) as scratch:
+        with _begun(path, tenant=tenant) as place:
+            plan = shards.plan(snapshot, optimizer=optimizer)
             sealed = _write_tensors(
-                scratch, plan, write or partial(_write_here, snapshot, caller=caller)
+                place, plan, write or partial(_write_here, snapshot, caller=caller)
             )
+            scratch = place.scratch
             if optimizer:
                 _write_json(scratch / STATE_FILE, {**_scalars_table(snapshot), **(about or {})})
             if lora.is_adapter(snapshot.index):
                 _write_json(scratch / lora.CONFIG_FILE, _adapter_config(snapshot, base=base))
             elif model is not None:
                 _copy_model_files(model, scratch)
-            written = _finish(scratch, sealed, tenant=tenant)
+            files = checkpoints.seal(scratch, sealed, tenant=tenant)
             caller.check()
-            _swap_in(scratch, path)
-            if kept:
-                _remove_older(path, tenant=tenant, kept=kept)
+            place.publish(files, tenant=tenant, kept=kept)
     except OSError as error:
         text = f"checkpoint {path} not written: {error}"
         raise bad_request(f"{text}; give a writable place") from error
-    return written
+    return Written(files=tuple(files), nbytes=sum(file.nbytes for file in files.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unnamed:
+    """A checkpoint directory that is being written beside its place."""
+
+    path: Path
+    scratch: Path
+
+    @property
+    def target(self) -> Path:
+        return self.scratch
+
+    def prepare(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self.scratch / name).touch()
+
+    def check(self, sealed: Mapping[str, Sealed]) -> None:
+        for name, one in sealed.items():
+            # Opened, because a network's file system may remember the size of before.
+            with (self.scratch / name).open("rb") as file:
+                nbytes = os.fstat(file.fileno()).st_size
+            if nbytes != one.nbytes:
+                raise bad_request(
+                    f"{self.path.parent} is not the same on all nodes: {name} has {nbytes} bytes "
+                    f"here where {one.nbytes} were written; save to a file system that they share"
+                )
+
+    def publish(self, sealed: Mapping[str, Sealed], *, tenant: str, kept: int) -> None:
+        # The rename that follows may reach the disk before any of them would by itself.
+        for name in sealed:
+            _sync(self.scratch / name)
+        _sync(self.scratch)
+        _swap_in(self.scratch, self.path)
+        if kept:
+            _remove_older(self.path, tenant=tenant, kept=kept)
+
+
+@contextmanager
+def _begun(path: Path | str, *, tenant: str) -> Iterator[_Unnamed | StoredAttempt]:
+    with ExitStack() as stack:
+        if isinstance(path, str):
+            yield stack.enter_context(attempts.begun(path))
+            return
+        if not path.is_absolute() or path == path.parent:
+            raise bad_request(f"checkpoint path {str(path)!r} must be an absolute directory name")
+        _check_free(path, tenant=tenant)
+        yield _Unnamed(path=path, scratch=stack.enter_context(_scratch(path)))
 
 
 @contextmanager
@@ -234,30 +282,23 @@ def _make_locked(path: Path) -> tuple[Path, int]:
 
 
 def _write_here(
-    snapshot: StateSnapshot, scratch: Path, plan: Plan, *, caller: WaitingCaller
+    snapshot: StateSnapshot, target: Path | str, plan: Plan, *, caller: WaitingCaller
 ) -> Mapping[str, Sealed]:
-    return shards.write(snapshot, scratch, chain(*plan.values()), caller)
+    return shards.write(snapshot, target, chain(*plan.values()), caller)
 
 
-def _write_tensors(scratch: Path, plan: Plan, write: Write) -> Mapping[str, Sealed]:
+def _write_tensors(
+    place: _Unnamed | StoredAttempt, plan: Plan, write: Write
+) -> Mapping[str, Sealed]:
     """Have the tensors' files written, with an index if several have the weights."""
     files = {shard.file: shard for shard in chain(*plan.values())}
-    for name in files:
-        (scratch / name).touch()
-    sealed = write(scratch, plan)
-    for name in files:
-        # Opened, because a network's file system may remember the size of before.
-        with (scratch / name).open("rb") as file:
-            nbytes = os.fstat(file.fileno()).st_size
-        if nbytes != sealed[name].nbytes:
-            raise bad_request(
-                f"{scratch.parent} is not the same on all nodes: {name} has {nbytes} bytes here "
-                f"where {sealed[name].nbytes} were written; save to a file system that they share"
-            )
+    place.prepare(files)
+    sealed = write(place.target, plan)
+    place.check({name: sealed[name] for name in files})
     weights = [shard for name, shard in files.items() if name.startswith("model-")]
     if weights:
         nbytes = sum(sealed[shard.file].nbytes for shard in weights)
-        _write_json(scratch / headers.INDEX, shards.index_of(weights, nbytes=nbytes))
+        _write_json(place.scratch / headers.INDEX, shards.index_of(weights, nbytes=nbytes))
     return sealed
 
 
@@ -325,16 +366,6 @@ def _copy_model_files(model: Path, target: Path) -> None:
 def is_copied(name: str) -> bool:
     """Whether a checkpoint gets the file of this name from the model directory."""
     return name.endswith(_COPIED_SUFFIXES) and name not in _NOT_COPIED
-
-
-def _finish(scratch: Path, sealed: Mapping[str, Sealed], *, tenant: str) -> Written:
-    """Seal all files that are there; `sealed` are the seals that are known."""
-    files = checkpoints.seal(scratch, sealed, tenant=tenant)
-    # The rename that follows may reach the disk before any of them would by itself.
-    for name in files.keys() - sealed.keys():
-        _sync(scratch / name)
-    _sync(scratch)
-    return Written(files=tuple(files), nbytes=sum(file.nbytes for file in files.values()))
 
 
 def _swap_in(scratch: Path, target: Path) -> None:

@@ -27,6 +27,7 @@ from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.node import ManagedNode
 from plexsvc.statemanager.shards import Plan
 from plexsvc.statemanager.snapshot import FarPart, StateSnapshot
+from plexsvc.weights import object_store
 from plexsvc.weights.checkpoints import Sealed
 from plexsvc.weights.reading import OpenedPart
 
@@ -165,8 +166,8 @@ class Saver:
                 tenant=request.tenant,
                 about=json.loads(request.about_json or "{}"),
                 kept=request.kept,
-                write=lambda scratch, plan: self._write(
-                    state, scratch, plan, caller, others=others, request=request
+                write=lambda target, plan: self._write(
+                    state, target, plan, caller, others=others, request=request
                 ),
             )
         return pb.MaterializeReply(nbytes=written.nbytes, files=written.files)
@@ -174,7 +175,7 @@ class Saver:
     def _write(
         self,
         state: StateSnapshot,
-        scratch: Path,
+        target: Path | str,
         plan: Plan,
         caller: WaitingCaller,
         *,
@@ -189,25 +190,29 @@ class Saver:
             if plan.get(region)
         ]
         if shares:
-            directory = str(Path(request.path).with_name(scratch.name))
+            directory = str(target)
+            if isinstance(target, Path):  # which is an alias
+                directory = str(Path(request.path).with_name(target.name))
             others.asked.set_result(pb.MaterializeReply(shares=shares, directory=directory))
-        sealed = shards.write(state, scratch, own, caller)
+        sealed = shards.write(state, target, own, caller)
         return {**sealed, **(others.wait(caller) if shares else {})}
 
     def _write_shards(
         self, request: pb.WriteShardsRequest, caller: WaitingCaller
     ) -> pb.MaterializeReply:
         self._node.admit(request.fence)
-        place = paths.CheckedPath(path=Path(request.directory), root=Path(request.root))
         names = ", ".join(one.file for one in request.shards)
-        what = f"node {self._node.config.node_id} did not write {names} in {place.path}"
+        what = f"node {self._node.config.node_id} did not write {names} in {request.directory}"
         with self.copied(request.copies, caller) as state, ExitStack() as stack:
+            target: Path | str = request.directory
+            if not object_store.is_url(request.directory):
+                place = paths.CheckedPath(path=Path(request.directory), root=Path(request.root))
+                try:
+                    target = stack.enter_context(paths.opened_directory(place))
+                except PlexError as error:
+                    raise bad_request(f"{what}: {error.message}; {SHARED}") from error
             try:
-                directory = stack.enter_context(paths.opened_directory(place))
-            except PlexError as error:
-                raise bad_request(f"{what}: {error.message}; {SHARED}") from error
-            try:
-                sealed = shards.write(state, directory, request.shards, caller)
+                sealed = shards.write(state, target, request.shards, caller)
             except OSError as error:
                 raise bad_request(f"{what}: {error}; {SHARED}") from error
         return pb.MaterializeReply(
@@ -220,7 +225,13 @@ class Saver:
 
     @contextmanager
     def _noted(self, request: pb.MaterializeRequest) -> Iterator[None]:
-        """Have a successor know of a save while it is written: it removes what a kill leaves."""
+        """Have a successor know of a save while it is written: it removes what a kill leaves.
+
+        What is left in an object store is removed by the deployment's next checkpoint.
+        """
+        if object_store.is_url(request.path):
+            yield
+            return
         key = (checkpoints.SAVE, secrets.token_hex(8))
         directory = str(Path(request.path).parent)
         self._node.book.put(key, {"directory": directory, "root": request.root})
@@ -249,14 +260,16 @@ async def _told(
 @contextmanager
 def _places(
     request: pb.MaterializeRequest,
-) -> Iterator[tuple[Path, Path | None]]:
+) -> Iterator[tuple[Path | str, Path | None]]:
     """Yield where a checkpoint goes and its model's files, each opened below its root."""
-    target, root = Path(request.path), Path(request.root)
+    path: Path | str = request.path
     with ExitStack() as stack:
-        above = paths.CheckedPath(path=target.parent, root=root)
-        parent = stack.enter_context(paths.opened_directory(above, make=True))
+        if not object_store.is_url(request.path):
+            above = paths.CheckedPath(path=Path(request.path).parent, root=Path(request.root))
+            parent = stack.enter_context(paths.opened_directory(above, make=True))
+            path = parent / Path(request.path).name
         model = None
         if request.model:
             place = paths.CheckedPath(path=Path(request.model), root=Path(request.model_root))
             model = stack.enter_context(paths.view(place, only=checkpoints.is_copied))
-        yield parent / target.name, model
+        yield path, model

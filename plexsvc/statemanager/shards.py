@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from plexsvc import lora
 from plexsvc.errors import bad_request
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.snapshot import StateSnapshot
-from plexsvc.weights import headers, pieces
+from plexsvc.weights import headers, object_store, pieces
 from plexsvc.weights.boxes import Box, cover
 from plexsvc.weights.checkpoints import MODEL_FILE, OPTIMIZER_FILE, BlockHasher, Sealed
 from plexsvc.weights.pieces import Tensor
@@ -111,24 +111,33 @@ def index_of(shards: Iterable[Shard], *, nbytes: int) -> dict[str, Any]:
 
 
 def write(
-    snapshot: StateSnapshot, directory: Path, shards: Iterable[Shard], caller: WaitingCaller
+    snapshot: StateSnapshot, directory: Path | str, shards: Iterable[Shard], caller: WaitingCaller
 ) -> dict[str, Sealed]:
-    """Write files that are there, empty; return the seals of what was to be written.
+    """Write files that are there, empty, or objects below a URL; return their seals.
 
     Raises:
-        PlexError: `cancelled`; of what others hold, as `StateSnapshot.gathered`.
+        PlexError: `cancelled`; of what others hold, as `StateSnapshot.gathered`; as
+            `object_store.reached`.
         OSError: the disk refuses.
     """
     known = {key_of(tensor): tensor for tensor in pieces.tensors(snapshot.index)}
+    sealed = dict[str, Sealed]()
+    if isinstance(directory, str):
+        for one in shards:
+            with (
+                object_store.reached(f"{directory}/{one.file}") as (fs, path),
+                fs.open(path, "wb") as file,
+            ):
+                tensors = [known[name] for name in one.tensors]
+                sealed[one.file] = _write_safetensors(file, tensors, snapshot, caller)
+        return sealed
     with ExitStack() as stack:
         # Whoever makes the checkpoint made the files, and may remove them while they are written.
         files = [(stack.enter_context(_opened(directory / one.file)), one) for one in shards]
-        return {
-            shard.file: _write_safetensors(
-                file, [known[name] for name in shard.tensors], snapshot, caller
-            )
-            for file, shard in files
-        }
+        for file, one in files:
+            tensors = [known[name] for name in one.tensors]
+            sealed[one.file] = _write_safetensors(file, tensors, snapshot, caller)
+    return sealed
 
 
 def _opened(path: Path) -> FileIO:
@@ -136,7 +145,7 @@ def _opened(path: Path) -> FileIO:
 
 
 def _write_safetensors(
-    file: FileIO, tensors: Sequence[Tensor], snapshot: StateSnapshot, caller: WaitingCaller
+    file: IO[bytes], tensors: Sequence[Tensor], snapshot: StateSnapshot, caller: WaitingCaller
 ) -> Sealed:
     """Write tensors one at a time: never more than a few are assembled in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -155,7 +164,8 @@ def _write_safetensors(
     for data in _contents(text, tensors, snapshot):
         hasher.update(data)
         _write_steadily(file, data, caller)
-    os.fsync(file.fileno())
+    if isinstance(file, FileIO):
+        os.fsync(file.fileno())
     return hasher.seal()
 
 
@@ -168,12 +178,12 @@ def _contents(
         yield whole.reshape(-1).view(np.uint8).data
 
 
-def _write_steadily(file: FileIO, data: memoryview, caller: WaitingCaller) -> None:
+def _write_steadily(file: IO[bytes], data: memoryview, caller: WaitingCaller) -> None:
     """Write and sync in steps, so that the watchdog sees how far it is on the disk."""
     while data:
         done = file.write(data[:SYNC_BYTES])
         data = data[done:]
-        if data:
+        if data and isinstance(file, FileIO):
             os.fdatasync(file.fileno())
         caller.advance(done)
 

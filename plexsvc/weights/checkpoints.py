@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from math import prod
@@ -37,6 +37,12 @@ _OPTIMIZER: Final = re.compile(r"optimizer(-\d+-of-\d+)?\.safetensors")
 
 SCRATCH: Final = ".tmp-"
 """Follows the name of a checkpoint in that of the directory in which it is written or removed."""
+
+BLOCKS_AT_ONCE: Final = 16
+"""Blocks that are asked for in one call, and held in memory, while they are compared."""
+
+ReadBlocks = Callable[[str, Sequence[int]], Iterable[bytes]]
+"""Returns blocks of a file by their numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +90,11 @@ class BlockHasher:
 def seal(directory: Path, known: Mapping[str, Sealed], *, tenant: str = "") -> dict[str, Sealed]:
     """Seal all files of a directory, the last thing written into it; return them by name.
 
-    What is `known` is taken for what the files are to be; the others are sealed as they are.
+    What is `known` is taken for what the files are to be, wherever they are; the others are sealed
+    as they are.
     """
-    found = sorted(path for path in directory.iterdir() if path.name != SEAL)
-    files = {path.name: known.get(path.name) or _seal_of(path) for path in found}
+    names = sorted({*known, *os.listdir(directory)} - {SEAL})
+    files = {name: known.get(name) or _seal_of(directory / name) for name in names}
     table = {
         "block_bytes": BLOCK_BYTES,
         "files": {name: asdict(found) for name, found in files.items()},
@@ -103,9 +110,12 @@ def seal(directory: Path, known: Mapping[str, Sealed], *, tenant: str = "") -> d
 class Seal:
     """The seal of one directory. Each block is read and compared once."""
 
-    def __init__(self, directory: Path, files: Mapping[str, Sealed]) -> None:
+    def __init__(
+        self, directory: Path, files: Mapping[str, Sealed], blocks: ReadBlocks | None = None
+    ) -> None:
         self._directory = directory
         self._files = files
+        self._blocks = blocks or self._blocks_here
         self._good: set[tuple[str, int]] = set()
         self._spans: dict[str, Mapping[str, tuple[int, int]]] = {}
 
@@ -128,12 +138,20 @@ class Seal:
         Raises:
             PlexError: `checkpoint_damaged`, naming the file.
         """
-        if name not in self._spans:
-            self._spans[name] = self._spans_of(name)
-        low, high = self._spans[name][wanted.name]
+        low, high = self.check_header(name)[wanted.name]
         first, last = _reach(wanted)
         item_bytes = (high - low) // prod(wanted.shape)
         self.check(name, low + first * item_bytes, low + (last + 1) * item_bytes)
+
+    def check_header(self, name: str) -> Mapping[str, tuple[int, int]]:
+        """Compare a safetensors file's header, and return where each tensor lies in the file.
+
+        Raises:
+            PlexError: `checkpoint_damaged`, naming the file.
+        """
+        if name not in self._spans:
+            self._spans[name] = self._spans_of(name)
+        return self._spans[name]
 
     def check(self, name: str, low: int, high: int) -> None:
         """Compare the blocks that hold bytes `low` to `high` of a file.
@@ -142,19 +160,24 @@ class Seal:
             PlexError: `checkpoint_damaged`, naming the file.
         """
         sealed = self._sealed(name)
-        with self._open(name) as file:
-            for block in range(low // BLOCK_BYTES, -(-high // BLOCK_BYTES)):
-                if (name, block) in self._good:
-                    continue
-                file.seek(block * BLOCK_BYTES)
-                found = xxhash.xxh3_128_hexdigest(file.read(BLOCK_BYTES))
+        blocks = range(low // BLOCK_BYTES, -(-high // BLOCK_BYTES))
+        wanted = [block for block in blocks if (name, block) not in self._good]
+        for at in range(0, len(wanted), BLOCKS_AT_ONCE):
+            some = wanted[at : at + BLOCKS_AT_ONCE]
+            for block, data in zip(some, self._blocks(name, some), strict=True):
+                found = xxhash.xxh3_128_hexdigest(data)
                 if block >= len(sealed.blocks) or found != sealed.blocks[block]:
-                    at = f"block {block} (bytes {block * BLOCK_BYTES} on)"
-                    raise _broken(self._directory / name, f"{at} has another checksum")
+                    at_bytes = f"block {block} (bytes {block * BLOCK_BYTES} on)"
+                    raise _broken(self._directory / name, f"{at_bytes} has another checksum")
                 self._good.add((name, block))
 
+    def _blocks_here(self, name: str, blocks: Sequence[int]) -> Iterable[bytes]:
+        with self._open(name) as file:
+            for block in blocks:
+                file.seek(block * BLOCK_BYTES)
+                yield file.read(BLOCK_BYTES)
+
     def _spans_of(self, name: str) -> Mapping[str, tuple[int, int]]:
-        """Return where each tensor of a safetensors file lies in it, once its header is checked."""
         self.check(name, 0, headers.SIZE_BYTES)
         with self._open(name) as file:
             try:
@@ -177,8 +200,10 @@ class Seal:
             raise _broken(self._directory / name, str(error)) from error
 
 
-def read_seal(directory: Path) -> Seal | None:
+def read_seal(directory: Path, blocks: ReadBlocks | None = None) -> Seal | None:
     """Return the seal of a checkpoint whose files are all there in full; None for a plain model.
+
+    Blocks are read from the directory, or by `blocks`.
 
     Raises:
         PlexError: `checkpoint_damaged`, naming the file that is missing, cut, or no seal.
@@ -202,7 +227,7 @@ def read_seal(directory: Path) -> Seal | None:
         raise _broken(path, f"its blocks have {found['block_bytes']} bytes, not {BLOCK_BYTES}")
     for name, sealed in files.items():
         _check_size(directory / name, sealed)
-    return Seal(directory, files)
+    return Seal(directory, files, blocks)
 
 
 def remove(directory: Path, *, tenant: str) -> None:
@@ -220,15 +245,15 @@ def remove(directory: Path, *, tenant: str) -> None:
     shutil.rmtree(doomed)
 
 
-def check_model(directory: Path) -> None:
+def check_model(directory: Path, seal: Seal | None = None) -> None:
     """Compare all files of a model that are sealed; whoever reads them next knows no seal.
 
     Raises:
         PlexError: `checkpoint_damaged`, naming the file.
     """
-    found = read_seal(directory)
+    found = seal or read_seal(directory)
     if found is not None:
-        for name in found.names:
+        for name in sorted(found.names):
             if not is_ours_alone(name):
                 found.check_file(name)
 

@@ -24,14 +24,13 @@ from plexclient.specs import AdamW
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion, VersionHolder
-from plexsvc import lora, paths
+from plexsvc import lora
 from plexsvc.batches import arrays_of, check_arrays, rules_of
 from plexsvc.errors import ErrorCode, PlexError, bad_batch, bad_request, unavailable
 from plexsvc.ids import VersionId
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec
-from plexsvc.weights import manifests
+from plexsvc.weights import manifests, object_store
 from plexsvc.weights.checksums import verify
-from plexsvc.weights.owner import check_owner
 from plexsvc.weights.reading import OpenedPart, OpenedVersion
 from plexsvc.worker import batches, losses, results, sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
@@ -290,20 +289,20 @@ class RankOperations:
         return RankAnswer()
 
     def _load(self, body: operations_pb2.Load, held: ExitStack, *, tenant: str) -> Run:
-        place = paths.CheckedPath(path=Path(body.path), root=Path(body.root))
-        directory = held.enter_context(paths.view(place))
-        check_owner(directory, tenant=tenant, what="load:")
+        opened = object_store.opened(body.path, body.root, tenant=tenant)
+        directory, seal = held.enter_context(opened)
         scalars: dict[str, int | float | str] = {}
         pattern = sources.MODEL
         if self._config.lora is not None:
             pattern = lora.WEIGHTS_FILE
             lora.check_checkpoint(directory, self._config.lora, base=self._config.base)
-        weights = sources.open_checkpoint(directory, pattern=pattern)
+        weights = sources.open_checkpoint(directory, pattern=pattern, seal=seal)
         reads = self._backend.params_from(held.enter_context(weights))
         if body.optimizer:
             self._check_trains("load with optimizer=True")
             scalars = sources.read_scalars(directory)
-            moments = sources.open_checkpoint(directory, pattern="optimizer*.safetensors")
+            pattern = "optimizer*.safetensors"
+            moments = sources.open_checkpoint(directory, pattern=pattern, seal=seal)
             reads += self._backend.moments_from(held.enter_context(moments))
         sources.check_finite(reads)  # read twice: once copying has begun, nothing can be refused
 

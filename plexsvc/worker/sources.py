@@ -160,8 +160,10 @@ class SafetensorsSource:
 
 
 @contextlib.contextmanager
-def open_checkpoint(directory: Path, *, pattern: str = MODEL) -> Iterator[TensorSource]:
-    """Open the safetensors files of `directory` that match `pattern`.
+def open_checkpoint(
+    directory: Path, *, pattern: str = MODEL, seal: Seal | None = None
+) -> Iterator[TensorSource]:
+    """Open the safetensors files of `directory` that match `pattern`; its seal may be read already.
 
     Raises:
         PlexError: `unknown_model` when there are none, or one cannot be read; `bad_request` for a
@@ -183,7 +185,7 @@ def open_checkpoint(directory: Path, *, pattern: str = MODEL) -> Iterator[Tensor
             "safetensors weights on the cluster's file system",
             path=directory,
         )
-    seal = read_seal(directory)
+    seal = seal or read_seal(directory)
     with contextlib.ExitStack() as stack:
         try:
             handles = {path: stack.enter_context(safe_open(path, "pt")) for path in files}

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 import grpc
@@ -183,11 +184,14 @@ class Service:
         staging_bytes: int = 256 * MIB,
         host_bytes: int = 2048 * MIB,
         node: str = "",
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Write the configuration.
 
         `extra` opens it, `scheduler` is the table of that name, `node` is keys of each node.
+        `environment` is added to this process's.
         """
+        self._environment = environment
         self._log = directory / "up.log"
         self._boot_s = boot_s
         self._state_dir = state_beside(directory)
@@ -234,7 +238,11 @@ class Service:
         command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(self._config)]
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [*command, *options], stdout=log, stderr=log, start_new_session=True
+                [*command, *options],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **self._environment},  # noqa: TID251 - as without `env`
             )
 
     def stand_by(self) -> subprocess.Popen[bytes]:

@@ -54,6 +54,8 @@ class SpreadState:
         self.daemons = dict[str, Daemon]()
         self.expected = dict[str, np.ndarray]()
         """All tensors, as files name them."""
+        self.store = ""
+        """A URL, where checkpoints do not go to a directory."""
         self.by_n1 = 0
         """What it wrote last."""
         for number, node in enumerate(("n0", "n1")):
@@ -120,10 +122,10 @@ class SpreadState:
             PlexError: what was refused.
             RpcError: a state manager did not answer.
         """
-        path = self.place / "out" / name
+        path = f"{self.store or self.place / 'out'}/{name}"
         messages: queue.Queue[pb.MaterializeRequest] = queue.Queue()
         fields = {"root": str(self.place), "tenant": "lab", "optimizer": True, **fields}
-        request = pb.MaterializeRequest(wpg_id="a", path=str(path), copies=self.copies, **fields)
+        request = pb.MaterializeRequest(wpg_id="a", path=path, copies=self.copies, **fields)
         messages.put(request)
         call = self.daemons["n0"].stub.Materialize(iter(messages.get, None), timeout=DEADLINE_S)
         try:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import plexclient as plex
+from tests.rigs.chaos_proxy import Faults
 from tests.rigs.live_cluster import LiveCluster
 from tests.rigs.processes import running
+from tests.rigs.s3_server import S3Server
 from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -42,7 +44,7 @@ def train(actor: plex.Actor, *, first: int, last: int) -> None:
 def wait_for(cluster: LiveCluster, job: plex.Job, found: str) -> None:
     """Return once `explain` says something of a job."""
     told = ""
-    for _ in range(300):
+    for _ in range(900):
         told = cluster.explain(job.job_id)
         if found in told:
             return
@@ -50,10 +52,15 @@ def wait_for(cluster: LiveCluster, job: plex.Job, found: str) -> None:
     raise AssertionError(told)
 
 
-def ckpt(cluster: LiveCluster, *arguments: str) -> dict[str, Any]:
+def ckpt(cluster: LiveCluster, *arguments: str, token: str = "") -> dict[str, Any]:
     """Return what a command of `plexctl ckpt` prints."""
-    command = [sys.executable, "-m", "plexsvc.cli.main", "ckpt", *arguments, "--json"]
-    where = ["--address", cluster.address, "--token", cluster.token]
+    return plexctl(cluster, "ckpt", *arguments, token=token)
+
+
+def plexctl(cluster: LiveCluster, *arguments: str, token: str = "") -> dict[str, Any]:
+    """Return what a command of `plexctl` prints."""
+    command = [sys.executable, "-m", "plexsvc.cli.main", *arguments, "--json"]
+    where = ["--address", cluster.address, "--token", token or cluster.token]
     done = subprocess.run([*command, *where], capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -124,3 +131,40 @@ def test_a_state_manager_that_is_killed_meanwhile_costs_time(
         assert actor.digest() == expected
         wait_for(cluster, job, "has a checkpoint of step 3")
         ckpt(cluster, "verify", f"{job.job_id}/actor@3")
+
+
+def test_a_job_goes_on_from_a_checkpoint_in_an_object_store(
+    cluster: LiveCluster, s3: S3Server, tiny_model: Path
+) -> None:
+    token = plexctl(cluster, "token", "create", "ops", "--scope", "submit")["secret"]
+    with plex.connect(cluster.address, token=token) as connection, connection.job("far") as job:
+        actor = deploy(job, tiny_model, durability="step", checkpoint_every=2, keep=1)
+        train(actor, first=1, last=2)
+        wait_for(cluster, job, "has a checkpoint of step 2")
+        s3.line.turn(Faults(cut_mean_bytes=4096))
+        try:
+            train(actor, first=3, last=4)
+            wait_for(cluster, job, "has no checkpoint of step 4: object store s3://")
+        finally:
+            s3.line.turn(Faults())
+        assert ckpt(cluster, "verify", "far/actor", token=token)["step"] == "2"
+        train(actor, first=5, last=6)
+        wait_for(cluster, job, "has a checkpoint of step 6")
+        train(actor, first=7, last=7)
+        expected = actor.digest()
+    name = f"{job.job_id}/actor@6"
+    assert [one["name"] for one in ckpt(cluster, "list", token=token)["checkpoints"]] == [name]
+    prefix = f"checkpoints/ops/{name}~"
+    assert {one[: len(prefix)] for one in s3.objects() if "/ops/" in one} == {prefix}
+    with plex.connect(cluster.address, token=token) as connection, connection.job("on") as other:
+        again = other.resume("far/actor")
+        assert again.position == {"batch": 6}
+        train(again, first=7, last=7)
+        assert again.digest() == expected
+    ckpt(cluster, "export", name, "exported-from-store", token=token)
+    ckpt(cluster, "delete", name, token=token)
+    assert not [one for one in s3.objects() if "/ops/" in one]
+    with plex.connect(cluster.address, token=token) as connection, connection.job("scores") as last:
+        deploy(last, Path("exported-from-store"))
+        with pytest.raises(plex.PlexError, match="no checkpoint 'far/actor'"):
+            last.resume("far/actor")

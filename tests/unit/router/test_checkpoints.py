@@ -7,8 +7,10 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
+from safetensors.numpy import load_file, save_file
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
@@ -42,7 +44,7 @@ def write(directory: Path, *, at_s: int, tenant: str = "lab") -> None:
         (directory / name).write_text(name)
     about = {
         "job": "math",
-        "step": int(directory.name.partition("@")[2]),
+        "step": int(directory.name.partition("@")[2].partition("~")[0]),
         "position": {"batch": at_s},
         "spec": MessageToDict(pb.DeploymentSpec(role="actor", checkpoint_every=2, seed=7)),
     }
@@ -133,3 +135,62 @@ def test_a_deleted_one_is_gone(checkpoints: Checkpoints, tmp_path: Path) -> None
     assert change(checkpoints, "math/actor").name == "job-2/actor@4"
     assert not os.listdir(tmp_path / "lab/job-2")
     assert [one.name for one in get(checkpoints)] == ["job-1/actor@2", "job-1/actor@10"]
+
+
+@pytest.fixture
+def stored(tmp_path: Path, checkpoints: Checkpoints) -> Checkpoints:
+    """Those of the tenant's directory, and one in its store; another tenant's is beside that."""
+    del checkpoints  # which has written
+    write(tmp_path / "store/lab/job-3/actor@8~aa", at_s=5)
+    write(tmp_path / "store/lab/job-3/actor@10~bb", at_s=6)
+    (tmp_path / "store/lab/job-3/actor@10~bb/.complete").unlink()
+    write(tmp_path / "store/rival/job-4/actor@9~aa", at_s=7)
+    stores = {"lab": f"file://{tmp_path}/store/", "rival": f"file://{tmp_path}/store"}
+    config = RouterConfig(checkpoint_root=tmp_path, checkpoint_stores=stores)
+    return Checkpoints(Roots(config, Looks()))
+
+
+def test_what_is_in_a_tenant_s_store_is_seen_beside_what_is_in_its_directory(
+    stored: Checkpoints,
+) -> None:
+    known = ["job-1/actor@2", "job-1/actor@10", "job-2/actor@4", "job-3/actor@8"]
+    assert [one.name for one in get(stored)] == known
+    (one,) = get(stored, "math/actor", verifies=True)
+    assert (one.name, one.made_us, one.spec.seed) == ("job-3/actor@8", 5_000_000, 7)
+    assert {file.name: file.nbytes for file in one.files}["model.safetensors"] == 17
+    with pytest.raises(PlexError, match="no checkpoint 'job-4/actor'"):
+        get(stored, "job-4/actor")
+
+
+def test_a_changed_byte_in_a_store_is_found(stored: Checkpoints, tmp_path: Path) -> None:
+    place = tmp_path / "store/lab/job-3/actor@8~aa/model.safetensors"
+    place.write_text("Model.safetensors")
+    assert get(stored, "job-3/actor")
+    with pytest.raises(PlexError, match=f"file://{place} is not what was saved"):
+        get(stored, "job-3/actor", verifies=True)
+    with pytest.raises(PlexError, match="is not what was saved"):
+        change(stored, "job-3/actor", export_to="models/math")
+    place.write_text("short")
+    with pytest.raises(PlexError, match="5 bytes where 17 were saved"):
+        get(stored, "job-3/actor")
+
+
+def test_a_store_s_checkpoint_is_exported_and_deleted(stored: Checkpoints, tmp_path: Path) -> None:
+    # Which are parsed as such when they come: these have to be safetensors.
+    place = tmp_path / "store/lab/job-3/actor@8~aa"
+    for name in ("model", "optimizer"):
+        save_file({"w": np.ones(3)}, place / f"{name}.safetensors")
+    seal(place, {}, tenant="lab")
+    change(stored, "job-3/actor", export_to="models/math")
+    made = tmp_path / "lab/models/math"
+    assert sorted(os.listdir(made)) == [".complete", "config.json", "model.safetensors"]
+    assert load_file(made / "model.safetensors")["w"].sum() == 3
+    change(stored, "job-3/actor")
+    assert os.listdir(tmp_path / "store/lab/job-3") == ["actor@10~bb"]
+    assert [one.name for one in get(stored)][-1] == "job-2/actor@4"
+
+
+def test_a_store_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    config = RouterConfig(checkpoint_root=tmp_path, checkpoint_stores={"lab": "nosuch://bucket"})
+    with pytest.raises(PlexError, match="object store nosuch://bucket/lab: "):
+        get(Checkpoints(Roots(config, Looks())))

@@ -102,3 +102,45 @@ async def test_a_router_that_knows_no_roots_takes_no_path(home: Path) -> None:
         model(roots, str(home / "models/tiny"))
     with pytest.raises(PlexError, match=r"roots \(none\)"):
         await placed(roots, save=ops.Save(path=str(home / "x")))
+
+
+def checkpoints_of(roots: Roots, tenant: TenantId, *, every: int = 2) -> str:
+    spec = pb.DeploymentSpec(checkpoint_every=every, checkpoint_root="s3://theirs")
+    roots.place_checkpoints(spec, tenant=tenant)
+    return spec.checkpoint_root
+
+
+async def test_a_tenant_s_checkpoints_go_to_the_store_that_the_operator_named(home: Path) -> None:
+    store = f"file://{home}/store"
+    roots = Roots(
+        RouterConfig(checkpoint_root=home / "checkpoints", checkpoint_stores={A: store}), Looks()
+    )
+    assert checkpoints_of(roots, A) == f"{store}/{A}"
+    assert checkpoints_of(roots, B) == str(home / "checkpoints" / B)
+    assert checkpoints_of(roots, A, every=0) == ""
+    attempt = home / "store" / A / "job-1/actor@2~aa"
+    attempt.mkdir(parents=True)
+    (attempt / ".complete").write_text("{}")
+    load = ops.Operation(tenant=A, load=ops.Load(path="job-1/actor@2", root="s3://theirs"))
+    await roots.place_operation(load)
+    assert (load.load.path, load.load.root) == (f"{store}/{A}/job-1/actor@2~aa", f"{store}/{A}")
+    own = home / "checkpoints"
+    assert await placed(roots, B, load=ops.Load(path="job-1/actor@2")) == f"{own / B}/job-1/actor@2"
+    (own / A / "job-1/actor@2").mkdir(parents=True)
+    assert await placed(roots, load=ops.Load(path="job-1/actor@2")) == f"{own / A}/job-1/actor@2"
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://bucket/job-1/actor@2", "file:///etc/x@1", "http://169.254.169.254/x@1"]
+)
+async def test_a_url_that_a_tenant_names_is_a_path_like_others(home: Path, path: str) -> None:
+    stores: dict[str, str] = {A: f"file://{home}/store"}
+    config = RouterConfig(checkpoint_root=home / "checkpoints", checkpoint_stores=stores)
+    for body in ({"load": ops.Load(path=path)}, {"save": ops.Save(path=path)}):
+        found = await placed(Roots(config, Looks()), **body)
+        assert found == str(home / "checkpoints" / A / path)
+
+
+def test_a_store_without_a_url_is_refused() -> None:
+    with pytest.raises(PlexError, match="'team-a' has '/data/x', which is no URL"):
+        RouterConfig(checkpoint_stores={A: "/data/x"})

@@ -1,0 +1,69 @@
+"""S3 of this machine: moto's server, as a process, behind a line that tests cut."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.rigs.chaos_proxy import ChaosProxy, Faults, running_proxy
+
+BUCKET = "plex"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Server:
+    """An object store with one bucket."""
+
+    line: ChaosProxy
+    address: str
+    """Of the server itself."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What processes that use it have in their environment."""
+        return {
+            "FSSPEC_S3_ENDPOINT_URL": f"http://{self.line.address}",
+            "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def demand_credentials(self, *, demands: bool) -> None:
+        """Refuse keys of nobody from now on, as those of `environment` are; or take them again."""
+        many = b"0" if demands else b"Infinity"
+        self.ask("/moto-api/reset-auth", body=many, method="POST")
+
+    def objects(self) -> list[str]:
+        """Return the names of all objects, sorted."""
+        with urllib.request.urlopen(f"{self.address}/{BUCKET}?list-type=2") as reply:
+            return sorted(re.findall(r"<Key>(.*?)</Key>", reply.read().decode()))
+
+    def ask(self, path: str, *, body: bytes, method: str) -> None:
+        """Call the server itself."""
+        kind = {"Content-Type": "application/octet-stream"}
+        call = urllib.request.Request(self.address + path, body, kind, method=method)
+        urllib.request.urlopen(call).close()
+
+
+@contextmanager
+def running_s3() -> Iterator[S3Server]:
+    """Run an object store with an empty bucket."""
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        said = (re.search(r"http://(127\.0\.0\.1:\d+)", line) for line in process.stderr)
+        where = next(found[1] for found in said if found)
+        with running_proxy(where, seed=0, faults=Faults()) as line:
+            server = S3Server(line=line, address=f"http://{where}")
+            server.ask(f"/{BUCKET}", body=b"", method="PUT")
+            yield server
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
