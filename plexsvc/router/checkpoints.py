@@ -29,7 +29,7 @@ from plexsvc.router.looks import Looks
 from plexsvc.router.roots import REMEDY, Roots
 from plexsvc.weights import checkpoints, object_store
 from plexsvc.weights.checkpoints import SCRATCH, STATE_FILE, Seal
-from plexsvc.weights.object_store import Attempt
+from plexsvc.weights.object_store import StoredCheckpoint
 from plexsvc.weights.owner import SEAL, check_owner
 
 NAME: Final = re.compile(r"([^/@]+)/([^/@]+?)(?:@(\d+))?")
@@ -152,7 +152,7 @@ def _read(seal: Path, root: Path, *, tenant: TenantId) -> pb.Checkpoint | None:
         return None
 
 
-def _stored(one: Attempt, store: str) -> _Found | None:
+def _stored(one: StoredCheckpoint, store: str) -> _Found | None:
     """Return a sealed checkpoint of a store; None for an attempt, or one that was removed since.
 
     Raises:

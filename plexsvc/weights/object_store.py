@@ -33,7 +33,7 @@ NAME: Final = re.compile(r"(?!\.{1,2}/)([^/@]+)/([^/@]+@\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class StoredCheckpoint:
     """What an attempt to write a checkpoint has put into a store."""
 
     name: str
@@ -82,7 +82,7 @@ def _refused(url: str, error: Exception) -> PlexError:
     return unavailable(f"{found}; try again when it answers")
 
 
-def attempts(url: str) -> list[Attempt]:
+def attempts(url: str) -> list[StoredCheckpoint]:
     """Return what lies below a URL, if one is given, oldest first, and by step in one second.
 
     Raises:
@@ -102,7 +102,9 @@ def attempts(url: str) -> list[Attempt]:
             if mark:
                 seal = fs.modified(f"{directory}/{SEAL}").timestamp() if SEAL in sizes else 0
                 made_us = int(seal * 1_000_000)
-                found.append(Attempt(name=name, url=f"{url}/{below}", files=sizes, made_us=made_us))
+                found.append(
+                    StoredCheckpoint(name=name, url=f"{url}/{below}", files=sizes, made_us=made_us)
+                )
     return sorted(found, key=lambda one: (one.made_us, len(one.name), one.name))
 
 
