@@ -13,7 +13,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from tests.rigs.live_cluster import SHARES_ALL, LiveCluster, start_cluster
-from tests.rigs.s3_server import BUCKET, S3Server, running_s3
+from tests.rigs.s3_server import BUCKET, S3Server, s3_line
 from tests.rigs.tiny_models import make_qwen3
 
 # No deadlines: a loaded machine is no failure. The same code gets the same examples, so that a run
@@ -131,21 +131,30 @@ def every(request: pytest.FixtureRequest) -> Callable[[int], int]:
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[S3Server]:
-    """One object store for all tests."""
-    with running_s3() as server:
+def s3_address() -> Iterator[S3Server]:
+    """Where `s3` will be."""
+    with s3_line() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[LiveCluster]:
+def s3(s3_address: S3Server) -> Iterator[S3Server]:
+    """One object store for all tests."""
+    with s3_address.running():
+        yield s3_address
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, s3_address: S3Server
+) -> Iterator[LiveCluster]:
     """One real service for all system tests: `plexctl up`, two nodes, warm zygotes.
 
     Checkpoints of tenant `ops` go to `s3`.
     """
     tables = f'{SHARES_ALL}[router.checkpoint_stores]\nops = "s3://{BUCKET}/checkpoints"\n'
     place = tmp_path_factory.mktemp("cluster")
-    with start_cluster(place, scheduler=tables, environment=s3.environment) as live:
+    with start_cluster(place, scheduler=tables, environment=s3_address.environment) as live:
         yield live
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -49,21 +50,31 @@ class S3Server:
         call = urllib.request.Request(self.address + path, body, kind, method=method)
         urllib.request.urlopen(call).close()
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the server, with an empty bucket."""
+        port = self.address.rpartition(":")[2]
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        try:
+            said = ""
+            while "Running on" not in said:
+                assert (line := process.stderr.readline()), said
+                said += line
+            self.ask(f"/{BUCKET}", body=b"", method="PUT")
+            yield
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+
 
 @contextmanager
-def running_s3() -> Iterator[S3Server]:
-    """Run an object store with an empty bucket."""
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        said = (re.search(r"http://(127\.0\.0\.1:\d+)", line) for line in process.stderr)
-        where = next(found[1] for found in said if found)
-        with running_proxy(where, seed=0, faults=Faults()) as line:
-            server = S3Server(line=line, address=f"http://{where}")
-            server.ask(f"/{BUCKET}", body=b"", method="PUT")
-            yield server
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+def s3_line() -> Iterator[S3Server]:
+    """Yield where an object store will be, which does not run yet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    with running_proxy(where, seed=0, faults=Faults()) as line:
+        yield S3Server(line=line, address=f"http://{where}")
