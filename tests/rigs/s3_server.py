@@ -6,12 +6,14 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.rigs.chaos_proxy import ChaosProxy, Faults, running_proxy
+from tests.rigs.waiting import wait_until
 
 BUCKET = "plex"
 
@@ -55,19 +57,20 @@ class S3Server:
         """Run the server, with an empty bucket."""
         port = self.address.rpartition(":")[2]
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert process.stderr is not None
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
-            said = ""
-            while "Running on" not in said:
-                assert (line := process.stderr.readline()), said
-                said += line
-            self.ask(f"/{BUCKET}", body=b"", method="PUT")
+            wait_until(self._has_bucket, what="the object store up")
             yield
         finally:
             process.kill()
             process.wait()
-            process.stderr.close()
+
+    def _has_bucket(self) -> bool:
+        try:
+            self.ask(f"/{BUCKET}", body=b"", method="PUT")
+        except urllib.error.URLError:
+            return False
+        return True
 
 
 @contextmanager
