@@ -18,7 +18,7 @@ from plexsvc.ids import (
 )
 from plexsvc.newest import Newest
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
-from plexsvc.scheduler.core.planning.profile import Mode
+from plexsvc.scheduler.core.planning.profile import Mode, SyncAt
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
 from plexsvc.scheduler.core.vocabulary import (
     MANAGED_KINDS,
@@ -201,9 +201,13 @@ class Pattern:
         if self.last_end_us is None or self.gap_us is None:
             return None
         profile = self.cycles.profile
-        is_behind = profile is not None and profile.mode is Mode.ASYNC1
-        if is_behind and self.interval_us and self.cycles.is_last_of_cycle:
+        if profile is None or profile.mode is not Mode.ASYNC1:
+            return self.last_end_us + self.gap_us
+        if self.interval_us and self.cycles.is_last_of_cycle:
             return self.arrived_us + self.interval_us  # rollout went on while training waited
+        if self.gap_us and profile.sync_at is SyncAt.BOUNDARY:
+            offset_us = self.cycles.next_offset_us() or 0  # the same: it comes when rollouts end
+            return max(self.last_end_us, self.arrived_us + offset_us)
         return self.last_end_us + self.gap_us
 
 

@@ -170,6 +170,13 @@ class CycleProfiler:
         """What the last operation of the open cycle did."""
         return self._open[-1].phase if self._open else None
 
+    def next_offset_us(self) -> int | None:
+        """Return when in its cycle the next segment begins, run alone; None if unknown."""
+        known, at = self.profile, len(self._open)
+        if known is None or not self._open:
+            return None
+        return known.segments[at].offset_us if at < len(known.segments) else known.period_us
+
     @property
     def is_last_of_cycle(self) -> bool:
         """Whether what comes after the last operation begins another cycle."""

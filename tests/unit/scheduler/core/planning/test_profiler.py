@@ -292,6 +292,20 @@ def test_training_between_two_rollouts_of_a_job_one_step_behind_is_at_the_bounda
     assert found == [(4, SyncAt.BOUNDARY), (12, SyncAt.UPDATE)]
 
 
+def test_what_comes_next_has_its_time_in_the_cycle_however_late_the_last_operation_was() -> None:
+    segments = (
+        Segment(phase="update", offset_us=0, duration_us=40),
+        Segment(phase="sync", offset_us=90, duration_us=10),
+    )
+    known = Profile(period_us=100, segments=segments, sync_at=SyncAt.BOUNDARY)
+    cycles = CycleProfiler(known=known)
+    assert cycles.next_offset_us() is None
+    cycles.observe("update", start_us=30, end_us=70, starts_cycle=True)
+    assert cycles.next_offset_us() == 90
+    cycles.observe("sync", start_us=120, end_us=130, starts_cycle=False)
+    assert cycles.next_offset_us() == 100
+
+
 def test_a_synchronous_job_publishes_at_no_boundary() -> None:
     profiler = CycleProfiler()
     for cycle in range(4):
