@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,7 @@ from plexsvc.cluster.config import DEFAULT_NODES, DEFAULT_TENANT, ClusterConfig
 from plexsvc.cluster.embedded import EmbeddedCluster
 from plexsvc.cluster.nodes import plan
 from plexsvc.cluster.places import (
+    STATE_DIR_VARIABLE,
     Card,
     holder,
     make_state_dir,
@@ -45,6 +48,7 @@ MAX_LOG_BYTES: Final = 64 << 20
 """Size at which `up.log` is emptied, as the nodes' logs are (`max_log_bytes`)."""
 KEEP: Final = signal.SIGUSR1
 """Ends a service and leaves what runs on its nodes."""
+PROGRAMS: Final = frozenset({"plexctl", "plexsvc.cli.main"})
 _POLL_S: Final = 0.1
 
 
@@ -160,7 +164,7 @@ def stop(state_dir: Path, *, keep: bool = False) -> int | None:
     Raises:
         PlexError: `unavailable` when it does not end in time.
     """
-    pid = holder(state_dir)
+    pid = holder(state_dir) or _starting(state_dir)
     if pid is not None:
         _end(pid, state_dir, number=KEEP if keep else signal.SIGTERM)
     if not keep and holder(state_dir) is None:  # else a standby serves by now
@@ -168,6 +172,32 @@ def stop(state_dir: Path, *, keep: bool = False) -> int | None:
             found.end(agent)
         remove_card(state_dir)
     return pid
+
+
+def _starting(state_dir: Path) -> int | None:
+    """Return a process of `plexctl up` that does not hold its state directory yet."""
+    found, wanted = dict[bool, int](), state_dir.resolve()
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, KeyError):
+            program, called, options = (place / "cmdline").read_text().partition("\0up\0")
+            words = options.split("\0")[:-1]
+            is_up = called and program.replace("\0", "/").rpartition("/")[2] in PROGRAMS
+            if is_up and "--standby" not in words and _state_dir_of(place, words) == wanted:
+                found["--detach" in words] = int(place.name)
+    return found.get(False, found.get(True))  # what another one detaches, rather than that
+
+
+def _state_dir_of(process: Path, words: Sequence[str]) -> Path:
+    """Return the state directory of a `plexctl up` in /proc that was given these options."""
+    pairs = [pair for word in words for pair in word.split("=", 1)]
+    given = dict(pairwise(pairs))
+    there = (process / "environ").read_text().split("\0")
+    env = dict(entry.split("=", 1) for entry in there if "=" in entry)
+    where = (process / "cwd").resolve()
+    named = given.get("--state-dir") or env.get(STATE_DIR_VARIABLE)
+    if not named and (file := given.get("--config")) is not None:
+        named = tomllib.loads((where / file).read_text()).get("state_dir")
+    return (where / (named or Path(env["HOME"], ".local/state/plexsvc"))).resolve()
 
 
 def _end(pid: int, state_dir: Path, *, number: signal.Signals) -> None:

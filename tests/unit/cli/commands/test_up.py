@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,37 @@ def test_down_ends_agents_that_a_service_had_not_taken_over_yet(tmp_path: Path, 
         assert stop(tmp_path, keep=keep) == service.pid
         assert [one.pid for one in found.find_all(tmp_path)] == ([agent.pid] if keep else [])
         agent.kill()
+
+
+@pytest.mark.parametrize("named", ["option", "equals", "environment", "file", "default"])
+def test_down_ends_a_service_that_does_not_hold_its_directory_yet(
+    tmp_path: Path, named: str
+) -> None:
+    home, away = tmp_path / ".local/state/plexsvc", tmp_path / "away"
+    (tmp_path / "c.toml").write_text('state_dir = "away"\n')
+    options, environment, place = {
+        "option": (["--detach", "--state-dir", "away"], {}, away),
+        "equals": ([f"--state-dir={away}"], {}, away),
+        "environment": (["--config", "c.toml"], {"PLEX_STATE_DIR": str(home)}, home),
+        "file": (["--config", "c.toml"], {}, away),
+        "default": (["--root", "."], {}, home),
+    }[named]
+    sleeps = "import time; print('starts', flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", sleeps, "plexsvc.cli.main", "up", *options]
+    environment = {"HOME": str(tmp_path), **environment}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, cwd=tmp_path, env=environment
+    ) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == b"starts\n"
+        assert stop(tmp_path / "elsewhere") is None
+        assert stop(place) == service.pid
+        assert service.wait() == -signal.SIGTERM
+
+
+def test_down_leaves_a_standby_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)", "plexctl", "up"]
+    options = ["--standby", "--state-dir", str(tmp_path)]
+    with subprocess.Popen([*command, *options]) as standby:
+        assert stop(tmp_path) is None
+        standby.kill()
