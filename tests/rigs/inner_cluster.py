@@ -109,6 +109,18 @@ class InnerCluster:
         """Kill -9 a node's agent; on the driver's loop."""
         os.kill(self.agents(node_id)[0], signal.SIGKILL)
 
+    def take_power(self, node_id: str) -> int:
+        """Leave nothing of a node but an agent that does not answer; return it.
+
+        One that is killed is started again, maybe before anybody misses it.
+        """
+        (agent,) = self.agents(node_id)
+        os.kill(agent, signal.SIGSTOP)
+        for pid in descendants(agent):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return agent
+
     def agents(self, node_id: str) -> list[int]:
         """Return the agent of a node."""
         found = [pid for pid in descendants(os.getpid()) if _is_agent(pid, node_id)]

@@ -16,6 +16,7 @@ import pytest
 import plexclient as plex
 from tests.rigs.live_cluster import LiveCluster, rank_processes
 from tests.rigs.processes import command_of, running
+from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program, fill_other_devices, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -73,7 +74,16 @@ def finished(actor: plex.Actor, futures: list[Future[Any]]) -> Outcome:
 def kill(
     cluster: LiveCluster, actor: plex.Actor, *, rank: int = 0, by: signal.Signals = signal.SIGKILL
 ) -> None:
-    os.kill(rank_processes(cluster, [actor.deployment_id])[rank], by)
+    """Kill a rank, once there is one: that which was killed before may not be replaced yet."""
+    found = list[int]()
+
+    def is_there() -> bool:
+        with suppress(KeyError):
+            found[:] = rank_processes(cluster, [actor.deployment_id], are_up=True)
+        return len(found) > rank
+
+    wait_until(is_there, what="there is a rank")
+    os.kill(found[rank], by)
 
 
 def kill_all_forked(cluster: LiveCluster) -> None:

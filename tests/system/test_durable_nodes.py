@@ -193,10 +193,11 @@ def test_one_rebuilt_on_the_node_of_its_second_copy_outlives_that_too_without_a_
 
 
 def kill_home(cluster: InnerCluster) -> None:
-    """Kill the node that a deployment is on; return when it is on another."""
+    """Kill the node that a deployment is on; it comes back when the deployment is on another."""
     home = home_of(cluster)
-    kill_node(cluster, home)
+    agent = cluster.take_power(home)
     wait_until(lambda: home_of(cluster) != home, what="it is elsewhere")
+    os.kill(agent, signal.SIGKILL)
 
 
 STAGES = [RelocationStage.WAITING, RelocationStage.CARRYING, RelocationStage.RESTORING]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from plexsvc.scheduler.config import SchedulerConfig
 from tests.fakes.fake_rollout import STUCK
 from tests.rigs.inner_cluster import InnerCluster, node
 from tests.rigs.long_answers import make_long_model, start_with_fake_engines
-from tests.rigs.processes import descendants
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -41,15 +37,6 @@ def led_on(cluster: InnerCluster, rollout: plex.Rollout) -> str:
     managers = cluster.driver.rollout
     assert isinstance(managers, Managers)
     return managers._deployments[rollout.deployment_id].link.node_id
-
-
-def take_power(cluster: InnerCluster, node_id: str) -> None:
-    """Leave nothing of a node but an agent that does not answer, and is not started again."""
-    (agent,) = cluster.agents(node_id)
-    os.kill(agent, signal.SIGSTOP)
-    for pid in descendants(agent):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_generate_and_an_answer_outlive_the_node_of_their_manager(tmp_path: Path) -> None:
@@ -78,7 +65,7 @@ def test_a_generate_and_an_answer_outlive_the_node_of_their_manager(tmp_path: Pa
             for delta in rollout.generate.deltas([[STUCK, 4]], **OPTIONS):
                 if not is_killed:
                     is_killed = True
-                    take_power(cluster, home)
+                    cluster.take_power(home)
                 finished += [delta.sample] if delta.sample is not None else []
             assert tokens(finished) == expected
             assert led_on(cluster, rollout) == other
