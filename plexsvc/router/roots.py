@@ -69,8 +69,9 @@ class Roots:
         Raises:
             PlexError: `bad_request` when the tenant has no place for them.
         """
-        place = self.store(tenant) or str(self.own(tenant))
-        spec.checkpoint_root = place if spec.checkpoint_every else ""
+        spec.checkpoint_root = ""
+        if spec.checkpoint_every:
+            spec.checkpoint_root = self.store(tenant) or str(self.own(tenant))
 
     def store(self, tenant: TenantId) -> str:
         """Return the URL below which a tenant's checkpoints are made, if not in its directory."""
