@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 import plexclient as plex
+from plexsvc.cluster import embedded
+from plexsvc.node.config import AgentConfig
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.vocabulary import RelocationStage
 from plexsvc.scheduler.ledger.durable import Durable
@@ -36,8 +38,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InnerCluster]:
     """Two nodes; leases are short so that a lost one is missed. An agent that dies comes back."""
     config = SchedulerConfig(node_lease_us=2_000_000)
     place, nodes = tmp_path_factory.mktemp("durable"), (node("left"), node("right"))
-    with start_inner(place, nodes=nodes, scheduler=config) as found:
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded, "AgentConfig", partial(AgentConfig, max_restarts=100))
+        with start_inner(place, nodes=nodes, scheduler=config) as found:
+            yield found
 
 
 @pytest.fixture
