@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
@@ -24,7 +26,9 @@ STRIDE: Final = 500
 """Tokens of a step: what is tested is how many there are, not how fast they come."""
 MAX_LEN: Final = 1 << 15
 STUCK: Final = 7
-"""A prompt that begins with it is sampled to its half by an instance that had other prompts."""
+"""A prompt that begins with it is sampled to its half until the file `STUCK_UNTIL` is there."""
+STUCK_UNTIL: Final = "PLEX_TEST_STUCK_UNTIL"
+"""The variable of the environment that names the file."""
 
 
 class FakeLongEngine(FakeEngine):
@@ -33,7 +37,6 @@ class FakeLongEngine(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
         self._go = asyncio.Event()
-        self._has_had_others = False
 
     @property
     def facts(self) -> EngineFacts:
@@ -45,14 +48,13 @@ class FakeLongEngine(FakeEngine):
     async def _step(self, requests: Sequence[rollout_pb2.InstanceRequest], box: DeltaBox) -> None:
         if len(requests[0].prompt.token_ids) > 1:
             self._go.set()
-        self._has_had_others |= requests[0].prompt.token_ids[0] != STUCK
         await self._go.wait()
         await super()._step(requests, box)
 
     def _draw(self, request: rollout_pb2.InstanceRequest, box: DeltaBox, *, step: int) -> None:
         had = len(request.prompt.generated) + step * STRIDE
-        is_stuck = self._has_had_others and request.prompt.token_ids[0] == STUCK
-        if is_stuck and 2 * had >= request.sampling.max_tokens:
+        is_half = 2 * had >= request.sampling.max_tokens
+        if is_half and request.prompt.token_ids[0] == STUCK and not _may_go_on():
             return
         count = min(STRIDE, request.sampling.max_tokens - had)
         news = operations_pb2.SampleDelta(
@@ -61,6 +63,10 @@ class FakeLongEngine(FakeEngine):
         box.put(request.request_id, news, version=self.version)
         if had + count >= request.sampling.max_tokens:
             self.finish(request.request_id)
+
+
+def _may_go_on() -> bool:
+    return Path(os.environ[STUCK_UNTIL]).exists()  # noqa: TID251 - a test's own word to its engines
 
 
 def preload() -> None:

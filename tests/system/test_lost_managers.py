@@ -10,7 +10,7 @@ import pytest
 import plexclient as plex
 from plexsvc.rollout.managers import Managers
 from plexsvc.scheduler.config import SchedulerConfig
-from tests.fakes.fake_rollout import STUCK
+from tests.fakes.fake_rollout import STUCK, STUCK_UNTIL
 from tests.rigs.inner_cluster import InnerCluster, node
 from tests.rigs.long_answers import make_long_model, start_with_fake_engines
 from tests.rigs.waiting import wait_until
@@ -39,8 +39,12 @@ def led_on(cluster: InnerCluster, rollout: plex.Rollout) -> str:
     return managers._deployments[rollout.deployment_id].link.node_id
 
 
-def test_a_generate_and_an_answer_outlive_the_node_of_their_manager(tmp_path: Path) -> None:
+def test_a_generate_and_an_answer_outlive_the_node_of_their_manager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its agent is missed after 2 s."""
+    goes_on = tmp_path / "goes-on"
+    monkeypatch.setenv(STUCK_UNTIL, str(goes_on))
     model = str(make_long_model(tmp_path))
     config = SchedulerConfig(node_lease_us=2_000_000)
     with (
@@ -66,6 +70,7 @@ def test_a_generate_and_an_answer_outlive_the_node_of_their_manager(tmp_path: Pa
                 if not is_killed:
                     is_killed = True
                     cluster.take_power(home)
+                    goes_on.touch()
                 finished += [delta.sample] if delta.sample is not None else []
             assert tokens(finished) == expected
             assert led_on(cluster, rollout) == other
