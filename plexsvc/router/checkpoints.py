@@ -109,13 +109,9 @@ class Checkpoints:
 
     def _all(self, tenant: TenantId) -> list[_Found]:
         """Return a tenant's checkpoints, oldest first."""
-        root, store = self._roots.own(tenant), self._roots.store(tenant)
-        found: list[_Found] = []
-        for seal in root.glob(f"*/*@*/{SEAL}"):
-            if len(found) >= MAX_LISTED:
-                raise bad_request(f"{root} has more than {MAX_LISTED} checkpoints; delete some")
-            if (known := _read(seal, root, tenant=tenant)) is not None:
-                found.append(_Found(known, str(seal.parent), str(root)))
+        found, store = list[_Found](), self._roots.store(tenant)
+        if not store or self._roots.writable(tenant):
+            found += _kept(self._roots.own(tenant), tenant=tenant)
         stored = (_stored(one, store) for one in object_store.attempts(store))
         found += [one for one in stored if one is not None]
         return sorted(found, key=_Found.order)
@@ -134,6 +130,17 @@ class _Found:
 
     def order(self) -> tuple[int, int, str]:
         return (self.checkpoint.made_us, self.checkpoint.step, self.checkpoint.name)
+
+
+def _kept(root: Path, *, tenant: TenantId) -> list[_Found]:
+    """Return the checkpoints in a tenant's directory."""
+    found: list[_Found] = []
+    for seal in root.glob(f"*/*@*/{SEAL}"):
+        if len(found) >= MAX_LISTED:
+            raise bad_request(f"{root} has more than {MAX_LISTED} checkpoints; delete some")
+        if (known := _read(seal, root, tenant=tenant)) is not None:
+            found.append(_Found(known, str(seal.parent), str(root)))
+    return found
 
 
 def _read(seal: Path, root: Path, *, tenant: TenantId) -> pb.Checkpoint | None:

@@ -162,6 +162,12 @@ def test_what_is_in_a_tenant_s_store_is_seen_beside_what_is_in_its_directory(
         get(stored, "job-4/actor")
 
 
+def test_a_tenant_with_a_store_needs_no_directory(stored: Checkpoints, tmp_path: Path) -> None:
+    del stored  # which has written
+    config = RouterConfig(checkpoint_stores={"lab": f"file://{tmp_path}/store"})
+    assert [one.name for one in get(Checkpoints(Roots(config, Looks())))] == ["job-3/actor@8"]
+
+
 def test_a_changed_byte_in_a_store_is_found(stored: Checkpoints, tmp_path: Path) -> None:
     place = tmp_path / "store/lab/job-3/actor@8~aa/model.safetensors"
     place.write_text("Model.safetensors")
