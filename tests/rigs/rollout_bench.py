@@ -265,6 +265,13 @@ def lead(config: RolloutConfig, hosts: FakeManagerHosts) -> Managers:
     return leads
 
 
+def _placed(config: RolloutConfig, stack: AsyncExitStack, *, managers: int) -> RolloutConfig:
+    """Return the configuration of a manager with directories of its own."""
+    below, records = (stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2))
+    listen, records_dir = f"unix:{below}/manager.sock", Path(records)
+    return replace(config, listen=listen, records_dir=records_dir, managers=managers)
+
+
 @asynccontextmanager
 async def bench(
     *,
@@ -282,15 +289,7 @@ async def bench(
     With `has_peer` there is another node, with a manager.
     """
     async with AsyncExitStack() as stack:
-        configs = [
-            replace(
-                config,
-                listen=f"unix:{stack.enter_context(tempfile.TemporaryDirectory())}/manager.sock",
-                records_dir=Path(stack.enter_context(tempfile.TemporaryDirectory())),
-                managers=managers,
-            )
-            for _ in range(managers + has_peer)
-        ]
+        configs = [_placed(config, stack, managers=managers) for _ in range(managers + has_peer)]
         peer = None
         for further in configs[1:]:
             peer, _ = await stack.enter_async_context(serve(further, KEYS))
