@@ -43,6 +43,7 @@ from plexclient.wire.v1 import (
     statemanager_pb2_grpc,
 )
 from plexsvc.rpc.channels import open_blocking_channel
+from tests.rigs.chaos_controller import Controller, LostControllerError, Spec
 from tests.rigs.chaos_kinds import (
     ENDS,
     KINDS,
@@ -73,7 +74,6 @@ from tests.rigs.live_cluster import (
 from tests.rigs.postgres import running_postgres
 from tests.rigs.processes import descendants, is_alive, managers, running
 from tests.rigs.waiting import wait_until
-from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
 FAULTS: Final = int(os.environ.get("PLEX_CHAOS_FAULTS") or 0)  # noqa: TID251 - of `make chaos`
 SEED: Final = int(os.environ.get("PLEX_CHAOS_SEED") or 22)  # noqa: TID251 - of `make chaos`
@@ -113,11 +113,13 @@ APART: Final = "staged"
 """The job whose client goes through a line that breaks, to a router apart."""
 OF_NO_OPERATION: Final = {"switch_in", "switch_out", "turns", "memory", "pooled"}
 """What a job also pays for."""
-PROMPTS: Final = [[3, 4, 12, 5, 16], [7, 8, 9]]
-SAMPLING: Final = plex.SamplingOptions(n=2, max_tokens=48, temperature=1.0, ignore_eos=True)
 Start = Callable[[], "Future[Any] | None"]
-Outcome = list[tuple[str, Any]]
+Outcome = dict[str, Any]
 """All that came of a job: what it is, and what it came to."""
+UNHEARD: Final = "its controller died before it heard"
+"""What came of a step that was done when its job was taken over."""
+LIVES: Final = 40
+"""Controllers of a job at most."""
 
 
 @dataclass(slots=True)
@@ -170,17 +172,21 @@ class Storm:
             with self._held_up(loop) if fault.moment == "mid-switch" else ExitStack():
                 future = start()
                 is_hit = self._strike(fault, moment, future, loop, victims)
-            result = answer(future)
-            self.hits[fault] += is_hit
-            self.count, self.late = self.count + is_hit, self.late + (not is_hit)
-            if is_hit and fault.kind.startswith("instance"):
-                self.instances.setdefault(loop.name, []).append(time.monotonic())
-            if is_hit and fault.kind.startswith("state manager"):
-                self.states.append(time.monotonic())
-            show(f"  {'hit' if is_hit else 'missed'}: {time.monotonic() - begun:.1f} s")
-            return result
+            self._count(fault, loop, is_hit=is_hit)
+            try:
+                return answer(future)
+            finally:
+                show(f"  {'hit' if is_hit else 'missed'}: {time.monotonic() - begun:.1f} s")
         finally:
             self.one.release()
+
+    def _count(self, fault: Fault, loop: Loop, *, is_hit: bool) -> None:
+        self.hits[fault] += is_hit
+        self.count, self.late = self.count + is_hit, self.late + (not is_hit)
+        if is_hit and fault.kind.startswith("instance"):
+            self.instances.setdefault(loop.name, []).append(time.monotonic())
+        if is_hit and fault.kind.startswith("state manager"):
+            self.states.append(time.monotonic())
 
     def _choose(self, loop: Loop, moment: str) -> Fault | None:
         moments = {moment, "mid-takeover"}
@@ -197,8 +203,8 @@ class Storm:
 
     def _is_away(self, loop: Loop, *, has_device: bool = False) -> bool:
         """Return whether a job's state is in host memory, and nobody has the device, or the job."""
-        assert loop.actor is not None
-        status, mine = self.cluster.service.live.status(), loop.actor.deployment_id
+        assert loop.controller is not None
+        status, mine = self.cluster.service.live.status(), loop.controller.ids.actor
         (own,) = (one for one in status.deployments if one.deployment_id == mine)
         holders = {device.running_wpg for device in status.devices if device.kind == "train"}
         is_free = holders == ({own.wpg_id} if has_device else {""})
@@ -217,22 +223,23 @@ class Storm:
         return True
 
     def _can_be_rebuilt(self, loop: Loop) -> bool:
-        return loop.job is None or "can be rebuilt" in self.cluster.service.live.explain(
-            loop.job.job_id
+        return loop.controller is None or "can be rebuilt" in self.cluster.service.live.explain(
+            loop.controller.ids.job
         )
 
     def _victims(self, loop: Loop) -> Victims:
         """Return the processes that may be hit, once all are there."""
         live, agent = self.cluster.service.live, self.cluster.agent
         below = {"statemanager": agent, "reward": live.pid}
-        victims: Victims = {"agent": agent}
+        assert loop.controller is not None
+        ids = [loop.controller.ids.actor, loop.controller.ids.rollout]
+        victims: Victims = {"agent": agent, "controller": loop.controller.pid}
 
         def are_there() -> bool:
             for module, pid in below.items():
                 victims[module] = next(iter(running(f"plexsvc.{module}.main", below=pid)), 0)
             victims["rollout"] = next(iter(managers(below=agent)), 0)
             with suppress(KeyError):
-                ids = [one.deployment_id for one in (loop.actor, loop.rollout) if one is not None]
                 up = rank_processes(live, ids, are_up=True)  # a start that hangs has minutes
                 victims["rank"], victims["instance"] = up
                 return all(victims.values())
@@ -246,9 +253,10 @@ class Storm:
         """Stop the rank whose state is on the device, so that it is on its way for a while."""
         (other,) = (each for each in self.loops.values() if each is not loop)
         pid = 0
-        if other.actor is not None:
+        if other.controller is not None:
             with suppress(KeyError, ProcessLookupError):
-                pid = rank_processes(self.cluster.service.live, [other.actor.deployment_id])[0]
+                ids = [other.controller.ids.actor]
+                pid = rank_processes(self.cluster.service.live, ids)[0]
                 os.kill(pid, signal.SIGSTOP)
         try:
             yield
@@ -305,52 +313,61 @@ class Loop:
 
     name: str
     cycles: int
-    job: plex.Job | None = None
-    actor: plex.Actor | None = None
-    rollout: plex.Rollout | None = None
+    controller: Controller | None = None
+    """The one that lives, or that died last."""
+    seen: Outcome = field(default_factory=dict)
+    met: int = 0
+    """How often it waited for the other job."""
 
-    def run(self, connection: plex.Cluster, model: Path, place: Path, storm: Storm) -> Outcome:
-        """Run it to its end; return all that came of it."""
-        seen: Outcome = []
-        at = partial(storm.at, self)
-        with connection.job(self.name) as job:
-            actor = job.deploy(
-                "actor",
-                model=str(model),
-                backend="megatron",
-                optimizer=plex.AdamW(lr=1e-2),
-                seed=len(self.name),
-                micro_batch_tokens=512,
-                durability="step",
-            )
-            rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=128)
-            self.job, self.actor, self.rollout = job, actor, rollout
-            for cycle in range(self.cycles):
-                storm.cycle.wait(ANSWERED_S)
-                for part in range(2):
-                    batch = fixed_batch(100 * cycle + part, sequences=SIZES[self.name])
-                    run = partial(actor.forward_backward.submit, batch, loss="ppo", **PPO_ARGS)
-                    seen.append((f"pass {part} of cycle {cycle}", at("mid-pass", run).metrics))
-                at("between", lambda: None)
-                stepped = at("mid-step", actor.step.submit)
-                seen.append((f"step of cycle {cycle}", stepped.metrics))
-                checkpoint = place / f"{self.name}-{cycle}"
-                at("mid-save", partial(actor.save.submit, checkpoint))
-                at("mid-load", partial(actor.load.submit, checkpoint, optimizer=True))
-                at("mid-publish", partial(rollout.sync.submit, actor))
-                generate = partial(rollout.generate.submit, PROMPTS, seed=cycle, **SAMPLING)
-                samples = at("mid-generate", generate)
-                keyed = {(one.prompt_index, one.sample_index): one.tokens for one in samples}
-                seen.append((f"samples of cycle {cycle}", sorted(keyed.items())))
-                code = [f"import time; time.sleep(0.2); print({cycle})"] * 4
-                tests = [[{"stdout": str(cycle + i % 2)}] for i in range(4)]
-                score = partial(job.score.submit, "code_python", code, references=tests)
-                values = [one.value for one in at("mid-score", score)]
-                seen.append((f"scores of cycle {cycle}", values))
+    def run(self, spec: Spec, place: Path, storm: Storm) -> Outcome:
+        """Run it to its end, by as many controllers as it takes; return all that came of it."""
+        for _ in range(LIVES):
+            since = time.monotonic()
+            try:
+                with Controller.started(spec, resumes=self.controller is not None) as controller:
+                    if self.controller is not None:
+                        show(f"  {self.name} goes on after {time.monotonic() - since:.1f} s")
+                        assert controller.ids == self.controller.ids
+                    self.controller = controller
+                    self._run(controller, place, storm)
+                    self.controller = None
+                    return self.seen
+            except LostControllerError:
+                show(f"  the controller of {self.name} died")
+        raise AssertionError(f"{LIVES} controllers of {self.name} died")
+
+    def _run(self, controller: Controller, place: Path, storm: Storm) -> None:
+        for cycle in range(self.cycles):
+            self._meet(storm, cycle)
+            if cycle >= controller.position:  # passes without their step went with a controller
+                self._train(controller, cycle, storm)
+            self.seen.setdefault(f"step of cycle {cycle}", UNHEARD)
+            path = str(place / f"{self.name}-{cycle}")
+            for moment, *asked in (
+                ("mid-save", "save", path),
+                ("mid-load", "load", path, cycle + 1),
+                ("mid-publish", "sync"),
+                ("mid-generate", "generate", cycle),
+                ("mid-score", "score", cycle),
+            ):
+                what = f"{asked[0]} of cycle {cycle}"
+                if what not in self.seen:
+                    self.seen[what] = storm.at(self, moment, partial(controller.submit, *asked))
+        self._meet(storm, self.cycles)
+        self.seen["parameters"] = answer(controller.submit("digest"))
+
+    def _train(self, controller: Controller, cycle: int, storm: Storm) -> None:
+        for part in range(2):
+            passes = partial(controller.submit, "forward_backward", 100 * cycle + part)
+            self.seen[f"pass {part} of cycle {cycle}"] = storm.at(self, "mid-pass", passes)
+        storm.at(self, "between", lambda: None)
+        step = partial(controller.submit, "step", cycle + 1)
+        self.seen[f"step of cycle {cycle}"] = storm.at(self, "mid-step", step)
+
+    def _meet(self, storm: Storm, cycle: int) -> None:
+        if self.met == cycle:
             storm.cycle.wait(ANSWERED_S)
-            seen.append(("parameters", actor.digest()))
-            self.job = self.actor = self.rollout = None
-        return seen
+            self.met += 1
 
 
 def run(storm: Storm, model: Path, *, cycles: int) -> list[Outcome]:
@@ -359,15 +376,18 @@ def run(storm: Storm, model: Path, *, cycles: int) -> list[Outcome]:
     storm.instances.clear()
     storm.cycle = threading.Barrier(len(SIZES))
     storm.loops = {name: Loop(name, cycles) for name in SIZES}
+    ends = {name: storm.cluster.proxy.address if name == APART else live.address for name in SIZES}
     with (
         tempfile.TemporaryDirectory(prefix="chaos-") as place,
-        live.connect() as direct,
-        plex.connect(storm.cluster.proxy.address, token=live.token) as apart,
         ThreadPoolExecutor(2) as threads,
     ):
-        ends = {name: apart if name == APART else direct for name in SIZES}
         running = [
-            threads.submit(loop.run, ends[name], model, Path(place), storm)
+            threads.submit(
+                loop.run,
+                Spec(ends[name], live.token, name, str(model), SIZES[name]),
+                Path(place),
+                storm,
+            )
             for name, loop in storm.loops.items()
         ]
         ended = wait(running, return_when=FIRST_EXCEPTION).done
@@ -383,10 +403,11 @@ def run(storm: Storm, model: Path, *, cycles: int) -> list[Outcome]:
 def check_same(outcomes: list[Outcome], expected: list[Outcome]) -> None:
     """Check that both jobs came to the same; say what did not."""
     for name, found, wanted in zip(SIZES, outcomes, expected, strict=True):
-        for (what, one), (_, other) in zip(found, wanted, strict=True):
-            if one != other:
-                show(f"{what} of {name}: {one}\n  instead of {other}")
-    assert outcomes == expected
+        assert found.keys() == wanted.keys()
+        differs = [what for what, one in found.items() if one not in (wanted[what], UNHEARD)]
+        for what in differs:
+            show(f"{what} of {name}: {found[what]}\n  instead of {wanted[what]}")
+        assert not differs, name
 
 
 def ask(storm: Storm, method: str, request: Any) -> Any:

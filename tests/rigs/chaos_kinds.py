@@ -171,6 +171,13 @@ def zygote_killed(cluster: Cluster, _: Victims) -> Iterator[None]:
     yield
 
 
+def controller_stopped(_: Cluster, victims: Victims) -> Iterator[None]:
+    os.kill(victims["controller"], signal.SIGSTOP)
+    yield
+    pause(STALL_S)
+    os.kill(victims["controller"], signal.SIGCONT)
+
+
 def hit(name: str, number: signal.Signals) -> Hit:
     """Return the fault of a process that others find out about and replace."""
 
@@ -232,6 +239,8 @@ KINDS: Final[dict[str, Hit]] = {
     "instance stopped": hit("instance", signal.SIGSTOP),
     "rewards killed": hit("reward", signal.SIGKILL),
     "rewards stopped": hit("reward", signal.SIGSTOP),
+    "controller killed": hit("controller", signal.SIGKILL),
+    "controller stopped": controller_stopped,
     "line cut": line(Line(cut_mean_bytes=4000)),
     "line repeats": line(Line(duplicate_mean_bytes=3000)),
     "line delays": line(Line(delay_share=0.5, delay_max_s=0.3)),
@@ -244,8 +253,7 @@ ONLY_ON: Final = {
 }
 """Kinds that need a database of their own: what waits for a file alone does not say so."""
 ENDS: Final = {"agent killed"}
-"""Kinds after which the jobs of the only node end, by name: no copy lies elsewhere. Controllers are
-not among the kinds, for none comes back by itself."""
+"""Kinds after which the jobs of the only node end, by name: no copy lies elsewhere."""
 MOMENTS: Final = (
     *("mid-switch", "mid-pass", "between", "mid-step", "mid-save", "mid-load"),
     *("mid-publish", "mid-generate", "mid-score", "mid-takeover"),
