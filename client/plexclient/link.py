@@ -21,7 +21,7 @@ OPTIONS: Final[channels.Options] = (
     *channels.CHANNEL_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     # A channel of its own: several connections of one process must not share a socket.
     ("grpc.use_local_subchannel_pool", 1),
 )

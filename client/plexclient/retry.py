@@ -13,6 +13,8 @@ from plexclient.failures import STATUS_FACT
 R = TypeVar("R")
 FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 2.0
+LONGEST_ALONE_S: Final = 0.5
+"""The same where nobody answers: an attempt costs the service nothing, and it may be back soon."""
 MAX_SUSPECT: Final = 8
 """UNKNOWN and INTERNAL can be a cut line or a bug of the service: tried again this many times."""
 
@@ -80,7 +82,8 @@ class Retry:
         if self._suspect > MAX_SUSPECT or now_s - since_s >= self._retry_for_s:
             raise self._gave_up(error, tried_s=now_s - since_s) from error
         await self._clock.sleep(self._pause_s * (0.5 + self._jitter()))
-        self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
+        longest_s = LONGEST_ALONE_S if status == "UNAVAILABLE" else LONGEST_PAUSE_S
+        self._pause_s = min(longest_s, self._pause_s * 2)
 
     def _gave_up(self, error: PlexError, *, tried_s: float) -> PlexError:
         return PlexError(

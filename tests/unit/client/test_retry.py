@@ -74,6 +74,11 @@ async def test_pauses_double_up_to_a_bound(clock: FakeClock) -> None:
     assert max(clock.pauses) == 2.0
 
 
+async def test_a_service_that_is_away_is_asked_again_soon(clock: FakeClock) -> None:
+    await persist(FakeCall(clock, *[LOST] * 9), retry=patience(clock))
+    assert max(clock.pauses) == 0.5
+
+
 async def test_failures_in_a_row_are_bounded_in_time(clock: FakeClock) -> None:
     with pytest.raises(PlexError) as caught:
         await persist(FakeCall(clock, *[FULL] * 99), retry=patience(clock))
