@@ -17,7 +17,8 @@ Probes that generate are skipped where there is no vLLM. Without a GPU every pro
 | `switch` | copies of up to 40 GiB each way, one by one and at once, against plain pinned ones |
 | `attention` | packed attention in one call against one call a sequence: error, and equal bits |
 | `attach` | memory of a rank on the card after `attach` and when parked, against what it says |
-| `train`, `train_fsdp` | tokens a second of forward_backward and step, and its share of waiting |
+| `train`, `train_fsdp` | tokens a second of forward_backward and step, its share of waiting, its |
+| | memory against the estimate |
 | `two_trainers` | do two jobs on one device end with the bits they have alone; save and load |
 | `dead_neighbour` | does a parked job outlive a kill -9 of the rank that is on the device |
 | `continuation` | does a sample go on as it would have, from each of its tokens |
@@ -43,10 +44,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import service
 from plexsvc.statelink.cuda import gpus, open_driver
+
+if TYPE_CHECKING:
+    from benchmarks.state_rig import Rank
 
 MIB: Final = 1 << 20
 PACKAGES: Final = (
@@ -249,7 +253,22 @@ def _trained(memory: str, backend: str) -> dict[str, object]:
             "step_s": round(best, 4),
             "tflop_per_s": round(6 * rank.parameters * tokens / best / 1e12, 2),
             **_waits(rank.step),
+            **_peak(rank),
         }
+
+
+def _peak(rank: Rank) -> dict[str, object]:
+    """Return what a pass took of the GPU beside the state, and its share of the estimate."""
+    import torch
+
+    if not (estimate := rank.executor.pass_bytes):
+        return {}
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    rank.step()
+    peak = torch.cuda.max_memory_allocated() - before
+    share = round(peak / estimate, 3)
+    return {"pass_bytes": peak, "pass_share": share, "pass_fits": peak <= estimate}
 
 
 def _waits(step: Callable[[], object]) -> dict[str, object]:

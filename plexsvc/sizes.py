@@ -26,6 +26,9 @@ CONTEXT_BYTES: Final = 640 << 20
 COMMUNICATOR_BYTES: Final = 512 << 20
 """Buffers of its NCCL communicators, where it has peers: likewise."""
 
+MICRO_BATCH_TOKENS: Final = 4096
+"""Tokens of a micro-batch where a deployment does not say how many."""
+
 LOGITS_AT_ONCE: Final = 1 << 27
 """Logits whose float32 copies are held at once (`worker/backends/packed.py`)."""
 
@@ -143,12 +146,15 @@ def of_pass(
 
     That is the activations that the backward pass needs, with as many micro-batches in flight as
     the pipeline has stages, the logits, the parameters that fsdp gathers, and what one layer's
-    backward pass works in. On a CPU norms of bfloat16 compute in float32 and hold a quarter more.
+    backward pass works in; 0 where nothing is known. On a CPU norms of bfloat16 compute in float32
+    and hold a quarter more.
 
     Layers are counted as by Korthikanti et al. (2022, "Reducing Activation Recomputation in Large
     Transformer Models"), for kernels that keep no attention scores. Tokens are taken to be dealt to
     experts evenly: ranks whose experts are asked for more hold more.
     """
+    if backend not in _PARAMETERS or any(key not in config for key in _NEEDED):
+        return 0
     itemsize = HALF_BYTES if dtype == "bfloat16" else FLOAT32_BYTES
     hidden, tp = config["hidden_size"], parallel.tp
     held = hidden / (tp if parallel.sequence_parallel else 1)

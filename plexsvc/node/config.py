@@ -28,7 +28,8 @@ class DeviceConfig:
     for rewards is `cpus` processors and `bytes_total` of host memory that reward workers may hold
     together, or, with a `gpu`, one GPU that one worker holds at a time."""
     bytes_total: int
-    """Memory of the device: enforced on a CPU host, where a device is an arena."""
+    """Memory of the device: of states on a CPU host, where a device is an arena; on a GPU of
+    contexts and passes, too."""
     memory: str = "cpu"
     """`cpu`: a shared-memory arena of `bytes_total`; `cuda`: memory of a GPU."""
     gpu: int | None = None

@@ -10,11 +10,11 @@ from typing import Final
 from plexsvc.node.config import DeviceConfig
 from plexsvc.statelink.cuda import Gpu
 
-TRAIN_SHARE: Final = 0.7
-"""Part of a GPU that trains which holds state; activations and contexts take the rest."""
+TRAIN_SHARE: Final = 0.95
+"""Part of a GPU that trains: its states, contexts and passes. Their estimates are upper bounds."""
 ROLLOUT_SHARE: Final = 0.9
 """Part of a GPU that an engine takes, its activations included."""
-SHARED_TRAIN_SHARE: Final = 0.4
+SHARED_TRAIN_SHARE: Final = 0.5
 SHARED_ROLLOUT_SHARE: Final = 0.4
 """Parts of the only GPU of a machine, which trains and generates."""
 

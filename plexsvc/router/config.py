@@ -135,9 +135,6 @@ class RouterConfig:
     """How long an upload may send nothing; then it is refused with `staging_timeout`. While it
     sends, the scheduler is told as often."""
 
-    default_micro_batch_tokens: Fixed[int] = 4096
-    """Tokens of a micro-batch where the deployment names none."""
-
     model_roots: tuple[Path, ...] = ()
     """Directories that models of every tenant may lie in; under `plexctl up`, unless named:
     `models` in the state directory."""

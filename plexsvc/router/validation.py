@@ -18,6 +18,7 @@ from plexsvc.errors import PlexError, bad_batch, bad_request, payload_too_large
 from plexsvc.ids import show
 from plexsvc.router import layout
 from plexsvc.router.config import RouterConfig
+from plexsvc.sizes import MICRO_BATCH_TOKENS
 
 BATCH_KINDS: Final = frozenset({"forward", "forward_backward", "backward"})
 """Operations that take a batch; the others take no payload."""
@@ -143,7 +144,7 @@ class OperationRules:
         self, lengths: npt.NDArray[np.int64], deployment: service_pb2.Deployment
     ) -> operations_pb2.DispatchPlan:
         """Return the cut of a batch for the deployment's layout."""
-        limit = deployment.spec.micro_batch_tokens or self._config.default_micro_batch_tokens
+        limit = deployment.spec.micro_batch_tokens or MICRO_BATCH_TOKENS
         dp = deployment.spec.parallel.dp or 1
         return layout.plan(lengths.tolist(), dp=dp, micro_batch_tokens=limit)
 

@@ -28,8 +28,8 @@ def check_budgets(devices: Sequence[TierConfig]) -> None:
         if nbytes > total:
             text = f"the devices of GPU {gpu} have {nbytes} bytes together (bytes_total)"
             raise bad_request(
-                f"{text}, the GPU has {total}; give them less, and leave room for what the budget "
-                "does not hold: contexts, activations, the buffers of NCCL"
+                f"{text}, the GPU has {total}; give them less, and leave a little for what is lost "
+                "between blocks of memory"
             )
 
 

@@ -10,6 +10,7 @@ from plexclient.specs import HOST, AdamW, Parallel
 from plexsvc import config as plex_config
 from plexsvc.fixed import Fixed
 from plexsvc.lora import Lora
+from plexsvc.sizes import MICRO_BATCH_TOKENS
 from plexsvc.statelink.member import Member
 
 
@@ -38,6 +39,8 @@ class WorkerConfig(Member):
     """float32 or bfloat16; empty reads as float32."""
     recompute: str = ""
     """What of each layer the backward pass computes again: full, selective (its MLP) or nothing."""
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS
+    """Tokens of a micro-batch; only a single longer sequence is one of more."""
     rendezvous: str = ""
     """Where ranks find each other: file:///path or tcp://host:port; unused by a group of one."""
     kv: dict[str, str] = field(default_factory=dict)

@@ -19,6 +19,7 @@ import traceback
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum, auto
+from pathlib import Path
 from typing import Final, Protocol
 
 import torch
@@ -26,13 +27,12 @@ import torch
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
-from plexsvc import paths
+from plexsvc import families, paths, sizes
 from plexsvc.clock import Clock
 from plexsvc.errors import RETRYABLE, ErrorCode, PlexError, internal, not_found
 from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.residency import Home
-from plexsvc.sizes import COMMUNICATOR_BYTES, CONTEXT_BYTES
 from plexsvc.statelink.client import ExportReport, RegionSpec
 from plexsvc.weights.manifests import Scalars
 from plexsvc.worker import process_group, results
@@ -171,7 +171,28 @@ class Executor:
         """Return what this process keeps on its device while its state is parked: an estimate."""
         if not torch.cuda.is_available():
             return 0
-        return CONTEXT_BYTES + (COMMUNICATOR_BYTES if self._config.world_size > 1 else 0)
+        return sizes.CONTEXT_BYTES + (
+            sizes.COMMUNICATOR_BYTES if self._config.world_size > 1 else 0
+        )
+
+    @property
+    def pass_bytes(self) -> int:
+        """Return what its passes take of its device beside all state: an estimate.
+
+        On a CPU they are in memory that is no device's.
+        """
+        config = self._config
+        if not torch.cuda.is_available() or config.backend == "noop":
+            return 0
+        return sizes.of_pass(
+            families.read(Path(config.model)),
+            backend=config.backend,
+            dtype=config.dtype,
+            parallel=config.parallel,
+            tokens=config.micro_batch_tokens,
+            recompute=config.recompute if config.has_optimizer else "full",
+            lora=config.lora,
+        )
 
     @property
     def backend(self) -> Backend:
@@ -232,6 +253,8 @@ class Executor:
                 self._writes += operation.WhichOneof("body") in WRITES
                 with ExitStack() as held:
                     outcome = self._run(operation, request.published, held)
+                if operation.WhichOneof("body") in COMPUTED:
+                    torch.cuda.empty_cache()  # others have the device next, for passes of theirs
                 outcome.reply.run_us = self._clock.monotonic_us() - started_us
                 outcome.reply.position = operation.position
                 self._record(operation, outcome.reply, attempt=attempt)

@@ -144,6 +144,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             shared_key=shared.shared if shared is not None else "",
             shared_bytes=shared.nbytes if shared is not None else 0,
             parked_bytes=self._executor.parked_bytes,
+            pass_bytes=self._executor.pass_bytes,
             vocab_size=facts.vocab_size,
             max_sequence_length=facts.max_sequence_length,
             initialized=self._executor.is_initialized,

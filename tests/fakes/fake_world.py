@@ -70,6 +70,8 @@ class FakeWorld:
     limits: Limits = field(default_factory=Limits)
     device_bytes: int = 60
     parked_bytes: int = 0
+    pass_bytes: int = 0
+    """What a pass of any WPG takes of a device."""
     model_bytes: int = 0
     """A frozen model that all WPGs share on a device."""
     version_bytes: int = 0
@@ -376,6 +378,7 @@ class FakeWorld:
                     wpg_id=order.wpg_id,
                     device_bytes=sizes,
                     parked_bytes=parked,
+                    pass_bytes=(self.pass_bytes,) * len(sizes) if self.pass_bytes else (),
                     models=("model",) * len(sizes) if self.model_bytes else (),
                     model_bytes=(self.model_bytes,) * len(sizes) if self.model_bytes else (),
                 )

@@ -139,12 +139,14 @@ class WpgReady(Event):
     """Every rank of a WPG answers; `device_bytes` is what each rank's state takes on its device.
 
     `parked_bytes` is what each process keeps there wherever its state is; empty: nothing.
+    `pass_bytes` is what each process computes in while its state is there; empty: nothing.
     `models` names a frozen model that each shares there with others; empty: none.
     """
 
     wpg_id: WpgId
     device_bytes: tuple[int, ...]
     parked_bytes: tuple[int, ...] = ()
+    pass_bytes: tuple[int, ...] = ()
     models: tuple[str, ...] = ()
     model_bytes: tuple[int, ...] = ()
 

@@ -346,6 +346,9 @@ class Wpg:
     """The frozen model of each rank: on a device once for all ranks that call it the same."""
     model_bytes: tuple[int, ...] = ()
     parked_bytes: tuple[int, ...] = ()
+    pass_bytes: tuple[int, ...] = ()
+    """What each rank's passes take of its device: one at a time computes on a device, so there is
+    room for the largest of those whose state is there."""
     host: HostBytes = field(default_factory=HostBytes)
     """The room of its copy in host memory, which is kept while it is on devices, too."""
     residency: Residency = Residency.NONE

@@ -133,6 +133,7 @@ def _worker_config(deployment: DeploymentRecord) -> dict[str, object]:
         "base": spec.model,
         "max_logprob_gap": spec.max_logprob_gap,
         "recompute": spec.recompute,
+        "micro_batch_tokens": spec.micro_batch_tokens or None,
     }
 
 

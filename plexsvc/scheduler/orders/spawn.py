@@ -242,6 +242,7 @@ async def describe(reach: Reach, record: WpgRecord) -> events.WpgReady:
         wpg_id=record.wpg_id,
         device_bytes=tuple(reply.device_bytes for reply in replies),
         parked_bytes=tuple(reply.parked_bytes for reply in replies),
+        pass_bytes=tuple(reply.pass_bytes for reply in replies),
         models=tuple(reply.shared_key for reply in replies if reply.shared_key),
         model_bytes=tuple(reply.shared_bytes for reply in replies if reply.shared_key),
     )

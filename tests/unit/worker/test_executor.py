@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -9,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from plexclient.specs import Parallel
 from plexclient.wire.v1 import operations_pb2, worker_pb2
+from plexsvc import sizes
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker.executor import Executor
 from plexsvc.worker.operations import operation_seed
 from tests.fakes.fake_backend import ONE, CountingClock, Rank
+from tests.rigs.model_families import BOTH, config_of
 from tests.rigs.worker_batches import operation, random_batch
 
 
@@ -217,3 +222,29 @@ def test_a_rank_that_is_asked_what_became_of_an_operation_runs_nothing() -> None
     assert rank.executor.execute(asked).reply == done
     assert done.position == "9"
     assert rank.executor.ledger.applied_seq == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "recompute"),
+    [({}, ""), ({"recompute": "selective"}, "selective"), ({"optimizer": None}, "full")],
+)
+def test_a_rank_on_a_gpu_says_what_its_passes_take_and_leaves_the_room_to_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, Any], recompute: str
+) -> None:
+    table = config_of(BOTH["qwen3"])
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    rank = Rank(backend="fsdp", model=str(tmp_path), micro_batch_tokens=512, **changes)
+    assert rank.executor.pass_bytes == 0, "on a CPU no device holds them"
+    assert Rank(backend="noop").executor.pass_bytes == 0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert rank.executor.pass_bytes == sizes.of_pass(
+        table,
+        backend="fsdp",
+        dtype="float32",
+        parallel=Parallel(),
+        tokens=512,
+        recompute=recompute,
+    )
+    monkeypatch.setattr(torch.cuda, "empty_cache", emptied := Mock())
+    rank.run(operation(1, "forward", random_batch(0), split=ONE))
+    assert emptied.call_count == 1

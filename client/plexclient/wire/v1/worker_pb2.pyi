@@ -67,7 +67,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, wpg_id: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("wpg_id", "incarnation", "rank", "applied_seq", "device_bytes", "vocab_size", "max_sequence_length", "initialized", "orders_socket", "parked_bytes", "progress", "shared_key", "shared_bytes", "engine")
+    __slots__ = ("wpg_id", "incarnation", "rank", "applied_seq", "device_bytes", "vocab_size", "max_sequence_length", "initialized", "orders_socket", "parked_bytes", "progress", "shared_key", "shared_bytes", "pass_bytes", "engine")
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class DescribeReply(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     SHARED_KEY_FIELD_NUMBER: _ClassVar[int]
     SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PASS_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     wpg_id: str
     incarnation: int
@@ -95,8 +96,9 @@ class DescribeReply(_message.Message):
     progress: int
     shared_key: str
     shared_bytes: int
+    pass_bytes: int
     engine: str
-    def __init__(self, wpg_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., applied_seq: _Optional[int] = ..., device_bytes: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., initialized: _Optional[bool] = ..., orders_socket: _Optional[str] = ..., parked_bytes: _Optional[int] = ..., progress: _Optional[int] = ..., shared_key: _Optional[str] = ..., shared_bytes: _Optional[int] = ..., engine: _Optional[str] = ...) -> None: ...
+    def __init__(self, wpg_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., applied_seq: _Optional[int] = ..., device_bytes: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., initialized: _Optional[bool] = ..., orders_socket: _Optional[str] = ..., parked_bytes: _Optional[int] = ..., progress: _Optional[int] = ..., shared_key: _Optional[str] = ..., shared_bytes: _Optional[int] = ..., pass_bytes: _Optional[int] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("operation_id", "wpg_id", "fence")

@@ -35,10 +35,12 @@ def resident_bytes(
     *,
     without: Collection[WpgId] = (),
     models: Mapping[str, int] | None = None,
+    pass_bytes: int = 0,
 ) -> int:
     """Return the bytes that WPGs hold, or are about to hold, on a device.
 
-    `without` are some that leave it; their processes stay. `models` are there, too.
+    `without` are some that leave it; their processes stay. `models` are there, too. There is room
+    for one pass: the largest of theirs and of `pass_bytes`.
     """
     found, there, wpgs = 0, dict(models or {}), devices.wpgs
     for wpg_id, rank in device.ranks.items():
@@ -48,17 +50,24 @@ def resident_bytes(
             found += wpg.device_bytes[rank]
             if wpg.models:
                 there |= _model_of(wpg, rank)
+            if wpg.pass_bytes:
+                pass_bytes = max(pass_bytes, wpg.pass_bytes[rank])
         if wpg.parked_bytes:
             found += wpg.parked_bytes[rank]
-    return found + sum(there.values()) if there else found
+    return found + pass_bytes + (sum(there.values()) if there else 0)
 
 
 def bytes_alone(wpg: Wpg, device: Device) -> int:
     """Return what a WPG takes on one of its devices where nobody else is."""
     rank = device.ranks[wpg.wpg_id]
     found = wpg.device_bytes[rank] if wpg.device_bytes else 0
-    found += sum(_model_of(wpg, rank).values())
+    found += sum(_model_of(wpg, rank).values()) + pass_of(wpg, device)
     return found + (wpg.parked_bytes[rank] if wpg.parked_bytes else 0)
+
+
+def pass_of(wpg: Wpg, device: Device) -> int:
+    """Return what a pass of a WPG takes on one of its devices."""
+    return wpg.pass_bytes[device.ranks[wpg.wpg_id]] if wpg.pass_bytes else 0
 
 
 def _model_of(wpg: Wpg, rank: int) -> dict[str, int]:
@@ -92,7 +101,9 @@ def _lacking(devices: Devices, wpg: Wpg, device: Device, *, without: Collection[
     """Return how many bytes a device lacks for a WPG beside those that stay; below 0: has left."""
     rank = device.ranks[wpg.wpg_id]
     models = _model_of(wpg, rank) if wpg.models else None
-    left = resident_bytes(devices, device, without=without, models=models)
+    left = resident_bytes(
+        devices, device, without=without, models=models, pass_bytes=pass_of(wpg, device)
+    )
     return left + (wpg.device_bytes[rank] if wpg.device_bytes else 0) - device.bytes_total
 
 

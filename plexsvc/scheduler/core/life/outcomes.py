@@ -18,13 +18,12 @@ from plexsvc.scheduler.core.device import lease, space, switch
 from plexsvc.scheduler.core.life import deployments, instances, jobs, rebuilding, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
-from plexsvc.scheduler.core.state import Operation, Usage, Wpg
+from plexsvc.scheduler.core.state import Device, Operation, Usage, Wpg
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
     OperationKind,
     OperationState,
-    Place,
     WpgState,
     WpgTrigger,
 )
@@ -43,14 +42,11 @@ def came_up(devices: Devices, event: events.WpgReady) -> None:
     if wpg is None or wpg.state is not WpgState.SPAWNING:
         return
     wpg.device_bytes, wpg.parked_bytes = event.device_bytes, event.parked_bytes
+    wpg.pass_bytes = event.pass_bytes
     wpg.models, wpg.model_bytes = event.models, event.model_bytes
     for device in wpg.devices:
-        nbytes = space.bytes_alone(wpg, device)
-        total = device.bytes_total
-        if nbytes > total:
-            deployments.fail_wpg(
-                devices, wpg, _no_room(wpg, device.place, need=nbytes, total=total)
-            )
+        if space.bytes_alone(wpg, device) > device.bytes_total:
+            deployments.fail_wpg(devices, wpg, _no_room(wpg, device))
             return
     wpg.apply(WpgTrigger.CAME_UP)
     hosts.keep(devices.placement, wpg)
@@ -240,10 +236,17 @@ def _initialized(
         deployments.announce(devices, deployment)
 
 
-def _no_room(wpg: Wpg, place: Place, *, need: int, total: int) -> Fault:
+def _no_room(wpg: Wpg, device: Device) -> Fault:
+    need, total = space.bytes_alone(wpg, device), device.bytes_total
+    place, passes, advice = device.place, "", ""
+    if pass_bytes := space.pass_of(wpg, device):
+        passes = f", {pass_bytes} of them for passes"
+        fits = max(0, pass_bytes - need + total) * 100 // pass_bytes
+        advice = f"{fits} % of its micro_batch_tokens, recompute, " if fits else ""
     return Fault(
         code=ErrorCode.NO_PLACEMENT,  # final: no wait makes a device larger
         message=f"{wpg.deployment_id} needs {need} bytes on device {place.device} of "
-        f"{place.node_id}, which has {total}; use a larger parallel layout or a smaller model",
+        f"{place.node_id}{passes}, which has {total}; use {advice}a larger parallel layout or a "
+        "smaller model",
         facts=(("need", str(need)), ("total", str(total)), ("node", place.node_id)),
     )
