@@ -19,7 +19,7 @@ from plexsvc.ids import (
 from plexsvc.newest import Newest
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
 from plexsvc.scheduler.core.planning.profile import Mode, SyncAt
-from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
+from plexsvc.scheduler.core.planning.profiler import CycleProfiler
 from plexsvc.scheduler.core.vocabulary import (
     MANAGED_KINDS,
     OPERATION_TRANSITIONS,
@@ -159,7 +159,9 @@ class Pattern:
     """What a deployment's operations taught: its cycle, their cost, when the next one comes."""
 
     cycles: CycleProfiler = field(default_factory=CycleProfiler)
-    costs: dict[OperationKind, TokenCost] = field(default_factory=dict)
+    run_us: dict[OperationKind, int] = field(default_factory=dict)
+    """How long operations of a kind run, averaged."""
+
     began_us: int | None = None
     """When it first had its devices, on its job's own clock."""
 

@@ -23,7 +23,6 @@ from plexsvc.scheduler.core.planning.profiler import (
     CycleProfiler,
     KeptProfile,
     News,
-    TokenCost,
     is_felt,
 )
 from plexsvc.scheduler.core.queues import lanes
@@ -52,10 +51,7 @@ PROBE_PERIOD_US: Final = 60 * SECOND_US
 
 def predicted_us(deployment: Deployment, operation: Operation) -> int:
     """Return how long an operation is expected to run."""
-    cost = deployment.pattern.costs.get(operation.kind)
-    if cost is None:
-        return PRIOR_SERVICE_US
-    return cost.predict(operation.num_tokens)
+    return deployment.pattern.run_us.get(operation.kind, PRIOR_SERVICE_US)
 
 
 def smoothed(previous: int | None, measured: int) -> int:
@@ -71,10 +67,7 @@ def measured(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -
         return
     deployment = devices.deployments[wpg.deployment_id]
     job, pattern, now_us = devices.jobs[wpg.job_id], deployment.pattern, devices.now_us
-    cost = pattern.costs.get(operation.kind)
-    if cost is None:
-        cost = pattern.costs[operation.kind] = TokenCost(prior_us=PRIOR_SERVICE_US)
-    cost.observe(operation.num_tokens, measured_us=run_us)
+    pattern.run_us[operation.kind] = smoothed(pattern.run_us.get(operation.kind), max(1, run_us))
     own_us, since_us = operation.own_us, operation.eligible_us or operation.started_us
     if operation.needs_device and not wpg.is_rollout:
         own_us, since_us = _own_start_us(deployment, job, operation), operation.started_us

@@ -1,4 +1,4 @@
-"""Profiler: a job's cycle from its finished operations: period, segments, jitter, token costs.
+"""Profiler: a job's cycle from its finished operations: period, segments, jitter.
 
 Consecutive operations of one phase are one segment. A cycle ends where its first phase comes again.
 Cycles of the known shape are averaged exponentially. A shape that is not the known one, or a period
@@ -289,52 +289,6 @@ class CycleProfiler:
             switch_us=self.profile.switch_us if self.profile else 0,
             jitter_ppm=self.profile.jitter_ppm if self.profile else 0,
         )
-
-
-@dataclass(slots=True, kw_only=True)
-class TokenCost:
-    """What an operation costs by its tokens: an exponentially weighted straight line.
-
-    >>> cost = TokenCost(prior_us=500)
-    >>> cost.predict(10)
-    500
-    >>> for tokens in (10, 20, 30, 40):
-    ...     cost.observe(tokens, measured_us=100 + 5 * tokens)
-    >>> cost.predict(100)
-    600
-    """
-
-    prior_us: int
-    """Said while nothing was measured."""
-
-    _count: float = 0.0
-    _x: float = 0.0
-    _y: float = 0.0
-    _xx: float = 0.0
-    _xy: float = 0.0
-
-    def observe(self, num_tokens: int, *, measured_us: int) -> None:
-        """Take one measurement; older ones fade by an eighth. `O(1)`."""
-        keep = 7 / 8
-        self._count = keep * self._count + 1
-        self._x = keep * self._x + num_tokens
-        self._y = keep * self._y + measured_us
-        self._xx = keep * self._xx + num_tokens * num_tokens
-        self._xy = keep * self._xy + num_tokens * measured_us
-
-    def predict(self, num_tokens: int) -> int:
-        """Return the expected microseconds, at least 1. `O(1)`."""
-        if self._count == 0:
-            return self.prior_us
-        mean_x, mean_y = self._x / self._count, self._y / self._count
-        spread = self._xx / self._count - mean_x * mean_x
-        slope = 0.0
-        if spread > 1e-6 * max(1.0, mean_x * mean_x):
-            slope = max(0.0, (self._xy / self._count - mean_x * mean_y) / spread)
-        # All were of one size, so no line is known: what is twice as large takes twice as long.
-        elif mean_x > 0:
-            slope = mean_y / mean_x
-        return max(1, round(mean_y + slope * (num_tokens - mean_x)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from plexsvc.ids import TenantId
 from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment, SyncAt
@@ -16,7 +14,6 @@ from plexsvc.scheduler.core.planning.profiler import (
     News,
     ProfileBook,
     ProfileKey,
-    TokenCost,
 )
 
 
@@ -199,23 +196,6 @@ def test_a_warm_start_is_never_profiled_again() -> None:
     warm = CycleProfiler(known=cold.profile)
     news, _ = play(warm, 3, period=100, phases=["fwd", "step"])
     assert set(news) == {News.NOTHING}
-
-
-@given(st.integers(0, 10**6), st.integers(0, 1000), st.lists(st.integers(1, 10**5), min_size=2))
-def test_a_linear_cost_is_learned_from_two_different_lengths(
-    base: int, slope: int, lengths: list[int]
-) -> None:
-    cost = TokenCost(prior_us=7)
-    for num_tokens in [*lengths, 5, 50_000]:
-        cost.observe(num_tokens, measured_us=base + slope * num_tokens)
-    want = base + slope * 70_000
-    assert abs(cost.predict(70_000) - want) <= 1 + want // 1000
-
-
-def test_a_cost_measured_at_one_length_scales_with_tokens() -> None:
-    cost = TokenCost(prior_us=7)
-    cost.observe(100, measured_us=1000)
-    assert cost.predict(200) == 2000
 
 
 def test_profiles_are_kept_by_key_with_an_age_and_a_limit() -> None:
