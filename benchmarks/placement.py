@@ -26,7 +26,6 @@ from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId
 from plexsvc.scheduler.core.actions import (
     Action,
     CarryState,
-    ComputePlan,
     ForgetWpg,
     MoveState,
     SpawnWpg,
@@ -40,7 +39,6 @@ from plexsvc.scheduler.core.events import (
     JobSubmitted,
     NodeJoined,
     OperationFinished,
-    PlanComputed,
     ProfilesLoaded,
     ResidencyMoved,
     StateCarried,
@@ -50,7 +48,6 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.planning.plans import compute
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, JobState
@@ -75,7 +72,6 @@ class Loop:
     facts: deque[Event] = field(default_factory=deque)
     took_ns: dict[str, list[int]] = field(default_factory=dict)
     is_timed: bool = False
-    computes_plans: bool = True
 
     def post(self, fact: Event) -> None:
         """Decide on a fact and on all that follows from it."""
@@ -119,22 +115,8 @@ class Loop:
                 self.facts.append(WpgStopped(wpg_id=action.wpg_id))
             case ForgetWpg():
                 self.facts.append(WpgForgotten(wpg_id=action.wpg_id))
-            case ComputePlan() if self.computes_plans:
-                self._plan(action)
             case _:
                 pass
-
-    def _plan(self, order: ComputePlan) -> None:
-        """Compute a plan; the event loop only makes the copy that it is computed from."""
-        began = time.thread_time_ns()
-        question = self.core.view.question(order.device_kind, order.goal)
-        self.note("copy for a plan", time.thread_time_ns() - began)
-        began = time.thread_time_ns()
-        plan = compute(question)
-        self.note("plan, beside the loop", time.thread_time_ns() - began)
-        self.facts.append(
-            PlanComputed(device_kind=order.device_kind, goal=order.goal, base=order.base, plan=plan)
-        )
 
     def note(self, what: str, took_ns: int) -> None:
         """Remember how long something took, once the cluster is full."""
@@ -189,12 +171,10 @@ def main() -> None:
     options.add_argument("--max-gang", type=int, default=256)
     options.add_argument("--events", type=int, default=500, help="jobs that come and go")
     options.add_argument("--cold", action="store_true", help="no cycle is known")
-    options.add_argument("--no-plans", action="store_true", help="compute no plans")
     options.add_argument("--profile", action="store_true")
     asked = options.parse_args()
     dice = np.random.default_rng(1)
     loop = _loop(asked.nodes, dice=dice, is_cold=asked.cold)
-    loop.computes_plans = not asked.no_plans
     crowd = Crowd(loop, dice=dice, max_gang=asked.max_gang)
     view = loop.core.view
     while len(view.unplaced) < asked.waiting:

@@ -37,7 +37,6 @@ from plexsvc.scheduler.ledger.takeover import take_over
 from plexsvc.scheduler.orders import adopt, leaving
 from plexsvc.scheduler.orders.managers import NOTES, ManagerHosts
 from plexsvc.scheduler.orders.nodes import NodeLinks
-from plexsvc.scheduler.orders.plans import PlanThread
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 from plexsvc.scheduler.orders.rewards import RewardHosts
@@ -122,10 +121,7 @@ class LiveScheduler:
         self.manager_hosts = ManagerHosts(self.reach, is_open=self._is_open, remember=self.remember)
         self.reward_hosts = RewardHosts(self.reach, clock, is_open=self._is_open)
         self._timers = Timers(clock, post=inbox.post, is_awaited=core.view.awaits)
-        self.beside = PlanThread(
-            question=core.view.question, decide=lambda fact: inbox.post(fact).decision
-        )
-        self.handlers = table(self.reach, self._timers, self.beside)
+        self.handlers = table(self.reach, self._timers)
         self.bill = Bill(core.view, clock=clock, pooled=self._pooled)
         self.caps = Caps(self.registry, self.bill, view=core.view, post=inbox.post)
         self._driver = Driver(core, inbox=inbox, journal=self._journal, handlers=self.handlers)
@@ -211,7 +207,6 @@ class LiveScheduler:
         finally:
             self._is_running = False
             self._inbox.close()
-            self.beside.close()
             storing.close()
             if self._has_begun:  # else the former's journal stays the newest
                 notes = self._journal.notes(at_us=self._inbox.last_us)

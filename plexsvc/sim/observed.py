@@ -125,7 +125,7 @@ class _Watcher:
                 self._took(event.wpg_id, event.at_us, into=self.found.forgets_us)
             case events.MoveFailed() | events.CarryFailed():
                 pass
-            case events.TimerFired() | events.PlanComputed():
+            case events.TimerFired():
                 pass  # whoever plays the run makes their own
             case events.ProcExited():
                 if not self._is_ending(event.wpg_id):

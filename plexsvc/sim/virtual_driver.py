@@ -25,7 +25,6 @@ from plexsvc.scheduler.core.events import (
     InstanceReady,
     OperationFinished,
     OperationSubmitted,
-    PlanComputed,
     ResidencyMoved,
     SpawnFailed,
     StateCarried,
@@ -35,7 +34,6 @@ from plexsvc.scheduler.core.events import (
     WpgStopped,
 )
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.planning.plans import compute
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.sim.clients import Alarm, Client, Post, Posts, Subject, answer_of
 from plexsvc.sim.costs import Costs, Took, Work
@@ -238,17 +236,6 @@ def _carry(driver: VirtualDriver, action: actions.CarryState) -> None:
     driver.expect(outcome, at_us=driver.now_us + carried.elapsed_us)
 
 
-def _plan(driver: VirtualDriver, action: actions.ComputePlan) -> None:
-    """Compute a plan at once; it takes no virtual time."""
-    outcome = PlanComputed(
-        device_kind=action.device_kind,
-        goal=action.goal,
-        base=action.base,
-        plan=compute(driver.core.view.question(action.device_kind, action.goal)),
-    )
-    driver.expect(outcome, at_us=driver.now_us)
-
-
 def _set_timer(driver: VirtualDriver, action: actions.SetTimer) -> None:
     driver.timers[action.key] = action.at_us
     driver.push(Post(action.at_us, TimerFired(key=action.key)))
@@ -265,7 +252,6 @@ PERFORM: Final[Mapping[type[actions.Action], Callable[[VirtualDriver, Any], None
             actions.CancelOperation: _cancel,
             actions.MoveState: _move,
             actions.CarryState: _carry,
-            actions.ComputePlan: _plan,
             actions.SetTimer: _set_timer,
         }
     )

@@ -10,7 +10,6 @@ from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
     CarryState,
-    ComputePlan,
     DropCarried,
     ForgetWpg,
     MoveState,
@@ -35,7 +34,6 @@ from plexsvc.scheduler.core.events import (
     NodeJoined,
     OperationFinished,
     OperationSubmitted,
-    PlanComputed,
     ProcExited,
     RelocationRequested,
     ResidencyMoved,
@@ -49,7 +47,6 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.place import demands
-from plexsvc.scheduler.core.planning.plans import compute
 from plexsvc.scheduler.core.vocabulary import (
     DeviceFacts,
     Fault,
@@ -86,8 +83,6 @@ class FakeWorld:
     history: list[tuple[Event, list[Action]]] = field(default_factory=list)
     log: list[Action] = field(default_factory=list)
     leases: dict[WpgId, int] = field(default_factory=dict)
-    computes_plans: bool = True
-    """Whether a plan is computed at once when the core asks for it."""
     copies: set[MoveId] = field(default_factory=set)
     """Copies of carried state that nobody has dropped."""
 
@@ -101,23 +96,7 @@ class FakeWorld:
         self.history.append((event, actions))
         for action in actions:
             self._note(action)
-        if self.computes_plans:
-            for action in actions:
-                if isinstance(action, ComputePlan):
-                    self.computed(action)
         return actions
-
-    def computed(self, order: ComputePlan) -> list[Action]:
-        """Compute a plan and report it."""
-        plan = compute(self.core.view.question(order.device_kind, order.goal))
-        told = PlanComputed(
-            at_us=self.tick(),
-            device_kind=order.device_kind,
-            goal=order.goal,
-            base=order.base,
-            plan=plan,
-        )
-        return self.tell(told)
 
     def tick(self, by_us: int = 1000) -> int:
         """Let time pass and return it."""

@@ -144,14 +144,9 @@ async def pin_job(
 async def repack(
     scheduler: LiveScheduler, request: service_pb2.RepackRequest
 ) -> service_pb2.MovesReply:
-    """Order the moves that pay for themselves now.
-
-    Raises:
-        PlexError: `unavailable` when no plan could be made.
-    """
+    """Order the moves that pay for themselves now."""
     ordered = await _decided(scheduler, RepackRequested())
-    actions = await scheduler.beside.followed(ordered)
-    return _moves(scheduler, actions, lens=Lens(scheduler.registry, request))
+    return _moves(scheduler, ordered, lens=Lens(scheduler.registry, request))
 
 
 async def _decided(scheduler: LiveScheduler, event: Event) -> list[Action]:

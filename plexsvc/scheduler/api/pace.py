@@ -1,9 +1,8 @@
 """Pace of questions: what one tenant may cost everybody by asking.
 
 Questions (status, plan, report) are answered on the event loop that decides for all jobs, from the
-state that it decides with; what-if questions are computed beside it (`orders/plans.py`). Each is
-short: what it computes with is bounded. A tenant that asks without end waits between its questions
-for a multiple of what the last one took.
+state that it decides with. Each is short: what it computes with is bounded. A tenant that asks
+without end waits between its questions for a multiple of what the last one took.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from typing import ClassVar, Final
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
 from plexsvc.residency import Residency
-from plexsvc.scheduler.core.planning.plans import Goal
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -229,18 +228,6 @@ class KeepProfile(Action):
     """Store a measured cycle, for later submissions of the same kind."""
 
     kept: KeptProfile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputePlan(Action):
-    """Compute a plan from a copy of the board as it is now; ends in `PlanComputed`."""
-
-    device_kind: str
-    goal: Goal
-    base: int
-    """Version of the board."""
-
-    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

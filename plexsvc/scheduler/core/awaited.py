@@ -15,7 +15,6 @@ from plexsvc.scheduler.core import timers
 from plexsvc.scheduler.core.actions import (
     Action,
     CarryState,
-    ComputePlan,
     ForgetWpg,
     MoveState,
     SpawnInstance,
@@ -40,10 +39,6 @@ def orders(cluster: Cluster) -> Iterator[Action]:
         for started in (*wpg.running, *wpg.writing):
             yield StartOperation(operation_id=started, wpg_id=wpg.wpg_id, lease_no=wpg.lease_no)
     yield from carries(cluster, RelocationStage.CARRYING)
-    planners = cluster.placement.planners
-    for (kind, goal), attempt in cluster.placement.plans.items():
-        base = planners[kind].board.version
-        yield ComputePlan(device_kind=kind, goal=goal, base=base, attempt=attempt)
 
 
 def carries(cluster: Cluster, stage: RelocationStage) -> Iterator[CarryState]:

@@ -24,7 +24,6 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import KEPT_PROFILES, live_policy
-from plexsvc.scheduler.core.planning.plans import Goal
 from plexsvc.scheduler.core.planning.profiler import ProfileBook, ProfileKey
 from plexsvc.scheduler.core.planning.shares import Shares
 from plexsvc.scheduler.core.state import (
@@ -154,9 +153,6 @@ class Placement(Slice):
         """Nodes that take no further work; the value: whether what is there shall leave."""
 
         self.unplaced: list[DeploymentId] = []
-        self.plans: dict[tuple[str, Goal], int] = {}
-        """Plans that are being computed, by device kind and goal, and which attempt it is."""
-
         self.homeless: dict[tuple[WpgId, int], Fault] = {}
         """Ranks of instances that were on a lost node and wait for a device, and why."""
 

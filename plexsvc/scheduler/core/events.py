@@ -8,7 +8,6 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
-from plexsvc.scheduler.core.planning.plans import Goal, Plan
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
 from plexsvc.scheduler.core.vocabulary import (
     DeviceFacts,
@@ -409,16 +408,6 @@ class JobPinned(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepackRequested(Event):
     """An operator wants the groups repacked now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanComputed(Event):
-    """A plan was computed for the board as it was at version `base`."""
-
-    device_kind: str
-    goal: Goal
-    base: int
-    plan: Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,6 @@ def _handlers(cluster: Cluster) -> Mapping[type[events.Event], Callable[[events.
         _on(events.DeploymentsDeclared, deployments.request, lives),
         _on(events.RelocationRequested, movers.relocate, lives),
         _on(events.RepackRequested, movers.repack_all, lives),
-        _on(events.PlanComputed, movers.carry_out, lives),
         _on(events.StateCarried, relocation.carried, lives),
         _on(events.CarryFailed, relocation.carried, lives),
         _on(events.WpgReady, outcomes.came_up, devices),

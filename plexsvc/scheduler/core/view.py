@@ -18,9 +18,7 @@ from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import circles, reasons
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.plans import Goal, Question, copy_of
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.relocate import movers
 from plexsvc.scheduler.core.state import (
     Charge,
     Deployment,
@@ -40,7 +38,6 @@ class ClusterView:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._copies: dict[str, Planner] = {}
         queues, placement, devices = cluster.queues, cluster.placement, cluster.devices
         self.limits = cluster.limits
         self.jobs: Mapping[JobId, Job] = cluster.jobs
@@ -107,16 +104,6 @@ class ClusterView:
     def predicted_us(self, operation: Operation) -> int:
         """Return how long an operation is expected to run."""
         return learning.predicted_us(self.deployments[operation.deployment_id], operation)
-
-    def copy_of(self, kind: str) -> Planner:
-        """Return the planner of a device kind as it is now; it does not change any more."""
-        before = self._copies.get(kind)
-        self._copies[kind] = copy_of(self.planners[kind], before=before)
-        return self._copies[kind]
-
-    def question(self, kind: str, goal: Goal) -> Question:
-        """Return what a plan for a device kind is made from."""
-        return movers.question(self._cluster.devices, goal, planner=self.copy_of(kind))
 
     def unfinished(self) -> list[Action]:
         """Return the orders whose outcome has not come."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from plexsvc.scheduler.handler import Handlers
 from plexsvc.scheduler.orders import carry, durable, move, release, run, spawn
-from plexsvc.scheduler.orders.plans import PlanThread
 from plexsvc.scheduler.orders.reach import Reach
 from plexsvc.scheduler.orders.timers import Timers
 
 
-def table(reach: Reach, timers: Timers, beside: PlanThread) -> Handlers:
+def table(reach: Reach, timers: Timers) -> Handlers:
     """Return the handlers of all actions."""
     handlers = [
         *reach.recorder.handlers(),
         *timers.handlers(),
-        *beside.handlers(),
         *spawn.handlers(reach),
         *move.handlers(reach),
         *carry.handlers(reach),

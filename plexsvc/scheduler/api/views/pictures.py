@@ -6,7 +6,6 @@ A resident of the planner's board is a training deployment; a node of the board 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, TypeVar
 
 from plexclient.wire.v1 import common_pb2, service_pb2
@@ -105,9 +104,7 @@ async def what_if(
         return service_pb2.WhatIfReply(reasons=[lacking])
     now_us = scheduler.clock.wall_us()
     demand = _demand(scheduler, request.job, tenant=TenantId(request.tenant), now_us=now_us)
-    copied = scheduler.cluster.copy_of(kind)
-    ask = partial(newcomer.what_if, copied, demand, now_us=now_us)
-    reply = _answer(look, copied, await scheduler.beside.run(ask))
+    reply = _answer(look, planner, newcomer.what_if(planner, demand, now_us=now_us))
     lacking = _lacks_rollout(scheduler, request.job)
     if lacking:
         reply.fits = False

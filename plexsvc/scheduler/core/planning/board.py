@@ -57,9 +57,6 @@ class Board:
         self.leaving: dict[ResidentId, tuple[Gang, int]] = {}
         """Units that a resident is booked off and still runs on, and its duty there."""
 
-        self.version = 0
-        """Grows with every change of a group."""
-
         self._next_group = 1
         for room in units:
             self.join(room)
@@ -200,7 +197,6 @@ class Board:
         self.group_of[demand.resident_id] = group.group_id
         group.duty_ppm += demand.profile.duty_ppm
         self._book(group.residents[demand.resident_id], 1)
-        self.mark(group)
         group.see_uniform()
 
     def remove(self, resident_id: ResidentId) -> list[Group]:
@@ -229,7 +225,6 @@ class Board:
             resident.booked_ppm = 0  # what was guessed says nothing: it is the one that may move
         self._book(resident, 1)
         resident.load = Load.of(resident.demand)
-        self.mark(group)
 
     def resize(self, resident_id: ResidentId, state_bytes: int) -> None:
         """Note how many bytes a resident's state has on each of its units."""
@@ -238,7 +233,6 @@ class Board:
         self._book(resident, -1)
         resident.demand = replace(resident.demand, state_bytes=state_bytes)
         self._book(resident, 1)
-        self.mark(group)
 
     def move(self, resident_id: ResidentId, units: Sequence[UnitId]) -> list[Group]:
         """Let a resident live on other units.
@@ -271,12 +265,6 @@ class Board:
 
     def _recheck_closed(self, group: Group) -> None:
         group.is_closed = any(unit_id in self.cordoned for unit_id in group.units)
-        self.mark(group)
-
-    def mark(self, group: Group) -> None:
-        """Note that a group changed: copies of it are out of date."""
-        self.version += 1
-        group.version = self.version
 
     def _book(self, resident: Resident, sign: int) -> None:
         """Book what a job uses of its hosts and on its tenant's account: devices by its duty."""
@@ -301,7 +289,6 @@ class Board:
         return group
 
     def _enter(self, group: Group) -> None:
-        self.mark(group)
         self.groups[group.group_id] = group
         self.by_size.setdefault(group.size, {})[group.group_id] = group
         self.group_at.update(dict.fromkeys(group.units, group.group_id))
@@ -335,7 +322,6 @@ class Board:
             pieces = connected(group.residents.values())
             if len(pieces) > 1 or len(pieces[0][0]) < group.size:
                 return self._split(group, pieces)
-        self.mark(group)
         group.see_uniform()
         return [group]
 

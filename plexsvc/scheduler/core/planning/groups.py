@@ -6,7 +6,7 @@ Jobs are of one group when their units overlap, directly or over others.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from plexsvc.ids import ResidentId, UnitId
@@ -64,8 +64,8 @@ class Group:
     is_closed: bool = False
     """Takes no further job: one of its units is cordoned."""
 
-    version: int = 0
-    """The board's version when it last changed."""
+    looked_us: int = 0
+    """When it was last looked at whether jobs should leave it."""
 
     @property
     def size(self) -> int:
@@ -108,11 +108,6 @@ class Group:
             num_jobs=max(len(jobs) for jobs in there),
             duty_ppm=max(sum(r.load.duty_ppm for r in jobs) for jobs in there),
         )
-
-    def copy(self) -> Group:
-        """Return a group that does not change with this one; it shares what does not change."""
-        residents = {name: replace(one) for name, one in self.residents.items()}
-        return replace(self, residents=residents)
 
     def duty_on(self, unit_id: UnitId) -> int:
         """Return the sum of the duties of the jobs on one unit."""

@@ -144,10 +144,8 @@ class Planner:
             return
         if pace > demand.max_slowdown_ppm:
             resident.is_late = True
-            self.board.mark(group)
         elif resident.is_late:
             resident.is_late = False
-            self.board.mark(group)
             self.touch(group.group_id)
 
     def learned(self, resident_id: ResidentId, profile: Profile) -> None:

@@ -46,9 +46,6 @@ class Rooms:
 
     def __init__(self, rooms: Iterable[UnitRoom]) -> None:
         self.by_id = {room.unit_id: room for room in rooms}
-        self.version = 0
-        """Grows with every unit that comes or goes."""
-
         self._blocks: dict[int, dict[str, tuple[Gang, ...]]] = {}
         self._hosts: dict[str, dict[int, UnitId]] = {}
         for room in self.by_id.values():
@@ -82,10 +79,6 @@ class Rooms:
         self._alike[len(self._hosts[room.host])] -= 1
         del self._hosts[room.host][room.index]
         self._has_changed(room.host)
-
-    def copy(self) -> Rooms:
-        """Return the rooms as they are now."""
-        return Rooms(self.by_id.values())
 
     def of_host(self, host: str) -> Gang:
         """Return the units of a host, in order; none of a host without any."""
@@ -149,7 +142,6 @@ class Rooms:
         )
 
     def _has_changed(self, host: str) -> None:
-        self.version += 1
         self._alike[len(self._hosts[host])] += 1
         for num_units, found in self._blocks.items():
             found.pop(host, None)

@@ -2,8 +2,7 @@
 
 `MOVERS` lists them. Deployments leave draining nodes. Groups in which a cycle passed its bound are
 relieved. Devices whose reservation is due are emptied for whom they are kept. Groups are emptied
-for those who wait where that pays. Relief and repacking are planned beside the core
-(`planning/plans.py`). An operator's order comes as an event.
+for those who wait where that pays (`planning/plans.py`). An operator's order comes as an event.
 
 A departure is booked on the board first, then the relocation begins. If the relocation cannot begin
 or fails, the deployment is booked back where it is (`_book_as_it_is`), and is not asked again for a
@@ -14,23 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import partial
 from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId
-from plexsvc.scheduler.core.actions import ComputePlan
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import (
     JobMoveRequested,
-    PlanComputed,
     RelocationRequested,
     RepackRequested,
 )
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import demands, hosts, placing, reasons, sharing
+from plexsvc.scheduler.core.planning import plans
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
-from plexsvc.scheduler.core.planning.plans import NEW_GROUP, Goal, Question
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.relocate import relocation
@@ -46,22 +43,13 @@ DRAIN_RETRY_US: Final = 2_000_000
 RELIEF_EVERY_US: Final = 10_000_000
 """Shortest time between two looks at groups in which a job is late."""
 
-REPACK_EVERY_US: Final = 600_000_000
+REPACK_EVERY_US: Final = 60_000_000
 """Shortest time between two repackings."""
 
 APART_EVERY_US: Final = 60_000_000
 """Shortest time between two looks at engines that share where a bound is predicted to break."""
 
-MAX_ATTEMPTS: Final = 3
-"""Times that a plan is computed anew because its base did not stand; then it waits for its turn."""
-
-_REASONS: Final = MappingProxyType(
-    {
-        Goal.RELIEF: "its group is over its bounds",
-        Goal.REPACK: "its group is emptied into others",
-        Goal.EMPTY: "its group is emptied into others",
-    }
-)
+OVER_BOUNDS: Final = "its group is over its bounds"
 
 
 def settle(lives: Lives) -> None:
@@ -91,36 +79,8 @@ def _look(lives: Lives, looked_us: dict[str, int]) -> None:
 
 def repack_all(lives: Lives, _: RepackRequested) -> None:
     """Empty as many groups as the bounds allow: an operator asked."""
-    for kind in lives.placement.planners:
-        _order(lives, kind, Goal.EMPTY)
-
-
-def question(devices: Devices, goal: Goal, *, planner: Planner) -> Question:
-    """Return what a plan is made from, with a copy of the planner as it is now."""
-    return Question(
-        planner=planner,
-        goal=goal,
-        busy=frozenset(_busy(devices, planner)),
-        link_bytes_s=devices.limits.link_bytes_s,
-        now_us=devices.now_us,
-    )
-
-
-def carry_out(lives: Lives, event: PlanComputed) -> None:
-    """Do as a plan says if its base still stands; else have another made, a few times."""
-    placement, kind = lives.placement, event.device_kind
-    attempt = placement.plans.pop((kind, event.goal), None)
-    # Its outcome was told before.
-    if attempt is None:
-        return
-    planner = placement.planners[kind]
-    if not _stands(lives, planner, event):
-        if attempt < MAX_ATTEMPTS:
-            _order(lives, kind, event.goal, attempt=attempt + 1)
-        return
-    for move in event.plan.moves:
-        deployment = lives.deployments[DeploymentId(move.resident_id)]
-        _send_to(lives, deployment, move.units, reason=_REASONS[event.goal])
+    for planner in lives.placement.planners.values():
+        _empty_groups(lives, planner, wanted=len(planner.board.rooms))
 
 
 def _drain(lives: Lives) -> None:
@@ -149,25 +109,25 @@ def _keep_apart(lives: Lives) -> None:
         is_pinned = lives.jobs[one.job_id].is_pinned
         may_leave = not is_pinned and _may_leave(lives, one)
         if may_leave and placing.idle_for(placement, one) is not None:
-            _send_instances(lives, one, reason=_REASONS[Goal.RELIEF])
+            _send_instances(lives, one, reason=OVER_BOUNDS)
             return
 
 
 def _relieve(lives: Lives) -> None:
-    """Have moves planned out of groups that are over their bounds."""
-    for kind, planner in lives.placement.planners.items():
+    """Move jobs out of groups that are over their bounds."""
+    for planner in lives.placement.planners.values():
         if planner.needs_relief:
-            _order(lives, kind, Goal.RELIEF)
+            moves = plans.relieve(planner, is_busy=partial(_is_busy, lives), now_us=lives.now_us)
+            _carry_out(lives, moves, reason=OVER_BOUNDS)
 
 
 def _make_room(lives: Lives) -> None:
     """Send away who lives where a reservation is due, one after another until its job fits in."""
     for planner in lives.placement.planners.values():
-        busy = None
         for resident_id in planner.in_the_way(now_us=lives.now_us):
-            busy = _busy(lives, planner) if busy is None else busy
             # Asked anew: whoever was sent away just now may have been enough.
-            if resident_id in busy or resident_id not in planner.in_the_way(now_us=lives.now_us):
+            is_there = resident_id in planner.in_the_way(now_us=lives.now_us)
+            if not is_there or _is_busy(lives, resident_id):
                 continue
             deployment = lives.deployments[DeploymentId(resident_id)]
             _send(lives, deployment, reason="its devices are reserved for another job")
@@ -175,47 +135,26 @@ def _make_room(lives: Lives) -> None:
 
 
 def _repack(lives: Lives) -> None:
-    """Have moves planned that empty groups for those who wait."""
-    for kind, planner in lives.placement.planners.items():
-        if planner.waiting:
-            _order(lives, kind, Goal.REPACK)
+    """Empty groups for those who wait: as many units as somebody lacks, or as can be."""
+    for planner in lives.placement.planners.values():
+        _empty_groups(lives, planner, wanted=plans.lacking(planner))
 
 
-def _order(lives: Lives, kind: str, goal: Goal, *, attempt: int = 1) -> None:
-    """Have a plan computed, unless one of its kind is."""
-    placement = lives.placement
-    if (kind, goal) not in placement.plans:
-        base = placement.planners[kind].board.version
-        placement.plans[kind, goal] = attempt
-        lives.emit(ComputePlan(device_kind=kind, goal=goal, base=base, attempt=attempt))
-
-
-def _stands(devices: Devices, planner: Planner, event: PlanComputed) -> bool:
-    """Return whether nothing that a plan concerns has changed since its base."""
-    board, plan = planner.board, event.plan
-    if any(move.resident_id not in board.group_of for move in plan.moves):
-        return False
-    if any(_is_busy(devices, move.resident_id) for move in plan.moves):
-        return False
-    kept = planner.kept.units()
-    groups = {board.group_of[move.resident_id] for move in plan.moves}
-    groups.update(move.to_group for move in plan.moves if move.to_group != NEW_GROUP)
-    new = [unit for move in plan.moves if move.to_group == NEW_GROUP for unit in move.units]
-    if any(unit_id not in board.idle for unit_id in new):
-        return False
-    # Hosts may have filled meanwhile by what changes no group: versions, copies, other kinds.
-    demands_of = ((move, planner.group_of(move.resident_id).residents) for move in plan.moves)
-    if any(not board.memory.holds(m.units, r[m.resident_id].demand) for m, r in demands_of):
-        return False
-    return not any(unit_id in kept for move in plan.moves for unit_id in move.units) and all(
-        group_id in board.groups and board.groups[group_id].version <= event.base
-        for group_id in groups
+def _empty_groups(lives: Lives, planner: Planner, *, wanted: int) -> None:
+    moves = plans.empty(
+        planner,
+        wanted=wanted,
+        is_busy=partial(_is_busy, lives),
+        link_bytes_s=lives.limits.link_bytes_s,
+        now_us=lives.now_us,
     )
+    _carry_out(lives, moves, reason="its group is emptied into others")
 
 
-def _busy(devices: Devices, planner: Planner) -> set[ResidentId]:
-    """Return the residents that stay where they are for now."""
-    return {key for key in planner.board.group_of if _is_busy(devices, key)}
+def _carry_out(lives: Lives, moves: Iterable[plans.Move], *, reason: str) -> None:
+    for move in moves:
+        deployment = lives.deployments[DeploymentId(move.resident_id)]
+        _send_to(lives, deployment, move.units, reason=reason)
 
 
 def _is_busy(devices: Devices, key: ResidentId) -> bool:

@@ -11,7 +11,6 @@ from hypothesis.stateful import invariant
 from plexsvc.scheduler.core import awaited
 from plexsvc.scheduler.core.actions import (
     CarryState,
-    ComputePlan,
     ForgetWpg,
     MoveState,
     SpawnInstance,
@@ -19,7 +18,7 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
     StopWpg,
 )
-from plexsvc.scheduler.core.events import PayloadStaged, RepackRequested, TimerFired
+from plexsvc.scheduler.core.events import PayloadStaged, TimerFired
 from plexsvc.scheduler.core.vocabulary import OperationState, RelocationStage, WpgState
 from tests.fakes.fake_world import FakeWorld, Order, op_id
 from tests.unit.scheduler.core.test_properties import AnyHistory
@@ -66,11 +65,7 @@ class AnyUnfinishedHistory(AnyHistory):
 
     @invariant()
     def what_is_awaited_is_what_was_ordered(self) -> None:
-        found = [
-            order
-            for order in awaited.orders(self.world.core.cluster)
-            if not isinstance(order, ComputePlan)
-        ]
+        found = list(awaited.orders(self.world.core.cluster))
         wanted = [
             replace(order, place=None) if isinstance(order, SpawnInstance) else order
             for order in self.world.orders
@@ -83,20 +78,6 @@ TestAnyUnfinishedHistory = AnyUnfinishedHistory.TestCase
 TestAnyUnfinishedHistory.settings = settings(
     max_examples=25, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
-
-
-def test_a_plan_that_is_being_computed_is_asked_for_again() -> None:
-    world = FakeWorld(computes_plans=False)
-    world.join(train=2)
-    for name in ("a", "b"):
-        world.bring_up(name)
-    world.tell(RepackRequested(at_us=world.tick()))
-    asked = {order for order in world.log if isinstance(order, ComputePlan)}
-    assert asked
-    again = list(awaited.orders(world.core.cluster))
-    assert {(order.device_kind, order.goal) for order in asked} == {
-        (order.device_kind, order.goal) for order in again if isinstance(order, ComputePlan)
-    }
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.scheduler.core import awaited
 from plexsvc.scheduler.core.actions import (
     CarryState,
-    ComputePlan,
     MoveState,
     RefuseOperation,
     StartOperation,
@@ -332,9 +331,7 @@ class AnyTakenOverHistory(AnyHistory):
         still = list(awaited.orders(world.core.cluster))
         given = [order for order in before if order in still and order not in world.orders]
         for order in given:
-            if isinstance(order, ComputePlan):
-                world.computed(order)
-            elif isinstance(order, Order):
+            if isinstance(order, Order):
                 world.orders.append(order)
         if node_lost:
             world.join("n1", train=2, rollout=2)

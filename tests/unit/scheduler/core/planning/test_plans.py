@@ -1,28 +1,22 @@
-"""Plans: repacking and relief, and the copies of planners that they are made from."""
+"""Moves of repacking and relief."""
 
 from __future__ import annotations
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.api.views.newcomer import what_if
 from plexsvc.scheduler.core.planning.answers import why
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import (
     NEW_GROUP,
-    Goal,
     Move,
-    Question,
-    compute,
-    copy_of,
+    empty,
+    lacking,
     relieve,
 )
 from plexsvc.scheduler.core.planning.policies import PLEX
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from tests.rigs.core_invariants import check_board
-from tests.unit.scheduler.core.planning.test_live_planning import admit, live
-from tests.unit.scheduler.core.planning.test_live_planning import demand as live_demand
 
 LINK_BYTES_S = 10
 NOW_US = 40 * 170 * SECOND_US
@@ -41,11 +35,19 @@ def demand(name: str, *, units: int = 1, state_bytes: int = 100, busy: int = 10)
 
 
 def emptying(planner: Planner, *, busy: frozenset[ResidentId] = frozenset()) -> list[Move]:
-    """Return the moves of a plan for those who wait."""
-    question = Question(
-        planner=planner, goal=Goal.REPACK, busy=busy, link_bytes_s=LINK_BYTES_S, now_us=0
+    """Return the moves that empty groups for those who wait."""
+    return empty(
+        planner,
+        wanted=lacking(planner),
+        is_busy=busy.__contains__,
+        link_bytes_s=LINK_BYTES_S,
+        now_us=0,
     )
-    return list(compute(question).moves)
+
+
+def relieving(planner: Planner, *, busy: frozenset[ResidentId] = frozenset()) -> list[Move]:
+    """Return the moves out of groups that are over their bounds."""
+    return relieve(planner, is_busy=busy.__contains__, now_us=0)
 
 
 def two_lonely_groups(*, state_bytes: int = 100, busy: int = 10) -> Planner:
@@ -107,7 +109,7 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     planner.submit(demand("d", busy=75))
     assert planner.admit(0) == []
     assert "a there waits past its bound" in why(planner, ResidentId("d"), now_us=0)
-    moves = relieve(planner, busy=set())
+    moves = relieving(planner)
     assert [(m.resident_id, m.to_group) for m in moves] == [("long", 2)]
     planner.move(ResidentId("long"), moves[0].units, now_us=0)
     for cycle in range(40):
@@ -139,11 +141,11 @@ def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody
     assert not planner.needs_relief
     grown = grow(planner, "j2", busy=45)
     assert planner.needs_relief
-    assert relieve(planner, busy=set(planner.board.group_of)) == []
-    (move,) = relieve(planner, busy=set())
+    assert relieving(planner, busy=frozenset(planner.board.group_of)) == []
+    (move,) = relieving(planner)
     assert (move.resident_id, move.to_group, move.units) == (grown, NEW_GROUP, (UnitId("n1"),))
     planner.move(grown, move.units, now_us=0)
-    assert not relieve(planner, busy=set())
+    assert not relieving(planner)
     assert not planner.needs_relief
     check_board(planner.board)
 
@@ -151,64 +153,5 @@ def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody
 def test_a_job_that_grew_within_everybodys_bounds_stays() -> None:
     planner = crowd(20, 20, units=2)
     grow(planner, "j1", busy=30)
-    assert relieve(planner, busy=set()) == []
+    assert relieving(planner) == []
     assert not planner.needs_relief
-
-
-ONE = ResidentId("one")
-
-
-def said(planner: Planner) -> list[object]:
-    """Return what planning reads of a planner."""
-    board = planner.board
-    groups = {name: _said(group) for name, group in board.groups.items()}
-    sizes = {size: list(same) for size, same in board.by_size.items()}
-    names = (board.group_at, board.group_of, board.exclusive, board.cordoned, board.out)
-    return [groups, sizes, *map(repr, names), list(board.idle), list(board.rooms)]
-
-
-def _said(group: Group) -> list[object]:
-    residents = [(r.demand, r.units, r.load) for r in group.residents.values()]
-    marks = (group.late, group.is_probing, group.is_closed, group.is_uniform)
-    return [group.units, residents, repr(marks), group.duty_ppm]
-
-
-def late(planner: Planner) -> None:
-    for cycle in range(20):
-        planner.note_phase(ONE, 170 * cycle * SECOND_US)
-
-
-def test_a_copy_stays_as_it_was_and_answers_so() -> None:
-    planner = live(a=4, b=4)
-    admit(planner, live_demand("one", 2), live_demand("two", 4))
-    copied, asked = copy_of(planner), live_demand("new", 2)
-    before, answer = said(planner), what_if(planner, asked, now_us=SECOND_US)
-    assert said(copied) == before
-    late(planner)
-    planner.remove(ResidentId("two"))
-    admit(planner, live_demand("three", 4), live_demand("four", 1))
-    planner.board.cordon(planner.board.rooms.of_host("b")[0])
-    assert said(planner) != before
-    assert said(copied) == before
-    assert what_if(copied, asked, now_us=SECOND_US) == answer
-
-
-def test_the_next_copy_shares_the_groups_that_did_not_change() -> None:
-    planner = live(a=4, b=4)
-    admit(planner, live_demand("one", 4, busy=50), live_demand("two", 4, busy=50))
-    first = copy_of(planner)
-    late(planner)
-    second = copy_of(planner, before=first)
-    assert said(second) == said(planner)
-    shared = [first.board.groups[name] is group for name, group in second.board.groups.items()]
-    assert shared == [False, True]
-    assert second.board.rooms is first.board.rooms
-
-
-def test_a_copy_knows_units_that_came_since_the_copy_before() -> None:
-    planner, other = live(a=2), live(b=2)
-    first = copy_of(planner)
-    for name in other.board.rooms:
-        planner.board.join(other.board.rooms[name])
-    assert list(copy_of(planner, before=first).board.rooms) == list(planner.board.rooms)
-    assert len(first.board.rooms) == 2

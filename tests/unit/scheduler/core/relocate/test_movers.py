@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId
+from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.scheduler.api.views.story import explain_job
 from plexsvc.scheduler.core.actions import (
-    Action,
     CarryState,
-    ComputePlan,
     RelocationChanged,
     SpawnWpg,
 )
@@ -21,19 +19,14 @@ from plexsvc.scheduler.core.events import (
     NodeCordoned,
     NodeLost,
     NodeUncordoned,
-    PlanComputed,
     RelocationRequested,
     RepackRequested,
     SpawnFailed,
-    VersionsHeld,
 )
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.planning.plans import Goal, compute
-from plexsvc.scheduler.core.relocate import movers
 from plexsvc.scheduler.core.relocate.movers import DRAIN_RETRY_US
 from plexsvc.scheduler.core.vocabulary import (
     Fault,
-    NodeBytes,
     OperationKind,
     OperationState,
     Place,
@@ -145,75 +138,6 @@ def test_who_lives_where_a_reservation_is_due_moves_to_what_came_free() -> None:
     world.end("b")
     world.drain()
     assert world.places("gang") == ["n0:0", "n1:0"]
-
-
-def two_on_two_nodes() -> FakeWorld:
-    """Jobs `a` and `b`, each alone on a node, and nobody who computes plans."""
-    world = FakeWorld(device_bytes=20, computes_plans=False)
-    world.join("n0")
-    world.join("n1")
-    for job in "ab":
-        world.bring_up(job)
-        world.fire(f"probe/{job}/actor")
-    return world
-
-
-def ordered(actions: list[Action]) -> list[ComputePlan]:
-    return [action for action in actions if isinstance(action, ComputePlan)]
-
-
-def test_a_plan_is_carried_out_when_it_comes_and_not_before() -> None:
-    world = two_on_two_nodes()
-    (order,) = ordered(world.tell(RepackRequested(at_us=world.tick())))
-    assert order == ComputePlan(device_kind="train", goal=Goal.EMPTY, base=order.base)
-    world.submit("b1", job="b", seq=1)
-    world.drain()
-    assert world.places("a") != world.places("b")
-    world.computed(order)
-    world.drain()
-    assert world.places("a") == world.places("b")
-
-
-def test_no_second_plan_is_ordered_while_one_is_computed() -> None:
-    world = two_on_two_nodes()
-    (order,) = ordered(world.tell(RepackRequested(at_us=world.tick())))
-    assert ordered(world.tell(RepackRequested(at_us=world.tick()))) == []
-    world.computed(order)
-    assert ordered(world.computed(order)) == []
-
-
-def test_a_plan_whose_base_does_not_stand_is_made_anew_a_few_times() -> None:
-    world = two_on_two_nodes()
-    (order,) = ordered(world.tell(RepackRequested(at_us=world.tick())))
-    plan = compute(world.core.view.question(order.device_kind, order.goal))
-    assert len(plan.moves) == 1
-    for attempt in range(1, movers.MAX_ATTEMPTS + 1):
-        assert order.attempt == attempt
-        planner = world.core.cluster.placement.planners["train"]
-        planner.resize(ResidentId("a/actor"), 20 + attempt)
-        told = PlanComputed(
-            at_us=world.tick(), device_kind="train", goal=order.goal, base=order.base, plan=plan
-        )
-        again = ordered(world.tell(told))
-        assert not world.orders
-        assert len(again) == (attempt < movers.MAX_ATTEMPTS)
-        order = again[0] if again else order
-    assert not world.core.cluster.placement.plans
-    assert ordered(world.tell(RepackRequested(at_us=world.tick())))
-
-
-def test_a_plan_that_moves_a_job_which_was_pinned_meanwhile_is_made_anew() -> None:
-    world = two_on_two_nodes()
-    (order,) = ordered(world.tell(RepackRequested(at_us=world.tick())))
-    plan = compute(world.core.view.question(order.device_kind, order.goal))
-    for job in "ab":
-        world.tell(JobPinned(at_us=world.tick(), job_id=JobId(job), is_pinned=True))
-    told = PlanComputed(
-        at_us=world.tick(), device_kind="train", goal=order.goal, base=order.base, plan=plan
-    )
-    (again,) = ordered(world.tell(told))
-    world.computed(again)
-    assert not world.orders
 
 
 def test_a_move_that_fails_is_booked_back_and_tried_again(world: FakeWorld) -> None:
@@ -389,17 +313,3 @@ def test_instances_get_what_a_lost_node_left_once_it_is_kept_for_nobody() -> Non
     assert world.core.view.unplaced == ["b/rollout"]
     world.fire("drain/b/rollout")
     assert not world.core.view.unplaced
-
-
-def test_a_plan_is_made_anew_where_a_host_has_filled_meanwhile() -> None:
-    world = two_on_two_nodes()
-    (order,) = ordered(world.tell(RepackRequested(at_us=world.tick())))
-    plan = compute(world.core.view.question(order.device_kind, order.goal))
-    full = tuple(NodeBytes(node_id=node, nbytes=1000) for node in (N0, N1))
-    b = DeploymentId("b/actor")
-    world.tell(VersionsHeld(at_us=world.tick(), deployment_id=b, held=full))
-    told = PlanComputed(
-        at_us=world.tick(), device_kind="train", goal=order.goal, base=order.base, plan=plan
-    )
-    assert len(ordered(world.tell(told))) == 1
-    assert not world.orders
