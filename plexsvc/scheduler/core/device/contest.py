@@ -90,39 +90,6 @@ def linger_us(*, gap_us: int, switch_us: int) -> int:
     return 0 if gap_us > switch_us else min(2 * gap_us + LINGER_GRACE_US, switch_us)
 
 
-def free_at(devices: Devices, wpg: Wpg, *, entry: Entry) -> int:
-    """Return when all devices of a waiting operation are expected to be free; the past: they are.
-
-    For one that waited long it is now: nothing is put before it any more.
-    """
-    own_id, now_us = wpg.wpg_id, devices.now_us
-    holders = {d.holder for d in wpg.devices if d.holder is not None and d.holder != own_id}
-    if not holders:
-        return now_us
-    if now_us - entry.since_us >= devices.rules.starve_factor * entry.effective_us:
-        # The least time that is not now: no other operation fits in before it.
-        return now_us + 1
-    # A holder that is later than expected still holds them now.
-    return max(now_us + 1, *(_ends_us(devices, devices.wpgs[holder]) for holder in holders))
-
-
-def _ends_us(devices: Devices, holder: Wpg) -> int:
-    """Return when what runs or moves on a holder's devices is expected to be over."""
-    deployment = devices.deployments[holder.deployment_id]
-    if holder.switch is not None:
-        operation_id = holder.switch.operation_id
-        operation = None if operation_id is None else devices.queues.operations[operation_id]
-        service_us = 0
-        if operation is not None:
-            service_us = learning.predicted_us(deployment, operation)
-        return holder.switch.started_us + switch_us(devices, holder) + service_us
-    running = holder.running.values()
-    return max(
-        (o.started_us + learning.predicted_us(deployment, o) for o in running),
-        default=devices.now_us,
-    )
-
-
 def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
     """Return the parked WPG whose operation is expected before all others', if that is clear."""
     expected, now_us = [], devices.now_us

@@ -3,9 +3,8 @@
 An operation is granted its devices in its turn (`contest`). If its WPG's state is not there, a
 context switch parks idle WPGs, least recently used first, and loads it (`switch`). An operation
 that is first in order but cannot be granted yet *claims* its devices, so that smaller ones cannot
-starve it; until the time it can start, others may use those that are free (backfill, Lifka, JSSPP
-1995). While a save or publish reads state there that would have to leave first, it claims nothing.
-Devices with nothing to do get the state that is expected to be needed next: a prefetch.
+starve it. While a save or publish reads state there that would have to leave first, it claims
+nothing. Devices with nothing to do get the state that is expected to be needed next: a prefetch.
 """
 
 from __future__ import annotations
@@ -115,18 +114,15 @@ def _work_of(devices: Devices, wpg: Wpg) -> Operation | None:
 
 def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
     entries = contest.entries(devices, waiting)
-    claims: list[tuple[Wpg, int]] = []
+    claims: list[Wpg] = []
     for entry in contest.in_turn(entries, rules=devices.rules, now_us=devices.now_us):
         wpg = devices.wpgs[WpgId(entry.resident_id)]
-        ends_us = devices.now_us + entry.effective_us
-        is_open = all(at_us >= ends_us or not _meet(wpg, other) for other, at_us in claims)
-        free_us = contest.free_at(devices, wpg, entry=entry)
         victims = None
-        if is_open and free_us <= devices.now_us:
+        if not _is_kept_out(wpg) and not any(_meet(wpg, other) for other in claims):
             victims = space.victims_of(devices, wpg)
             if victims is None and space.pinners(devices, wpg):
                 continue
-        claims.append((wpg, free_us))
+        claims.append(wpg)
         if victims is None:
             continue
         until_us = contest.awaited_until(devices, victims, entry=entry)
