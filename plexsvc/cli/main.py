@@ -164,7 +164,7 @@ app.command(
     epilog="Example: plexctl traces ~/.local/state/plexsvc/plexsvc.db --to http://collector:4318"
 )(traces)
 command(app, example="plexctl explain job-1f0c9a3b7d52")(explain)
-command(app, example="plexctl pack --window 120 --png pack.png")(pack)
+command(app, example="plexctl pack --window 120")(pack)
 app.command(epilog="Example: plexctl plan models/qwen3-8b --gpus 8x80 --tokens 32768 --jobs 4")(
     plan
 )

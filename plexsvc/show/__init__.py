@@ -1,1 +1,1 @@
-"""Tables and pictures of what the service says, for terminals and image files."""
+"""Tables and pictures of what the service says, for terminals."""

@@ -27,7 +27,6 @@ Window: TypeAlias = Annotated[
 def pack(
     at: At,
     window: Window = 0.0,
-    png: Annotated[Path | None, typer.Option(help="Also write the picture to this file.")] = None,
     what_if: Annotated[
         Path | None,
         typer.Option(
@@ -43,8 +42,8 @@ def pack(
     """Show who owns which slots of each node group, with slowdowns predicted and measured."""
     from plexsvc.show.pack import moves_view, pack_view, what_if_view
 
-    if sum([what_if is not None, apply, png is not None]) > 1:
-        raise typer.BadParameter("give one of --png, --what-if and --apply")
+    if what_if is not None and apply:
+        raise typer.BadParameter("give one of --what-if and --apply")
     shape = None if what_if is None else _shape(what_if)
     if shape is not None:
         answer = at.ask("WhatIf", job=shape)
@@ -54,27 +53,7 @@ def pack(
         at.show(moves, moves_view(moves))
     else:
         picture = at.ask("GetPack", window_us=round(window * 1e6))
-        if png is not None:
-            _draw(png, picture)
         at.show(picture, pack_view(picture, width=console().width))
-
-
-def _draw(path: Path, reply: service_pb2.PackReply) -> None:
-    from plexsvc.errors import bad_request, unavailable
-
-    try:
-        from plexsvc.show.pack_png import draw_pack
-    except ImportError as error:
-        raise unavailable(
-            f"--png needs matplotlib, which is not here ({error}); install plexsvc[plots]"
-        ) from error
-    try:
-        draw_pack(path, reply)
-    except (OSError, ValueError) as error:
-        raise bad_request(
-            f"--png {path} could not be written: {error}; give a file name that ends in .png in a "
-            "directory that exists"
-        ) from error
 
 
 def wanted(at: At) -> None:

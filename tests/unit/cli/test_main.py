@@ -134,7 +134,7 @@ def test_without_a_cluster_a_command_fails_and_says_how_to_start_one(
         (["logs", "../../etc"], "job list"),
         (["frobnicate"], "frobnicate"),
         (["status", "--wotch"], "--wotch"),
-        (["pack", "--apply", "--png", "x.png"], "one of --png"),
+        (["pack", "--apply", "--what-if", "x.json"], "one of --what-if"),
         (["pack", "--window", "-1"], "--window"),
         (["top", "--window", "1e30"], "--window"),
         (["explain", ""], "is empty"),

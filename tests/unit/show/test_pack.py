@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,6 @@ from rich.console import Console, RenderableType
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.show.pack import moves_view, pack_view, what_if_view
 from plexsvc.show.pack_plan import PictureWindow, planned, shares
-from plexsvc.show.pack_png import draw_pack
 
 S = 1_000_000
 NOW = 100 * S
@@ -135,13 +132,6 @@ def test_moves_are_listed_or_said_to_be_none() -> None:
     )
     assert shown(moves_view(pb.MovesReply(moves=[move])))[0].startswith("math/actor: n:0 → m:0")
     assert shown(moves_view(pb.MovesReply(reasons=["pinned"]))) == ["nothing moves", "  pinned"]
-
-
-def test_a_png_is_written_for_any_number_of_groups(tmp_path: Path) -> None:
-    for number, pack in enumerate([pb.PackReply(), reply(resident("m", (0, 2)), resident("c"))]):
-        path = tmp_path / f"{number}.png"
-        draw_pack(path, pack)
-        assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @given(st.integers(0, 100), st.integers(1, 60), st.integers(1, 30))
