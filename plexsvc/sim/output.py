@@ -1,4 +1,4 @@
-"""Outputs of runs (`--out`): a summary, lines to check each job by, a report and a picture."""
+"""Outputs of runs (`--out`): a summary, lines to check each job by, and a report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from plexsvc.errors import PlexError
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.sim import pictures
 from plexsvc.sim.cluster import GB
 from plexsvc.sim.records import Outcome, Record, Stay
 from plexsvc.sim.summary import Summary, slowdown, wait_ratio
@@ -22,7 +21,6 @@ FILES: Final = (
     "jobs.jsonl",
     "nodes.jsonl",
     "report.md",
-    "run.png",
 )
 """What a run leaves."""
 
@@ -33,24 +31,12 @@ def write_failure(out: Path, error: PlexError, *, policy: str, seed: int) -> Non
     (out / "summary.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
 
 
-def write_outputs(
-    out: Path,
-    *,
-    summary: Summary,
-    outcome: Outcome,
-    beside: Sequence[Outcome],
-    title: str,
-) -> None:
-    """Write what one run came to: its summary, lines, report and picture.
-
-    The picture has the waits of the runs `beside`, too.
-    """
+def write_outputs(out: Path, *, summary: Summary, outcome: Outcome, title: str) -> None:
+    """Write what one run came to: its summary, lines and report."""
     (out / "summary.json").write_text(json.dumps(asdict(summary)) + "\n", encoding="utf-8")
     _write_lines(out / "jobs.jsonl", [job_line(r, seed=summary.seed) for r in outcome.records])
     _write_lines(out / "nodes.jsonl", node_lines(outcome))
     (out / "report.md").write_text(report(outcome, title=title), encoding="utf-8")
-    runs = [*beside, outcome]
-    pictures.draw(out / "run.png", runs, bound_s=summary.lower_bound_s, title=title)
 
 
 def _write_lines(path: Path, lines: Sequence[dict[str, object]]) -> None:

@@ -77,14 +77,13 @@ def _play(
     from plexsvc.errors import PlexError
     from plexsvc.sim.files import make_directory
     from plexsvc.sim.output import FILES, write_failure, write_outputs
-    from plexsvc.sim.run import Timed, baseline, compare
+    from plexsvc.sim.run import baseline, compare
 
     outs = _directories(out, [one.name for one in chosen])
     for folder in outs.values():
         make_directory(folder, without=FILES)
     typer.echo(title, err=True)
     isolated = baseline(workload, seed=seed)
-    beside = [isolated.outcome] if isinstance(isolated, Timed) else []
     if isinstance(isolated, PlexError):
         typer.echo(f"isolated never ends, so there are no ratios: {isolated.message}", err=True)
     for one in chosen:
@@ -102,7 +101,6 @@ def _play(
                 outs[one.name],
                 summary=summary,
                 outcome=outcome,
-                beside=beside if one.name != "isolated" or cold else [],
                 title=f"{title}, {one.name}",
             )
 
