@@ -427,25 +427,6 @@ def test_a_large_wpg_is_not_starved_by_small_ones() -> None:
     assert world.started[-1] == op_id("l1")
 
 
-@pytest.mark.parametrize(("waited_us", "goes_ahead"), [(1_000, True), (10_000_000, False)])
-def test_a_small_one_goes_ahead_while_a_large_one_could_not_start_yet(
-    waited_us: int, goes_ahead: bool
-) -> None:
-    world = FakeWorld(device_bytes=30)
-    world.join(train=2)
-    world.bring_up("small1")
-    world.bring_up("small2")
-    world.bring_up("large", devices=2)
-    for seq in (1, 2, 3):  # its operations are known to be short
-        world.submit(f"short{seq}", job="small2", seq=seq)
-        world.drain()
-    world.submit("s1", job="small1", seq=1)  # never measured: expected to take 100 ms
-    world.submit("l1", job="large", seq=1)
-    world.tick(waited_us)
-    world.submit("s2", job="small2", seq=4)
-    assert (world.started[-1] == op_id("s2")) is goes_ahead
-
-
 def test_the_longest_unused_resident_is_parked_first() -> None:
     world = FakeWorld(device_bytes=50)
     world.join(train=1)
