@@ -294,6 +294,18 @@ def num_experts(table: Config) -> int:
     return next((table[key] for key in EXPERTS if key in table), 0)
 
 
+def shares_heads(table: Config, ranks: int) -> bool:
+    """Whether ranks can share out the heads evenly: some may hold a copy of a key-value head.
+
+    >>> model = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    >>> [ranks for ranks in range(1, 9) if shares_heads(model, ranks)]
+    [1, 2, 4, 8]
+    """
+    heads = table.get("num_attention_heads", 0)
+    groups = table.get("num_key_value_heads") or heads
+    return ranks == 1 or (heads % ranks == 0 < heads and 0 in (groups % ranks, ranks % groups))
+
+
 def unknown_model(directory: object, found: str, *, remedy: str = "") -> PlexError:
     """Return an `unknown_model` that says what was found at `directory`."""
     remedy = remedy or (

@@ -144,6 +144,8 @@ def of_pass(
 ) -> int:
     """Return what forward_backward of micro-batches of `tokens` takes beside the state, at most.
 
+    Of the tokens each of `cp` ranks has a share.
+
     That is the activations that the backward pass needs, with as many micro-batches in flight as
     the pipeline has stages, the logits, the parameters that fsdp gathers, and what one layer's
     backward pass works in; 0 where nothing is known. On a CPU norms of bfloat16 compute in float32
@@ -158,7 +160,9 @@ def of_pass(
     itemsize = HALF_BYTES if dtype == "bfloat16" else FLOAT32_BYTES
     hidden, tp = config["hidden_size"], parallel.tp
     held = hidden / (tp if parallel.sequence_parallel else 1)
-    query, key = (n * _head_dim(config) for n in (config["num_attention_heads"], _kv_heads(config)))
+    tokens = math.ceil(tokens / parallel.cp)
+    groups = max(_kv_heads(config), parallel.cp)  # ranks that share a head have a copy each
+    query, key = (n * _head_dim(config) for n in (config["num_attention_heads"], groups))
     mlp = _mlp_of_pass(config) / tp
     layer = 6 * held + 5 * (query + key) / tp + mlp
     kept = {"": layer, "selective": layer - mlp, "full": held}[recompute]

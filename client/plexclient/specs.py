@@ -24,7 +24,9 @@ class Parallel:
 
     By `distributed_optimizer=True` each of `dp` replicas on megatron holds an even share of the
     moments and float32 masters (ZeRO-1) instead of all of them. `ep`, a divisor of `dp`, shares out
-    the experts of a model over so many of these replicas.
+    the experts of a model over so many of these replicas. The `cp` ranks of each replica on fsdp
+    share out the tokens of a micro-batch, wherever its sequences end, and in attention the heads:
+    `cp` divides their number, and divides that of key-value heads or is a multiple of it.
     """
 
     tp: int = 1

@@ -29,6 +29,12 @@ ELASTIC_KINDS: Final = ("spot", "serving")
 WEIGHTS: Final = re.compile(r".*\.safetensors")
 TRAINED_WEIGHTS: Final = re.compile(r"model.*\.safetensors")
 """Files that training backends read."""
+SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
+    "fsdp": ("dp", "cp"),
+    "megatron": ("tp", "pp", "dp", "ep"),
+    "vllm": (),
+}
+"""Degrees of each backend that computes."""
 MAX_RANKS: Final = 1 << 16
 DTYPES: Final = ("", "float32", "bfloat16")
 RECOMPUTED: Final = ("", "full", "selective")
@@ -121,12 +127,26 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.C
         families.check(table, backend=spec.backend, directory=directory)
     if spec.backend == "megatron":
         _check_layout(spec.parallel, table)
+    if spec.backend == "fsdp":
+        _check_heads(max(1, spec.parallel.cp), table)
     if spec.HasField("lora"):
         wanted = Lora.from_wire(spec.lora)
         wanted.check(table)
         if spec.role == "rollout" and not is_applied(wanted, table):
             spec.ClearField("lora")  # an engine of its own merges them
     return table
+
+
+def _check_heads(cp: int, table: families.Config) -> None:
+    if not families.shares_heads(table, cp):
+        heads = table.get("num_attention_heads", 0)
+        groups = table.get("num_key_value_heads") or heads
+        raise bad_request(
+            f"parallel cp = {cp} ranks cannot share out {heads} attention heads and {groups} "
+            "key-value heads; choose a divisor of the first that divides the second, or that the "
+            "second divides",
+            degree="cp",
+        )
 
 
 def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None:
@@ -225,11 +245,9 @@ def _check_degrees(spec: service_pb2.DeploymentSpec) -> None:
     degrees = {"tp": wire.tp, "pp": wire.pp, "dp": wire.dp, "cp": wire.cp, "ep": wire.ep}
     if math.prod(max(1, degrees[name]) for name in degrees if name != "ep") > MAX_RANKS:
         raise bad_request(f"parallel {degrees} makes more ranks than any job may have: {MAX_RANKS}")
-    only = {"fsdp": {"dp"}, "vllm": set[str](), "megatron": {"tp", "pp", "dp", "ep"}}.get(
-        spec.backend
-    )
+    only = SPLITS.get(spec.backend)
     wide = [name for name, value in degrees.items() if value > 1]
-    if only is not None and not only.issuperset(wide):
+    if only is not None and not set(wide).issubset(only):
         got = ", ".join(f"{name}={degrees[name]}" for name in wide)
         raise bad_request(
             f"backend {spec.backend!r} got parallel {got}; "

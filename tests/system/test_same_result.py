@@ -45,6 +45,7 @@ LAYOUTS = {
     ),
     "megatron-ep2": Layout(parallel=plex.Parallel(dp=2, ep=2)),
     "fsdp-dp2": Layout(backend="fsdp", parallel=plex.Parallel(dp=2)),
+    "fsdp-cp2": Layout(backend="fsdp", parallel=plex.Parallel(cp=2)),
     "fsdp-dp2-host": Layout(backend="fsdp", parallel=plex.Parallel(dp=2), on="host"),
     "megatron-host": Layout(parallel=ONE, dtype="bfloat16", on="host"),
     "fsdp-lora": Layout(backend="fsdp", parallel=ONE, dtype="bfloat16", lora=plex.LoRA(rank=16)),
@@ -102,7 +103,8 @@ def test_two_jobs_switched_between_backward_and_step_equal_each_alone(
 ) -> None:
     layout = LAYOUTS[name]
     wide = dict.fromkeys(
-        ("megatron-tp2", "megatron-pp2", "megatron-host", "fsdp-dp2", "fsdp-lora"), wide_model
+        ("megatron-tp2", "megatron-pp2", "megatron-host", "fsdp-dp2", "fsdp-cp2", "fsdp-lora"),
+        wide_model,
     )
     model = {**wide, "megatron-ep2": moe_model}.get(name, tiny_model)
     if name == "fsdp-dp2-host":  # half the state is on the host

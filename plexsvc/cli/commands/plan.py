@@ -32,7 +32,7 @@ RECOMPUTED: Final = ("", "selective", "full")
 def plan(  # noqa: PLR0913, PLR0917 - options of a command
     model: Annotated[Path, typer.Argument(help="Hugging Face directory; weights are not read.")],
     gpus: Annotated[str, typer.Option(help="How many, and GB of each: 8x80.")] = "8x80",
-    tokens: Annotated[int, typer.Option(help="Tokens of a micro-batch.", min=1)] = 32768,
+    tokens: Annotated[int, typer.Option(help="Tokens of a replica's micro-batch.", min=1)] = 32768,
     jobs: Annotated[int, typer.Option(help="Jobs of this kind on these GPUs.", min=1)] = 1,
     backend: Annotated[str, typer.Option(help="megatron or fsdp.")] = "megatron",
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
@@ -125,6 +125,7 @@ def layouts(
                 "tp": parallel.tp,
                 "pp": parallel.pp,
                 "dp": parallel.dp,
+                "cp": parallel.cp,
                 "ep": parallel.ep,
                 "params": state.params,
                 "optimizer": state.optimizer,
@@ -142,6 +143,7 @@ def layouts(
             -r["free"] * (r["recompute"] is None),
             r["pp"],
             r["tp"],
+            r["cp"],
             r["ep"],
         ),
     )
@@ -153,7 +155,9 @@ def _degrees(table: Config, *, backend: str, gpus: int) -> Iterator[Parallel]:
     from plexsvc import families
 
     if backend == "fsdp":
-        yield Parallel(dp=gpus)
+        for cp in range(1, MOST_SPLIT + 1):
+            if gpus % cp == 0 and families.shares_heads(table, cp):
+                yield Parallel(dp=gpus // cp, cp=cp)
         return
     heads, experts = table["num_attention_heads"], families.num_experts(table)
     divided = (heads, table.get("num_key_value_heads") or heads, table["intermediate_size"])
@@ -179,11 +183,11 @@ def _view(rows: list[dict[str, Any]]) -> Table:
     from plexsvc.show.status import table_of
 
     names = ("params", "optimizer", "gradients", "pass", "selective", "full", "fits", "GB free")
-    table = table_of("tp", "pp", "dp", "ep", *names, "host GB")
+    table = table_of("tp", "pp", "dp", "cp", "ep", *names, "host GB")
     for row in rows:
         fits = {None: "no", "none": "yes"}.get(row["recompute"], f"recompute={row['recompute']}")
         figures = [row["params"], row["optimizer"], row["gradients"], *row["pass"].values()]
-        degrees = (str(row[name]) for name in ("tp", "pp", "dp", "ep"))
+        degrees = (str(row[name]) for name in ("tp", "pp", "dp", "cp", "ep"))
         told = [f"{figure / GB:.1f}" for figure in figures]
         table.add_row(
             *degrees,

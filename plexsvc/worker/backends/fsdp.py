@@ -1,5 +1,7 @@
 """The FSDP2 backend: causal models of transformers, sharded over all ranks.
 
+Every `cp` ranks are a replica, and share out the tokens of its micro-batches (see `ulysses`).
+
 Gradients are sums: FSDP2's averaging is turned off. The optimizer is torch's AdamW over each rank's
 own shards, which lie in the rank's regions (see `fsdp_state`). In bfloat16 the shards of what is
 trained stay float32: they are rounded when they are gathered, and gradients are summed in float32.
@@ -9,9 +11,9 @@ trained stay float32: they are rounded when they are gathered, and gradients are
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -45,16 +47,15 @@ from plexsvc.worker.backends.base import (
     PassResult,
     TokenLoss,
 )
+from plexsvc.worker.backends.fsdp_attention import packed_attention
 from plexsvc.worker.backends.hf import ValueModel, check_leftovers, read_config
 from plexsvc.worker.backends.packed import (
-    Packing,
     Totals,
-    attend,
-    attends_at_once,
     logprobs_in_parts,
     packing_of,
     recompute,
 )
+from plexsvc.worker.backends.ulysses import ALL_TOKENS, TokenShares
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.sources import (
     Read,
@@ -67,14 +68,12 @@ from plexsvc.worker.sources import (
 
 ATTENTION: Final = "plex_packed"
 VALUE_HEAD: Final = "value_head.weight"
-NO_OPTIONS: Final = frozenset({"output_router_logits", "position_ids", "use_cache"})
-"""What transformers passes to attention that changes nothing of it."""
 VECTOR_DIMS: Final = 1
 """Parameters of this many dimensions (norms, biases) take no weight decay unless asked."""
 
 
 class FsdpBackend:
-    """One rank of a fully sharded model; the world is one data-parallel group."""
+    """One rank of a fully sharded model; the world is `dp` replicas of `cp` ranks."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -98,9 +97,13 @@ class FsdpBackend:
 
     @property
     def shard(self) -> DataShard:
-        """Return this rank's place: every rank is a data-parallel rank of its own."""
+        """Return this rank's place: the first of each replica answers for it."""
+        replica, place = divmod(self._config.rank, self._config.parallel.cp)
         return DataShard(
-            dp_rank=self._config.rank, dp_size=self._config.world_size, owns_results=True
+            dp_rank=replica,
+            dp_size=self._config.parallel.dp,
+            owns_results=place == 0,
+            token_multiple=self._config.parallel.cp,
         )
 
     @property
@@ -111,8 +114,10 @@ class FsdpBackend:
     def build(self) -> None:
         """Join the ranks and shard the model on the meta device."""
         config = self._config
-        assert config.parallel.dp == config.world_size, config  # the router refused what follows
+        ranks = config.parallel.dp * config.parallel.cp
+        assert ranks == config.world_size, config  # the router refused other degrees
         process_group.join(self._config)
+        self._shares = _shares(config)
         self._hf = read_config(self._config.model, backend="fsdp")
         mesh = init_device_mesh(_device().type, (self._config.world_size,))
         half = torch.bfloat16 if config.dtype == "bfloat16" else None
@@ -166,7 +171,7 @@ class FsdpBackend:
         """Let go of the model, whose modules hold the ranks' groups."""
         self._params, self._grads, self._views, self._moments = [], [], [], {}
         self._memory = {}
-        del self._model, self._layout, self._trained
+        del self._model, self._layout, self._trained, self._shares
 
     def _attach_training(self, memory: Mapping[str, Tensor]) -> None:
         self._grad_region = memory["grads"]
@@ -225,7 +230,12 @@ class FsdpBackend:
             outputs.append(_without_padding(output.detach(), micro))
         self._reshard()
         sums, maxima = totals.over(dist.group.WORLD)
-        return PassResult(outputs=tuple(outputs) if keep_outputs else (), sums=sums, maxima=maxima)
+        return PassResult(
+            outputs=tuple(outputs) if keep_outputs else (),
+            # Each rank of a replica has the sums of all its tokens.
+            sums={name: value / self._shares.size for name, value in sums.items()},
+            maxima=maxima,
+        )
 
     def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
         """Return what applies AdamW to this rank's shards, clipped by the whole gradient's norm."""
@@ -305,22 +315,23 @@ class FsdpBackend:
 
     def _outputs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
         progress.advance()
-        packing = packing_of(micro.cu_seqlens, device=micro.tokens.device)
+        shares = self._shares
+        packing = packing_of(micro.cu_seqlens, device=micro.tokens.device, shares=shares)
         out = self._model(
-            input_ids=micro.tokens[None],
-            position_ids=packing.positions[None],
+            input_ids=shares.mine(micro.tokens)[None],
+            position_ids=shares.mine(packing.positions)[None],
             use_cache=False,
             packing=packing,
         )
         if self._is_critic:
-            values_T: Tensor = out[0].float()
-            return values_T
+            return shares.whole(out[0].float())
 
         def logprobs(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
             logprobs_TV = torch.log_softmax(logits_TV.float() / temperature, -1)
             return logprobs_TV.gather(-1, targets_T[:, None])[:, 0]
 
-        return logprobs_in_parts(logprobs, out.logits[0], micro.arrays["target_tokens"])
+        targets_t = shares.mine(micro.arrays["target_tokens"])
+        return shares.whole(logprobs_in_parts(logprobs, out.logits[0], targets_t))
 
     def _grad_norm(self, grads: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients, which are complete from here on."""
@@ -356,94 +367,19 @@ class FsdpBackend:
             ]
 
 
+def _shares(config: WorkerConfig) -> TokenShares:
+    """Join the ranks of this rank's replica, which are neighbours."""
+    size = config.parallel.cp
+    if size == 1:
+        return ALL_TOKENS
+    timeout = dt.timedelta(seconds=config.collective_timeout_s)
+    group, _ = dist.new_subgroups(group_size=size, timeout=timeout)
+    return TokenShares(group=group, rank=config.rank % size, size=size)
+
+
 def create(config: WorkerConfig) -> FsdpBackend:
     """Return the backend of one rank; every worker module has this function."""
     return FsdpBackend(config)
-
-
-def packed_attention(  # noqa: PLR0913 - the signature of transformers
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    packing: Packing,
-    scaling: float,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Attend causally inside each packed sequence; tensors are [1, heads, T, D].
-
-    One call a sequence on a CPU, one a batch on a GPU where no window cuts a sequence and no cap
-    bends the scores. Registered with transformers as `plex_packed`.
-
-    Raises:
-        PlexError: `unknown_model` for an option that would change what is computed.
-    """
-    del module
-    asked = {"attention_mask": attention_mask, "dropout": dropout or None, **options}
-    unknown = sorted(name for name in asked.keys() - NO_OPTIONS if asked[name] is not None)
-    if unknown:
-        raise PlexError(
-            ErrorCode.UNKNOWN_MODEL,
-            f"the model passes attention {', '.join(unknown)}, which the fsdp backend does not "
-            "compute; use a model without",
-        )
-    is_cut = sliding_window is not None and sliding_window < packing.longest
-    if attends_at_once(query) and not is_cut and softcap is None:
-        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return attend(q, k, v, packing, scale=scaling)[None], None
-    parts = [
-        _attend(
-            query[:, :, a:b],
-            key[:, :, a:b],
-            value[:, :, a:b],
-            scaling=scaling,
-            window=sliding_window,
-            softcap=softcap,
-        )
-        for a, b in pairwise(packing.bounds)
-    ]
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """Attend causally within one sequence of L tokens, each to at most the `window` latest."""
-    length = query.size(2)
-    is_cut = window is not None and window < length
-    if softcap is None:
-        return torch.nn.functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=_seen(length, window, device=query.device) if is_cut else None,
-            is_causal=not is_cut,
-            scale=scaling,
-            enable_gqa=query.size(1) != key.size(1),
-        )
-    groups = query.size(1) // key.size(1)
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = torch.tanh(query @ key.transpose(2, 3) * scaling / softcap) * softcap
-    hidden = ~_seen(length, window if is_cut else None, device=query.device)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=torch.float32)
-    return weights.to(value.dtype) @ value
-
-
-def _seen(length: int, window: int | None, *, device: torch.device) -> Tensor:
-    """Return bool[L, L]: whether a token (row) attends to another (column)."""
-    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return seen if window is None else seen.triu(1 - window)
 
 
 def _build_model(hf: Any, *, is_critic: bool, dtype: torch.dtype) -> Any:

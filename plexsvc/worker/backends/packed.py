@@ -22,6 +22,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from plexsvc.worker.backends.base import LossTerms
+from plexsvc.worker.backends.ulysses import ALL_TOKENS, TokenShares
 
 MAX_LOGITS: Final = 1 << 27
 """Logits that are worked on at once; more are done in parts, which are computed again backward."""
@@ -40,6 +41,8 @@ class Packing:
     """int32[B+1] on the device."""
     positions: Tensor
     """int64[T] on the device: each token's place in its sequence."""
+    shares: TokenShares
+    """How the ranks of the replica share out the tokens."""
 
     @property
     def longest(self) -> int:
@@ -52,7 +55,9 @@ class Packing:
         return min(b - a for a, b in pairwise(self.bounds))
 
 
-def packing_of(cu_seqlens: Tensor, *, device: torch.device) -> Packing:
+def packing_of(
+    cu_seqlens: Tensor, *, device: torch.device, shares: TokenShares = ALL_TOKENS
+) -> Packing:
     """Return the packing of host bounds int32[B+1]; the device is not waited for."""
     bounds = cu_seqlens.tolist()
     positions = torch.cat([torch.arange(b - a) for a, b in pairwise(bounds)])
@@ -60,6 +65,7 @@ def packing_of(cu_seqlens: Tensor, *, device: torch.device) -> Packing:
         bounds=bounds,
         cu_seqlens=cu_seqlens.to(device, non_blocking=True),
         positions=positions.to(device, non_blocking=True),
+        shares=shares,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def start_group(rank_host: RankHost, tmp_path: Path, odd_model: Path) -> Iterato
 
     def start(*, initialize: bool = True, **changes: Any) -> Group:
         parallel = changes.get("parallel", {})
-        world = parallel.get("tp", 1) * parallel.get("pp", 1) * parallel.get("dp", 1)
+        world = math.prod(parallel.get(degree, 1) for degree in ("tp", "pp", "dp", "cp"))
         table = {
             "wpg_id": "wpg",
             "world_size": world,

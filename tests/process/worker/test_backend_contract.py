@@ -50,6 +50,7 @@ GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
         TWO,
     ),
     "fsdp-one-rank": ({"backend": "fsdp"}, ONE),
+    "fsdp-cp2": ({"backend": "fsdp", "parallel": {"cp": 2}}, ONE),
     "fsdp-dp2-bf16": ({"backend": "fsdp", "dtype": "bfloat16", "parallel": {"dp": 2}}, TWO),
     "fsdp-lora-bf16": (
         {
@@ -151,6 +152,7 @@ def test_parking_between_backward_and_step_changes_no_bit(
         ("megatron-tp2", {"tp": 2, "sequence_parallel": True}),
         ("megatron-pp2", {"pp": 2}),
         ("fsdp-dp2-bf16", {"dp": 2}),
+        ("fsdp-cp2", {"cp": 2}),
         ("fsdp-lora-bf16", {"dp": 2}),
         ("megatron-ep2", {"dp": 2, "ep": 2}),
     ],
@@ -236,6 +238,7 @@ def own_gradient(loss: str, logprobs: np.ndarray, batch: Arrays) -> np.ndarray:
     [
         ("megatron", "qwen3", {"dp": 2}, TWO),
         ("fsdp", "qwen3", {"dp": 2}, TWO),
+        ("fsdp", "qwen3", {"dp": 2, "cp": 2}, TWO),
         ("megatron", "qwen3_moe", {"dp": 2, "ep": 2}, TWO),
         (
             "megatron",
@@ -341,6 +344,7 @@ EXPERTS: dict[str, tuple[dict[str, Any], Any]] = {
         TWO,
     ),
     "fsdp-dp2": ({"backend": "fsdp", "parallel": {"dp": 2}}, TWO),
+    "fsdp-cp2": ({"backend": "fsdp", "parallel": {"cp": 2}}, ONE),
 }
 """Layouts of a model with experts, which one rank of megatron then goes on with."""
 
@@ -527,8 +531,14 @@ def test_a_staged_batch_and_a_staged_answer_equal_inline_ones(start_group: Start
 
 def test_a_critic_regresses_values_on_its_own_head(start_group: StartGroup) -> None:
     ranks = {}
-    for name, parallel in (("one", {}), ("tp2", {"tp": 2}), ("pp2", {"pp": 2})):
-        group = start_group(role="critic", parallel=parallel)
+    layouts: dict[str, dict[str, Any]] = {
+        "one": {},
+        "tp2": {"parallel": {"tp": 2}},
+        "pp2": {"parallel": {"pp": 2}},
+        "cp2": {"parallel": {"cp": 2}, "backend": "fsdp"},
+    }
+    for name, settings in layouts.items():
+        group = start_group(role="critic", **settings)
         batch = random_batch(1)
         values = answered_tokens(run(group, 1, "forward", batch, ONE), batch, "values")
         assert not values.any(), "the head starts at zero"
@@ -540,7 +550,7 @@ def test_a_critic_regresses_values_on_its_own_head(start_group: StartGroup) -> N
         ranks[name] = (values, assemble(group.ask("held"), "param")["value_head.weight"])
         refused = group.execute(operation(7, "forward_backward", batch, split=ONE, loss="ppo"))
         assert set(errors(refused)) == {"bad_request"}
-    for name in ("tp2", "pp2"):
+    for name in layouts:
         assert np.abs(ranks[name][0] - ranks["one"][0]).max() <= 1e-5
         assert np.abs(ranks[name][1] - ranks["one"][1]).max() <= 1e-6
 

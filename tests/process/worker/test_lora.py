@@ -63,19 +63,19 @@ def run(group: Group, seq: int, kind: str, batch: Arrays | None = None, **more: 
 
 
 @pytest.mark.parametrize(
-    ("case", "dp", "targets", "unembedding"),
+    ("case", "parallel", "targets", "unembedding"),
     [
-        ("qwen3", 2, (), False),
-        ("qwen2.5 untied", 2, (), True),
-        ("phi3", 1, (), False),
-        ("gemma2", 1, ("q_proj", "v_proj"), True),
+        ("qwen3", {"dp": 2}, (), False),
+        ("qwen2.5 untied", {"dp": 2, "cp": 2}, (), True),
+        ("phi3", {}, (), False),
+        ("gemma2", {}, ("q_proj", "v_proj"), True),
     ],
 )
 def test_losses_gradients_and_steps_are_those_of_merged_weights(
     start_group: StartGroup,
     tmp_path: Path,
     case: str,
-    dp: int,
+    parallel: dict[str, int],
     targets: tuple[str, ...],
     unembedding: bool,
 ) -> None:
@@ -83,7 +83,7 @@ def test_losses_gradients_and_steps_are_those_of_merged_weights(
     group = start_group(
         backend="fsdp",
         model=str(path),
-        parallel={"dp": dp},
+        parallel=parallel,
         lora={"rank": 4, "alpha": 6.0, "targets": list(targets), "unembedding": unembedding},
     )
     reference = Reference.load(path)
@@ -108,7 +108,7 @@ def test_losses_gradients_and_steps_are_those_of_merged_weights(
             2 * number + 1,
             "forward_backward",
             batch,
-            split=TWO if dp == 2 else ONE,
+            split=TWO if "dp" in parallel else ONE,
             loss="cross_entropy",
         )
         told = next(reply.result.metrics["loss"] for reply in replies if reply.result.metrics)

@@ -264,6 +264,31 @@ def test_degrees_that_no_backend_has_are_refused_from_the_request_alone() -> Non
             check_spec(spec(backend=backend, parallel=parallel))
 
 
+@pytest.mark.parametrize("cp", [2, 4])
+def test_ranks_share_out_heads_of_which_some_have_copies(model: Path, cp: int) -> None:
+    check_model(split_sequences(cp), with_heads(model, heads=8, groups=2))
+
+
+@pytest.mark.parametrize(("cp", "heads", "groups"), [(3, 8, 2), (6, 12, 4), (16, 8, 2)], ids=str)
+def test_ranks_that_cannot_share_out_the_heads_are_refused(
+    model: Path, cp: int, heads: int, groups: int
+) -> None:
+    says = f"cp = {cp} ranks cannot share out {heads} attention heads and {groups} key-value heads"
+    with pytest.raises(PlexError, match=says) as caught:
+        check_model(split_sequences(cp), with_heads(model, heads=heads, groups=groups))
+    assert caught.value.facts["degree"] == "cp"
+
+
+def split_sequences(cp: int) -> pb.DeploymentSpec:
+    return spec(backend="fsdp", parallel=common_pb2.Parallel(cp=cp))
+
+
+def with_heads(model: Path, *, heads: int, groups: int) -> Path:
+    table = config_of(BOTH["qwen3"]) | {"num_attention_heads": heads, "num_key_value_heads": groups}
+    (model / "config.json").write_text(json.dumps(table))
+    return model
+
+
 def test_weights_that_do_not_open_are_refused_from_their_headers(model: Path) -> None:
     place = CheckedPath(path=model, root=model.parent)
     for backend in ("megatron", "fsdp", "vllm"):

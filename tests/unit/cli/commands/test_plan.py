@@ -60,10 +60,15 @@ DOCS = Path(__file__).parents[4] / "docs/operating.md"
 
 
 def planned(
-    name: str, *, gpus: int, tokens: int = 32_768, nbytes: int = 80 * GB
+    name: str,
+    *,
+    gpus: int,
+    tokens: int = 32_768,
+    nbytes: int = 80 * GB,
+    backend: str = "megatron",
 ) -> list[dict[str, Any]]:
     return layouts(
-        MODELS[name], backend="megatron", dtype="bfloat16", gpus=gpus, tokens=tokens, nbytes=nbytes
+        MODELS[name], backend=backend, dtype="bfloat16", gpus=gpus, tokens=tokens, nbytes=nbytes
     )
 
 
@@ -90,14 +95,34 @@ def test_the_table_in_the_docs_is_what_the_command_says() -> None:
     lines = line.findall(DOCS.read_text())
     assert len(lines) == 5
     for name, gpus, each, tokens, told in lines:
-        row = planned(name, gpus=int(gpus), tokens=int(tokens) << 10, nbytes=int(each) * GB)[0]
+        backend = "fsdp" if told.startswith(" fsdp") else "megatron"
+        row = planned(
+            name,
+            gpus=int(gpus),
+            tokens=int(tokens) << 10,
+            nbytes=int(each) * GB,
+            backend=backend,
+        )[0]
         state = row["params"] + row["optimizer"]
         figures = [state, row["gradients"], *row["pass"].values(), 4 * state]
-        degrees = (name for name in ("tp", "pp", "dp", "ep") if row[name] > 1 or name == "dp")
+        names = ("tp", "pp", "dp", "cp", "ep")
+        degrees = (name for name in names if row[name] > 1 or name == "dp")
         layout = ", ".join(f"{name} {row[name]}" for name in degrees)
+        layout = f"fsdp {layout}" if backend == "fsdp" else layout
         fits = row["recompute"] or f"short by {-row['free'] / GB:.0f}"
         wanted = [layout, *(f"{n / GB:.0f}" for n in figures), fits]
         assert [cell.strip() for cell in told.split("|")] == wanted
+
+
+def test_sequences_are_planned_over_ranks_that_share_out_the_heads() -> None:
+    rows = planned("Qwen3-30B-A3B", gpus=16, backend="fsdp")
+    assert sorted((row["dp"], row["cp"]) for row in rows) == [(2, 8), (4, 4), (8, 2), (16, 1)]
+    best = rows[0]
+    assert (best["cp"], best["recompute"]) == (4, "selective")
+    whole = next(row for row in rows if row["cp"] == 1)
+    assert whole["recompute"] is None, "no replica of one rank has room for 32k tokens"
+    assert best["params"] == whole["params"], "the state is split over all ranks anyway"
+    assert whole["pass"]["none"] / 4 < best["pass"]["none"] < whole["pass"]["none"] / 3
 
 
 def test_experts_are_planned_over_divisors_of_the_replicas_and_never_over_tp() -> None:
