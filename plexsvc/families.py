@@ -294,8 +294,8 @@ def num_experts(table: Config) -> int:
     return next((table[key] for key in EXPERTS if key in table), 0)
 
 
-def shares_heads(table: Config, ranks: int) -> bool:
-    """Whether ranks can share out the heads evenly: some may hold a copy of a key-value head.
+def shares_heads(table: Config, ranks: int, *, tp: int = 1) -> bool:
+    """Whether ranks can share out a tensor rank's heads: some may copy a key-value head.
 
     >>> model = {"num_attention_heads": 8, "num_key_value_heads": 2}
     >>> [ranks for ranks in range(1, 9) if shares_heads(model, ranks)]
@@ -303,7 +303,8 @@ def shares_heads(table: Config, ranks: int) -> bool:
     """
     heads = table.get("num_attention_heads", 0)
     groups = table.get("num_key_value_heads") or heads
-    return ranks == 1 or (heads % ranks == 0 < heads and 0 in (groups % ranks, ranks % groups))
+    heads, groups = heads // tp, groups // tp
+    return ranks == 1 or (heads % ranks == 0 < groups and 0 in (groups % ranks, ranks % groups))
 
 
 def unknown_model(directory: object, found: str, *, remedy: str = "") -> PlexError:

@@ -122,7 +122,8 @@ def of(
     kept = 2 * FLOAT32_BYTES + (FLOAT32_BYTES if itemsize < FLOAT32_BYTES else 0)
     dense, expert = 1, 1
     if parallel.distributed_optimizer:
-        dense, expert = parallel.dp, parallel.dp // parallel.ep
+        dense = parallel.dp * parallel.cp
+        expert = dense // parallel.ep
     return Sizes(
         params=params,
         optimizer=math.ceil(kept * ((count - experts) / dense + experts / expert)),
@@ -161,7 +162,7 @@ def of_pass(
     hidden, tp = config["hidden_size"], parallel.tp
     held = hidden / (tp if parallel.sequence_parallel else 1)
     tokens = math.ceil(tokens / parallel.cp)
-    groups = max(_kv_heads(config), parallel.cp)  # ranks that share a head have a copy each
+    groups = max(_kv_heads(config), parallel.cp * tp)  # ranks that share a head copy it
     query, key = (n * _head_dim(config) for n in (config["num_attention_heads"], groups))
     mlp = _mlp_of_pass(config) / tp
     layer = 6 * held + 5 * (query + key) / tp + mlp

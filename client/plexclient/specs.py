@@ -22,11 +22,12 @@ HOST: Final = "host"
 class Parallel:
     """Degrees of parallelism; the world size is `tp * pp * dp * cp`.
 
-    By `distributed_optimizer=True` each of `dp` replicas on megatron holds an even share of the
-    moments and float32 masters (ZeRO-1) instead of all of them. `ep`, a divisor of `dp`, shares out
-    the experts of a model over so many of these replicas. The `cp` ranks of each replica on fsdp
-    share out the tokens of a micro-batch, wherever its sequences end, and in attention the heads:
-    `cp` divides their number, and divides that of key-value heads or is a multiple of it.
+    The `cp` ranks of each of `dp` replicas share out the tokens of a micro-batch, wherever its
+    sequences end, and in attention the heads: `cp` divides their number (a tensor rank's), and
+    divides that of key-value heads or is a multiple of it. By `distributed_optimizer=True` each of
+    `dp * cp` ranks on megatron holds an even share of the moments and float32 masters (ZeRO-1)
+    instead of all of them. `ep`, a divisor of `dp * cp`, shares out the experts of a model over so
+    many of these ranks.
     """
 
     tp: int = 1

@@ -31,7 +31,7 @@ TRAINED_WEIGHTS: Final = re.compile(r"model.*\.safetensors")
 """Files that training backends read."""
 SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     "fsdp": ("dp", "cp"),
-    "megatron": ("tp", "pp", "dp", "ep"),
+    "megatron": ("tp", "pp", "dp", "cp", "ep"),
     "vllm": (),
 }
 """Degrees of each backend that computes."""
@@ -127,8 +127,8 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.C
         families.check(table, backend=spec.backend, directory=directory)
     if spec.backend == "megatron":
         _check_layout(spec.parallel, table)
-    if spec.backend == "fsdp":
-        _check_heads(max(1, spec.parallel.cp), table)
+    if spec.backend in {"fsdp", "megatron"}:
+        _check_heads(max(1, spec.parallel.cp), max(1, spec.parallel.tp), table)
     if spec.HasField("lora"):
         wanted = Lora.from_wire(spec.lora)
         wanted.check(table)
@@ -137,14 +137,15 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.C
     return table
 
 
-def _check_heads(cp: int, table: families.Config) -> None:
-    if not families.shares_heads(table, cp):
+def _check_heads(cp: int, tp: int, table: families.Config) -> None:
+    """Refuse ranks that cannot share out what heads each tensor rank has."""
+    if not families.shares_heads(table, cp, tp=tp):
         heads = table.get("num_attention_heads", 0)
         groups = table.get("num_key_value_heads") or heads
         raise bad_request(
-            f"parallel cp = {cp} ranks cannot share out {heads} attention heads and {groups} "
-            "key-value heads; choose a divisor of the first that divides the second, or that the "
-            "second divides",
+            f"parallel cp = {cp} ranks cannot share out {heads // tp} attention heads and "
+            f"{groups // tp} key-value heads; choose a divisor of the first that divides the "
+            "second, or that the second divides",
             degree="cp",
         )
 
@@ -253,20 +254,21 @@ def _check_degrees(spec: service_pb2.DeploymentSpec) -> None:
             f"backend {spec.backend!r} got parallel {got}; "
             f"it splits over {' and '.join(only) if only else 'nothing: ask for more instances'}"
         )
-    if max(1, wire.dp) % max(1, wire.ep):
+    copies = max(1, wire.dp) * max(1, wire.cp)
+    if copies % max(1, wire.ep):
         raise bad_request(
-            f"parallel ep = {wire.ep} does not divide dp = {max(1, wire.dp)}: each group of ep "
-            "data-parallel ranks shares out the experts; choose a divisor",
+            f"parallel ep = {wire.ep} does not divide dp * cp = {copies}: each group of ep "
+            "such ranks shares out the experts; choose a divisor",
             degree="ep",
         )
     if wire.sequence_parallel and wire.tp <= 1:
         raise bad_request("sequence_parallel needs tp above 1; raise tp or turn it off")
     if wire.distributed_optimizer and (
-        spec.backend != "megatron" or wire.dp <= 1 or not spec.HasField("optimizer")
+        spec.backend != "megatron" or copies == 1 or not spec.HasField("optimizer")
     ):
         raise bad_request(
-            f"distributed_optimizer shares out the optimizer of dp ranks on megatron; this is "
-            f"backend {spec.backend!r} with dp={max(1, wire.dp)} "
+            f"distributed_optimizer shares out the optimizer of dp * cp ranks on megatron; this is "
+            f"backend {spec.backend!r} with dp * cp = {copies} "
             f"{'and' if spec.HasField('optimizer') else 'without'} an optimizer. Turn it off"
             f"{': fsdp shares out everything' if spec.backend == 'fsdp' else ''}",
             field="Parallel.distributed_optimizer",

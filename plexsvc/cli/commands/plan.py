@@ -155,9 +155,8 @@ def _degrees(table: Config, *, backend: str, gpus: int) -> Iterator[Parallel]:
     from plexsvc import families
 
     if backend == "fsdp":
-        for cp in range(1, MOST_SPLIT + 1):
-            if gpus % cp == 0 and families.shares_heads(table, cp):
-                yield Parallel(dp=gpus // cp, cp=cp)
+        for cp in _sequences(table, ranks=gpus):
+            yield Parallel(dp=gpus // cp, cp=cp)
         return
     heads, experts = table["num_attention_heads"], families.num_experts(table)
     divided = (heads, table.get("num_key_value_heads") or heads, table["intermediate_size"])
@@ -166,17 +165,28 @@ def _degrees(table: Config, *, backend: str, gpus: int) -> Iterator[Parallel]:
             split = (*(n % tp for n in divided), table["num_hidden_layers"] % pp, gpus % (tp * pp))
             if any(split):
                 continue
-            dp = gpus // (tp * pp)
-            for ep in range(1, min(dp, experts or 1) + 1):
-                if dp % ep == 0 and (experts or 1) % ep == 0:
-                    yield Parallel(
-                        tp=tp,
-                        pp=pp,
-                        dp=dp,
-                        ep=ep,
-                        sequence_parallel=tp > 1,
-                        distributed_optimizer=dp > 1,
-                    )
+            copies = gpus // (tp * pp)
+            for cp in _sequences(table, ranks=copies, tp=tp):
+                for ep in range(1, min(copies, experts or 1) + 1):
+                    if copies % ep == 0 and (experts or 1) % ep == 0:
+                        yield Parallel(
+                            tp=tp,
+                            pp=pp,
+                            dp=copies // cp,
+                            cp=cp,
+                            ep=ep,
+                            sequence_parallel=tp > 1,
+                            distributed_optimizer=copies > 1,
+                        )
+
+
+def _sequences(table: Config, *, ranks: int, tp: int = 1) -> Iterator[int]:
+    """Yield by how many of `ranks` sequences may be split."""
+    from plexsvc import families
+
+    for cp in range(1, MOST_SPLIT + 1):
+        if ranks % cp == 0 and families.shares_heads(table, cp, tp=tp):
+            yield cp
 
 
 def _view(rows: list[dict[str, Any]]) -> Table:

@@ -1,6 +1,6 @@
 """The FSDP2 backend: causal models of transformers, sharded over all ranks.
 
-Every `cp` ranks are a replica, and share out the tokens of its micro-batches (see `ulysses`).
+Every `cp` ranks are a replica and share out the tokens of its micro-batches (see `ulysses`).
 
 Gradients are sums: FSDP2's averaging is turned off. The optimizer is torch's AdamW over each rank's
 own shards, which lie in the rank's regions (see `fsdp_state`). In bfloat16 the shards of what is

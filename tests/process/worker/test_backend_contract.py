@@ -41,6 +41,7 @@ GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
     "megatron-tp2": ({"backend": "megatron", "parallel": {"tp": 2}}, ONE),
     "megatron-pp2": ({"backend": "megatron", "parallel": {"pp": 2}}, ONE),
     "megatron-dp2": ({"backend": "megatron", "parallel": {"dp": 2}}, TWO),
+    "megatron-cp2": ({"backend": "megatron", "parallel": {"cp": 2}}, ONE),
     "megatron-zero-bf16": (
         {
             "backend": "megatron",
@@ -155,6 +156,7 @@ def test_parking_between_backward_and_step_changes_no_bit(
         ("fsdp-cp2", {"cp": 2}),
         ("fsdp-lora-bf16", {"dp": 2}),
         ("megatron-ep2", {"dp": 2, "ep": 2}),
+        ("megatron-cp2", {"cp": 2}),
     ],
 )
 def test_recomputation_changes_no_bit_and_holds_less(
@@ -245,6 +247,12 @@ def own_gradient(loss: str, logprobs: np.ndarray, batch: Arrays) -> np.ndarray:
             "qwen3_moe",
             {"dp": 4, "ep": 2, "distributed_optimizer": True},
             plan([[0]], [[1]], [[2]], [[3]]),
+        ),
+        (
+            "megatron",
+            "qwen3_moe",
+            {"dp": 2, "cp": 2, "ep": 4, "distributed_optimizer": True},
+            TWO,
         ),
     ],
 )
@@ -342,6 +350,10 @@ EXPERTS: dict[str, tuple[dict[str, Any], Any]] = {
             "parallel": {"dp": 2, "ep": 2, "distributed_optimizer": True},
         },
         TWO,
+    ),
+    "megatron-cp2-ep2": (
+        {"backend": "megatron", "parallel": {"cp": 2, "ep": 2, "distributed_optimizer": True}},
+        ONE,
     ),
     "fsdp-dp2": ({"backend": "fsdp", "parallel": {"dp": 2}}, TWO),
     "fsdp-cp2": ({"backend": "fsdp", "parallel": {"cp": 2}}, ONE),

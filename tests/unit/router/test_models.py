@@ -139,13 +139,13 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
         *(
             ({"parallel": common_pb2.Parallel(distributed_optimizer=True, dp=dp), **rest}, word)
             for dp, rest, word in (
-                (1, {"optimizer": pb.Optimizer()}, "dp=1"),
+                (1, {"optimizer": pb.Optimizer()}, "dp * cp = 1"),
                 (2, {}, "without an optimizer"),
                 (2, {"backend": "fsdp", "optimizer": pb.Optimizer()}, "shares out everything"),
             )
         ),
         ({"parallel": common_pb2.Parallel(tp=512, dp=512)}, "more ranks"),
-        ({"parallel": common_pb2.Parallel(dp=3, ep=2)}, "ep = 2 does not divide dp = 3"),
+        ({"parallel": common_pb2.Parallel(dp=3, ep=2)}, "ep = 2 does not divide dp * cp = 3"),
         ({"role": "reference", "optimizer": pb.Optimizer(kind="adamw")}, "reference"),
         ({"optimizer": pb.Optimizer(kind="sgd")}, "sgd"),
         ({"optimizer": pb.Optimizer(on="disk")}, "'disk' is not known; use device or host"),
@@ -257,7 +257,7 @@ def test_engines_on_training_devices_serve_a_rollout_of_their_model(
 
 def test_degrees_that_no_backend_has_are_refused_from_the_request_alone() -> None:
     for backend, degree, parallel in (
-        ("megatron", "cp", common_pb2.Parallel(cp=2)),
+        ("fsdp", "tp", common_pb2.Parallel(tp=2)),
         ("fsdp", "ep", common_pb2.Parallel(dp=2, ep=2)),
     ):
         with pytest.raises(PlexError, match=rf"parallel .*{degree}=2; it splits over"):
@@ -267,6 +267,8 @@ def test_degrees_that_no_backend_has_are_refused_from_the_request_alone() -> Non
 @pytest.mark.parametrize("cp", [2, 4])
 def test_ranks_share_out_heads_of_which_some_have_copies(model: Path, cp: int) -> None:
     check_model(split_sequences(cp), with_heads(model, heads=8, groups=2))
+    split = common_pb2.Parallel(tp=2, cp=cp)
+    check_model(spec(backend="megatron", parallel=split), with_heads(model, heads=8, groups=2))
 
 
 @pytest.mark.parametrize(("cp", "heads", "groups"), [(3, 8, 2), (6, 12, 4), (16, 8, 2)], ids=str)
@@ -277,6 +279,12 @@ def test_ranks_that_cannot_share_out_the_heads_are_refused(
     with pytest.raises(PlexError, match=says) as caught:
         check_model(split_sequences(cp), with_heads(model, heads=heads, groups=groups))
     assert caught.value.facts["degree"] == "cp"
+
+
+def test_tensor_ranks_share_out_their_own_heads(model: Path) -> None:
+    split = spec(backend="megatron", parallel=common_pb2.Parallel(tp=2, cp=8))
+    with pytest.raises(PlexError, match="cannot share out 4 attention heads and 1 key-value heads"):
+        check_model(split, with_heads(model, heads=8, groups=2))
 
 
 def split_sequences(cp: int) -> pb.DeploymentSpec:

@@ -44,7 +44,7 @@ class PackedAttention(MegatronModule):
         del layer_number, pg_collection
         if attention_type != "self" or cp_comm_type is not None:
             asked = f"{attention_type!r} attention with context parallelism {cp_comm_type!r}"
-            raise NotImplementedError(f"{asked}; only self-attention without it is computed")
+            raise NotImplementedError(f"{asked}; self-attention chooses its own")
         _check_causal(attn_mask_type)
         super().__init__(config=config)
         self.scale = softmax_scale
@@ -70,6 +70,9 @@ class PackedAttention(MegatronModule):
         if attention_mask is not None or attention_bias is not None:
             raise NotImplementedError("attention takes neither a mask nor a bias; pack the batch")
         packing: Packing = packed_seq_params.packing
+        shares = packing.shares
+        heads = (t.transpose(0, 1)[None] for t in (query_TND, key_TGD, value_TGD))
+        query_TND, key_TGD, value_TGD = (t[0].transpose(0, 1) for t in shares.by_heads(*heads))
         if packed.attends_at_once(query_TND):
             out = packed.attend(query_TND, key_TGD, value_TGD, packing, scale=self.scale)
         else:
@@ -78,7 +81,7 @@ class PackedAttention(MegatronModule):
                 for a, b in itertools.pairwise(packing.bounds)
             ]
             out = torch.cat(parts)
-        return out.reshape(out.size(0), -1)
+        return shares.by_tokens(out[None])[0].flatten(1)
 
     def _one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
@@ -122,11 +125,11 @@ class PackedRotary(torch.nn.Module):
         return params.packing
 
     def forward(self, packing: Packing, *, packed_seq: bool, cp_group: object) -> Tensor:
-        """Return the angles [T, 1, D] of all tokens, once a micro-batch."""
+        """Return the angles [t, 1, D] of this rank's tokens, once a micro-batch."""
         assert packed_seq, packing
         assert cp_group is None, cp_group
         angles: Tensor = self.rope.get_emb(packing.longest)[:, 0]
-        return angles.index_select(0, packing.positions)
+        return angles.index_select(0, packing.shares.mine(packing.positions))
 
 
 class RMSNorm(torch.nn.RMSNorm):

@@ -28,6 +28,7 @@ from plexsvc.worker.backends.base import (
     TokenLoss,
 )
 from plexsvc.worker.backends.megatron import mapping, model, passes, state
+from plexsvc.worker.backends.ulysses import TokenShares
 from plexsvc.worker.canonical import TensorSlice, piece, slices
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.sources import (
@@ -68,8 +69,9 @@ class MegatronBackend:
         return DataShard(
             dp_rank=parallel_state.get_data_parallel_rank(),
             dp_size=parallel_state.get_data_parallel_world_size(),
-            owns_results=is_last and parallel_state.get_tensor_model_parallel_rank() == 0,
-            token_multiple=parallel.tp if parallel.sequence_parallel else 1,
+            owns_results=is_last
+            and parallel_state.get_tensor_model_parallel_rank() == self._shares.rank == 0,
+            token_multiple=parallel.cp * (parallel.tp if parallel.sequence_parallel else 1),
         )
 
     @property
@@ -86,10 +88,16 @@ class MegatronBackend:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.parallel.tp,
             pipeline_model_parallel_size=config.parallel.pp,
+            context_parallel_size=config.parallel.cp,
             expert_model_parallel_size=config.parallel.ep,
             expert_tensor_parallel_size=1,
             distributed_timeout_minutes=max(1, config.collective_timeout_s // 60),  # whole minutes
             create_gloo_process_groups=torch.cuda.is_available(),  # else the groups are gloo's
+        )
+        self._shares = TokenShares(
+            group=parallel_state.get_context_parallel_group(),
+            rank=parallel_state.get_context_parallel_rank(),
+            size=config.parallel.cp,
         )
         self.reseed(config.seed)
         self._megatron = model.megatron_config(self._hf, config.parallel, dtype=self._dtype)
@@ -108,10 +116,11 @@ class MegatronBackend:
         )
 
     def _planned(self, params: list[state.Param]) -> state.Arrangement:
-        itemsize, dp = self._dtype.itemsize, self._config.parallel.dp
-        if dp == 1 or not self._config.parallel.distributed_optimizer:
+        parallel = self._config.parallel
+        itemsize, copies = self._dtype.itemsize, parallel.dp * parallel.cp
+        if copies == 1 or not parallel.distributed_optimizer:
             return state.whole_layout(params, itemsize=itemsize)
-        dense = parallel_state.get_data_parallel_rank(), dp
+        dense = parallel_state.get_data_parallel_rank(with_context_parallel=True), copies
         rank = parallel_state.get_expert_data_parallel_rank()
         experts = rank, parallel_state.get_expert_data_parallel_world_size()
         return state.shared_layout(params, itemsize=itemsize, dense=dense, experts=experts)
@@ -152,7 +161,7 @@ class MegatronBackend:
     def leave(self) -> None:
         """Let go of the model and of Megatron's groups."""
         self._trained, self._params = None, []
-        del self._model
+        del self._model, self._shares
         parallel_state.destroy_model_parallel()
 
     def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
@@ -203,6 +212,7 @@ class MegatronBackend:
             keep_outputs=keep_outputs,
             is_critic=self._is_critic,
             vocab_size=self._hf.vocab_size,
+            shares=self._shares,
         )
         runnable = self._model if self._trained is None else self._trained.ddp
         return passes.run(runnable, batch, what, device=self._device)

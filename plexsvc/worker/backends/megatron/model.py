@@ -68,6 +68,7 @@ def megatron_config(hf: Any, parallel: Parallel, *, dtype: Any) -> Any:
         pipeline_dtype=dtype,
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
+        context_parallel_size=parallel.cp,
         sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
         calculate_per_token_loss=True,  # gradients are plain sums over micro-batches and replicas
         batch_p2p_comm=on_gpu,  # gloo has plain isend and irecv only

@@ -1,6 +1,6 @@
 """Forward and backward passes through Megatron's pipeline schedules."""
 
-# T = packed tokens of a micro-batch, V = this rank's rows of the vocabulary.
+# T = packed tokens of a micro-batch, t = this rank's share, V = its rows of the vocabulary.
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from plexsvc import progress
 from plexsvc.worker.backends.base import MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.backends.megatron.attention import PackedParams
 from plexsvc.worker.backends.packed import Packing, Totals, logprobs_in_parts, packing_of
+from plexsvc.worker.backends.ulysses import TokenShares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class Pass:
     keep_outputs: bool
     is_critic: bool
     vocab_size: int
+    shares: TokenShares
+    """Of the tokens, over context-parallel ranks."""
 
 
 def run(model: Any, batch: Sequence[MicroBatch], what: Pass, *, device: Any) -> PassResult:
@@ -48,7 +51,7 @@ def run(model: Any, batch: Sequence[MicroBatch], what: Pass, *, device: Any) -> 
         )
     if not parallel_state.is_pipeline_last_stage():
         return PassResult()
-    owns = parallel_state.get_tensor_model_parallel_rank() == 0
+    owns = parallel_state.get_tensor_model_parallel_rank() == what.shares.rank == 0
     outputs = tuple(a["outputs"] for a in answers) if what.keep_outputs and owns else ()
     totals = Totals()
     for answer in answers:
@@ -62,28 +65,29 @@ def _forward_step(what: Pass, *, device: Any) -> Callable[..., Any]:
     def step(batch: Iterator[MicroBatch], model: Any) -> tuple[Any, Callable[[Tensor], Any]]:
         progress.advance()
         micro = next(batch)
-        packing = packing_of(micro.cu_seqlens, device=device)
-        tokens = micro.tokens.to(device, non_blocking=True)[None]
-        positions = packing.positions[None]
+        packing = packing_of(micro.cu_seqlens, device=device, shares=what.shares)
+        tokens = what.shares.mine(micro.tokens).to(device, non_blocking=True)[None]
+        positions = what.shares.mine(packing.positions)[None]
         out = model(tokens, positions, None, packed_seq_params=_params(packing))
         return out, lambda logits: _finish(logits[0], micro, what)
 
     return step
 
 
-def _finish(logits_TV: Tensor, micro: MicroBatch, what: Pass) -> tuple[Tensor, Tensor, Any]:
+def _finish(logits_tV: Tensor, micro: MicroBatch, what: Pass) -> tuple[Tensor, Tensor, Any]:
     """Return (loss, token count, answer): with a count, Megatron divides the loss by nothing."""
     arrays = {
-        name: array.to(logits_TV.device, non_blocking=True) for name, array in micro.arrays.items()
+        name: array.to(logits_tV.device, non_blocking=True) for name, array in micro.arrays.items()
     }
     if what.is_critic:
-        outputs_T = logits_TV[:, 0].float()
+        outputs_T = what.shares.whole(logits_tV[:, 0].float())
     else:
-        outputs_T = logprobs_in_parts(
+        outputs_t = logprobs_in_parts(
             lambda logits, targets: token_logprobs(logits, targets, what),
-            logits_TV,
-            arrays["target_tokens"],
+            logits_tV,
+            what.shares.mine(arrays["target_tokens"]),
         )
+        outputs_T = what.shares.whole(outputs_t)
     one = torch.tensor(1, dtype=torch.int)
     kept = outputs_T.detach()[: micro.num_tokens] if what.keep_outputs else None
     if what.loss is None:

@@ -74,10 +74,12 @@ def planned(
 
 def test_what_fits_comes_first_with_the_least_to_recompute() -> None:
     rows = planned("Qwen3-8B", gpus=8)
-    assert [row["recompute"] for row in rows][:2] == ["none", "selective"]
-    assert rows[-1]["recompute"] is None
+    order = ["none", "selective", "full", None]
+    least = [row["recompute"] for row in rows]
+    assert least == sorted(least, key=order.index)
+    assert set(least) == set(order)
     for row in rows:
-        assert row["tp"] * row["pp"] * row["dp"] == 8
+        assert row["tp"] * row["pp"] * row["dp"] * row["cp"] == 8
         held = row["pass"]
         assert held["none"] > held["selective"] > held["full"]
         fits = [what for what, nbytes in held.items() if row["recompute"] == what]
@@ -86,7 +88,7 @@ def test_what_fits_comes_first_with_the_least_to_recompute() -> None:
     found = sizes.of(
         MODELS["Qwen3-8B"], backend="megatron", dtype="bfloat16", parallel=parallel, is_trained=True
     )
-    (row,) = (row for row in rows if (row["tp"], row["pp"]) == (4, 1))
+    (row,) = (row for row in rows if (row["tp"], row["pp"], row["cp"]) == (4, 1, 1))
     assert row["optimizer"] == found.optimizer == pytest.approx(row["params"] * 6 / 2, rel=1e-6)
 
 
@@ -144,7 +146,7 @@ def test_a_model_is_planned_from_its_directory(
     done = CliRunner().invoke(app, ["plan", str(tmp_path), "--jobs", "4", "--json"])
     assert done.exit_code == 0, done.output
     best = json.loads(done.stdout)[0]
-    assert (best["tp"], best["recompute"]) == (8, "none")
+    assert (best["tp"], best["cp"], best["recompute"]) == (2, 4, "none")
     assert best["host_bytes_per_gpu"] == 4 * (best["params"] + best["optimizer"])
     shown = CliRunner().invoke(app, ["plan", str(tmp_path), "--backend", "fsdp"])
     assert "recompute=full" in shown.output
