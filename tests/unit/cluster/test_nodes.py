@@ -27,7 +27,7 @@ def test_a_single_gpu_trains_and_generates_within_what_it_has() -> None:
         ("train", "cuda", 0),
         ("rollout", "cuda", 0),
     ]
-    assert sum(device.bytes_total for device in node.devices) < 0.85 * 140 * GIB
+    assert sum(device.bytes_total for device in node.devices) <= 0.9 * 140 * GIB
     assert node.host_bytes > 0
 
 
